@@ -304,7 +304,7 @@ def post(addresses: Addresses, path: str, body: Any) -> tuple[int, Any]:
             "models/simple/load",
             {"parameters": {"config": {}}},
             400,
-            "attempt to access JSON non-string as string",
+            "parameter 'config': expected a string, got an object",
         ),
         ("models/simple/load", {"parameters": {"file:x": "?"}}, 400, "must be a base64 string"),
         ("models/simple/load", "[]", 400, "must be a JSON object"),

@@ -275,9 +275,9 @@ def test_bodies_that_register_nothing(server: Addresses) -> None:
     asked = {
         b"{}": "Shared memory register request has no 'key' field",
         b'{"key": "/a"}': "Shared memory register request has no 'byte_size' field",
-        b'{"key": 1, "byte_size": 1}': "Unable to parse 'key': attempt to access JSON non-string as string",
-        b'{"key": "/a", "byte_size": -1}': "attempt to access JSON non-unsigned-integer",
-        b"[]": "attempt to access JSON non-object as object",
+        b'{"key": 1, "byte_size": 1}': "'key': expected a string, got 1",
+        b'{"key": "/a", "byte_size": -1}': "expected an integer of at least 0, got -1",
+        b"[]": "expected an object, got an array",
         b"": "failed to parse the request JSON buffer",
     }
     for body, text in asked.items():

@@ -203,7 +203,7 @@ def test_a_header_stands_over_a_parameter(forwards: Addresses, protocol: str) ->
 def test_a_reserved_header_is_refused(forwards: Addresses, protocol: str) -> None:
     with pytest.raises(
         InferenceServerException,
-        match=r"Header 'timeout' is reserved for Triton usage and cannot be forwarded.",
+        match=r"header 'timeout' has the name of a parameter",
     ):
         seen(forwards, protocol, {"timeout": "5"})
     assert "('n', 1)" in seen(forwards, protocol, {})

@@ -218,7 +218,12 @@ def test_versions_that_are_none(sender: Sender, version: str) -> None:
         ("BREW", "/v2", 405, "Method Not Allowed"),
         ("POST", "/v2/models/../x/infer", 404, "Not Found"),
         ("POST", "/v2/models/..%252fx/infer", 404, "Request for unknown model: '..%2fx' is not found"),
-        ("GET", "/v2/models/echo%255FFP32", 404, "Request for unknown model: 'echo%5FFP32' is not found"),
+        (
+            "GET",
+            "/v2/models/echo%255FFP32",
+            404,
+            "Request for unknown model: 'echo%5FFP32' is not found; did you mean 'echo_FP32'?",
+        ),
         ("POST", "/v2/models//infer", 404, "Not Found"),
         ("POST", "/v2/models/echo_FP32/versions/x/infer", 404, "Not Found"),
         ("POST", "/v2/models/echo_FP32/versions/-1/infer", 404, "Not Found"),

@@ -156,9 +156,7 @@ class TestJsonData:
         assert parse_one(shape=[], data=[7]) == np.array([7], np.int32).tobytes()
 
     def test_data_that_is_no_array(self) -> None:
-        assert error_of_input(data=5) == (
-            "Unable to parse 'data' of input 'x': attempt to access JSON non-array as array"
-        )
+        assert error_of_input(data=5) == "'data' of input 'x': expected an array, got 5"
 
 
 class TestInputs:
@@ -200,11 +198,11 @@ class TestInputs:
         ("changes", "text"),
         [
             ({"name": None}, "'name' of input 0 is missing in the request"),
-            ({"name": 5}, "Unable to parse 'name' of input 0: attempt to access JSON non-string as string"),
+            ({"name": 5}, "'name' of input 0: expected a string, got 5"),
             ({"name": ""}, "input 0 of the request has an empty name"),
             ({"shape": None}, "'shape' of input 'x' is missing in the request"),
             ({"datatype": None}, "'datatype' of input 'x' is missing in the request"),
-            ({"parameters": []}, "attempt to access JSON non-object as object"),
+            ({"parameters": []}, "expected an object, got an array"),
         ],
     )
     def test_members(self, changes: dict[str, Any], text: str) -> None:
@@ -223,12 +221,12 @@ class TestRequestMembers:
     @pytest.mark.parametrize(
         ("document", "text"),
         [
-            ({"id": 5, "inputs": []}, "Unable to parse 'id': attempt to access JSON non-string as string"),
+            ({"id": 5, "inputs": []}, "'id': expected a string, got 5"),
             ({}, "'inputs' is missing in the request"),
-            ({"inputs": {}}, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
-            ({"inputs": [5]}, "Unable to parse 'inputs[0]': attempt to access JSON non-object as object"),
+            ({"inputs": {}}, "'inputs': expected an array, got an object"),
+            ({"inputs": [5]}, "'inputs[0]': expected an object, got 5"),
             ({"inputs": [], "outputs": [{}]}, "'name' of output 0 is missing in the request"),
-            ([], "Unable to parse the request: attempt to access JSON non-object as object"),
+            ([], "the request: expected an object, got an array"),
         ],
     )
     def test_of_the_wrong_kind(self, document: Any, text: str) -> None:
@@ -247,15 +245,15 @@ class TestRequestMembers:
             ),
             (
                 {"priority": -1},
-                "Unable to parse 'priority': attempt to access JSON non-unsigned-integer as unsigned-integer",
+                "'priority': expected an integer of at least 0, got -1",
             ),
             (
                 {"timeout": -1},
-                "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer",
+                "'timeout': expected an integer of at least 0, got -1",
             ),
             (
                 {"binary_data_output": 1},
-                "Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean",
+                "'binary_data_output': expected true or false, got 1",
             ),
         ],
     )

@@ -85,17 +85,17 @@ def test_http_names_a_sequence_by_a_number_or_a_text() -> None:
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"sequence_id": -1}, "Unable to parse 'sequence_id'"),
-        ({"sequence_id": 1 << 64}, "Unable to parse 'sequence_id'"),
-        ({"sequence_id": 1.5}, "Unable to parse 'sequence_id'"),
-        ({"sequence_id": True}, "Unable to parse 'sequence_id'"),
+        ({"sequence_id": -1}, "'sequence_id': expected an integer of 64 bits, or a string"),
+        ({"sequence_id": 1 << 64}, "'sequence_id': expected an integer of 64 bits, or a string"),
+        ({"sequence_id": 1.5}, "'sequence_id': expected an integer of 64 bits, or a string"),
+        ({"sequence_id": True}, "'sequence_id': expected an integer of 64 bits, or a string"),
         (
             {"sequence_start": 1},
-            "Unable to parse 'sequence_start': attempt to access JSON non-boolean as boolean",
+            "'sequence_start': expected true or false",
         ),
         (
             {"sequence_end": "e"},
-            "Unable to parse 'sequence_end': attempt to access JSON non-boolean as boolean",
+            "'sequence_end': expected true or false",
         ),
         ({"sequence_id": "a" * 129}, "longer than the 128 characters"),
     ],

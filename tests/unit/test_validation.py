@@ -18,7 +18,7 @@ from gpuserve.front.v2.validation import CheckedRequest, ModelCheck, holds_eleme
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, check_bytes, encode_bytes
 
-PREFIX = "[request id: <id_unknown>] "
+PREFIX = ""
 A = TensorSpec("A", "FP32", (4,))
 B = TensorSpec("B", "INT8", (-1,))
 OPTIONAL = TensorSpec("O", "INT8", (-1,), optional=True)
@@ -125,13 +125,10 @@ def test_the_key_does_not_depend_on_the_way_a_request_was_checked() -> None:
         (a(0), "inference request batch-size must be <= 8 for 'm' and at least 1, got 0 for input 'A'"),
         (
             tensor("A", "FP32", (1, 5)),
-            "unexpected shape for input 'A' for model 'm'. Expected [-1,4], got [1,5]. NOTE: Setting a "
-            "non-zero max_batch_size in the model config requires a batch dimension to be prepended to "
-            "each input shape. If you want to specify the full shape including the batch dim in your "
-            "input dims config, try setting max_batch_size to zero. See the model configuration docs for "
-            "more info on max_batch_size.",
+            "unexpected shape for input 'A' for model 'm'. Expected [-1,4], got [1,5]. The first "
+            "dimension is the batch.",
         ),
-        (tensor("A", "FP32", (4,)), "Expected [-1,4], got [4]. NOTE"),
+        (tensor("A", "FP32", (4,)), "Expected [-1,4], got [4]. The first dimension"),
         (
             tensor("A", "FP32", (1, -4)),
             "All input dimensions should be specified for input 'A' for model 'm', got [1,-4]",

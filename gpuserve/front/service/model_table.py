@@ -14,7 +14,7 @@ from gpuserve.front.models.interface import Driver
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.health import Watchers
-from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.limits import shown, suggested
 from gpuserve.front.v2.model_config import model_config, platform_of
 from gpuserve.front.v2.statistics import StatisticsEntry
 from gpuserve.front.v2.types import IndexEntry
@@ -135,7 +135,7 @@ class ModelTable:
             return driver
         unknown = f"Request for unknown model: '{shown(name)}'"
         if name not in self._versions and name not in self._states:
-            raise NotFound(f"{unknown} is not found")
+            raise NotFound(f"{unknown} is not found{suggested(name, self._versions)}")
         if not version:
             raise NotFound(f"{unknown} has no available versions")
         if number in {one for one, _, _ in self._states.get(name, ())}:

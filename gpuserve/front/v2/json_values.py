@@ -50,7 +50,12 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS: Final = bytes(code for code in range(256) if code not in b"[]{}")
 _SCAN_NBYTES: Final = 1 << 20
 
-_KINDS: Final[dict[type, str]] = {bool: "boolean", str: "string", list: "array", dict: "object"}
+_KINDS: Final[dict[type, str]] = {
+    bool: "true or false",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
 _NO_JSON_DATA: Final = frozenset({"FP16", "BF16"})
 
 _MALFORMED: Final = "failed to parse the request JSON buffer: "
@@ -160,8 +165,7 @@ def typed(value: Any, kind: type[T], field: str) -> T:
     """``value`` if it is JSON of this ``kind``, or else InvalidArgument about ``field``, a quoted name."""
     if type(value) is kind:
         return value
-    word = _KINDS[kind]
-    raise InvalidArgument(f"Unable to parse {field}: attempt to access JSON non-{word} as {word}")
+    raise InvalidArgument(f"{field}: expected {_KINDS[kind]}, got {described(value)}")
 
 
 def member(owner: dict[str, Any], key: str, kind: type[T], of: str = "") -> T:
@@ -175,9 +179,7 @@ def unsigned(value: Any, field: str) -> int:
     """``value``, if it is an integer from 0 to 2^63 - 1, or else InvalidArgument."""
     if type(value) is int and 0 <= value <= MAX_INT64:
         return value
-    raise InvalidArgument(
-        f"Unable to parse {field}: attempt to access JSON non-unsigned-integer as unsigned-integer"
-    )
+    raise InvalidArgument(f"{field}: expected an integer of at least 0, got {described(value)}")
 
 
 def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes:
@@ -328,8 +330,8 @@ def _check_types(
 
 def described(value: Any) -> str:
     """A JSON value as a short text for an error, whatever it holds."""
-    if isinstance(value, list | dict):
-        return f"an {_KINDS[type(value)]}"
+    if isinstance(value, list | dict | LiftedArray):
+        return _KINDS[dict if isinstance(value, dict) else list]
     text = compact(value[:40] if isinstance(value, str) else value)
     return text if len(text) <= 48 else f"{text[:40]}…"
 

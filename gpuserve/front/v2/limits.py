@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from gpuserve.errors import InvalidArgument
+from gpuserve.options import nearest
 
 MAX_INPUTS: Final = 1024
 MAX_OUTPUTS: Final = 1024
@@ -15,6 +17,8 @@ MAX_NAME_NBYTES: Final = 256
 _SHOWN_CHARACTERS: Final = 128
 _SHOWN_ITEMS: Final = 16
 _SHOWN_NUMBER: Final = 10**20
+#: So many names are held against one that there is not: who asks for many of those costs a bounded time.
+_COMPARED: Final = 64
 
 
 class InflationLimits(NamedTuple):
@@ -42,6 +46,13 @@ def shown_names(names: Iterable[str]) -> str:
     if len(items) > _SHOWN_ITEMS:
         items = [*items[:_SHOWN_ITEMS], f"… {len(items)} in all"]
     return f"[{','.join(items)}]"
+
+
+def suggested(name: str, known: Iterable[str]) -> str:
+    """``; did you mean '…'?`` with the name most like one that there is not, "" where none is like it."""
+    if len(name) > _SHOWN_CHARACTERS:
+        return ""
+    return nearest(name, islice(known, _COMPARED))
 
 
 def shown_dim(dim: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.v2.json_values import typed
+from gpuserve.front.v2.json_values import described, typed
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.types import Sequence
 
@@ -40,8 +40,7 @@ def json_sequence(parameters: dict[str, Any]) -> Sequence | None:
         type(correlation_id) is int and 0 <= correlation_id <= _MAX_UINT64
     ):
         raise InvalidArgument(
-            f"Unable to parse '{ID}': attempt to access JSON non-unsigned-integer as unsigned-integer, "
-            "expected an integer of 64 bits, or a string"
+            f"'{ID}': expected an integer of 64 bits, or a string, got {described(correlation_id)}"
         )
     return sequence_of(
         correlation_id,

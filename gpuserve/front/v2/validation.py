@@ -22,6 +22,7 @@ from gpuserve.front.v2.limits import (
     shown_dim,
     shown_names,
     shown_shape,
+    suggested,
 )
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor, RegionSlice
 from gpuserve.front.v2.types import Sequence as RequestSequence
@@ -37,12 +38,7 @@ _LOOKED_AT: Final = frozenset({BYTES, _BOOL})
 #: What an element of BYTES takes in the array that the callable is given.
 _REFERENCE_NBYTES: Final = 8
 _unpack_length = struct.Struct("<I").unpack_from
-_BATCH_NOTE: Final = (
-    " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
-    "to each input shape. If you want to specify the full shape including the batch dim in your input dims "
-    "config, try setting max_batch_size to zero. See the model configuration docs for more info on "
-    "max_batch_size."
-)
+_BATCH_NOTE: Final = " The first dimension is the batch."
 
 
 #: The integers that the datatypes of a correlation id hold.
@@ -152,7 +148,7 @@ class ModelCheck:
             if tensor.name not in self._by_name:
                 raise InvalidArgument(
                     f"unexpected inference input '{shown(tensor.name)}' for model '{self._name}', "
-                    f"expected {shown_names(self._by_name)}"
+                    f"expected {shown_names(self._by_name)}{suggested(tensor.name, self._by_name)}"
                 )
             if tensor.name in by_name:
                 raise InvalidArgument(
@@ -183,7 +179,7 @@ class ModelCheck:
             if name not in self._output_names:
                 raise InvalidArgument(
                     f"unexpected inference output '{shown(name)}' for model '{self._name}', "
-                    f"expected {shown_names(self._outputs)}"
+                    f"expected {shown_names(self._outputs)}{suggested(name, self._outputs)}"
                 )
             if name in seen:
                 raise InvalidArgument(
@@ -392,4 +388,5 @@ class _InputCheck:
 
 
 def _prefix(request: InferRequest) -> str:
-    return f"[request id: {shown(request.id) or '<id_unknown>'}] "
+    """The id that a client gave, where it gave one."""
+    return f"[request id: {shown(request.id)}] " if request.id else ""

@@ -55,7 +55,7 @@ class HeaderForwarding:
             name, value = _text(raw_name).lower(), _text(raw_value)
             if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
                 raise InvalidArgument(
-                    f"Header '{shown(name)}' is reserved for Triton usage and cannot be forwarded."
+                    f"header '{shown(name)}' has the name of a parameter and cannot be forwarded"
                 )
             found[name] = f"{found[name]}, {value}" if name in found else value
         return found

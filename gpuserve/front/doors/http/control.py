@@ -18,7 +18,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.memory.regions import HANDLE_NBYTES, RegionKind
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2 import log_codec, trace_codec
-from gpuserve.front.v2.json_values import is_too_deep, loads, typed, unsigned
+from gpuserve.front.v2.json_values import described, is_too_deep, loads, typed, unsigned
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.types import IndexEntry
 
@@ -174,7 +174,7 @@ def _load_parameter(key: str, value: Any) -> str | bytes:
     if key != "config" and not is_file:
         raise InvalidArgument(f"unknown load parameter '{shown(key)}', expected 'config'")
     if not isinstance(value, str):
-        raise InvalidArgument("attempt to access JSON non-string as string")
+        raise InvalidArgument(f"parameter '{shown(key)}': expected a string, got {described(value)}")
     if not is_file:
         return value
     if (content := _base64(value)) is None:

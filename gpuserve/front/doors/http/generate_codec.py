@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.v2.json_values import DuplicateKey, compact, loads, tensor_bytes, tensor_json
+from gpuserve.front.v2.json_values import (
+    DuplicateKey,
+    compact,
+    described,
+    loads,
+    tensor_bytes,
+    tensor_json,
+)
 from gpuserve.front.v2.limits import MAX_PARAMETERS, check_count, check_name, shown
 from gpuserve.front.v2.sequence_parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
@@ -36,7 +43,7 @@ def parse_generate_request(body: bytes, spec: ModelSpec, version: str) -> InferR
     ]
     request_id = members.pop("id", "")
     if not isinstance(request_id, str):
-        raise InvalidArgument("Unable to parse 'id': attempt to access JSON non-string as string")
+        raise InvalidArgument(f"'id': expected a string, got {described(request_id)}")
     check_count("parameters", len(members), MAX_PARAMETERS, spec.name)
     sequence = json_sequence(members)
     for key in SEQUENCE_KEYS:
@@ -69,9 +76,7 @@ def _flat(document: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
     members = dict(document)
     nested = members.pop(_NESTED)
     if not isinstance(nested, dict):
-        raise InvalidArgument(
-            f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as object"
-        )
+        raise InvalidArgument(f"'{_NESTED}': expected an object, got {described(nested)}")
     for key, value in nested.items():
         if key in members:
             twice = InvalidArgument(f"'{shown(key)}' is given twice, at the top and in '{_NESTED}'")
