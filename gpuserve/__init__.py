@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gpuserve.api.server import Server
     from gpuserve.declare.model import DynamicBatcher, ModelConfig, Step, Tensor
     from gpuserve.declare.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
+    from gpuserve.follow.stream import EventStream, events
     from gpuserve_worker.calling.context import current_model
     from gpuserve_worker.calling.failure import UnrecoverableError
     from gpuserve_worker.calling.questions import ModelCallError
@@ -24,6 +25,7 @@ __version__ = VERSION
 
 __all__ = [
     "DynamicBatcher",
+    "EventStream",
     "ModelCallError",
     "ModelConfig",
     "RateLimiter",
@@ -38,12 +40,14 @@ __all__ = [
     "UnrecoverableError",
     "__version__",
     "current_model",
+    "events",
 ]
 
 _HOMES = {
     "gpuserve.api.server": ("Server",),
     "gpuserve.declare.model": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
     "gpuserve.declare.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
+    "gpuserve.follow.stream": ("EventStream", "events"),
     "gpuserve_worker.calling.questions": ("ModelCallError",),
     "gpuserve_worker.calling.context": ("current_model",),
     "gpuserve_worker.calling.failure": ("UnrecoverableError",),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gpuserve.supervisor.core.processes import EarlyFront
 
 #: The verbs for a running server. They need little, and start without the rest.
-_OPERATOR_VERBS: Final = frozenset({"status", "drain", "load", "unload", "reload", "scale"})
+_OPERATOR_VERBS: Final = frozenset({"status", "drain", "load", "unload", "reload", "scale", "events", "logs"})
 
 
 def main() -> NoReturn:

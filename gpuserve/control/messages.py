@@ -4,9 +4,9 @@
 
     supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, Outcome, InstanceUp,
                           InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState, Adjust,
-                          Quiesce, Resume, TakeCensus, Happened
+                          Quiesce, Resume, TakeCensus, Happened, WatchRates
     front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
-                          Quiesced, Census, Noticed
+                          Quiesced, Census, Noticed, Rates
     either way            Changed, LostGpus
 
 A *generation* is one load of one version of a model. Its number is never used again by the same server, so
@@ -265,6 +265,27 @@ class Noticed(NamedTuple):
     facts: dict[str, Any]
 
 
+class WatchRates(NamedTuple):
+    """Whether ``Rates`` are wanted from now on, once a second."""
+
+    wanted: bool
+
+
+class Rates(NamedTuple):
+    """How fast the front works, and the fields of a ``Census`` of the same moment. ``models``: (name,
+    version, requests, failures and rejections a second, rows a batch, p50 and p99 in seconds). ``instances``:
+    (model, version, name, batches a second, part of the time in the callable). ``gpus``: (device, UUID, part
+    of the time that it works, bytes in use, bytes). What there is nothing to tell of is None.
+    """
+
+    census: tuple[Any, ...]
+    requests_per_s: float
+    connections: int
+    models: tuple[tuple[Any, ...], ...]
+    instances: tuple[tuple[Any, ...], ...]
+    gpus: tuple[tuple[Any, ...], ...]
+
+
 class Changed(NamedTuple):
     """Settings that clients have changed while the server runs; ``kind`` is "log" or "trace". From a front:
     all of that kind, to be remembered. To a front: what its predecessor said last.
@@ -300,6 +321,6 @@ CONTROL: Final = Vocabulary(dict(enumerate((
     Setup, AddModel, RemoveModel, ServeModel, Resize, RetireInstance, ModelStates, Outcome, InstanceUp,
     InstanceDown, Serving, Drain, Quiesce, Resume, TakeCensus, Quit, FrontReady, Retired, InstanceRetired,
     LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,
-    Happened, Noticed,
+    Happened, Noticed, WatchRates, Rates,
 ), start=1)))
 # fmt: on

@@ -76,6 +76,8 @@ def failed(error: RequestError, result: dict[str, Any] | None = None) -> VerbOut
 #: The verbs, and the arguments that each may be given.
 VERBS: Final[Mapping[str, frozenset[str]]] = {
     "status": frozenset(),
+    "events": frozenset(),
+    "logs": frozenset({"model"}),
     "drain": frozenset({"timeout_s", "undo"}),
     "load": frozenset({"model"}),
     "unload": frozenset({"model"}),
@@ -102,6 +104,11 @@ def model_name(verb: str, arguments: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{verb}: expected the name of a model, got {_shown(name)}")
     return name
+
+
+def any_model(verb: str, arguments: Mapping[str, Any]) -> str:
+    """Return the name of a model, "" where none is given; or raise ``InvalidArgument``."""
+    return "" if arguments.get("model") is None else model_name(verb, arguments)
 
 
 def timeout_s(arguments: Mapping[str, Any]) -> float | None:

@@ -45,8 +45,11 @@ class LogStream(logging.Handler):
         if self.log_format != "json":
             self.setFormatter(TextFormatter(iso8601=settings.log_format == ISO8601))
 
+    def lets_through(self, record: logging.LogRecord) -> bool:
+        return self._settings is None or self._settings.lets_through(record.levelno)
+
     def emit(self, record: logging.LogRecord) -> None:
-        if self._settings is not None and not self._settings.lets_through(record.levelno):
+        if not self.lets_through(record):
             return
         try:
             self.write(f"{self.format(record)}\n")
@@ -142,6 +145,14 @@ def write(text: str) -> None:
         _write(sys.stderr, text)
     else:
         handler.write(text)
+
+
+def formatted(record: logging.LogRecord) -> str | None:
+    """One record as it is in the log, without a line end; None: it is not logged."""
+    handler = _configured()
+    if handler is None:
+        return TextFormatter().format(record)
+    return handler.format(record) if handler.lets_through(record) else None
 
 
 def relay_line(line: bytes, fields: Mapping[str, str]) -> str:

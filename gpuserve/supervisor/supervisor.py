@@ -23,6 +23,7 @@ from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.front_events import FrontEvents
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.listeners import Listeners
+from gpuserve.supervisor.core.log_lines import LogLines
 from gpuserve.supervisor.core.processes import Child, front_process
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerLife, ServerObserver, ServerState, SettingsInForce
@@ -40,6 +41,7 @@ from gpuserve.supervisor.models.repository import (
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.control_socket import ControlSocket
 from gpuserve.supervisor.operator.verbs import OperatorVerbs
+from gpuserve.supervisor.publication.publication import Publication
 from gpuserve.supervisor.reload.background import Background
 from gpuserve.supervisor.reload.config_reload import ConfigReload
 from gpuserve.supervisor.reload.polling import FilePolling
@@ -75,8 +77,9 @@ class _Parts:
         work = ConfigWork(models, attached, devices)
         self.config = ConfigReload(source, core.life, core.events, work, self._adjust, background.run)
         self.polling = FilePolling(source, core, background, self.config.touched)
+        self.publication = Publication(core, background.run)
         self.loads = LoadRequests(core.life, models, attached, devices, background.run, self.config.loaded)
-        self.operator = OperatorVerbs(core, models, attached, self.loads, self.config)
+        self.operator = OperatorVerbs(core, models, attached, self.loads, self.config, self.publication)
         self.control = ControlSocket(core.reactor, self.operator.ask)
         self.ending = ServerEnding(core, models, attached, self.operator.quiescence)
 
@@ -105,10 +108,16 @@ class _Parts:
                 self.operator.census.answer(ticket, message)
             case messages.LostGpus(tuple(gpus)):
                 self.gpus.gpus_lost(gpus)
+            case messages.Rates(tuple()):
+                self._sample(message)
             case messages.Noticed(str(), str(), int(), str(), dict()):
                 self._noticed(message)
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
+
+    def _sample(self, rates: messages.Rates) -> None:
+        status = self.operator.status.document(messages.Census(*rates.census))
+        self.publication.sample(status, rates)
 
     def _noticed(self, message: messages.Noticed) -> None:
         kind, model, version, instance, facts = message
@@ -142,10 +151,11 @@ class Supervisor:
         self._failure: GpuserveError | None = None
         reactor, listeners, in_force = Reactor(), Listeners(), SettingsInForce(settings)
         events = EventJournal()
-        front = FrontKeeper(reactor, listeners, in_force, events, partial(start_front, relay_output))
-        self._core = ServerCore(ServerLife(events), in_force, reactor, listeners, front, events)
+        lines = LogLines(reactor)
+        front = FrontKeeper(reactor, listeners, in_force, events, lines, partial(start_front, relay_output))
+        self._core = ServerCore(ServerLife(events), in_force, reactor, listeners, front, events, lines)
         self._declared = DeclaredModels(models)
-        care = WorkerCare(reactor, self, in_force, relay_output, {})
+        care = WorkerCare(reactor, self, in_force, relay_output, {}, lines)
         self._parts = _Parts(
             self._core, care, repository or self._declared, devices or ServerDevices(), config
         )
@@ -215,6 +225,7 @@ class Supervisor:
     def _serve(self) -> None:
         core, parts = self._core, self._parts
         parts.events.open()
+        core.lines.open()
         core.life.move(ServerState.STARTING)
         try:
             core.listeners.open(core.settings.now)
@@ -227,6 +238,8 @@ class Supervisor:
             self._kill_all()
             core.listeners.close()
             core.life.end()
+            parts.publication.close()
+            core.lines.close()
             core.reactor.close()
 
     def _kill_all(self) -> None:
@@ -291,6 +304,7 @@ class Supervisor:
 
     def front_ready(self) -> None:
         self._parts.events.front_ready()
+        self._parts.publication.front_ready()
         self._check_started()
 
     def front_lost(self, reason: str, hopeless: bool) -> None:
@@ -324,6 +338,7 @@ class Supervisor:
         self.started.set_result(addresses)
         parts.config.started()
         parts.polling.set_timer()
+        parts.publication.open_later()
 
     def _add_model(self, spec: ModelSpec, loaded: Future[None]) -> None:
         if self.state not in {ServerState.STARTING, ServerState.SERVING}:

@@ -33,7 +33,9 @@ BESIDE_NUMPY = frozenset(
 )  # fmt: skip
 #: A folder -> the folders that its files may import from, every one of them, also for type checkers only.
 ALLOWED = {
-    "gpuserve": "gpuserve/api gpuserve/cli gpuserve/declare gpuserve/settings gpuserve_worker/calling",
+    "gpuserve":
+        "gpuserve/api gpuserve/cli gpuserve/declare gpuserve/follow gpuserve/settings "
+        "gpuserve_worker/calling",
     "gpuserve/api":
         "gpuserve/control gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
         "gpuserve/options gpuserve/placement gpuserve/settings gpuserve/supervisor "
@@ -47,16 +49,16 @@ ALLOWED = {
     "gpuserve/cli":
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
-        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
-        "gpuserve/options gpuserve/placement gpuserve/repository gpuserve/settings gpuserve/supervisor "
-        "gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
+        "gpuserve/config gpuserve/config/entries gpuserve/control gpuserve/declare gpuserve/devices "
+        "gpuserve/errors gpuserve/options gpuserve/placement gpuserve/repository gpuserve/settings "
+        "gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
         "gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/compat/tritonserver "
         "gpuserve/config gpuserve/control gpuserve/declare gpuserve/errors gpuserve/export "
-        "gpuserve/export/sizing gpuserve/placement gpuserve/repository gpuserve/settings "
-        "gpuserve/supervisor/core gpuserve/tune gpuserve_worker/protocol",
+        "gpuserve/export/sizing gpuserve/follow gpuserve/journal gpuserve/placement gpuserve/repository "
+        "gpuserve/settings gpuserve/supervisor/core gpuserve/tune gpuserve_worker/protocol",
     "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":
@@ -97,6 +99,7 @@ ALLOWED = {
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/runtimes "
         "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/export/templates": "gpuserve/export/sizing",
+    "gpuserve/follow": "gpuserve/control gpuserve/errors gpuserve/journal",
     "gpuserve/front": "gpuserve/front/exchange gpuserve/front/process gpuserve/settings",
     "gpuserve/front/batching":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
@@ -195,8 +198,8 @@ ALLOWED = {
     "gpuserve/supervisor":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/settings gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models "
-        "gpuserve/supervisor/operator gpuserve/supervisor/reload gpuserve/supervisor/workers "
-        "gpuserve_worker/protocol",
+        "gpuserve/supervisor/operator gpuserve/supervisor/publication gpuserve/supervisor/reload "
+        "gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/attach":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/settings "
         "gpuserve/states gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",
@@ -210,8 +213,10 @@ ALLOWED = {
     "gpuserve/supervisor/operator":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
-        "gpuserve/supervisor/models gpuserve/supervisor/reload gpuserve/supervisor/workers "
-        "gpuserve_worker/protocol",
+        "gpuserve/supervisor/models gpuserve/supervisor/publication gpuserve/supervisor/reload "
+        "gpuserve/supervisor/workers gpuserve_worker/protocol",
+    "gpuserve/supervisor/publication":
+        "gpuserve/control gpuserve/journal gpuserve/states gpuserve/supervisor/core",
     "gpuserve/supervisor/reload":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/settings gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models",

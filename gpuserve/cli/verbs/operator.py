@@ -14,6 +14,9 @@ import typer
 
 from gpuserve.cli.console.exit_codes import INTERRUPTED, ExitCode, help_text
 from gpuserve.cli.console.options import duration
+from gpuserve.cli.console.which_server import AsJson, Server
+from gpuserve.cli.verbs.events import events
+from gpuserve.cli.verbs.logs import logs
 from gpuserve.errors import ControlError, GpuserveError
 
 if TYPE_CHECKING:
@@ -23,28 +26,6 @@ if TYPE_CHECKING:
 _COUNT: Final = re.compile("[1-9][0-9]{0,8}")
 
 
-def _address(server: str | None) -> str | None:
-    """Check that it is an address, and return it as it was given."""
-    from gpuserve.control.operator_client import host_and_port
-
-    if server is not None:
-        try:
-            host_and_port(server)
-        except ControlError as error:
-            raise typer.BadParameter(str(error).removeprefix("--server: ")) from None
-    return server
-
-
-Server: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        callback=_address,
-        metavar="ADDRESS",
-        help="One of the server's ports, such as localhost:8000. Default: the only server of this user here.",
-    ),
-]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 Models: TypeAlias = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Names of models.")]
 
 
@@ -244,7 +225,7 @@ def _end(outcomes: Iterable[VerbOutcome]) -> NoReturn:
 
 
 def add_verbs(app: typer.Typer) -> None:
-    for verb in (status, drain, load, unload, reload, scale):
+    for verb in (status, events, logs, drain, load, unload, reload, scale):
         app.command(epilog=help_text())(verb)
 
 

@@ -19,6 +19,7 @@ from gpuserve.front.observe.gpu_health.fleet import LostGpu
 from gpuserve.front.process.draining import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.ports import Ports
+from gpuserve.front.process.rate_reports import RateReports
 from gpuserve.front.service.service import InferenceService, inference_service
 from gpuserve.settings.log import LOG
 from gpuserve.settings.server import ServerSettings, adjusted
@@ -35,6 +36,7 @@ class FrontParts:
     generations: Generations
     ports: Ports
     draining: Draining
+    rates: RateReports
 
 
 class Front:
@@ -113,7 +115,8 @@ class Front:
         generations = Generations(shared, self._say, self._spawn)
         ports = Ports(service, settings, self._spawn)
         draining = Draining(service.health, ports, generations, self._say, self._spawn)
-        self._parts = FrontParts(service, generations, ports, draining)
+        rates = RateReports(service, generations, ports, self._say)
+        self._parts = FrontParts(service, generations, ports, draining, rates)
         self._obeyed_by = self._dispatch_table(self._parts)
         self._spawn(keep_trim(generations.shrink))
         if settings.gpu_health_interval_s:
@@ -143,10 +146,9 @@ class Front:
             messages.Quiesce: parts.draining.quiesce,
             messages.Resume: parts.draining.resume,
             messages.TakeCensus: lambda message: self._say(
-                parts.generations.census(message)._replace(
-                    doors=tuple(one[:4] + one.counts[:3] for one in parts.ports.doors())
-                )
+                parts.generations.census(message)._replace(doors=parts.ports.door_rows())
             ),
+            messages.WatchRates: parts.rates.watch,
             messages.Happened: parts.service.events.happened,
             messages.Serving: lambda message: health.serving(message.missing),
             messages.Drain: parts.draining.drain,

@@ -77,6 +77,14 @@ class Ports:
         for transport in self._transports:
             yield from transport.doors()
 
+    def door_rows(self) -> tuple[tuple[int, int | None, str, int, int, float, int], ...]:
+        """What a ``Census`` says of the doors."""
+        return tuple(one[:4] + one.counts[:3] for one in self.doors())
+
+    @property
+    def n_connections(self) -> int:
+        return self._admission.n_open
+
     def limit_age(self, max_age_s: float) -> None:
         for transport in self._transports:
             transport.limit_age(max_age_s)

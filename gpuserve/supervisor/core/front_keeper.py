@@ -20,6 +20,7 @@ from gpuserve.settings.log import DEFAULT, LOG, LogSettings
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import LiveInstance
 from gpuserve.supervisor.core.listeners import Listeners
+from gpuserve.supervisor.core.log_lines import LogLines
 from gpuserve.supervisor.core.processes import Child
 from gpuserve.supervisor.core.server_life import SettingsInForce
 from gpuserve_worker.protocol.wire import WireError
@@ -61,10 +62,12 @@ class FrontKeeper:
         listeners: Listeners,
         settings: SettingsInForce,
         journal: EventJournal,
+        lines: LogLines,
         start_front: StartFront,
     ) -> None:
         self.ready = False
         self._journal = journal
+        self._lines = lines
         self._reactor = reactor
         self._listeners = listeners
         self._settings = settings
@@ -158,7 +161,8 @@ class FrontKeeper:
         self._started_at = time.monotonic()
         self.ready = False
         process, control = self._start_front()
-        self._child = KeptChild(process, Channel(control, messages.CONTROL), _FIELDS, self._reactor)
+        channel = Channel(control, messages.CONTROL)
+        self._child = KeptChild(process, channel, _FIELDS, self._reactor, lines=self._lines)
         self._child.open(self._on_message, self._on_died)
         roles = tuple(self._listeners.sockets)
         fds = [self._listeners.sockets[role].fileno() for role in roles]

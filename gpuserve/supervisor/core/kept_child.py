@@ -14,6 +14,7 @@ from typing import Any, Final
 from gpuserve.control.channel import Channel
 from gpuserve.control.reactor import Reactor
 from gpuserve.settings import logs
+from gpuserve.supervisor.core.log_lines import LogLines
 from gpuserve.supervisor.core.output_rate import OutputRate
 from gpuserve.supervisor.core.processes import Child
 
@@ -31,6 +32,7 @@ _TELL_INTERVAL_S: Final = 1.0
 class KeptChild:
     """A child, the supervisor's end of its channel, and its output. Owner of all three, until ``close()``.
     ``fields`` name the child in each line of the log. ``rate`` is how much of it is logged; None: all.
+    ``lines`` keeps what is logged, where it is to be seen again.
     """
 
     def __init__(
@@ -40,11 +42,12 @@ class KeptChild:
         fields: dict[str, str],
         reactor: Reactor,
         rate: OutputRate | None = None,
+        lines: LogLines | None = None,
     ) -> None:
         self.process = process
         self.channel = channel
         self._reactor = reactor
-        self._relay = OutputRelay(process.output, fields, reactor, rate)
+        self._relay = OutputRelay(process.output, fields, reactor, rate, lines)
         self._exit_reason: str | None = None
 
     def open(self, on_message: Callable[[], None], on_died: Callable[[], None]) -> None:
@@ -94,12 +97,18 @@ class OutputRelay:
     """
 
     def __init__(
-        self, fd: int | None, fields: Mapping[str, str], reactor: Reactor, rate: OutputRate | None = None
+        self,
+        fd: int | None,
+        fields: Mapping[str, str],
+        reactor: Reactor,
+        rate: OutputRate | None = None,
+        lines: LogLines | None = None,
     ) -> None:
         self._fd = fd
         self._fields = dict(fields)
         self._reactor = reactor
         self._rate = rate or OutputRate(0, 0)
+        self._lines = lines
         self._rest = b""
         #: Lines that were dropped and not told yet.
         self._dropped = 0
@@ -151,7 +160,10 @@ class OutputRelay:
 
     def _emit(self, line: bytes) -> None:
         if line and self.admits(len(line)):
-            logs.write(logs.relay_line(line[:MAX_LINE_NBYTES], self._fields) + "\n")
+            text = logs.relay_line(line[:MAX_LINE_NBYTES], self._fields)
+            logs.write(f"{text}\n")
+            if self._lines is not None:
+                self._lines.add(text, self._fields)
 
     def _drop(self, lines: int) -> None:
         if not self._dropped:

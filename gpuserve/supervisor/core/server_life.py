@@ -49,6 +49,7 @@ class ServerLife:
     def end(self) -> None:
         """Enter STOPPED from any state, because nothing of the server is left."""
         self.state = ServerState.STOPPED
+        self._events.tell(EventKind.SERVER_STATE, state=self.state.value)
 
     def why_not_now(self) -> Unavailable | None:
         """Say why nothing can be loaded, unloaded or changed at this moment; None where it can."""

@@ -79,9 +79,10 @@ class OperatorStatus:
         self._made_at = time.monotonic()
 
     def ask(self, answer: AnswerOutcome) -> None:
-        self._census.ask(lambda census: answer(VerbOutcome("", "", self._document(census))))
+        self._census.ask(lambda census: answer(VerbOutcome("", "", self.document(census))))
 
-    def _document(self, census: Census | None) -> dict[str, Any]:
+    def document(self, census: Census | None) -> dict[str, Any]:
+        """Put the status together, with what the front says, or None where it says nothing."""
         known = Knowledge(
             "config" if self._config else f"program {os.getpid()}",
             self._table.names(),

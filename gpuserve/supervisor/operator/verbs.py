@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gpuserve.control import operator as operator_arguments
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
@@ -18,7 +18,11 @@ from gpuserve.supervisor.models.model_operations import ResizeOperation, failed_
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.quiescence import Quiescence
 from gpuserve.supervisor.operator.status import FrontCensus, OperatorStatus
+from gpuserve.supervisor.publication.publication import Publication
 from gpuserve.supervisor.reload.config_reload import ConfigReload
+
+#: What changes nothing can be asked in every state of the server.
+_ALWAYS: Final = frozenset({"status", "events", "logs"})
 
 
 class OperatorVerbs:
@@ -33,10 +37,13 @@ class OperatorVerbs:
         attached: AttachedModels,
         loads: LoadRequests,
         config: ConfigReload,
+        publication: Publication,
     ) -> None:
         self.quiescence = Quiescence(core)
         self.census = FrontCensus(core)
-        self._status = OperatorStatus(core, self.census, models.table, attached, self.quiescence, config.path)
+        self.status = OperatorStatus(core, self.census, models.table, attached, self.quiescence, config.path)
+        self._core = core
+        self._publication = publication
         self._life = core.life
         self._models = models
         self._attached = attached
@@ -47,8 +54,8 @@ class OperatorVerbs:
         """Do what a verb says; ``tell`` hears how it goes on, ``answer`` once how it ended."""
         try:
             operator_arguments.check_verb(verb, arguments)
-            if verb == "status":
-                self._status.ask(answer)
+            if verb in _ALWAYS:
+                self._look(verb, arguments, answer)
                 return
             if (refusal := self._life.why_not_operated()) is not None:
                 raise refusal
@@ -56,6 +63,30 @@ class OperatorVerbs:
             self._begin(verb, arguments, tell, lambda outcome: self.census.ask(lambda _: answer(outcome)))
         except RequestError as error:
             answer(failed(error))
+
+    def _look(self, verb: str, arguments: dict[str, Any], answer: AnswerOutcome) -> None:
+        """Answer what can be asked in every state of the server."""
+        match verb:
+            case "status":
+                self.status.ask(answer)
+            case "events":
+                self._publication.open(lambda: answer(self._events()))
+            case "logs":
+                answer(self._logs(operator_arguments.any_model(verb, arguments)))
+
+    def _events(self) -> VerbOutcome:
+        """Say where to subscribe, and what has happened until now."""
+        if not self._publication.address:
+            return failed(Unavailable("the server cannot publish what happens; its log says why"))
+        events = [one.document() for one in self._core.events.recent]
+        return VerbOutcome("", "", {"address": self._publication.address, "events": events})
+
+    def _logs(self, model: str) -> VerbOutcome:
+        """Give the last lines of the log, or those of a model that there is or was."""
+        lines, known = self._core.lines.of(model), self._models.table.names()
+        if model and not lines and model not in known and not self._attached.has(model):
+            raise operator_arguments.unknown_model(model, known)
+        return VerbOutcome("", "", {"lines": [one.document() for one in lines]})
 
     def _begin(self, verb: str, arguments: dict[str, Any], tell: Tell, answer: AnswerOutcome) -> None:
         match verb:

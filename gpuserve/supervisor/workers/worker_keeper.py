@@ -18,6 +18,7 @@ from gpuserve.devices.names import CPU, OWN_GPU
 from gpuserve.errors import StartupError
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import InstanceLife, InstanceState, LifeEvent, LiveInstance
+from gpuserve.supervisor.core.log_lines import LogLines
 from gpuserve.supervisor.core.output_rate import OutputRate
 from gpuserve.supervisor.core.processes import Child, spawn
 from gpuserve.supervisor.core.server_life import SettingsInForce
@@ -47,7 +48,7 @@ class WorkerEvents(Protocol):
 @dataclass(frozen=True)
 class WorkerCare:
     """What the keepers of all workers have in common. ``lost_gpus`` says why no worker may run on a GPU, by
-    its UUID; ``GpuFences`` keeps it.
+    its UUID; ``GpuFences`` keeps it. ``lines`` keeps what workers print, where a server has them.
     """
 
     reactor: Reactor
@@ -55,6 +56,7 @@ class WorkerCare:
     settings: SettingsInForce
     relay_output: bool
     lost_gpus: dict[str, str]
+    lines: LogLines | None = None
 
 
 class WorkerKeeper:
@@ -94,7 +96,7 @@ class WorkerKeeper:
         settings = self._care.settings.now
         rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
         channel = Channel(boot, wire.WORKER)
-        self._child = KeptChild(process, channel, self._fields, self._care.reactor, rate)
+        self._child = KeptChild(process, channel, self._fields, self._care.reactor, rate, self._care.lines)
         self._child.open(self._on_boot, self._on_died)
         self._last_words = ""
         self._move(LifeEvent.SPAWNED, "starting")

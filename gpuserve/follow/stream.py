@@ -1,0 +1,190 @@
+"""The events of a running server, one after the other, for plain and for asynchronous code."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuserve.control.operator import near
+from gpuserve.control.operator_client import ask
+from gpuserve.errors import ControlError, InvalidArgument
+from gpuserve.journal.kinds import FREQUENT, EventKind
+from gpuserve.journal.topics import topic
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from gpuserve.follow.subscription import Subscription
+
+_KINDS: Final = {one.value: one for one in EventKind}
+
+
+def events(
+    server: str | None = None,
+    kinds: Iterable[str | EventKind] = (),
+    *,
+    model: str | None = None,
+    past: bool = False,
+) -> EventStream:
+    """Follow what happens in a running server of this machine, until it ends or the stream is closed.
+
+    Each event is a dict: "time" in seconds since 1970, "number", "kind", where it is about them "model",
+    "version" and "instance", and the facts of its kind. A program that is slow loses events, which the
+    numbers show, and holds nobody up.
+
+    Args:
+        server: one of the server's ports, such as "localhost:8000"; None is the only server of this user.
+        kinds: which events; none are all but "log" and "sample", which come often.
+        model: only what is about this model.
+        past: begin with those that the server has kept, the last 500 at most.
+
+    Raises:
+        ControlError: there is no such server, or several, or it does not publish.
+        InvalidArgument: there is no such kind.
+    """
+    return EventStream(server, chosen_kinds(kinds), model=model, past=past)
+
+
+def chosen_kinds(names: Iterable[str | EventKind]) -> frozenset[EventKind]:
+    """Return kinds by their names, all that are not frequent where none is named."""
+    found = set()
+    for name in names:
+        value = name.value if isinstance(name, EventKind) else name
+        if value not in _KINDS:
+            raise InvalidArgument(f"there is no event {value!r}{near(value, _KINDS)}")
+        found.add(_KINDS[value])
+    return frozenset(found) or frozenset(EventKind) - FREQUENT
+
+
+class EventStream:
+    """An iterator over events, also for ``async for``, and a context manager that closes it."""
+
+    def __init__(
+        self,
+        server: str | None,
+        kinds: Collection[EventKind],
+        *,
+        model: str | None = None,
+        past: bool = False,
+    ) -> None:
+        self._kinds = frozenset(one.value for one in kinds)
+        self._model = model
+        self._past: deque[dict[str, Any]] = deque()
+        self._seen = 0
+        self._is_closed = False
+        address = _asked(server)["address"]
+        from gpuserve.follow.subscription import Subscription
+
+        self._subscription: Subscription = Subscription(address, [topic(one, model or "") for one in kinds])
+        if past:
+            try:
+                self._begin_with(_asked(server)["events"])
+            except BaseException:
+                self.close()
+                raise
+
+    def __iter__(self) -> EventStream:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        event = self.next()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        while (event := self._take()) is None:
+            if self.is_over:
+                raise StopAsyncIteration
+            await self._readable()
+        return event
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more: the server has ended, or the stream was closed."""
+        return self._is_closed or (self._subscription.is_over and not self._past)
+
+    def next(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Return the next event; None at the end, or where none comes for so long."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while (event := self._take()) is None and not self.is_over:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            self._subscription.wait(left_s)
+        return event
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._subscription.close()
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_subscription"):
+            self.close()
+
+    def _begin_with(self, past: Iterable[dict[str, Any]]) -> None:
+        """Begin with events of before. What came since the subscription began is among them."""
+        for event in past:
+            self._seen = max(self._seen, event["number"])
+            if event["kind"] in self._kinds and self._is_meant(event):
+                self._past.append(event)
+
+    def _is_meant(self, event: dict[str, Any]) -> bool:
+        return self._model is None or event.get("model") == self._model
+
+    def _take(self) -> dict[str, Any] | None:
+        """Return an event that is there."""
+        if self._past:
+            return self._past.popleft()
+        while not self._is_closed and (data := self._subscription.take()) is not None:
+            event: dict[str, Any] = json.loads(data)
+            if event and self._is_meant(event) and not self._is_known(event):
+                return event
+        return None
+
+    def _is_known(self, event: dict[str, Any]) -> bool:
+        """Whether it was among the past ones; lines and samples are counted on their own."""
+        return event["number"] <= self._seen and _KINDS[event["kind"]] not in FREQUENT
+
+    async def _readable(self) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        descriptors = self._subscription.descriptors()
+        for fd in descriptors:
+            loop.add_reader(fd, wake)
+        try:
+            await ready
+        finally:
+            for fd in descriptors:
+                loop.remove_reader(fd)
+
+
+def _asked(server: str | None) -> dict[str, Any]:
+    outcome = ask(server, "events", {}, lambda _: None)
+    if outcome.code:
+        raise ControlError(outcome.text)
+    return dict(outcome.result)

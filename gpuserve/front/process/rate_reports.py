@@ -1,0 +1,79 @@
+"""Tells the supervisor once a second how fast models work, while somebody wants to know. What a sample says
+beside that, the status says as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gpuserve.control import messages
+from gpuserve.front.observe.rates import RateMeter
+from gpuserve.front.process.generations import Generations
+from gpuserve.front.process.ports import Ports
+from gpuserve.front.service.control import Say
+from gpuserve.front.service.service import InferenceService
+
+PERIOD_S: Final = 1.0
+_READINGS: Final = ("utilization", "memory_used_bytes", "memory_total_bytes")
+
+
+class RateReports:
+    """The reports of one front; none before ``watch`` asks for them."""
+
+    def __init__(self, service: InferenceService, generations: Generations, ports: Ports, say: Say) -> None:
+        self._service = service
+        self._generations = generations
+        self._ports = ports
+        self._say = say
+        self._meter = RateMeter()
+        self._next: asyncio.TimerHandle | None = None
+
+    def watch(self, message: messages.WatchRates) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if message.wanted:
+            self._meter = RateMeter()
+            self._rates()  # what comes next is counted from here
+            self._plan(asyncio.get_running_loop().time() + PERIOD_S)
+
+    def _plan(self, at: float) -> None:
+        self._next = asyncio.get_running_loop().call_at(at, self._report, at)
+
+    def _report(self, due_at: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._plan(max(due_at + PERIOD_S, now))
+        with contextlib.suppress(BlockingIOError):  # the supervisor has no time: the next one will do
+            self._say(self._rates())
+
+    def _rates(self) -> messages.Rates:
+        found = [self._of_model(driver.metrics) for driver in self._service.models.all()]
+        self._meter.keep((name, str(version)) for name, version, *_ in (one for one, _ in found))
+        census = self._generations.census(messages.TakeCensus(0))
+        return messages.Rates(
+            census._replace(doors=self._ports.door_rows()),
+            round(sum(one[2] for one, _ in found), 3),
+            self._ports.n_connections,
+            tuple(one for one, _ in found),
+            tuple(each for _, instances in found for each in instances),
+            tuple(self._gpus()),
+        )
+
+    def _of_model(self, metrics: Any) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+        *rates, instances = self._meter.read(metrics, time.monotonic())
+        of = metrics.model, int(metrics.version)
+        rows = [(*of, name, *map(_rounded, one)) for name, one in instances.items() if name]
+        return (*of, *map(_rounded, rates)), rows
+
+    def _gpus(self) -> Iterator[tuple[Any, ...]]:
+        for one in self._service.control.gpus.document()["gpus"]:
+            reading = one["reading"] or {}
+            yield (one["device"], one["uuid"], *(reading.get(name) for name in _READINGS))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
