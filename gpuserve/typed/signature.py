@@ -248,10 +248,11 @@ def _check_output(tensor: _Type, where: str) -> None:
 
 def _answer(hint: Any) -> Any:
     """What one response is, of a generator or an async function too."""
+    hint = _unaliased(hint)
     while typing.get_origin(hint) in _ANSWERS:
         arguments = typing.get_args(hint)
         position = _ANSWERS[typing.get_origin(hint)]
-        hint = arguments[position] if position < len(arguments) else None
+        hint = _unaliased(arguments[position]) if position < len(arguments) else None
     return hint
 
 
@@ -308,10 +309,22 @@ def _tensor(hint: Any, where: str) -> _Type | None:
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
     """``X`` of ``X | None``, and whether it was that."""
+    hint = _unaliased(hint)
     if typing.get_origin(hint) not in {typing.Union, types.UnionType}:
         return hint, False
     others = [one for one in typing.get_args(hint) if one is not type(None)]
-    return (others[0], True) if len(others) == 1 < len(typing.get_args(hint)) else (hint, False)
+    is_optional = len(others) == 1 < len(typing.get_args(hint))
+    return (_unaliased(others[0]), True) if is_optional else (hint, False)
+
+
+def _unaliased(hint: Any) -> Any:
+    """What a ``type`` alias stands for; from numpy 2.5 on ``NDArray`` is one."""
+    while True:
+        alias = typing.get_origin(hint) or hint
+        if not (hasattr(alias, "__value__") and hasattr(alias, "__type_params__")):
+            return hint
+        arguments = typing.get_args(hint)
+        hint = alias.__value__[arguments] if arguments else alias.__value__
 
 
 def _last(marks: Sequence[Any], kind: type[_Mark]) -> _Mark | None:

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from typing_extensions import TypeAliasType
 
 from gpuserve import typed
 from gpuserve.decorators import first_value, group_by_keys, model_context
@@ -326,3 +327,34 @@ def test_what_cannot_be_is_told_in_a_sentence(which: str) -> None:
         signature_of(target, "f")
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+Element = typing.TypeVar("Element", bound=np.generic)
+#: As numpy 2.5 has it, where the language has ``type`` statements.
+AliasedArray = TypeAliasType("AliasedArray", np.ndarray[Any, np.dtype[Element]], type_params=(Element,))
+AliasedFloats = TypeAliasType("AliasedFloats", AliasedArray[np.float32])  # type: ignore[misc]
+
+
+def test_an_alias_of_a_type_is_that_type() -> None:
+    @batch
+    def through(
+        x: AliasedArray[np.float32],  # type: ignore[valid-type]
+        y: Annotated[AliasedFloats, Shape(2)],
+        z: AliasedFloats | None = None,
+    ) -> AliasedArray[np.int64]:  # type: ignore[valid-type]
+        raise NotImplementedError
+
+    assert inputs(through) == [
+        ("x", "FP32", (-1,), False),
+        ("y", "FP32", (2,), False),
+        ("z", "FP32", (-1,), True),
+    ]
+    assert [one[1] for one in outputs(through)] == ["INT64"]
+
+
+def test_an_alias_of_several_outputs_is_those_outputs() -> None:
+    @batch
+    def two(x: AliasedFloats) -> TypeAliasType("Both", tuple[AliasedFloats, Int32]):  # type: ignore[valid-type]
+        raise NotImplementedError
+
+    assert [one[1] for one in outputs(two)] == ["FP32", "INT32"]
