@@ -39,12 +39,14 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     reporter.phase("importing")
     target = locate(init.source)
     reporter.phase("loading")
-    made = build(target, init.source, init.device, decoupled=init.decoupled)
+    may_yield = init.decoupled or init.exact or not init.strict
+    made = build(target, init.source, init.device, may_yield=may_yield)
     plain = kind_of(made) is CallableKind.PLAIN
     own = getattr(made, "concurrency", None)
     slots = 1 if plain else init.concurrency or (own if isinstance(own, int) else DEFAULT_CONCURRENCY)
     concurrent = init.decoupled or not plain
-    return Model(context, made, path, init.strict, init.exact, init.read_only_inputs, slots, concurrent)
+    rules = init.strict, init.exact, init.read_only_inputs
+    return Model(context, made, path, *rules, slots, concurrent, init.all_lines)
 
 
 def new_loop(link: Link, model: Model, reporter: Reporter) -> WorkerLoop:

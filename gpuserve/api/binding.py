@@ -58,7 +58,7 @@ def model_spec(
         version=model_version, strict=bool(strict), concurrency=concurrency, on_unrecoverable=on_unrecoverable
     )
     callables, devices = _paired(_callables(infer_func, adapter), _devices(device))
-    _check_answers(config, callables)
+    _check_answers(config, callables, may_yield=config.decoupled or strict is not True)
     if problem := device_problem(array_kind(config.array, inputs), devices):
         raise BindError(f"device: {problem}")
     options["max_batch_size"], options["batching"], options["queue"] = batching_of(config)
@@ -226,7 +226,7 @@ def _shown(infer_func: Any) -> str:
     return f"a {type(infer_func).__name__} of {kinds or 'nothing'}"
 
 
-def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]]) -> None:
+def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]], *, may_yield: bool) -> None:
     """Whether the model's way to answer is one that its callables have, and that can be cached."""
     if config.response_cache and config.decoupled:
         raise BadModelConfig(
@@ -234,7 +234,7 @@ def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]])
             "can be answered from memory"
         )
     yielding = [one for one in callables if kind_of(one) in YIELDING]
-    if yielding and not config.decoupled:
+    if yielding and not may_yield:
         raise BindError(
             f"{described(yielding[0])} is {kind_of(yielding[0]).value}, which gives any number of responses "
             "to a request: say decoupled=True in ModelConfig, or return one response"

@@ -165,10 +165,10 @@ class ModelHost(abc.ABC):
             on_unrecoverable,
             device,
         )
-        self._add(spec)
+        self.add(spec)
 
-    def _add(self, spec: ModelSpec) -> None:
-        """A model from now on; where the server runs, once it is loaded.
+    def add(self, spec: ModelSpec) -> None:
+        """Serve a model that is declared already, as ``bind`` does.
 
         Raises:
             BindError, StartupError, DeviceError, AttachError: as ``bind``.

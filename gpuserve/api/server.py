@@ -102,7 +102,7 @@ class Server(ModelHost):
         spec = ensemble_spec(name, inputs, outputs, steps, version, max_batch_size)
         if self.is_alive():
             check_members([*self._specs.values(), spec])
-        self._add(spec)
+        self.add(spec)
 
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
         check_members(models)

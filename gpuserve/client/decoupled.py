@@ -105,7 +105,7 @@ class DecoupledModelClient(SyncClient):
             self._turn.release()
 
     def _next(self, answers: Answers) -> Any:
-        timeout_s = self.settings.inference_timeout_s
+        timeout_s = self._response_timeout_s
         try:
             result, error = answers.get(timeout=timeout_s)
         except queue.Empty:
@@ -207,7 +207,7 @@ class AsyncioDecoupledModelClient(AsyncioClient):
         """The next result, None at the end of the stream. Raises ClientTimeoutError: it does not come in
         time; ClientInferenceServerError: it is an error.
         """
-        timeout_s = self.settings.inference_timeout_s
+        timeout_s = self._response_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 result, error = await anext(stream)
@@ -247,7 +247,7 @@ def is_empty(result: Any) -> bool:
     return not result.get_response().outputs
 
 
-def no_response(model: str, timeout_s: float) -> ClientTimeoutError:
+def no_response(model: str, timeout_s: float | None) -> ClientTimeoutError:
     return ClientTimeoutError(
         f"Timeout occurred while waiting for the next response of {model}. Timeout: {timeout_s} s"
     )

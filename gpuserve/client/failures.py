@@ -16,12 +16,11 @@ _NOT_FOUND: Final = frozenset({"StatusCode.NOT_FOUND", "404"})
 _RESTRICTED: Final = "is restricted, expecting header"
 
 
-def inference_error(error: Exception, timeout_s: float) -> ClientError:
+def inference_error(error: Exception, timeout_s: float | None) -> ClientError:
     """Why an inference failed. A connection that could not be made, or broke, counts as a timeout."""
     if isinstance(error, OSError) or status(error) in _DEADLINE:
-        return ClientTimeoutError(
-            f"Timeout occurred during inference request. Timeout: {timeout_s} s. Message: {text(error)}"
-        )
+        limit = "" if timeout_s is None else f" Timeout: {timeout_s} s."
+        return ClientTimeoutError(f"Timeout occurred during inference request.{limit} Message: {text(error)}")
     return ClientInferenceServerError(f"Error occurred during inference request. Message: {text(error)}")
 
 

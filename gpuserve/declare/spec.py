@@ -421,7 +421,8 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
     ``concurrency`` 0 leaves it to the worker, which knows what kind its callable is. ``array`` is the kind of
     array that the callable is given. ``warmup`` is what ``wire.Init.warmup`` says. An ensemble has ``steps``,
     and no ``instances``. ``exact``: it is as strict as PyTriton is, which casts nothing and lets outputs
-    be left out. ``triton_config`` is what a model repository says of it that clients are told and no option
+    be left out. ``all_lines``: clients are told every line of what the callable raised, as PyTriton does.
+    ``triton_config`` is what a model repository says of it that clients are told and no option
     holds: a ``ModelConfig`` message, serialised.
     """
 
@@ -474,6 +475,7 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
     labels: tuple[LabelSpec, ...] = ()
     steps: tuple[StepSpec, ...] = ()
     exact: bool = False
+    all_lines: bool = False
     triton_config: bytes = b""
 
     @property

@@ -43,7 +43,7 @@ class ReshapedModel:
         ]
         enter_model(model._replace(inputs=tuple(own)))  # what a runtime compares with its file
         source = {"path": path, "base_dir": ".", "kwargs": kwargs}
-        made = build(locate(source), source, device, decoupled=model.decoupled)
+        made = build(locate(source), source, device, may_yield=model.decoupled)
         return reshaped(made, inputs, outputs)
 
     @classmethod

@@ -70,7 +70,8 @@ class LocalModel:
 
         def make() -> InferenceCallable:
             enter_model(self._model_context())
-            return build(locate(self._source), self._source, "cpu", decoupled=self.spec.decoupled)
+            may_yield = self.spec.decoupled or self.spec.exact or not self.spec.strict
+            return build(locate(self._source), self._source, "cpu", may_yield=may_yield)
 
         self._call = _beside_a_loop(lambda: self._context.run(make))
         self.others.calls.open(self.others)

@@ -73,9 +73,11 @@ def locate(source: MutableMapping[str, Any]) -> Any:
 
 
 def build(
-    target: Any, source: Mapping[str, Any], device: str, *, decoupled: bool = False
+    target: Any, source: Mapping[str, Any], device: str, *, may_yield: bool = False
 ) -> InferenceCallable:
-    """The inference callable that ``target`` is or makes, by the table above; raises ``LoadError``."""
+    """The inference callable that ``target`` is or makes, by the table above; raises ``LoadError``, also
+    where it is a generator and may not be.
+    """
     name = str(source.get("path") or getattr(target, "__qualname__", type(target).__name__))
     kwargs = dict(source.get("kwargs") or {})
     made = target
@@ -94,7 +96,7 @@ def build(
             "expected a function, a class, or an object with __call__"
         )
     kind = kind_of(made)
-    if kind in YIELDING and not decoupled:
+    if kind in YIELDING and not may_yield:
         raise LoadError(
             f"{name} is {kind.value}, which gives any number of responses to a request, but the model is not "
             "decoupled; make it so (decoupled=True in ModelConfig, decoupled: true in a config file), or "

@@ -57,20 +57,23 @@ class DeviceFailure(Exception):
         return False
 
 
-def client_text(error: BaseException) -> str:
-    """One line of at most ``TEXT_LIMIT`` characters about ``error``, file paths cut to file names."""
+def client_text(error: BaseException, *, all_lines: bool = False) -> str:
+    """One line of at most ``TEXT_LIMIT`` characters about ``error``, or all its lines, file paths cut to file
+    names.
+    """
     name = type(error).__name__
     text = _text(error)
-    line = text.splitlines()[0].strip() if text else name
+    told = (text if all_lines else text.splitlines()[0].strip()) if text else name
     if isinstance(error, KeyError) and text:
-        line = f"{name}: {line}"  # on its own it would be a quoted key and nothing else
-    return _without_paths(line[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
+        told = f"{name}: {told}"  # on its own it would be a quoted key and nothing else
+    return _without_paths(told[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
 
 
-def failure_of(error: BaseException) -> WireFailure:
+def failure_of(error: BaseException, *, all_lines: bool = False) -> WireFailure:
     """What a client is told of an error: its text, and its ``code`` where the value is in ``CODES``."""
     code = getattr(getattr(error, "code", None), "value", None)
-    text = cut(str(error), TEXT_LIMIT) if isinstance(error, ToldError) else client_text(error)
+    is_told = isinstance(error, ToldError)
+    text = cut(str(error), TEXT_LIMIT) if is_told else client_text(error, all_lines=all_lines)
     return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, text)
 
 

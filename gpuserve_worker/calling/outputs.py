@@ -9,10 +9,14 @@ of an output                strict                     strict, exact   not stric
 ==========================  =========================  ==============  ==============
 its name is not declared    error                      error           by position where none is, else dropped
 it is declared, not there   error, but in streams      left out        left out
-its dtype is another        cast where numpy says      error           cast
-                            that is safe, else error
+its dtype is another        cast where numpy says      error           cast, texts to numbers
+                            that is safe, else error                   and back too
 its shape does not fit      error                      error           as it is
+it has not as many rows     error, but in streams      as it is        as it is
+as its request
 ==========================  =========================  ==============  ==============
+
+That outputs under ``@batch`` have the rows of the batch is the decorator's to check, strict or not.
 
 Names in a ``Request`` that is returned are those of inputs: it goes by position, strict or not.
 """
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 #: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
 _NUMERIC_KINDS: Final = "biuf"
 _BYTES_KINDS: Final = "OSU"
+_TEXTS: Final = (bytes, str, bytearray, memoryview)
 _PLAIN_VALUES: Final = (list, tuple, bool, int, float, str, bytes, bytearray, memoryview)
 
 #: ``DLDeviceType``: memory of a CUDA device, memory that it shares with the host.
@@ -131,7 +136,7 @@ class OutputRules:
         self._batching = batching
         self._strict = strict
         self._casting: Final = "equiv" if exact else "safe"
-        #: Whether every output has to be there that is not left out on request.
+        #: Whether every output has to be there that is not left out on request, with the request's rows.
         self._complete = strict and not (exact or decoupled)
         self._decoupled = decoupled
         #: The last shape of each output that was found to fit: mostly the next one is the same.
@@ -153,7 +158,7 @@ class OutputRules:
         each = self._each(elements, requests)
         parameters = self._parameters(elements, each)
         if not (self._decoupled or apart):
-            whole = _combined(each) if self._batching else _only(each)
+            whole = _only(each) if len(each) == 1 else _combined(each, requests) if self._batching else None
             if whole is not None:
                 return BatchAnswers(whole, None, parameters)
         return BatchAnswers(None, each, parameters)
@@ -249,7 +254,7 @@ class OutputRules:
             )
         requested = request[2]
         # A response of a stream need not be as long as its request: it may be the next few words.
-        rows = request[0] if self._batching and not self._decoupled else None
+        rows = request[0] if self._batching and self._complete else None
         named = self._by_declared_name(data, is_request)
         for name in requested:
             if name not in named:
@@ -388,10 +393,16 @@ class OutputRules:
         self._fitting[spec.name] = shape
 
     def _encoded(self, spec: TensorSpec, array: NDArray[Any]) -> bytes:
-        if array.dtype.kind not in _BYTES_KINDS:
+        if array.dtype.kind not in _BYTES_KINDS and (self._strict or array.dtype.kind not in _NUMERIC_KINDS):
             raise self._wrong_dtype(spec, array)
+        elements = array.ravel().tolist()
         try:
-            return encode_bytes(array.ravel().tolist())
+            try:
+                return encode_bytes(elements)
+            except TypeError:
+                if self._strict:
+                    raise
+                return encode_bytes([one if isinstance(one, _TEXTS) else str(one) for one in elements])
         except (TypeError, ValueError) as error:  # a str may have no UTF-8
             raise ElementError(f"{self._of(spec)}: {error}") from None
 
@@ -400,7 +411,7 @@ class OutputRules:
             raise self._wrong_dtype(spec, array)
         if array.dtype.kind in _NUMERIC_KINDS or array.dtype.name == "bfloat16":
             return array
-        if array.dtype.kind != "O":
+        if array.dtype.kind not in ("O" if self._strict else _BYTES_KINDS):
             raise self._wrong_dtype(spec, array)
         try:
             return array.astype(dtype)
@@ -452,8 +463,12 @@ def _only(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[Chec
     return each[0] if len(each) == 1 and isinstance(each[0], list) else None
 
 
-def _combined(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[CheckedOutput] | None:
-    """The outputs of all requests as those of one batch, where names and inner shapes are the same."""
+def _combined(
+    each: Sequence[list[CheckedOutput] | WireFailure | None], requests: Sequence[WireRequest]
+) -> list[CheckedOutput] | None:
+    """The outputs of all requests as those of one batch, where names and inner shapes are the same, and each
+    has the rows of its request.
+    """
     columns: list[CheckedOutput] = []
     lists = [one for one in each if isinstance(one, list)]
     if len(lists) != len(each) or any(len(one) != len(lists[0]) for one in lists):
@@ -461,9 +476,10 @@ def _combined(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[
     for column in zip(*lists, strict=True):
         first = column[0]
         inner = first.shape[1:]
-        if any(one.name != first.name or one.shape[1:] != inner for one in column):
+        shapes = [(request[0], *inner) for request in requests]
+        if [one.shape for one in column] != shapes or any(one.name != first.name for one in column):
             return None
-        rows = sum([one.shape[0] for one in column])
+        rows = sum([shape[0] for shape in shapes])
         parts = [part for one in column for part in one.parts]
         nbytes = sum([one.nbytes for one in column])
         is_kept = any(one.is_kept for one in column)

@@ -71,12 +71,12 @@ class Init(NamedTuple):
     ``bind()`` of the same user, never by a client; the paths are where that program finds its modules), or
     empty for a worker that is a thread and has its callable. Tensors are ``[name, datatype, shape, optional,
     memory]``. ``concurrency`` 0: as the kind of the callable asks for. What ``strict`` and ``exact`` say of
-    outputs: ``calling/outputs.py``. A warm-up is ``(name, batch size,
-    count, inputs)``, with ``(name, datatype, shape, "zero", "random" or "file", path)`` for each input.
-    ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array`` is the kind of array that
-    inputs come as: "numpy", "cupy" or "torch". The worker keeps to ``cpus`` (all, where empty) and takes its
-    memory from ``numa_node`` (-1: from any). Of what clients lend it of the host's memory it may page-lock
-    ``lent_limit_nbytes``.
+    outputs: ``calling/outputs.py``. ``all_lines``: clients are told every line of what the callable raised. A
+    warm-up is ``(name, batch size, count, inputs)``, with ``(name, datatype, shape, "zero", "random" or
+    "file", path)`` for each input. ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array``
+    is the kind of array that inputs come as: "numpy", "cupy" or "torch". The worker keeps to ``cpus`` (all,
+    where empty) and takes its memory from ``numa_node`` (-1: from any). Of what clients lend it of the host's
+    memory it may page-lock ``lent_limit_nbytes``.
     """
 
     protocol: int
@@ -99,6 +99,7 @@ class Init(NamedTuple):
     cpus: tuple[int, ...] = ()
     numa_node: int = -1
     lent_limit_nbytes: int = 0
+    all_lines: bool = False
 
 
 class Stop(NamedTuple):

@@ -198,7 +198,7 @@ class Execution:
         if isinstance(error, OutputError):
             self._reporter.error(cut(str(error), TEXT_LIMIT))
             return failure_of(error)
-        failure = failure_of(error)
+        failure = failure_of(error, all_lines=self._model.all_lines)
         if self._model.read_only_inputs and isinstance(error, ValueError) and "read-only" in failure.text:
             hint = "; the inputs of this model are read-only because it sets read_only_inputs"
             failure = failure._replace(text=failure.text + hint)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class Model(NamedTuple):
     """A model as its worker knows it. ``slots`` is how many batches it takes at once; ``concurrent``: its
-    callable awaits or yields.
+    callable awaits or yields; ``all_lines``: clients are told every line of what it raises.
     """
 
     context: ModelContext
@@ -24,6 +24,7 @@ class Model(NamedTuple):
     read_only_inputs: bool
     slots: int = 1
     concurrent: bool = False
+    all_lines: bool = False
 
     @property
     def name(self) -> str:

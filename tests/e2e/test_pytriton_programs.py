@@ -49,8 +49,8 @@ def environment(ports: dict[str, int]) -> dict[str, str]:
     }
 
 
-def run(program: str, ports: dict[str, int], *flags: str) -> list[str]:
-    """What the program prints, if it ends well and has nothing to complain of."""
+def run(program: str, ports: dict[str, int], *flags: str, complains: bool = False) -> list[str]:
+    """What the program prints, if it ends well and has nothing to complain of, or may have."""
     done = subprocess.run(
         command(program, ports, *flags),
         env=environment(ports),
@@ -60,7 +60,7 @@ def run(program: str, ports: dict[str, int], *flags: str) -> list[str]:
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, "" if complains else done.stderr) == (0, ""), done.stderr
     return done.stdout.splitlines()
 
 
@@ -121,6 +121,30 @@ def test_streams(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     *streams, refused = run("streaming.py", ports, *flags)
     assert streams == ["[[0], [1], [2]]", "[[[0], [0]], [[1], [1]]]", "[[b'streams'], [b'of'], [b'words']]"]
     assert "decoupled" in refused
+
+
+def test_what_is_passed_on_as_it_is_given(ports: dict[str, int]) -> None:
+    assert run("passed_on.py", ports, complains=True) == [
+        "Loss {'y': [[64.0]]}",
+        "ZeroD {'y': 5.0}",
+        "Nothing {}",
+        "Parsed {'y': [[1.5]]}",
+        "Spelled {'y': [[b'1.5']]}",
+        "None {'y': [[b'x', b'None']]}",
+        "OneYield {'y': [[2.0], [2.0]]}",
+        "TwoYields The inference callable gave more than one response; expected exactly one response, or a "
+        "model that is decoupled",
+        "Raises first line",
+        "  second line",
+        "EventLoop {'y': [[2.0], [2.0]]}",
+        "Configured {'y': [[b'Configured']]}",
+        "TooFew Received output 'y' of shape (1, 1), but the batch has 64 rows: the first axis of every "
+        "output must be as long",
+        "Merged [{'y': [[1.0]]}, {'y': [[63.0]]}]",
+        "Overlap 1",
+        "unloaded False",
+        "loaded {'y': [[2.0]]}",
+    ]
 
 
 def test_parameters_and_headers(ports: dict[str, int]) -> None:

@@ -34,6 +34,7 @@ def test_the_defaults_are_the_same() -> None:
         metrics_port=8002,
         compat_name="triton",
         drain_timeout_s=30.0,
+        model_control="explicit",
     )
 
 
@@ -95,7 +96,9 @@ def test_the_defaults_are_the_same() -> None:
 )
 def test_what_options_mean(options: dict[str, Any], meant: dict[str, Any]) -> None:
     named = {} if "id" in options else {"compat_name": "triton"}
-    assert settings(**options) == dataclasses.replace(ServerSettings(), **named, **meant)
+    assert settings(**options) == dataclasses.replace(
+        ServerSettings(model_control="explicit"), **named, **meant
+    )
 
 
 REFUSED = {

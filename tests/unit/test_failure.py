@@ -40,6 +40,11 @@ def test_the_text_for_the_client(error: Exception, text: str | None) -> None:
         assert shown == text
 
 
+def test_all_lines_for_a_client_that_is_to_be_told_them() -> None:
+    assert client_text(ValueError("\nfirst\n  in /srv/w.bin\n"), all_lines=True) == "first\n  in w.bin"
+    assert client_text(ValueError(), all_lines=True) == "ValueError"
+
+
 def raise_with_cause() -> None:
     try:
         raise KeyError("/srv/w.bin")

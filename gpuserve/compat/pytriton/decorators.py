@@ -82,11 +82,12 @@ class ModelConfigDict(MutableMapping[Callable[..., Any], "ClientModelConfig"]):
 
 
 class _ServedConfig(ModelConfigDict):
-    """Whoever asks is the callable of the model that is served here."""
+    """Whoever asks is the callable of the model that is served here, and no other is known."""
 
-    def __init__(self, config: ClientModelConfig) -> None:
+    def __init__(self, config: ClientModelConfig, function: Callable[..., Any]) -> None:
         super().__init__()
         self._served = config
+        self[function] = config
 
     def __getitem__(self, infer_callable: Callable[..., Any]) -> ClientModelConfig:
         return self._served
@@ -132,7 +133,7 @@ def get_triton_context(wrapped: Any, instance: Any) -> TritonContext:
     Raises:
         PyTritonValidationError: none does.
     """
-    return TritonContext(_ServedConfig(_model_config(_served())))
+    return TritonContext(_ServedConfig(_model_config(_served()), wrapped))
 
 
 def get_model_config(wrapped: Any, instance: Any) -> ClientModelConfig:

@@ -12,7 +12,7 @@ from gpuserve.compat.tritonserver.meaning import Meaning, Options, meaning_of
 from gpuserve.compat.tritonserver.words import OptionProblem
 from gpuserve.errors import ConfigError
 from gpuserve.settings.checks import check_trace
-from gpuserve.settings.server import TRITON, ServerSettings, TraceSettings
+from gpuserve.settings.server import EXPLICIT, TRITON, ServerSettings, TraceSettings
 
 
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
@@ -28,6 +28,7 @@ def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> Ser
             settings[key] = value
     return ServerSettings(
         **settings,
+        model_control=EXPLICIT,  # as PyTriton has it: who may, unloads a model and loads it again
         trace=_checked(TraceSettings(**trace)),
         restricted_endpoints=tuple(security.restricted_endpoints or ()),
         access_token=security.access_token,

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from gpuserve.api.attached_server import AttachedServer
 from gpuserve.api.model_host import ModelHost
 from gpuserve.api.server import Server
+from gpuserve.compat.pytriton.bound import bound_spec
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.constants import DEFAULT_TRITON_STARTUP_TIMEOUT_S
 from gpuserve.compat.pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
@@ -136,17 +137,10 @@ class TritonBase(abc.ABC):
             raise PyTritonInvalidOperationError(
                 f"Cannot add model with the same name twice: {model_name!r} is bound already"
             )
-        isolation: Any = os.environ.get(ISOLATION_VARIABLE) or "thread"
+        isolation = os.environ.get(ISOLATION_VARIABLE) or "thread"
         with pytriton_errors():
-            self._host.bind(
-                model_name,
-                infer_func,
-                inputs,
-                outputs,
-                model_version,
-                config,
-                "exact" if strict else False,
-                isolation=isolation,
+            self._host.add(
+                bound_spec(model_name, infer_func, inputs, outputs, model_version, config, strict, isolation)
             )
 
     @abc.abstractmethod

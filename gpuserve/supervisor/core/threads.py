@@ -84,10 +84,12 @@ class WorkerThread:
     def _run(self, ended: int) -> None:
         # Not before: a server that only has worker processes does without numpy.
         from gpuserve_worker.protocol.link import Link
+        from gpuserve_worker.running.thread_loop import event_loop_of_thread
 
         boot, link = map(Link, self._sockets)
         try:
-            self._serve(boot, link)
+            with event_loop_of_thread():
+                self._serve(boot, link)
         except OSError:
             self._reason = "its sockets were closed"
         except (Exception, SystemExit) as error:  # the end of a process would be the end of the user's

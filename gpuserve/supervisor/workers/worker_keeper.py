@@ -290,6 +290,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, lent_limit_nbytes: int) -> wi
         placement.cpus,
         placement.numa_node,
         lent_limit_nbytes,
+        spec.all_lines,
     )
 
 

@@ -1,8 +1,8 @@
-"""gpuserve's clients, which have PyTriton's names."""
+"""The clients where PyTriton has them."""
 
 from __future__ import annotations
 
-from gpuserve.client import (
+from gpuserve.compat.pytriton.client.client import (
     AsyncioDecoupledModelClient,
     AsyncioModelClient,
     DecoupledModelClient,

@@ -1,14 +1,11 @@
-"""The clients where PyTriton has them."""
+"""gpuserve's clients, which have PyTriton's names, and its patience: it waits for the next response of a
+decoupled model as long as that takes.
+"""
 
 from __future__ import annotations
 
-from gpuserve.compat.pytriton.client import (
-    AsyncioDecoupledModelClient,
-    AsyncioModelClient,
-    DecoupledModelClient,
-    FuturesModelClient,
-    ModelClient,
-)
+import gpuserve.client
+from gpuserve.client import AsyncioModelClient, FuturesModelClient, ModelClient
 
 __all__ = [
     "AsyncioDecoupledModelClient",
@@ -17,3 +14,19 @@ __all__ = [
     "FuturesModelClient",
     "ModelClient",
 ]
+
+
+class DecoupledModelClient(gpuserve.client.DecoupledModelClient):
+    """As ``gpuserve.client.DecoupledModelClient``; without ``inference_timeout_s`` responses may take as long
+    as they like.
+    """
+
+    _patient = True
+
+
+class AsyncioDecoupledModelClient(gpuserve.client.AsyncioDecoupledModelClient):
+    """As ``gpuserve.client.AsyncioDecoupledModelClient``; without ``inference_timeout_s`` responses may
+    take as long as they like.
+    """
+
+    _patient = True
