@@ -15,6 +15,7 @@ from gpuserve.cli.console.server_options import BlockCommand
 from gpuserve.cli.verbs.bench import bench
 from gpuserve.cli.verbs.check import check, schema
 from gpuserve.cli.verbs.devices import devices
+from gpuserve.cli.verbs.doctor import doctor
 from gpuserve.cli.verbs.export import export_app
 from gpuserve.cli.verbs.operator import add_verbs as add_operator_verbs
 from gpuserve.cli.verbs.run import RUN_SETTINGS, run_program
@@ -34,6 +35,7 @@ _EXAMPLES = """Examples:
   gpuserve run program.py
   gpuserve status
   gpuserve check config.yaml
+  gpuserve doctor
   gpuserve devices
   gpuserve bench echo --shape x:16
   gpuserve export kubernetes config.yaml --image my/models:1 --out cluster
@@ -56,7 +58,7 @@ def build_app() -> typer.Typer:
     app.command(context_settings=TRITONSERVER_SETTINGS, add_help_option=False)(tritonserver)
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
     add_operator_verbs(app)
-    for verb in (check, devices, bench, tune, schema, version):
+    for verb in (check, devices, doctor, bench, tune, schema, version):
         app.command(epilog=help_text())(verb)
     app.add_typer(export_app())
     return app

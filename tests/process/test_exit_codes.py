@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import threading
@@ -99,7 +100,9 @@ def test_a_port_that_is_taken(tmp_path: Path, orders: Orders, taken: int, role: 
     with OperatedServer(config(tmp_path, model("m", orders)), *flags) as server:
         assert server.process.wait(TIMEOUT_S) == 3
     (line,) = server.messages()
-    assert line["msg"] == f"cannot listen on 0.0.0.0:{taken} for {role}: Address already in use"
+    said = f"cannot listen on 0.0.0.0:{taken} for {role}: Address already in use, by "
+    assert line["msg"].startswith(said)
+    assert line["msg"].endswith(f", process {os.getpid()}")
 
 
 @pytest.mark.thorough

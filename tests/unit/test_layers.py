@@ -53,12 +53,15 @@ ALLOWED = {
         "gpuserve/errors gpuserve/options gpuserve/placement gpuserve/repository gpuserve/settings "
         "gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
         "gpuserve_worker/running",
+    "gpuserve/cli/doctor":
+        "gpuserve/cli/console gpuserve/control gpuserve/placement gpuserve/settings gpuserve_worker/memory",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
-        "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/compat/tritonserver "
-        "gpuserve/config gpuserve/control gpuserve/declare gpuserve/errors gpuserve/export "
-        "gpuserve/export/sizing gpuserve/follow gpuserve/journal gpuserve/placement gpuserve/repository "
-        "gpuserve/settings gpuserve/supervisor/core gpuserve/tune gpuserve_worker/protocol",
+        "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/compat/pytriton "
+        "gpuserve/compat/tritonserver gpuserve/config gpuserve/control gpuserve/declare gpuserve/errors "
+        "gpuserve/export gpuserve/export/sizing gpuserve/follow gpuserve/journal gpuserve/placement "
+        "gpuserve/repository gpuserve/settings gpuserve/supervisor/core gpuserve/tune "
+        "gpuserve_worker/protocol",
     "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":

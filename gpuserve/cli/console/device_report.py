@@ -44,7 +44,7 @@ def as_json(inventory: Inventory, cupy: Cupy | None, models: Sequence[ModelSpec]
 
 def as_text(inventory: Inventory, cupy: Cupy | None, models: Sequence[ModelSpec] | None) -> str:
     """Write the report as lines for people."""
-    lines = [_headline(inventory, cupy)]
+    lines = [headline(inventory, cupy)]
     if inventory.machine.gpus:
         lines += ["", *table(_HEAD, _rows(inventory))]
     if found := list(notes(inventory, cupy)):
@@ -79,7 +79,8 @@ def _is_newer(cuda_major: str, of_driver: str) -> bool:
     return bool(cuda_major and served) and int(cuda_major) > int(served)
 
 
-def _headline(inventory: Inventory, cupy: Cupy | None) -> str:
+def headline(inventory: Inventory, cupy: Cupy | None) -> str:
+    """Write in a few words which driver and which cupy there are."""
     driver = inventory.machine.driver
     if driver is None:
         text = "no NVIDIA driver"

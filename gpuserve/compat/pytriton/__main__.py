@@ -49,7 +49,8 @@ def environment() -> None:
         f"with the API of PyTriton {__version__}\n"
     )
     sys.stdout.flush()
-    subprocess.run([sys.executable, "-m", "gpuserve", "devices"], check=False)
+    for verb in ("devices", "doctor"):
+        subprocess.run([sys.executable, "-m", "gpuserve", verb], check=False)
 
 
 def _all() -> None:
@@ -59,7 +60,7 @@ def _all() -> None:
 
 _COMMANDS: Final[Mapping[str, tuple[Callable[[], None], str]]] = {
     "check": (_all, "all of the others"),
-    "env": (environment, "what there is: versions and GPUs"),
+    "env": (environment, "what there is: versions, GPUs, limits, ports"),
     "examples": (example_add_sub, "the same as example-add-sub"),
     "example-add-sub": (example_add_sub, "serve a model and ask it"),
     "example-add-sub-script": (example_add_sub, "the same as example-add-sub"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from typing import Final
 
+from gpuserve.control.port_holders import holder_of
 from gpuserve.errors import StartupError
 from gpuserve.settings.server import ServerSettings
 from gpuserve.settings.tls import tls_files
@@ -42,6 +45,7 @@ class Listeners:
                     self.close()
                     raise StartupError(
                         f"cannot listen on {host}:{port} for {role}: {error.strerror or error}"
+                        f"{_by_whom(error, port)}"
                     ) from error
 
     def port(self, role: str) -> int | None:
@@ -63,6 +67,15 @@ class Listeners:
         for listener in self.sockets.values():
             listener.close()
         self.sockets.clear()
+
+
+def _by_whom(error: OSError, port: int) -> str:
+    """Say who has the port, for a sentence; "" where that is not the problem, or cannot be seen."""
+    holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
+    if holder is None:
+        return ""
+    own = holder.is_server and holder.pid == os.getpid()
+    return f", by {holder}" + (": stop() it, or choose another port" if own else "")
 
 
 def _open(host: str, port: int, reserve_only: bool) -> socket.socket:

@@ -1,0 +1,200 @@
+"""The facts of this machine: the only file of ``doctor`` that looks at it. Nothing is judged here, and
+whatever cannot be read is a fact that is not known.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import platform
+import re
+import resource
+import select
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from gpuserve.cli.console import device_report
+from gpuserve.cli.doctor.facts import ConfigProblem, Facts, Package, Port, RunningServer
+from gpuserve.control.operator_client import listening_names, running
+from gpuserve.control.port_holders import Holder, holder_of
+from gpuserve.placement.libraries import installed_cupy
+from gpuserve.placement.server_devices import ServerDevices
+from gpuserve.settings.processors import n_processors
+from gpuserve.settings.server import ServerSettings
+from gpuserve_worker.memory.available import available_nbytes
+
+_DISTRIBUTION: Final = "gpuserve"
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(?:>=([0-9.]+))?")
+_ROLES: Final = ("http", "grpc", "metrics", "health")
+#: In ``struct timex``: the size of all of it is below this; the first member is ``modes``.
+_TIMEX_NBYTES: Final = 256
+#: What adjtimex returns where the clock is not synchronized.
+_TIME_ERROR: Final = 5
+
+
+def facts(
+    settings: ServerSettings,
+    devices: ServerDevices,
+    config: str | None = None,
+    config_problems: Sequence[ConfigProblem] = (),
+) -> Facts:
+    """What this machine is, and whether a server of these settings could listen."""
+    inventory, cupy = devices.inventory(), installed_cupy()
+    return Facts(
+        uid=os.geteuid(),
+        python=f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}",
+        is_supported=sys.version_info >= (3, 11) and platform.python_implementation() == "CPython",
+        kernel=f"{platform.system()} {platform.release()}",
+        packages=tuple(_packages()),
+        lacking=tuple(_lacking()),
+        gpus=device_report.headline(inventory, cupy),
+        gpu_notes=tuple(device_report.notes(inventory, cupy)),
+        has_driver=inventory.machine.driver is not None,
+        shm_nbytes=_shm_nbytes(),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        locked_nbytes=resource.getrlimit(resource.RLIMIT_MEMLOCK),
+        processors=n_processors(),
+        machine_processors=os.cpu_count() or 1,
+        available_nbytes=available_nbytes(),
+        is_overcommit_strict=_text("/proc/sys/vm/overcommit_memory") == "2",
+        commit_left_nbytes=_commit_left_nbytes(),
+        is_clock_synchronized=_is_synchronized(),
+        clock_source=_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        ports=tuple(_ports(settings)),
+        servers=tuple(_servers()),
+        max_connections=settings.max_connections,
+        config=config,
+        config_problems=tuple(config_problems),
+    )
+
+
+def _packages() -> Iterator[Package]:
+    """What the installed distribution needs always, as it says; nothing where it is not installed."""
+    try:
+        needed = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return
+    for line in needed:
+        found = _REQUIREMENT.match(line)
+        if found is None or "extra ==" in line:
+            continue
+        try:
+            version = metadata.version(found[1])
+        except metadata.PackageNotFoundError:
+            version = ""
+        yield Package(found[1], version, found[2] or "")
+
+
+def _lacking() -> Iterator[str]:
+    tried: dict[str, Callable[[], None]] = {
+        "sealed memory files (memfd_create)": _try_memfd,
+        "handles of processes (pidfd_open)": _try_pidfd,
+        "abstract sockets (AF_UNIX)": _try_abstract,
+    }
+    for name, attempt in tried.items():
+        try:
+            attempt()
+        except (OSError, AttributeError):
+            yield name
+
+
+def _try_memfd() -> None:
+    descriptor = os.memfd_create("doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(descriptor, 0, 4096)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    finally:
+        os.close(descriptor)
+
+
+def _try_pidfd() -> None:
+    descriptor = os.pidfd_open(os.getpid())
+    try:
+        select.select([descriptor], [], [], 0)
+    finally:
+        os.close(descriptor)
+
+
+def _try_abstract() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(b"")  # the kernel chooses an abstract name
+
+
+def _shm_nbytes() -> int | None:
+    try:
+        return shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return None
+
+
+def _commit_left_nbytes() -> int | None:
+    """What may still be reserved where that is limited strictly."""
+    lines = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines() if ":" in line)
+    try:
+        limit, used = (int(lines[name].split()[0]) * 1024 for name in ("CommitLimit", "Committed_AS"))
+    except (KeyError, ValueError):
+        return None
+    return max(0, limit - used)
+
+
+def _is_synchronized() -> bool | None:
+    """What the kernel knows of its clock, or None. adjtimex with no mode only reads."""
+    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
+    if adjtimex is None:
+        return None
+    state = adjtimex(ctypes.create_string_buffer(_TIMEX_NBYTES))
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def _ports(settings: ServerSettings) -> Iterator[Port]:
+    for role in _ROLES:
+        number = getattr(settings, f"{role}_port")
+        if number is None:
+            continue
+        host = settings.host_of(role)
+        address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+        problem = _why_not(host, number)
+        holder = holder_of(number) if problem else None
+        yield Port(role, address, problem, "" if holder is None else str(holder), _is_server(holder))
+
+
+def _is_server(holder: Holder | None) -> bool:
+    return holder is not None and holder.is_server
+
+
+def _why_not(host: str, port: int) -> str:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(1)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""
+
+
+def _servers() -> Iterator[RunningServer]:
+    """The servers of this machine; where a process has several ports, by the first."""
+    own = running()
+    for (uid, pid), names in sorted(own.items()):
+        yield RunningServer(uid, str(min(names)), pid)
+    told = {name for names in own.values() for name in names}
+    others = [one for one in listening_names(_text("/proc/net/unix")) if one not in told]
+    for name in others:
+        yield RunningServer(name.uid, str(name), 0)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
