@@ -51,14 +51,14 @@ def test_errors() -> None:
 
 @pytest.mark.parametrize(
     ("body", "ready"),
-    [(b"", False), (b" \n", False), (b"{}", False), (b'{"ready":true}', True), (b'{"ready":false}', False)],
+    [(b"", False), (b" \n", False), (b"{}", False), (b'{"ready":true}', True), (b'{"ready":null}', False)],
 )
 def test_index_request(body: bytes, ready: bool) -> None:
     assert asks_for_ready_only(body) is ready
 
 
 @pytest.mark.parametrize(
-    "value", [b"1", b'"true"', b"null", b"[true]", b"[" * 250_000 + b"]" * 250_000, b"[" * 250_000]
+    "value", [b"1", b'"true"', b"[true]", b"[" * 250_000 + b"]" * 250_000, b"[" * 250_000]
 )
 def test_index_request_that_asks_for_nonsense(value: bytes) -> None:
     with pytest.raises(InvalidArgument) as caught:

@@ -51,6 +51,14 @@ def refusal(check: ModelCheck, given_request: InferRequest) -> str:
     return str(caught.value)
 
 
+def test_of_several_wrong_inputs_the_last_is_named() -> None:
+    """As Triton does, so that a client's test finds the name that it looks for."""
+    check = check_of(A, B)
+    wrong = [tensor("A", "FP32", (1, 3)), tensor("B", "INT8", (1, 2, 2))]
+    assert "input 'B'" in refusal(check, request(*wrong))
+    assert "input 'A'" in refusal(check, request(wrong[0], tensor("B", "INT8", (1, 2))))
+
+
 def test_a_batching_model_counts_rows_and_bytes() -> None:
     assert check_of().check(request(a(3))) == CheckedRequest(3, (("A", (4,)),), 48)
 

@@ -101,7 +101,8 @@ class ModelCheck:
                 return self._check_alone(checks[0], request.inputs[0])
             return self._check_together(checks, request.inputs)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{_prefix(request)}{error}") from None
+            last = _last_fault(checks, request.inputs) or error
+            raise InvalidArgument(f"{_prefix(request)}{last}") from None
 
     def _check_alone(self, check: _InputCheck, tensor: InputTensor) -> CheckedRequest:
         checked = check.check_alone(tensor)
@@ -189,6 +190,16 @@ class ModelCheck:
             seen.add(name)
         if len(self._accepted_outputs) < _REMEMBERED:
             self._accepted_outputs.add(names)
+
+
+def _last_fault(checks: Sequence[_InputCheck], inputs: Sequence[InputTensor]) -> InvalidArgument | None:
+    """What is wrong with the last input that is wrong by itself: of several, Triton names that one."""
+    for check, tensor in zip(reversed(checks), reversed(inputs), strict=True):
+        try:
+            check.measure(tensor)
+        except InvalidArgument as error:
+            return error
+    return None
 
 
 class SequenceCheck(ModelCheck):

@@ -157,9 +157,9 @@ def asks_for_ready_only(body: bytes) -> bool:
     if not isinstance(document, dict):
         raise InvalidArgument("the body of a repository index request must be a JSON object")
     ready = document.get("ready", False)
-    if not isinstance(ready, bool):
+    if not isinstance(ready, bool | None):  # clients that write all their fields leave it null
         raise InvalidArgument(_NOT_BOOLEAN)
-    return ready
+    return bool(ready)
 
 
 def load_parameters(body: bytes) -> dict[str, Any]:
