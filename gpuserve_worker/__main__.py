@@ -1,4 +1,4 @@
-"""``python -m gpuserve_worker BOOT_FD LINK_FD``, both inherited from the supervisor: a worker process."""
+"""``python -m gpuserve_worker BOOT_FD LINK_FD [STACKS_FD]``, all inherited: a worker process."""
 
 from __future__ import annotations
 

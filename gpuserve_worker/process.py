@@ -13,17 +13,21 @@ from gpuserve_worker.calling.callable import LoadError
 from gpuserve_worker.devices import is_unusable
 from gpuserve_worker.loading import close_model, load_model, new_loop, warm_up
 from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.stacks import leave_to_others, show_on_signal
 from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
 from gpuserve_worker.running import lifecycle
 from gpuserve_worker.running.supervision import Reporter, Supervision
 
 
 def run() -> int:
-    """Serve a model until told to stop; the exit status. The command line has the two descriptors."""
-    if len(sys.argv) != 3 or not all(argument.isdigit() for argument in sys.argv[1:]):
-        sys.stderr.write("gpuserve_worker is started by the supervisor, with two descriptors\n")
+    """Serve a model until told to stop; the exit status. The command line has the descriptors."""
+    if len(sys.argv) not in (3, 4) or not all(argument.isdigit() for argument in sys.argv[1:]):
+        sys.stderr.write("gpuserve_worker is started by the supervisor, with its descriptors\n")
         return lifecycle.EXIT_USAGE
-    boot, link = (Link.from_fd(int(argument)) for argument in sys.argv[1:])
+    boot_fd, link_fd, *stacks_fd = map(int, sys.argv[1:])
+    for fd in stacks_fd:
+        show_on_signal(fd)
+    boot, link = Link.from_fd(boot_fd), Link.from_fd(link_fd)
     lifecycle.prepare_process()
     lifecycle.keep_from_children(boot, link)
     received = boot.receive()
@@ -36,6 +40,7 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     lifecycle.set_title(f"gs:{init.model}/{init.instance}")
     supervision = Supervision(boot)
     supervision.start()
+    leave_to_others()
     reporter = Reporter(boot)
     started_s = time.monotonic()
     _place(init, reporter)

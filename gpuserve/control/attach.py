@@ -6,7 +6,7 @@ A server listens on one abstract AF_UNIX name for each of its ports, which a cli
 ::
 
     program -> server   Hello, BindModel, WorkerUp, WorkerDown, UnbindModel
-    server -> program   Welcome, Bound, BindRefused, Replaced, Ended
+    server -> program   Welcome, Bound, BindRefused, Replaced, WorkerHung, Ended
 
 Framed as in ``messages.py``; no callable travels. A program says ``Hello`` first and is answered by
 ``Welcome``, or by ``Ended`` where the two do not fit together. The end of the socket, on either side, is the
@@ -39,8 +39,8 @@ _LOCAL_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-loca
 _ROOT: Final = 0
 #: Of SO_PEERCRED: the process, the user and the group at the other end.
 _CREDENTIALS: Final = struct.Struct("iII")
-#: Raised whenever a field of a message changes meaning.
-PROTOCOL: Final = 1
+#: Raised whenever a field of a message changes meaning, or there is one more message.
+PROTOCOL: Final = 2
 
 
 # ---- addresses ------------------------------------------------------------------------------
@@ -164,6 +164,18 @@ class Replaced(NamedTuple):
     model: str
 
 
+class WorkerHung(NamedTuple):
+    """A callable is not back, as ``messages.ExecutionHung`` says it. With a limit the server has let the
+    worker go.
+    """
+
+    model: str
+    instance: str
+    pid: int
+    ran_s: float
+    limit_s: float
+
+
 class Ended(NamedTuple):
     """The server lets this program go; ``reason`` is a sentence."""
 
@@ -182,6 +194,7 @@ ATTACH: Final = Vocabulary(
         22: BindRefused,
         23: Replaced,
         24: Ended,
+        25: WorkerHung,
     }
 )
 

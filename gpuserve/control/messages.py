@@ -6,7 +6,7 @@
                           InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState, Adjust,
                           Quiesce, Resume, TakeCensus, Happened, WatchRates
     front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
-                          Quiesced, Census, Noticed, Rates
+                          Quiesced, Census, ExecutionHung, Noticed, Rates
     either way            Changed, LostGpus
 
 A *generation* is one load of one version of a model. Its number is never used again by the same server, so
@@ -286,6 +286,19 @@ class Rates(NamedTuple):
     gpus: tuple[tuple[Any, ...], ...]
 
 
+class ExecutionHung(NamedTuple):
+    """An instance, whose worker is the process ``pid``, has run one call for ``ran_s`` seconds, which is over
+    the model's limit. The front has given it up; its worker is to be killed. With ``limit_s`` 0 there is no
+    limit, and this is only to be told.
+    """
+
+    generation: int
+    instance: str
+    pid: int
+    ran_s: float
+    limit_s: float
+
+
 class Changed(NamedTuple):
     """Settings that clients have changed while the server runs; ``kind`` is "log" or "trace". From a front:
     all of that kind, to be remembered. To a front: what its predecessor said last.
@@ -321,6 +334,6 @@ CONTROL: Final = Vocabulary(dict(enumerate((
     Setup, AddModel, RemoveModel, ServeModel, Resize, RetireInstance, ModelStates, Outcome, InstanceUp,
     InstanceDown, Serving, Drain, Quiesce, Resume, TakeCensus, Quit, FrontReady, Retired, InstanceRetired,
     LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,
-    Happened, Noticed, WatchRates, Rates,
+    Happened, Noticed, WatchRates, Rates, ExecutionHung,
 ), start=1)))
 # fmt: on

@@ -408,6 +408,13 @@ class ModelOptions:
         "Whether a batch runs once more when the worker that had it died; never where decoupled or in "
         "sequences.",
     )
+    execution_timeout_s: float = option(
+        0.0,
+        "Seconds that a call of the callable may take, or the next response of a stream; then its worker is "
+        "killed and replaced, and its requests get DEADLINE_EXCEEDED. 0 is no limit: the log tells of a call "
+        "that takes over a minute.",
+        least=0,
+    )
 
 
 #: What of a declaration decides how its requests look, and their answers.

@@ -1,4 +1,4 @@
-"""``python -m gpuserve.front CONTROL_FD``: a front process, as the supervisor starts it."""
+"""``python -m gpuserve.front CONTROL_FD STACKS_FD``: a front process, as the supervisor starts it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from typing import Final
 
 from gpuserve.front import interpreter
+from gpuserve_worker.protocol.stacks import show_on_signal
 
 #: The messages of the protocol are two modules of this package, which itself is a client: it brings grpcio,
 #: a fifth of the memory of a front that never uses it.
@@ -15,8 +16,9 @@ _CLIENT_PACKAGE: Final = "tritonclient.grpc"
 
 
 def main(argv: list[str]) -> int:
-    """Run a front on the control socket whose descriptor is the one argument."""
+    """Run a front on the control socket whose descriptor is the first argument."""
     interpreter.begin()
+    show_on_signal(int(argv[2]))
     control_fd = int(argv[1])
     os.set_inheritable(control_fd, False)
 

@@ -43,7 +43,6 @@ SEEN_BY_FRONT: Final = frozenset(
         EventKind.DOOR_HUNG,
         EventKind.REFUSALS,
         EventKind.SLOW_BATCH,
-        EventKind.EXECUTION_HUNG,
     }
 )
 #: The facts that events of a kind may have, beside the time, the model, its version and the instance.
@@ -61,13 +60,13 @@ FACTS: Final[Mapping[EventKind, tuple[str, ...]]] = {
     EventKind.GPU_FENCED: ("uuid", "device", "reason"),
     EventKind.GPU_RELEASED: ("uuid", "device"),
     EventKind.FRONT_DIED: ("reason", "pid", "restart_in_s"),
-    EventKind.FRONT_HUNG: ("pid", "silent_s"),
+    EventKind.FRONT_HUNG: ("pid", "silent_s", "replaced"),
     EventKind.DOOR_DIED: ("door", "reason", "restart_in_s"),
     EventKind.DOOR_HUNG: ("door", "pid", "silent_s"),
     EventKind.REFUSALS: ("refusals", "reasons", "period_s"),
     EventKind.SLOW_BATCH: ("duration_s", "usual_s", "batches", "period_s"),
-    EventKind.EXECUTION_HUNG: ("running_s", "pid"),
-    EventKind.LOAD_SLOW: ("loading_s", "phase", "pid"),
+    EventKind.EXECUTION_HUNG: ("running_s", "limit_s", "pid"),
+    EventKind.LOAD_SLOW: ("loading_s", "phase", "place", "pid"),
     EventKind.LOG: ("line", "level"),
     EventKind.SAMPLE: ("server", "models", "gpus", "doors"),
 }

@@ -47,6 +47,7 @@ from gpuserve.supervisor.reload.config_reload import ConfigReload
 from gpuserve.supervisor.reload.polling import FilePolling
 from gpuserve.supervisor.reload.run import ConfigWork
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
+from gpuserve.supervisor.workers.hang import Hang
 from gpuserve.supervisor.workers.worker_events import tell_changed, tell_lost
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 from gpuserve_worker.protocol.wire import WireError
@@ -108,6 +109,14 @@ class _Parts:
                 self.operator.census.answer(ticket, message)
             case messages.LostGpus(tuple(gpus)):
                 self.gpus.gpus_lost(gpus)
+            case _:
+                self._hear(message)
+
+    def _hear(self, message: Any) -> None:
+        """Take what the front has seen; ``WireError`` where it is no message of a front's."""
+        match message:
+            case messages.ExecutionHung(int(generation), str(), int(), float(), float()):
+                self._execution_hung(generation, Hang(*message[1:]))
             case messages.Rates(tuple()):
                 self._sample(message)
             case messages.Noticed(str(), str(), int(), str(), dict()):
@@ -118,6 +127,20 @@ class _Parts:
     def _sample(self, rates: messages.Rates) -> None:
         status = self.operator.status.document(messages.Census(*rates.census))
         self.publication.sample(status, rates)
+
+    def _execution_hung(self, generation: int, hang: Hang) -> None:
+        """Have who keeps the worker of an instance end it, or tell of it."""
+        spec = self.models.execution_hung(generation, hang) or self.attached.execution_hung(generation, hang)
+        if spec is not None:
+            self._core.events.tell(
+                EventKind.EXECUTION_HUNG,
+                model=spec.name,
+                version=spec.version,
+                instance=hang.instance,
+                running_s=round(hang.ran_s, 3),
+                limit_s=hang.limit_s,
+                pid=hang.pid,
+            )
 
     def _noticed(self, message: messages.Noticed) -> None:
         kind, model, version, instance, facts = message

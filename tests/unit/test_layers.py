@@ -103,7 +103,8 @@ ALLOWED = {
         "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/export/templates": "gpuserve/export/sizing",
     "gpuserve/follow": "gpuserve/control gpuserve/errors gpuserve/journal",
-    "gpuserve/front": "gpuserve/front/exchange gpuserve/front/process gpuserve/settings",
+    "gpuserve/front":
+        "gpuserve/front/exchange gpuserve/front/process gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/front/batching":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
         "gpuserve/settings gpuserve/states",

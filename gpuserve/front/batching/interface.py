@@ -153,6 +153,9 @@ class Scheduler(BatchSource, Protocol):
     def is_idle(self, name: str) -> bool:
         return self._slots.is_idle(name)
 
+    def began_at(self, name: str) -> float:
+        return self._slots.began_at(name)
+
     def computed(self, batch: Batch) -> None:
         """The call of a batch is over; another may run in its place before its end, but in sequences."""
         return

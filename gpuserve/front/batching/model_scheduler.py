@@ -70,6 +70,8 @@ class ModelScheduler(Scheduler):
         self._slots: InstanceSlots = InstanceSlots(may_lead(spec)) if slots is None else slots
         self._prefetch = spec.prefetch
         self._retry_on_death = spec.retry_on_worker_death
+        #: Not where it must be known which call is not back: those whose answers wait may be over.
+        self._answers_may_wait = spec.retry_on_worker_death and not spec.execution_timeout_s
         self._counts = RequestCounts()
         time = self._slots.service_time
         self._eviction = Eviction(self._queue, self._former, time, self._counts)
@@ -194,7 +196,7 @@ class ModelScheduler(Scheduler):
         again = retried is not None
         alone = again or not self._former.merges
         batch = slots.place(requests, rows, alone, now, secluded=again, instance=instance)
-        if queue.requests and rows == 1 and self._retry_on_death and requests[0].retriable:
+        if queue.requests and rows == 1 and self._answers_may_wait and requests[0].retriable:
             # Others follow. A worker that dies while the answer waits may have begun some, which run again.
             batch.may_wait = slots.expected_s(batch) < _SHORT_S
         return batch

@@ -70,6 +70,13 @@ def worker_died(model: str, attempts: int) -> RequestError:
     return Unavailable(f"model {model!r}: the worker process died while it ran this request")
 
 
+def not_back(model: str, instance: str, limit_s: float) -> RequestError:
+    return DeadlineExceeded(
+        f"model {model!r}: the callable of instance {instance} was not back within execution_timeout_s, "
+        f"{limit_s:g} s, and was ended"
+    )
+
+
 def not_started(model: str, sequence: int | str) -> RequestError:
     """The error of a request whose sequence is not there: not begun, ended, idle for too long, or lost."""
     return InvalidArgument(

@@ -122,6 +122,11 @@ class Places(Generic[InstanceT]):
         self.room += instance.capacity
         self._lead = None
 
+    def began_at(self, name: str) -> float:
+        """When the oldest batch of an instance that runs one at a time began at the earliest."""
+        instance = self._instances.get(name)
+        return 0.0 if instance is None or instance.began_at == math.inf else instance.began_at
+
     def retire(self, name: str) -> None:
         instance = self._instances.get(name)
         if instance is not None and not instance.retired:

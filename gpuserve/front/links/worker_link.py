@@ -51,8 +51,10 @@ class WorkerLink:
         epoch: int,
         on_messages: Callable[[WorkerLink, Sequence[wire.Message]], bool],
         on_down: Callable[[WorkerLink, str], None],
+        pid: int = 0,
     ) -> None:
         self.instance = instance
+        self.pid = pid
         self.slots = slots
         self.outputs = OutputMemory()
         self.exports = Exports(self)
@@ -136,6 +138,11 @@ class WorkerLink:
         """Called now and then: have the worker give up what it has not used since, where that may be much."""
         if self.outputs.nbytes > SEGMENT_NBYTES:
             self.send(wire.Shrink())
+
+    def give_up(self, reason: str, grace_s: float) -> None:
+        """Read and send nothing more; a worker that is not dead after the grace is killed."""
+        if not self._closed:
+            self._end(reason, grace_s)
 
     def next_loan(self) -> int:
         """A number for a segment of another worker's arena that is lent to this one."""

@@ -58,7 +58,7 @@ class BatchRunner:
         self._answers = answers
         self._metrics = metrics
         self._on_other = on_other
-        self._in_flight = InFlightBatches()
+        self.in_flight = InFlightBatches()
         self._loop = asyncio.get_running_loop()
         self.pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
@@ -109,11 +109,11 @@ class BatchRunner:
             gathered, run = self._messages.pack(batch, link)
         except OutOfMemory as error:
             logger.warning("model %s: %s", self._spec.name, error)
-            self._queueing.source.complete(batch.batch_id)
+            self._queueing.source.complete(batch.batch_id, None, now)
             self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
             return None
         flight = InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
-        self._in_flight.add(flight)
+        self.in_flight.add(flight)
         for request in batch.requests:
             if request.deadline is not None:
                 self._watch(flight)
@@ -137,11 +137,11 @@ class BatchRunner:
                 self._queueing.scheduler.cancel(pending)
                 late = refusals.too_late(self._spec.name, pending.request.timeout_s, was_queued=False)
                 self._answers.fail_now(pending, late, FailureReason.OTHER)
-                self._in_flight.call_off(pending)
+                self.in_flight.call_off(pending)
         self._watch(flight)
 
     def call_off(self, pending: PendingRequest) -> None:
-        self._in_flight.call_off(pending)
+        self.in_flight.call_off(pending)
 
     # ---- answers in -----------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class BatchRunner:
                 else:
                     is_urgent |= self._on_notice(link, message)
                     continue
-                flight = self._in_flight.land(link, message.batch_id, message.inputs_free)
+                flight = self.in_flight.land(link, message.batch_id, message.inputs_free)
                 self._queueing.source.complete(message.batch_id, took_s, now)
                 ended.append((flight, end))
         finally:  # one that was nonsense takes no answers from those before it
@@ -182,12 +182,12 @@ class BatchRunner:
                 return self._on_yield(link, message)
             case wire.Computed(batch_ids):
                 for batch_id in batch_ids:
-                    self._queueing.scheduler.computed(self._in_flight.at(link, batch_id).batch)
+                    self._queueing.scheduler.computed(self.in_flight.at(link, batch_id).batch)
                 self._pump()
             case wire.Split():
                 self._metrics.instance(link.instance).oom_splits += 1
             case wire.Released(batch_ids):
-                self._in_flight.release(link, batch_ids)
+                self.in_flight.release(link, batch_ids)
             case _:
                 self._on_other(link, message)
         return False
@@ -221,14 +221,14 @@ class BatchRunner:
         self._metrics.executed(batch.instance, batch.rows, flight.sent_at, phases, batch.requests, answers)
 
     def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
-        flight = self._in_flight.at(link, message.batch_id)
+        flight = self.in_flight.at(link, message.batch_id)
         answers = self._messages.unpack(link, flight.batch, message, flight.yield_gone)
         for pending in self._answers.pass_on(flight, answers, message.last):
-            self._in_flight.call_off(pending)  # nobody waits for more of it
+            self.in_flight.call_off(pending)  # nobody waits for more of it
         if flight.count_yield() > 1:
             return False
         # What was put out leaves at the end of the next turn of the loop.
-        self._loop.call_soon(self._loop.call_soon, self._in_flight.go_on, flight)
+        self._loop.call_soon(self._loop.call_soon, self.in_flight.go_on, flight)
         return True
 
     def _fail(self, link: WorkerLink, flight: InFlightBatch, error: RequestError) -> None:
@@ -242,7 +242,7 @@ class BatchRunner:
 
     def lose(self, link: WorkerLink) -> list[PendingRequest]:
         """Forget the batches of a worker that is gone; the requests that were at it, in order."""
-        return self._in_flight.lose(link)
+        return self.in_flight.lose(link)
 
     def close(self) -> None:
         if self._wakeup is not None:

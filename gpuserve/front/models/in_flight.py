@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.running_calls import RunningCall
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.wire import YIELD_WINDOW, Cancel, Credit, WireError
 
@@ -43,17 +44,29 @@ class InFlightBatch:
     account: StreamAccount | None = None
     timer: TimerHandle | None = None
     _gone: int = 0
+    #: Messages of responses that have come, and how many the worker may send.
     _yields: int = 0
+    _credit: int = 1
 
     def count_yield(self) -> int:
         self._yields += 1
         return self._yields
 
+    def give_credit(self, yields: int) -> None:
+        """Let the worker send so many messages of responses more."""
+        self._credit += yields
+        self.link.send(Credit(self.batch.batch_id, yields))
+
+    def running_call(self, began_at: float) -> RunningCall:
+        began_at = max(self.sent_at, began_at)
+        is_held_back = self._yields >= self._credit
+        return RunningCall(self.batch.instance, self.batch.batch_id, began_at, self._yields, is_held_back)
+
     def yield_gone(self) -> None:
         """Count one more message of responses that has left, and tell the worker now and then."""
         self._gone += 1
         if self._gone >= _CREDIT_YIELDS:
-            self.link.send(Credit(self.batch.batch_id, self._gone))
+            self.give_credit(self._gone)
             self._gone = 0
 
 
@@ -63,6 +76,8 @@ class InFlightBatches:
     def __init__(self) -> None:
         self._flights: dict[int, InFlightBatch] = {}
         self._lent: dict[int, tuple[WorkerLink, list[Block]]] = {}
+        #: What workers may still write to that were given up, and are not dead yet.
+        self._given_up: dict[WorkerLink, list[Block]] = {}
 
     def add(self, flight: InFlightBatch) -> None:
         self._flights[flight.batch.batch_id] = flight
@@ -78,7 +93,21 @@ class InFlightBatches:
     def go_on(self, flight: InFlightBatch) -> None:
         """Let a stream's worker send more than the first responses, which have left."""
         if flight.batch.batch_id in self._flights:
-            flight.link.send(Credit(flight.batch.batch_id, YIELD_WINDOW - 1))
+            flight.give_credit(YIELD_WINDOW - 1)
+
+    def running(self, began_at: Callable[[str], float]) -> Iterator[RunningCall]:
+        """The batches that run now. An instance that runs one at a time began its oldest at ``began_at``."""
+        one_by_one: set[WorkerLink] = set()
+        for flight in self._flights.values():
+            link = flight.link
+            if link.slots > 1:
+                yield flight.running_call(0.0)
+            elif link not in one_by_one:
+                one_by_one.add(link)
+                yield flight.running_call(began_at(link.instance))
+
+    def find(self, batch_id: int) -> InFlightBatch | None:
+        return self._flights.get(batch_id)
 
     def call_off(self, pending: PendingRequest) -> None:
         """Tell the worker that runs this request, if one does, that nobody waits for it any more."""
@@ -117,9 +146,32 @@ class InFlightBatches:
                 del self._lent[batch_id]
                 _free(blocks)
 
+    def give_up(self, link: WorkerLink) -> list[PendingRequest]:
+        """As ``lose``, of a worker that is not gone yet: what it held is kept for it until then."""
+        requests: list[PendingRequest] = []
+        kept = self._given_up.setdefault(link, [])
+        for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
+            flight = self._flights.pop(batch_id)
+            if flight.timer is not None:
+                flight.timer.cancel()
+            kept += flight.blocks
+            requests += flight.requests
+        return requests
+
+    @property
+    def dying(self) -> Collection[WorkerLink]:
+        """The workers that were given up and are not dead yet."""
+        return self._given_up.keys()
+
+    def keep_body(self, link: WorkerLink, pending: PendingRequest) -> None:
+        """Keep the body of a request, which is over, for a worker that was given up."""
+        self._given_up[link] += pending.blocks
+        pending.blocks = ()
+
     def lose(self, link: WorkerLink) -> list[PendingRequest]:
         """Free what a worker held that is gone; the requests that were at it, in order."""
         requests: list[PendingRequest] = []
+        _free(self._given_up.pop(link, ()))
         for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
             flight = self._flights.pop(batch_id)
             if flight.timer is not None:

@@ -23,6 +23,7 @@ from gpuserve.front.models.batch_runner import BatchRunner, Queueing
 from gpuserve.front.models.instances import Instances
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_workers import ModelWorkers
+from gpuserve.front.models.overdue_calls import OverdueCalls
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.metrics import ModelMetrics
@@ -68,6 +69,7 @@ class ModelDriver(Driver):
         self._runner = runner = BatchRunner(spec, queueing, messages, instances, answers, metrics, on_other)
         inputs = messages.device_inputs
         self.workers = ModelWorkers(spec, queueing, instances, inputs, self.arena, answers, runner, metrics)
+        self.overdue = OverdueCalls(spec, queueing, runner, self.workers, answers, metrics)
 
     @property
     def ready(self) -> bool:
@@ -171,6 +173,7 @@ class ModelDriver(Driver):
 
     def close(self) -> None:
         self.workers.close()
+        self.overdue.close()
         self._runner.close()
         self.arena.close()
 

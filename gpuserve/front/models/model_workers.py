@@ -73,9 +73,12 @@ class ModelWorkers:
         link = self.instances.remove(instance, restart_in_s)
         if link is not None:
             self._lose(link, reason, self.refusal if self._closed else None)
-            # Nobody may tell us more of it: then this does.
-            asyncio.get_running_loop().call_later(_LOOK_S, self._refuse_hopeless, instance)
+            self.look_later(instance)
         self._refuse_hopeless(instance)
+
+    def look_later(self, instance: str) -> None:
+        """See whether one that went is still gone: nobody may tell us more of it."""
+        asyncio.get_running_loop().call_later(_LOOK_S, self._refuse_hopeless, instance)
 
     def _refuse_hopeless(self, instance: str) -> None:
         """Let nobody wait for what cannot run soon, when an instance went and when it is gone for long."""

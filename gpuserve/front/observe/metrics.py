@@ -78,6 +78,8 @@ class InstanceMetrics:
     compute: Histogram = field(default_factory=lambda: Histogram(DURATION_BUCKETS))
     restarts: int = 0
     oom_splits: int = 0
+    #: How often it was ended because its callable was not back in time.
+    timeouts: int = 0
     load_s: float = 0.0
     #: How many workers of this name are in rotation: two while one is replaced by another.
     up: int = 0

@@ -38,6 +38,7 @@ _OUTCOMES: Final[Sequence[tuple[str, str, str, Callable[[ModelMetrics], Mapping[
 #: A counter of each instance, by what it is and by all that it has done.
 _OF_INSTANCES: Final[Sequence[tuple[str, str, Callable[[InstanceMetrics, Executions], int]]]] = (
     ("worker_restarts", "Deaths of the instance's worker.", lambda one, _: one.restarts),
+    ("execution_timeouts", "Calls that were not back in time, and ended.", lambda one, _: one.timeouts),
     ("oom_splits", "Batches run in halves for want of memory on the device.", lambda one, _: one.oom_splits),
     ("instance_requests_success", "Requests that it answered.", lambda _, done: done.requests),
     ("instance_inferences", "Rows of those requests.", lambda _, done: done.rows),

@@ -119,6 +119,7 @@ class Front:
         self._parts = FrontParts(service, generations, ports, draining, rates)
         self._obeyed_by = self._dispatch_table(self._parts)
         self._spawn(keep_trim(generations.shrink))
+        self._spawn(generations.watch.run())
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
         self._spawn(self._listen(ports, dict(zip(setup.listeners, fds, strict=True))))

@@ -28,6 +28,7 @@ from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.callable_metrics import CallableMetrics, Owner
 from gpuserve.front.observe.metrics import LatencyWindow, ModelMetrics
+from gpuserve.front.process.call_watch import ExecutionWatch
 from gpuserve.front.process.model_calls import ModelCalls
 from gpuserve.front.process.ports import Spawn
 from gpuserve.front.service.control import Say
@@ -73,6 +74,8 @@ class Generations:
         self._of_workers: dict[int, ModelDriver] = {}
         #: The generations that get the requests for a model.
         self._served: dict[str, set[int]] = {}
+        #: Ends calls that are not back in time, while it runs.
+        self.watch = ExecutionWatch(self._of_workers, say, parts.service.models.refresh)
 
     # ---- generations ----------------------------------------------------------------------
 
@@ -175,13 +178,21 @@ class Generations:
         instance, sock, pidfd = message.instance, socket.socket(fileno=fds[0]), fds[1]
 
         def on_down(link: WorkerLink, reason: str) -> None:
-            driver.workers.instance_down(link.instance, reason)
+            if not driver.overdue.bury(link):
+                driver.workers.instance_down(link.instance, reason)
             self._service.models.refresh(driver.spec.name)
 
         driver.metrics.instance(instance).load_s = message.load_s
         epoch, gpus = self._parts.epoch, self._service.control.gpus
         link = WorkerLink(
-            instance, message.slots, sock, pidfd, epoch, driver.workers.runner.on_messages, on_down
+            instance,
+            message.slots,
+            sock,
+            pidfd,
+            epoch,
+            driver.workers.runner.on_messages,
+            on_down,
+            message.pid,
         )
         device = next((one.device for one in driver.spec.instances if one.name == instance), "")
         self._parts.links.add(device, link)

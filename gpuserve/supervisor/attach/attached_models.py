@@ -12,13 +12,23 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from gpuserve.control import messages
-from gpuserve.control.attach import BindRefused, Bound, Replaced, Welcome, WorkerDown, attach_name
+from gpuserve.control.attach import (
+    BindRefused,
+    Bound,
+    Replaced,
+    Welcome,
+    WorkerDown,
+    WorkerHung,
+    attach_name,
+)
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
 from gpuserve.journal.kinds import EventKind
 from gpuserve.supervisor.attach.attached_program import AttachedModel, AttachedProgram
 from gpuserve.supervisor.core.life import LiveInstance
 from gpuserve.supervisor.core.local_listener import LocalListener
 from gpuserve.supervisor.core.server_core import ServerCore
+from gpuserve.supervisor.workers.hang import Hang
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +127,17 @@ class AttachedModels:
                 reason=down.reason,
                 restart_in_s=round(down.restart_in_s, 3),
             )
+
+    def execution_hung(self, generation: int, hang: Hang) -> ModelSpec | None:
+        """Have the program of an instance end it, or tell of it: its worker is that program's child. Return
+        the model; None where no program has it.
+        """
+        for name, program in self._served_by.items():
+            model = program.models[name]
+            if model.generation == generation:
+                program.tell(WorkerHung(name, *hang))
+                return model.spec
+        return None
 
     def program_lost(self, program: AttachedProgram, reason: str) -> None:
         level = logging.WARNING if program.models else logging.INFO

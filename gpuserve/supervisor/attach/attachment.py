@@ -20,6 +20,7 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import AttachError, BindError, GpuserveError
 from gpuserve.states import StepTable
 from gpuserve.supervisor.attach.bound_models import BoundModels
+from gpuserve.supervisor.workers.hang import Hang
 from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.wire import WireError
@@ -173,6 +174,8 @@ class Attachment:
                 self._models.bound(model)
             case attach.BindRefused(str(model), str(text)) if self.is_connected:
                 self._models.give_up(model, BindError(text))
+            case attach.WorkerHung(str(model), str(), int(), float(), float()) if self.is_connected:
+                self._models.execution_hung(model, Hang(*message[1:]))
             case attach.Replaced(str(model)) if self.is_connected:
                 self._on_taken_over(model)
             case other:

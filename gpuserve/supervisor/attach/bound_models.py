@@ -14,6 +14,7 @@ from gpuserve.errors import GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_life import SettingsInForce
+from gpuserve.supervisor.workers.hang import Hang
 from gpuserve.supervisor.workers.worker_group import WorkerGroup
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 
@@ -80,6 +81,12 @@ class BoundModels:
         if (served := self._waiting.pop(model, None)) is not None:
             served.set_exception(failure)
         self._server.check_started()
+
+    def execution_hung(self, model: str, hang: Hang) -> None:
+        group = self._groups.get(model)
+        for worker in () if group is None else group.all:
+            if worker.instance.name == hang.instance:
+                worker.hung(hang)
 
     # ---- ending ---------------------------------------------------------------------------
 

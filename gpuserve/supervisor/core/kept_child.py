@@ -17,6 +17,7 @@ from gpuserve.settings import logs
 from gpuserve.supervisor.core.log_lines import LogLines
 from gpuserve.supervisor.core.output_rate import OutputRate
 from gpuserve.supervisor.core.processes import Child
+from gpuserve.supervisor.core.stacks import ChildStacks
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class KeptChild:
     ) -> None:
         self.process = process
         self.channel = channel
+        self.stacks = ChildStacks(process, reactor)
         self._reactor = reactor
         self._relay = OutputRelay(process.output, fields, reactor, rate, lines)
         self._exit_reason: str | None = None
@@ -84,6 +86,7 @@ class KeptChild:
 
     def close(self) -> None:
         self.exit_reason()
+        self.stacks.close()
         self._reactor.unwatch(self.process.pidfd)
         self.stop_listening()
         self._relay.close()

@@ -1,10 +1,11 @@
 """The life of one instance as states and a table. Pure: the time is an argument (seconds of a monotonic
-clock), and nothing is started here.
+clock), and nothing is started here. One that is HUNG ran its callable for too long and is being killed; the
+arrows from there are those from READY, but for ``hang``.
 
 ::
 
             spawned            loaded             stop
-    DOWN ────────────► LOADING ────────► READY ──────────► STOPPING
+    DOWN ────────────► LOADING ────────► READY ──────────► STOPPING        READY ──hang──► HUNG
      ▲ ▲                  │ died           │ died             │ died
      │ │  restart is due  ▼                ▼                  ▼
      │ └──────────────  WAITING ◄──────────┘               STOPPED
@@ -27,6 +28,7 @@ class InstanceState(enum.Enum):
     DOWN = "DOWN"
     LOADING = "LOADING"
     READY = "READY"
+    HUNG = "HUNG"
     WAITING = "WAITING"
     FENCED = "FENCED"
     STOPPING = "STOPPING"
@@ -38,6 +40,7 @@ class LifeEvent(enum.Enum):
 
     SPAWNED = "SPAWNED"
     LOADED = "LOADED"
+    HANG = "HANG"
     DIED = "DIED"
     DUE = "DUE"
     FENCE = "FENCE"
@@ -57,6 +60,9 @@ STEPS: Final = EventTable(
         (InstanceState.LOADING, LifeEvent.STOP): InstanceState.STOPPING,
         (InstanceState.READY, LifeEvent.DIED): InstanceState.WAITING,
         (InstanceState.READY, LifeEvent.STOP): InstanceState.STOPPING,
+        (InstanceState.READY, LifeEvent.HANG): InstanceState.HUNG,
+        (InstanceState.HUNG, LifeEvent.DIED): InstanceState.WAITING,
+        (InstanceState.HUNG, LifeEvent.STOP): InstanceState.STOPPING,
         (InstanceState.WAITING, LifeEvent.DUE): InstanceState.DOWN,
         (InstanceState.WAITING, LifeEvent.FENCE): InstanceState.FENCED,
         (InstanceState.WAITING, LifeEvent.STOP): InstanceState.STOPPED,
@@ -120,7 +126,7 @@ class InstanceLife:
         return max(0.0, self.restart_at - now)
 
     def _plan_restart(self, before: InstanceState, now: float) -> None:
-        if before is InstanceState.READY and now - self._ready_at >= STEADY_S:
+        if before in {InstanceState.READY, InstanceState.HUNG} and now - self._ready_at >= STEADY_S:
             self._young_deaths = 0
         delay_s = 0.0
         if self._young_deaths:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gpuserve.control.channel import channel_pair
 from gpuserve.errors import StartupError
+from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
 
 
 class Child(Protocol):
@@ -24,6 +25,10 @@ class Child(Protocol):
     pidfd: int
     #: The read end of the child's stdout and stderr, or None where it has ours.
     output: int | None
+    #: The file that the child writes the stacks of its threads to when it is asked; None where it has none.
+    stacks: int | None
+    #: Whether ``kill`` ends it whatever it does.
+    can_be_killed: bool
 
     @property
     def pid(self) -> int:
@@ -43,6 +48,9 @@ class Child(Protocol):
     def kill(self) -> None:
         """Kill the child, if it still lives."""
 
+    def ask_stacks(self) -> bool:
+        """Have the child write the stacks of its threads to ``stacks``; False: it does not listen to that."""
+
     def close(self) -> None:
         """Close the descriptors that the supervisor holds of the child."""
 
@@ -54,10 +62,15 @@ class ChildProcess:
     stderr, or None where it has ours.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], pidfd: int, output: int | None) -> None:
+    can_be_killed = True
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], pidfd: int, output: int | None, stacks: int | None = None
+    ) -> None:
         self._process = process
         self.pidfd = pidfd
         self.output = output
+        self.stacks = stacks
 
     @property
     def pid(self) -> int:
@@ -70,6 +83,18 @@ class ChildProcess:
     @property
     def exit_status(self) -> int | None:
         return self._process.returncode
+
+    def ask_stacks(self) -> bool:
+        """Have the process write the stacks of its threads to ``stacks``; False: it does not listen to that,
+        or not yet.
+        """
+        try:
+            caught = int(_status_line(self.pid, "SigCgt"), 16) >> (STACKS_SIGNAL - 1) & 1
+        except (OSError, ValueError):
+            return False
+        if caught:  # the signal would end a process that has no handler for it
+            self.kill(STACKS_SIGNAL)
+        return bool(caught)
 
     def exit_reason(self) -> str:
         """Reap the dead process and say why it ended: "exit status 1" or "signal SIGKILL". What it has
@@ -90,9 +115,19 @@ class ChildProcess:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        os.close(self.pidfd)
-        if self.output is not None:
-            os.close(self.output)
+        for fd in (self.pidfd, self.output, self.stacks):
+            if fd is not None:
+                os.close(fd)
+
+
+def _status_line(pid: int, name: str) -> str:
+    """What the kernel says of a process under that name; ``OSError``, ``ValueError`` if it says nothing."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+        for line in status:
+            key, _, value = line.partition(":")
+            if key == name:
+                return value.strip()
+    raise ValueError(f"no {name} in /proc/{pid}/status")
 
 
 def spawn(
@@ -102,9 +137,11 @@ def spawn(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     relay_output: bool,
+    shows_stacks: bool = True,
 ) -> tuple[ChildProcess, list[socket.socket]]:
-    """Start ``python -m module ARGUMENT… FD…``, one descriptor for each channel; the child and our ends of
-    them. ``-P`` keeps the current directory off its import path: a stray ``numpy.py`` of the user's must not
+    """Start ``python -m module ARGUMENT… FD…``, one descriptor for each channel, and one more for its stacks
+    where it ``shows_stacks``; the child and our ends of them.
+    ``-P`` keeps the current directory off its import path: a stray ``numpy.py`` of the user's must not
     break a worker. With ``relay_output`` its stdout and stderr come to ``ChildProcess.output``. Raises
     StartupError: the process could not be started; nothing stays open.
     """
@@ -120,12 +157,16 @@ def spawn(
                 theirs.callback(os.close, their_output)
                 os.set_blocking(output, False)
             fds = [their_end.fileno() for _, their_end in pairs]
+            stacks = os.memfd_create("gpuserve-stacks") if shows_stacks else None
+            if stacks is not None:
+                ours.callback(os.close, stacks)
+                fds.append(stacks)
             command = [sys.executable, "-P", "-m", module, *arguments, *map(str, fds)]
             process = _start(command, fds, their_output, environment)
             ours.pop_all()
     except OSError as error:
         raise StartupError(f"cannot start a process of {module}: {error.strerror}") from error
-    return ChildProcess(*process, output), [our_end for our_end, _ in pairs]
+    return ChildProcess(*process, output, stacks), [our_end for our_end, _ in pairs]
 
 
 def _start(

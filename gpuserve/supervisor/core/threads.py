@@ -6,6 +6,7 @@ user's own. A thread cannot be killed; it ends when its callable returns.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import socket
@@ -37,6 +38,7 @@ class WorkerThread:
     output: int | None = None
     #: No signal ends it without the process.
     killed = False
+    can_be_killed = False
     #: Nor is there a status without one.
     exit_status: int | None = None
 
@@ -53,6 +55,8 @@ class WorkerThread:
             opened.callback(os.close, self.pidfd)
             ended = os.dup(self.pidfd)
             opened.callback(os.close, ended)
+            self.stacks: int | None = os.memfd_create("gpuserve-stacks")
+            opened.callback(os.close, self.stacks)
             self._thread = threading.Thread(
                 target=self._run, args=(ended,), name=f"gpuserve-{name}", daemon=True
             )
@@ -78,8 +82,16 @@ class WorkerThread:
         if not self._loaded:
             os.eventfd_write(self.pidfd, 1)
 
+    def ask_stacks(self) -> bool:
+        """Write the stacks of all threads of this process: which is the worker's is in their frames."""
+        assert self.stacks is not None
+        faulthandler.dump_traceback(file=self.stacks, all_threads=True)
+        return True
+
     def close(self) -> None:
         os.close(self.pidfd)
+        if self.stacks is not None:
+            os.close(self.stacks)
 
     def _run(self, ended: int) -> None:
         # Not before: a server that only has worker processes does without numpy.

@@ -34,6 +34,7 @@ from gpuserve.supervisor.models.model_operations import (
     taken_back,
 )
 from gpuserve.supervisor.models.resizing import ModelResizes
+from gpuserve.supervisor.workers.hang import Hang
 from gpuserve.supervisor.workers.worker_group import stop_timeout_s
 from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
 
@@ -168,6 +169,16 @@ class ServedModels:
         generation = self.table.get(number)
         if generation is not None:
             self._resizes.retired(generation, instance, hurried=hurried)
+
+    def execution_hung(self, number: int, hang: Hang) -> ModelSpec | None:
+        """Let an instance's keeper end it, or tell of it; the model, None where it is none of ours."""
+        generation = self.table.get(number)
+        if generation is None:
+            return None
+        for worker in generation.group.all:
+            if worker.instance.name == hang.instance:
+                worker.hung(hang)
+        return generation.spec
 
     def leave_out(self, worker: WorkerKeeper, reason: str, error: GpuserveError) -> None:
         """Serve without a version of the start that cannot be loaded, for that reason."""

@@ -198,7 +198,7 @@ class CudaProbe:
     def ask(self) -> None:
         """Start a process. Where that fails there is no answer, because it says nothing of CUDA."""
         try:
-            process, _ = spawn(_PROBE_MODULE, channels=0, relay_output=False)
+            process, _ = spawn(_PROBE_MODULE, channels=0, relay_output=False, shows_stacks=False)
         except StartupError:
             return
         self._process = process

@@ -23,6 +23,7 @@ from gpuserve.supervisor.core.output_rate import OutputRate
 from gpuserve.supervisor.core.processes import Child, spawn
 from gpuserve.supervisor.core.server_life import SettingsInForce
 from gpuserve.supervisor.core.threads import start_thread
+from gpuserve.supervisor.workers.hang import Hang, told_hang
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.running.lifecycle import EXIT_DEVICE
 
@@ -112,6 +113,23 @@ class WorkerKeeper:
         process, loaded = self._child.process, self._loaded
         fds = (self._link.fileno(), process.pidfd)
         return LiveInstance(self.instance.name, process.pid, loaded.slots, loaded.load_s, *fds)
+
+    def hung(self, hang: Hang) -> None:
+        """Log where the worker stands, whose callable is not back; and where it had a limit, replace it."""
+        process = self.process
+        if process is None or process.pid != hang.pid or self.life.state is not InstanceState.READY:
+            return  # it came back in this moment, or died
+        assert self._child is not None
+        self._child.stacks.ask(partial(self._tell_hang, process, hang))
+        if hang.limit_s:
+            self._last_words = f"its callable was not back within execution_timeout_s, {hang.limit_s:g} s"
+            self._move(LifeEvent.HANG)
+
+    def _tell_hang(self, process: Child, hang: Hang, stacks: str) -> None:
+        level = logging.ERROR if hang.limit_s else logging.WARNING
+        _log(level, told_hang(hang, can_be_killed=process.can_be_killed), stacks, self._fields)
+        if hang.limit_s:
+            process.kill()
 
     def why_lost(self) -> str:
         uuid = self.instance.placement.gpu_uuid

@@ -1,0 +1,93 @@
+"""The stacks of a process as ``faulthandler`` writes them, and what is said of them: which thread is the main
+one, where the code of the user's stands, and how a process is that shows nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import gpuserve_worker
+
+_HEAD: Final = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(.*) \(most recent call first\):")
+_FRAME: Final = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
+#: Nothing of the user's: packages, the standard library, what is compiled into Python.
+_NOT_USERS: Final = re.compile(r"/site-packages/|/dist-packages/|/lib(64)?/python3|^<(frozen|string)")
+_HERE: Final = Path(gpuserve_worker.__file__).parent.parent
+_OURS: Final = (f"{_HERE}/gpuserve/", f"{_HERE}/gpuserve_worker/")
+#: The thread of a worker that listens to the supervisor is always there, and always the same.
+_LISTENER: Final = "/gpuserve_worker/running/supervision.py"
+#: The frame at the foot of the main thread of a program.
+_FOOT: Final = ("<frozen runpy>", "/runpy.py")
+
+#: How the kernel calls the states of a process that does nothing.
+STATES: Final = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "it is stopped by a debugger",
+    "D": "it waits in the kernel, and cannot be interrupted",
+    "Z": "it has ended",
+    "X": "it has ended",
+    "S": "it sleeps",
+    "R": "it runs",
+    "I": "it idles in the kernel",
+}
+
+
+def state_of(pid: int) -> str:
+    """The letter by which the kernel calls the state of a process; "" where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def why_silent(pid: int) -> str:
+    """Say of a process that shows no stacks how it is."""
+    return f"(no stacks of process {pid}: {STATES.get(state_of(pid), 'it has ended')})"
+
+
+def told(text: str) -> str:
+    """The same stacks with the main thread first, and without the thread that does nothing but listen."""
+    threads = [one for one in _threads(text) if not any(_LISTENER in line for line in one)]
+    threads.sort(key=lambda one: not _is_main(one))
+    lines = [line for one in threads for line in (_shown_head(one), *one[1:])]
+    return "\n".join(lines) or text.strip()
+
+
+def place_of_user(text: str) -> str:
+    """Where the innermost frame of the user's own code in the main thread is, or of any thread: "FILE:LINE in
+    NAME"; "" where none is.
+    """
+    for thread in sorted(_threads(text), key=lambda one: not _is_main(one)):
+        for line in thread[1:]:
+            frame = _FRAME.fullmatch(line)
+            if frame and not (_NOT_USERS.search(frame["file"]) or frame["file"].startswith(_OURS)):
+                return f"{frame['file']}:{frame['line']} in {frame['name']}"
+    return ""
+
+
+def _threads(text: str) -> Iterator[list[str]]:
+    """The lines of each thread, its head the first of them."""
+    thread: list[str] = []
+    for line in text.splitlines():
+        if _HEAD.fullmatch(line.strip()) or line.startswith("Main thread"):
+            if thread:
+                yield thread
+            thread = [line]
+        elif thread and line.strip():
+            thread.append(line)
+    if thread:
+        yield thread
+
+
+def _is_main(thread: list[str]) -> bool:
+    return thread[0].startswith("Main thread") or any(foot in thread[-1] for foot in _FOOT)
+
+
+def _shown_head(thread: list[str]) -> str:
+    # "Current" is the thread that the signal came to, which says nothing of what the process does.
+    head = thread[0].replace("Current thread", "Thread")
+    return head.replace("Thread", "Main thread", 1) if _is_main(thread) else head

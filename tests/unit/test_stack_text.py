@@ -1,0 +1,44 @@
+"""What is read from the stacks of a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpuserve.supervisor.core.stack_text import place_of_user, told, why_silent
+
+STACKS = f"""Current thread 0x00007f0000000001 (most recent call first):
+  File "{os.getcwd()}/gpuserve_worker/running/supervision.py", line 62 in _listen
+  File "{sys.prefix}/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f0000000002 (most recent call first):
+  File "/home/me/loader.py", line 3 in fill
+
+Thread 0x00007f0000000003 (most recent call first):
+  File "/usr/lib/python3.11/socket.py", line 705 in readinto
+  File "/venv/lib/python3.11/site-packages/hub/get.py", line 9 in get
+  File "/home/me/model.py", line 12 in __init__
+  File "{os.getcwd()}/gpuserve_worker/loading.py", line 40 in load_model
+  File "<frozen runpy>", line 88 in _run_code
+  File "<frozen runpy>", line 198 in _run_module_as_main
+"""
+
+
+def test_the_main_thread_comes_first_and_the_one_that_listens_not_at_all() -> None:
+    lines = told(STACKS).splitlines()
+    assert lines[0] == "Main thread 0x00007f0000000003 (most recent call first):"
+    assert lines[7] == "Thread 0x00007f0000000002 (most recent call first):"
+    assert "supervision" not in told(STACKS)
+
+
+def test_the_innermost_line_of_the_users_own_code_is_found() -> None:
+    assert place_of_user(STACKS) == "/home/me/model.py:12 in __init__"
+    assert place_of_user("") == ""
+
+
+def test_what_is_no_stack_is_told_as_it_is() -> None:
+    assert told("  nonsense\n") == "nonsense"
+
+
+def test_a_process_without_stacks_is_told_by_its_state() -> None:
+    assert why_silent(os.getpid()) == f"(no stacks of process {os.getpid()}: it runs)"
