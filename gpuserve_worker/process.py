@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from gpuserve_worker.calling.callable import LoadError
 from gpuserve_worker.devices import is_unusable
@@ -17,6 +18,9 @@ from gpuserve_worker.protocol.stacks import leave_to_others, show_on_signal
 from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
 from gpuserve_worker.running import lifecycle
 from gpuserve_worker.running.supervision import Reporter, Supervision
+
+if TYPE_CHECKING:
+    from gpuserve_worker.running.imports import ImportWatch
 
 
 def run() -> int:
@@ -44,14 +48,19 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     reporter = Reporter(boot)
     started_s = time.monotonic()
     _place(init, reporter)
+    imports = _imports(reporter) if init.tells_imports else None
     try:
         model = load_model(init, reporter)
     except LoadError as error:
+        if imports is not None:
+            imports.tell_failed(error)
         boot.send(LoadFailed(str(error), error.traceback))
         # User code fails in words of its own: whether it was the device's fault is for the device to say.
         return lifecycle.EXIT_DEVICE if is_unusable(init.device) else lifecycle.EXIT_FAILED
     loop = new_loop(link, model, reporter)
     warm_up(init, model, loop, reporter)
+    if imports is not None:
+        imports.start()
     gc.freeze()  # what was loaded stays; collections need not walk it again
     supervision.on_stop = loop.stop
     boot.send(Ready(time.monotonic() - started_s, model.slots))
@@ -62,6 +71,12 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     if loop.device_is_lost:
         lifecycle.leave(lifecycle.EXIT_DEVICE)
     return lifecycle.EXIT_STOPPED
+
+
+def _imports(reporter: Reporter) -> ImportWatch:
+    from gpuserve_worker.running.imports import ImportWatch  # most servers follow no files
+
+    return ImportWatch(reporter)
 
 
 def _place(init: Init, reporter: Reporter) -> None:

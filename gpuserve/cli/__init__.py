@@ -38,7 +38,7 @@ def main() -> NoReturn:
 def _serves(command: list[str]) -> bool:
     verb, arguments = command[1:2], command[2:]
     is_help = not {"-h", "--help"}.isdisjoint(arguments)
-    return not is_help and (verb == ["tritonserver"] or (verb == ["serve"] and bool(arguments)))
+    return not is_help and (verb == ["tritonserver"] or (verb in (["serve"], ["dev"]) and bool(arguments)))
 
 
 def _run_with_front() -> int:
@@ -68,7 +68,7 @@ def _serve(front: EarlyFront) -> int:
             from gpuserve.cli.verbs.tritonserver import serve_tritonserver
 
             return serve_tritonserver(sys.argv[2:], front)
-        command = plain_command(sys.argv[2:])
+        command = plain_command(sys.argv[2:]) if sys.argv[1] == "serve" else None
         if command is not None:
             from gpuserve.cli.console.serving import serve_target
 

@@ -19,7 +19,7 @@ from gpuserve.cli.verbs.doctor import doctor
 from gpuserve.cli.verbs.export import export_app
 from gpuserve.cli.verbs.operator import add_verbs as add_operator_verbs
 from gpuserve.cli.verbs.run import RUN_SETTINGS, run_program
-from gpuserve.cli.verbs.serve import serve
+from gpuserve.cli.verbs.serve import dev, serve
 from gpuserve.cli.verbs.tritonserver import TRITONSERVER_SETTINGS, tritonserver
 from gpuserve.cli.verbs.tune import tune
 from gpuserve.errors import GpuserveError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """Examples:
   gpuserve serve config.yaml
   gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
+  gpuserve dev model.py
   gpuserve tritonserver --model-repository=/models
   gpuserve run program.py
   gpuserve status
@@ -54,7 +55,8 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_top_level)
-    app.command(epilog=help_text(), cls=BlockCommand)(serve)
+    for serving in (serve, dev):
+        app.command(epilog=help_text(), cls=BlockCommand)(serving)
     app.command(context_settings=TRITONSERVER_SETTINGS, add_help_option=False)(tritonserver)
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
     add_operator_verbs(app)

@@ -71,6 +71,8 @@ def load_callable(
     """
     base_dir = os.getcwd()
     overrides = _overrides(flags)
+    if target.endswith(".py") and not os.path.isfile(target):  # it was there when it was recognized
+        raise ConfigProblems([Problem(target, f"there is no file {target!r} in {base_dir}", Origin.FLAG)])
     model = entry_of(target, base_dir)
     return load_data({"models": [model]}, target, base_dir, environ, [*overrides, *server])
 

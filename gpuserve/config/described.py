@@ -58,6 +58,29 @@ def ask_models(
     ]
 
 
+def with_stale(
+    models: Sequence[ModelEntry],
+    indices: Sequence[int],
+    said: Sequence[Said],
+    stale: Iterable[Said],
+    sources: Sources,
+) -> tuple[list[Said], dict[str, ConfigProblems]]:
+    """What callables say, with an earlier answer to the same question in place of a problem; and by model
+    each problem that this was done for.
+    """
+    earlier = [one for one in stale if one.answer.problem is None]
+    found: list[Said] = []
+    broken: dict[str, ConfigProblems] = {}
+    for index, one in zip(indices, said, strict=True):
+        same = next((old for old in earlier if old[:2] == one[:2]), None)
+        if one.answer.problem is None or same is None:
+            found.append(one)
+        else:
+            found.append(same)
+            broken[one.model] = ConfigProblems([*import_problems(models, [index], [one.answer], sources)])
+    return found, broken
+
+
 def described(
     models: Sequence[ModelEntry],
     indices: Sequence[int],

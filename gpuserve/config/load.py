@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuserve.config import models, positions, precedence, rules, schema
-from gpuserve.config.described import Said, ask_models, described, undescribed
+from gpuserve.config.described import Said, ask_models, described, undescribed, with_stale
 from gpuserve.config.entries.fields import split_callable
 from gpuserve.config.entries.kinds import MISSING, Mistake
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, sentence, without_token
@@ -53,10 +53,12 @@ def load_file(
     *,
     served_here: bool = True,
     known: Iterable[Said] = (),
+    stale: Iterable[Said] = (),
 ) -> Configuration:
     """The configuration of a file, under an environment and flags. Not ``served_here``: another machine has
-    the files of TLS, which are not looked at. Callables that are ``known`` are not asked again. Raises
-    ConfigProblems: all that is wrong with the file, the variables and the flags.
+    the files of TLS, which are not looked at. Callables that are ``known`` are not asked again; a ``stale``
+    answer stands in for one that cannot be had now, and its model is ``broken``. Raises ConfigProblems: all
+    that is wrong with the file, the variables and the flags.
     """
     try:
         document = positions.parse(_read(path), schema.usual_key)
@@ -71,7 +73,15 @@ def load_file(
     base_dir = os.path.dirname(os.path.abspath(path))
     sources = Sources(path, document)
     return resolve(
-        document.data, sources, base_dir, environ, flags, problems, served_here=served_here, known=known
+        document.data,
+        sources,
+        base_dir,
+        environ,
+        flags,
+        problems,
+        served_here=served_here,
+        known=known,
+        stale=stale,
     )
 
 
@@ -94,6 +104,7 @@ def resolve(
     *,
     served_here: bool = True,
     known: Iterable[Said] = (),
+    stale: Iterable[Said] = (),
 ) -> Configuration:
     """Precedence, then schema, then rules; ``problems`` are those that reading has met. Raises
     ConfigProblems: those, and all that is wrong with the data, the variables and the flags.
@@ -107,8 +118,10 @@ def resolve(
     problems = problems + unknown + found
     asked = [] if problems else undescribed(entries.models)
     said: list[Said] = []
+    broken: Mapping[str, ConfigProblems] = {}
     if asked:
         said = ask_models(entries.models, asked, base_dir, known)
+        said, broken = with_stale(entries.models, asked, said, stale, sources)
         told = described(entries.models, asked, said, merged, sources)
         sources = dataclasses.replace(sources, overrides=(*told, *sources.overrides))
         merged = openai.completed(precedence.apply(data, sources.overrides))
@@ -121,7 +134,9 @@ def resolve(
 
     settings = with_whole_paths(declared(ServerSettings, entries.server.plain()), folder_of)
     specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
-    configuration = Configuration(settings, specs, entries, sources, base_dir, frozenset(asked), tuple(said))
+    configuration = Configuration(
+        settings, specs, entries, sources, base_dir, frozenset(asked), tuple(said), broken
+    )
     if problems := _bad_together(configuration, served_here=served_here):
         raise ConfigProblems(sorted(problems, key=_reading_order))
     return configuration

@@ -24,6 +24,7 @@
     │   ├── DuplicateModel          a model of this name is bound already
     │   └── BadModelConfig          a value of ``ModelConfig`` that cannot be
     ├── StartupError            a model could not be loaded, or a process not be started (exit code 3)
+    │   └── ModelLoadError          it was a model
     ├── ModelUnrecoverable      a model cannot go on, and the server ended because of it (exit code 6)
     ├── AttachError             the server of another program is not there, or has ended
     └── ControlError            there is no running server to be operated, or it does not answer
@@ -179,7 +180,11 @@ class BadModelConfig(BindError):
 
 
 class StartupError(GpuserveError):
-    """A model could not be loaded or a process of the server could not be started."""
+    """A model could not be loaded, or a process of the server could not be started."""
+
+
+class ModelLoadError(StartupError):
+    """A model could not be loaded: its callable cannot be imported, or made."""
 
 
 class ModelUnrecoverable(GpuserveError):

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpuserve.config.stamps import folder_stamp
+from gpuserve.stamps import folder_stamp
 
 CONFIG: Final = "config.pbtxt"
 _VERSION: Final = re.compile(r"[1-9]\d{0,17}")

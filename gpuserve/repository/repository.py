@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import os
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from gpuserve.config.load import Configuration
 from gpuserve.config.messages import ConfigProblems
@@ -12,6 +13,7 @@ from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.repository.folders import stamps
 from gpuserve.repository.load import RepositoryLoader
 from gpuserve.settings.checks import missing
+from gpuserve.stamps import folders_in
 
 
 class TritonRepository:
@@ -33,11 +35,15 @@ class TritonRepository:
         self._known = _names(self.start)
         self.start_stamps = self.stamps()
 
-    def stamps(self) -> Mapping[str, Hashable]:
+    def stamps(self) -> Mapping[Hashable, Hashable]:
         """What tells that a file in the folder of a model has changed. From any thread. Raises OSError: the
         repositories cannot be read.
         """
         return {name: one for path in self._loader.paths for name, one in stamps(path).items()}
+
+    def folders(self) -> Collection[str]:
+        models = [os.path.join(path, name) for path in self._loader.paths for name in stamps(path)]
+        return {*self._loader.paths, *(one for model in models for one in folders_in(model))}
 
     def names(self) -> Sequence[str]:
         return self._known
@@ -54,9 +60,9 @@ class TritonRepository:
         self._known = tuple(dict.fromkeys((*self._known, model)))
         return [one for one in configuration.models if one.name == model]
 
-    def read_all(self) -> Configuration:
-        """All that the folders say now; models that cannot be served are ``broken``. Raises ConfigProblems:
-        nothing can be served, or tracing needs a package that is not there.
+    def read_all(self, changed: Collection[str] | None = None) -> Configuration:
+        """All that the folders say now, not only those that have ``changed``; models that cannot be served
+        are ``broken``. Raises ConfigProblems: nothing can be served, or tracing needs a missing package.
         """
         configuration = self._loader.load()
         problem = missing(configuration.settings.trace.mode)

@@ -12,6 +12,7 @@ from socket import socket
 from typing import Any, Final
 
 from gpuserve.control import messages
+from gpuserve.control.operator import AnswerOutcome
 from gpuserve.control.reactor import Reactor
 from gpuserve.declare.spec import RESTART_WORKER, ModelSpec
 from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
@@ -44,6 +45,7 @@ from gpuserve.supervisor.operator.verbs import OperatorVerbs
 from gpuserve.supervisor.publication.publication import Publication
 from gpuserve.supervisor.reload.background import Background
 from gpuserve.supervisor.reload.config_reload import ConfigReload
+from gpuserve.supervisor.reload.file_watch import FileWatch
 from gpuserve.supervisor.reload.polling import FilePolling
 from gpuserve.supervisor.reload.run import ConfigWork
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
@@ -65,6 +67,7 @@ class _Parts:
         repository: Repository,
         devices: ServerDevices,
         source: ConfigSource | None,
+        watch: FileWatch | None,
     ) -> None:
         numbers = itertools.count(1)
         table = GenerationTable(repository, care, core.front, numbers)
@@ -77,7 +80,7 @@ class _Parts:
         background = Background(core)
         work = ConfigWork(models, attached, devices)
         self.config = ConfigReload(source, core.life, core.events, work, self._adjust, background.run)
-        self.polling = FilePolling(source, core, background, self.config.touched)
+        self.polling = FilePolling(source, core, background, self.config.touched, watch)
         self.publication = Publication(core, background.run)
         self.loads = LoadRequests(core.life, models, attached, devices, background.run, self.config.loaded)
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config, self.publication)
@@ -154,7 +157,7 @@ class Supervisor:
     """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``. ``repository``
     has the models that clients may load by name; without one these are ``models``, and those that are added
     later. All models are placed; ``devices`` places those that clients load. ``config`` is the config file,
-    where there is one that can be read again.
+    where there is one that can be read again; with a ``watch`` its files are followed.
     """
 
     def __init__(
@@ -168,6 +171,7 @@ class Supervisor:
         repository: Repository | None = None,
         devices: ServerDevices | None = None,
         config: ConfigSource | None = None,
+        watch: FileWatch | None = None,
     ) -> None:
         self.started: Future[dict[str, str]] = Future()
         self._observer = observer
@@ -178,9 +182,10 @@ class Supervisor:
         front = FrontKeeper(reactor, listeners, in_force, events, lines, partial(start_front, relay_output))
         self._core = ServerCore(ServerLife(events), in_force, reactor, listeners, front, events, lines)
         self._declared = DeclaredModels(models)
-        care = WorkerCare(reactor, self, in_force, relay_output, {}, lines)
+        follows = watch is not None
+        care = WorkerCare(reactor, self, in_force, relay_output, {}, lines, follows)
         self._parts = _Parts(
-            self._core, care, repository or self._declared, devices or ServerDevices(), config
+            self._core, care, repository or self._declared, devices or ServerDevices(), config, watch
         )
         broken = {} if config is None else config.start.broken
         for name, reason in broken.items():
@@ -203,11 +208,17 @@ class Supervisor:
         drain = partial(ending.begin_drain, terminated=terminated)
         self._core.reactor.call_soon_threadsafe(ending.now if fast else drain)
 
-    def request_reload(self) -> None:
-        """Read the config file again and apply what has changed, once the server serves. What comes of it is
-        in the log. Safe in signal handlers.
+    def request_reload(self, anew: bool = False) -> None:
+        """Read the config file again and apply what has changed, once the server serves; ``anew``: load all
+        models again, changed or not. What comes of it is in the log. Safe in signal handlers.
         """
-        self._core.reactor.call_soon_threadsafe(self._parts.config.signalled)
+        config = self._parts.config
+        self._core.reactor.call_soon_threadsafe(config.anew if anew else config.signalled)
+
+    def request_status(self, answer: AnswerOutcome) -> None:
+        """Answer with the status of the server, in the supervisor's thread."""
+        ask = partial(self._parts.operator.ask, "status", {}, lambda _: None, answer)
+        self._core.reactor.call_soon_threadsafe(ask)
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
         """Serve one more model; the future resolves when every instance of it is loaded. It fails with
@@ -268,6 +279,7 @@ class Supervisor:
     def _kill_all(self) -> None:
         """Kill and reap whatever still runs; after a clean stop nothing does."""
         self._parts.control.close()
+        self._parts.polling.close()
         self._parts.gpus.close()
         self._parts.attached.end()
         self._core.front.kill()
@@ -313,6 +325,9 @@ class Supervisor:
             worker.kill()
         elif self.state in {ServerState.STARTING, ServerState.SERVING}:
             self._end_broken(worker, text)
+
+    def instance_imported(self, worker: WorkerKeeper, files: Sequence[str]) -> None:
+        self._parts.polling.imported(worker.spec.name, worker.spec.version, worker.generation, files)
 
     # ---- what the front tells -------------------------------------------------------------
 
@@ -360,7 +375,7 @@ class Supervisor:
         self._observer.server_ready(addresses)
         self.started.set_result(addresses)
         parts.config.started()
-        parts.polling.set_timer()
+        parts.polling.start()
         parts.publication.open_later()
 
     def _add_model(self, spec: ModelSpec, loaded: Future[None]) -> None:

@@ -86,8 +86,8 @@ def log_traceback(error: BaseException) -> str:
     import traceback  # most workers never need it
 
     frames: TracebackType | None = error.__traceback__
-    while frames is not None and frames.tb_next is not None and _is_ours(frames):
-        frames = frames.tb_next
+    while frames is not None and _is_ours(frames) and (frames.tb_next or isinstance(error, SyntaxError)):
+        frames = frames.tb_next  # the text of a syntax error has its place in the user's file
     return cut("".join(traceback.format_exception(type(error), error, frames)), TRACEBACK_LIMIT)
 
 

@@ -11,7 +11,7 @@ an array of messages then. Messages about memory come by themselves.
 Who says what::
 
     supervisor -> worker   Init, Stop                           (the boot socket)
-    worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Log
+    worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Log, Imported
     front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free, Shrink   (the link)
                            Region, CudaRegion, DropRegion, Lend, Unlend, Answer
                            StartExports, FreeExports, LendExport, UnlendExport
@@ -58,7 +58,7 @@ __all__ += ["Vocabulary", "WireError", "WireFailure", "WireRequest", "WireTensor
 __all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning, or a worker must know another message.
-PROTOCOL: Final = 9
+PROTOCOL: Final = 10
 
 #: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``. The
 #: first travels alone: the front has let it out when it gives credit for the rest of the window.
@@ -76,7 +76,8 @@ class Init(NamedTuple):
     "file", path)`` for each input. ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array``
     is the kind of array that inputs come as: "numpy", "cupy" or "torch". The worker keeps to ``cpus`` (all,
     where empty) and takes its memory from ``numa_node`` (-1: from any). Of what clients lend it of the host's
-    memory it may page-lock ``lent_limit_nbytes``.
+    memory it may page-lock ``lent_limit_nbytes``. ``tells_imports``: it says which files it
+    has ``Imported``.
     """
 
     protocol: int
@@ -100,6 +101,7 @@ class Init(NamedTuple):
     numa_node: int = -1
     lent_limit_nbytes: int = 0
     all_lines: bool = False
+    tells_imports: bool = False
 
 
 class Stop(NamedTuple):
@@ -138,6 +140,14 @@ class Log(NamedTuple):
     level: int
     text: str
     traceback: str
+
+
+class Imported(NamedTuple):
+    """The files of the user's that this worker has imported so far: its callable's, and what that imports. A
+    load that failed comes with those that it came through.
+    """
+
+    files: tuple[str, ...]
 
 
 class Attach(NamedTuple):
@@ -425,7 +435,7 @@ Message: TypeAlias = (
     Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CallOff
     | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
-    | UnlendExport
+    | UnlendExport | Imported
 )  # fmt: skip
 
 
@@ -438,6 +448,7 @@ WORKER: Final = Vocabulary(
         12: LoadFailed,
         13: Log,
         14: Unrecoverable,
+        15: Imported,
         20: Segment,
         21: DropSegment,
         30: Attach,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.protocol.wire import Log, Phase, Stop, Unrecoverable
+from gpuserve_worker.protocol.wire import Imported, Log, Phase, Stop, Unrecoverable
 from gpuserve_worker.running.lifecycle import EXIT_FAILED, EXIT_STOPPED
 
 #: ``logging.INFO`` and so on; the module itself is not needed here.
@@ -29,6 +29,10 @@ class Reporter:
     def phase(self, name: str) -> None:
         """Say what is done before the model is ready. Raises ``OSError`` where the supervisor is gone."""
         self._boot.send(Phase(name))
+
+    def imported(self, files: tuple[str, ...]) -> None:
+        """Say which files of the user's are imported. Raises ``OSError`` where the supervisor is gone."""
+        self._boot.send(Imported(files))
 
     # A log record is dropped rather than let inference wait for the log.
 

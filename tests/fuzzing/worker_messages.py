@@ -37,6 +37,7 @@ MESSAGES: list[wire.Message] = [
     wire.Ready(0.25, 4),
     wire.LoadFailed("no", "Traceback"),
     wire.Log(40, "text", ""),
+    wire.Imported(("/models/linear.py", "/models/weights.py")),
     wire.Unrecoverable("the device fell off the bus"),
     wire.Segment(1, 1 << 24),
     wire.DropSegment(1),

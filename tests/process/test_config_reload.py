@@ -225,7 +225,7 @@ def test_a_server_that_is_stopped_while_it_reloads(tmp_path: Path, number: signa
     assert operator.said("model a: the server has been stopped") == 1
 
 
-def test_a_server_without_a_file_says_so(tmp_path: Path) -> None:
+def test_a_server_of_a_callable_asks_it_again(tmp_path: Path) -> None:
     module = tmp_path / "model.py"
     module.write_text("def f(requests):\n    return [{'y': one['x']} for one in requests]\n")
     tensors = ("--input", "x:float32:-1", "--output", "y:float32:-1")
@@ -233,7 +233,7 @@ def test_a_server_without_a_file_says_so(tmp_path: Path) -> None:
     with OperatedServer(module, command=command) as server:
         server.wait_ready()
         server.process.send_signal(signal.SIGHUP)
-        server.wait_log("SIGHUP: this server has no config file that could be read again")
+        server.wait_log("config reload: nothing has changed")
         assert server.status("/v2/health/ready") == 200
         assert server.end(signal.SIGINT) == 0
 

@@ -34,7 +34,7 @@ class File:
         self.start = self.says = Said(ServerSettings(), models)
         self.problem = ""
 
-    def read_all(self) -> Said:
+    def read_all(self, changed: object = None) -> Said:
         if self.problem:
             raise ConfigError(self.problem)
         return self.says
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_as_it_is_declared_now_stays_as_it_was() -> None:
         (model("b", size=8),),
         {"a": ConfigError("a: no"), "new": ConfigError("new: no")},
     )
-    asked.config.touched(["a", "b"])
+    asked.config.touched(["a", "b"], lambda _: None)
     assert set(asked.work.begun) == {"b"}
     asked.work.end("b")
     asked.ask()
@@ -158,6 +158,30 @@ def test_a_model_that_cannot_be_as_it_is_declared_now_stays_as_it_was() -> None:
     asked.ask()
     assert asked.work.told >= {"new"}
     assert asked.work.begun == {}
+
+
+def test_files_that_changed_beside_a_wrong_config_are_loaded_with_the_next() -> None:
+    file = File(model("a"), model("b"))
+    asked = Asked(file, "a", "b").serve()
+    file.problem = "config.yaml:1:1: no"
+    asked.config.touched(["", "a"], asked.outcomes.append)
+    assert (asked.outcomes[0].text, asked.work.begun) == ("config.yaml:1:1: no", {})
+    file.problem = ""
+    asked.config.touched([""], asked.outcomes.append)
+    assert set(asked.work.begun) == {"a"}
+
+
+def test_a_load_of_files_that_have_changed_again_is_taken_back() -> None:
+    asked = Asked(File(model("a"), model("b")), "a", "b").serve()
+    asked.config.touched(["a", "b"], asked.outcomes.append)
+    asked.config.touched(["a"], asked.outcomes.append)
+    assert asked.work.taken_back == ["a"]
+
+
+def test_all_models_are_loaded_anew_when_an_operator_says_so() -> None:
+    asked = Asked(File(model("a"), model("b")), "a").serve()
+    asked.config.anew()
+    assert set(asked.work.begun) == {"a", "b"}
 
 
 def test_the_server_may_end_while_the_config_is_read() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.config.stamps import file_stamp, folder_stamp
+from gpuserve.stamps import file_stamp, folder_stamp
 from gpuserve.supervisor.reload.looks import Look, Looks
 
 NOTHING = Look(frozenset(), False)

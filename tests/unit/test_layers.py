@@ -51,8 +51,8 @@ ALLOWED = {
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/control gpuserve/declare gpuserve/devices "
         "gpuserve/errors gpuserve/options gpuserve/placement gpuserve/repository gpuserve/settings "
-        "gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
-        "gpuserve_worker/running",
+        "gpuserve/stamps gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models "
+        "gpuserve/supervisor/reload gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/cli/doctor":
         "gpuserve/cli/console gpuserve/control gpuserve/placement gpuserve/settings gpuserve_worker/memory",
     "gpuserve/cli/verbs":
@@ -76,7 +76,7 @@ ALLOWED = {
     "gpuserve/compat/tritonserver": "gpuserve/options gpuserve/settings",
     "gpuserve/config":
         "gpuserve/config/entries gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
-        "gpuserve/options gpuserve/runtimes gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/options gpuserve/runtimes gpuserve/settings gpuserve/stamps gpuserve_worker/protocol",
     "gpuserve/config/entries":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/runtimes "
         "gpuserve_worker/protocol",
@@ -193,7 +193,7 @@ ALLOWED = {
     "gpuserve/repository":
         "gpuserve/config gpuserve/declare gpuserve/decorators gpuserve/describe gpuserve/devices "
         "gpuserve/errors gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/runtimes "
-        "gpuserve/settings gpuserve_worker/calling",
+        "gpuserve/settings gpuserve/stamps gpuserve_worker/calling",
     "gpuserve/runtimes":
         "gpuserve/decorators gpuserve/errors gpuserve/settings gpuserve_worker/calling "
         "gpuserve_worker/protocol",
@@ -223,10 +223,12 @@ ALLOWED = {
         "gpuserve/control gpuserve/journal gpuserve/states gpuserve/supervisor/core",
     "gpuserve/supervisor/reload":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
-        "gpuserve/settings gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models",
+        "gpuserve/settings gpuserve/stamps gpuserve/supervisor/attach gpuserve/supervisor/core "
+        "gpuserve/supervisor/models",
     "gpuserve/supervisor/workers":
-        "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/journal gpuserve/states "
-        "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/journal "
+        "gpuserve/settings gpuserve/states gpuserve/supervisor/core gpuserve_worker/protocol "
+        "gpuserve_worker/running",
     "gpuserve/testing":
         "gpuserve/api gpuserve/config gpuserve/declare gpuserve/describe gpuserve/errors "
         "gpuserve/front/batching gpuserve/front/models/ensembles gpuserve/front/v2 gpuserve/placement "

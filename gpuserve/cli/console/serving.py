@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import gc
 import logging
 import os
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.config.callable_target import CallableFlags, is_callable_path, load_callable
+from gpuserve.config.callable_target import CallableFlags, is_callable_path
 from gpuserve.errors import GpuserveError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuserve.config.callable_source import CallableSource
     from gpuserve.config.load import Configuration
     from gpuserve.config.precedence import Override
     from gpuserve.config.repository import FileRepository
@@ -30,22 +33,37 @@ def is_target(target: str) -> bool:
     return is_callable_path(target) or os.path.exists(target) or target.endswith(_CONFIG_SUFFIXES)
 
 
+class Following(enum.Enum):
+    """Whether a server follows the files of its models, and obeys keys."""
+
+    NOT = "not"
+    FILES = "files"
+    FILES_AND_KEYS = "files and keys"
+
+
 def serve_target(
-    target: str, model_flags: CallableFlags, server: Sequence[Override], early: EarlyFront | None = None
+    target: str,
+    model_flags: CallableFlags,
+    server: Sequence[Override],
+    early: EarlyFront | None = None,
+    following: Following = Following.NOT,
 ) -> int:
     """Serve a config file or a callable until a signal, and return the exit status; ``early`` is a front that
     already starts. GpuserveError: the configuration is wrong, or it cannot be served.
     """
-    if is_callable_path(target):  # what is loaded later on comes from nowhere
-        return serve_configuration(load_callable(target, model_flags, server, os.environ), None, early)
+    if is_callable_path(target):
+        from gpuserve.config.callable_source import CallableSource
+
+        source = CallableSource(target, model_flags, server, os.environ)
+        return serve_configuration(source.start, source, early, following)
     if os.path.isdir(target):
-        return serve_repositories([target], server, early)
+        return serve_repositories([target], server, early, following=following)
     from gpuserve.config.load import load_file
     from gpuserve.config.repository import FileRepository
 
     configuration = load_file(target, os.environ, server)
     repository = FileRepository(target, os.environ, server, configuration)
-    return serve_configuration(configuration, repository, early)
+    return serve_configuration(configuration, repository, early, following)
 
 
 def serve_repositories(
@@ -53,6 +71,7 @@ def serve_repositories(
     server: Sequence[Override],
     early: EarlyFront | None = None,
     remarks: Sequence[str] = (),
+    following: Following = Following.NOT,
 ) -> int:
     """Serve model repositories until a signal, and return the exit status, as ``serve_target``; ``remarks``
     are for the log.
@@ -61,24 +80,27 @@ def serve_repositories(
 
     repository = TritonRepository(paths, os.environ, server)
     start = dataclasses.replace(repository.start, remarks=(*remarks, *repository.start.remarks))
-    return serve_configuration(start, repository, early)
+    return serve_configuration(start, repository, early, following)
 
 
 def serve_configuration(
     configuration: Configuration,
-    repository: FileRepository | TritonRepository | None,
+    repository: FileRepository | TritonRepository | CallableSource | None,
     early: EarlyFront | None = None,
+    following: Following = Following.NOT,
 ) -> int:
     """Run the supervisor here until a signal, and return the exit status; ``early`` is a front that already
     starts. DeviceError: no such device; StartupError: a model did not load, or a port is taken.
     """
+    from gpuserve.cli.console.keys import WITH_KEYS, keys_of
     from gpuserve.cli.console.preflight import require_models, require_trace_output, with_devices
     from gpuserve.cli.console.signals import obey_signals
-    from gpuserve.cli.console.startup_view import startup_view
+    from gpuserve.cli.console.startup_view import ENDING, startup_view
     from gpuserve.placement.server_devices import ServerDevices
     from gpuserve.settings import logs
     from gpuserve.supervisor.core.processes import front_process
     from gpuserve.supervisor.models.repository import loaded_at_start
+    from gpuserve.supervisor.reload.file_watch import FileWatch
     from gpuserve.supervisor.supervisor import Supervisor
 
     settings = configuration.settings
@@ -90,7 +112,8 @@ def serve_configuration(
     _tell_of_repository(configuration)
     try:
         shown = loaded_at_start(configuration.models, settings.load_at_start)
-        with startup_view(settings.log_format, shown, sys.stderr) as view:
+        closing = WITH_KEYS if following is Following.FILES_AND_KEYS else ENDING
+        with startup_view(settings.log_format, shown, sys.stderr, closing) as view, ExitStack() as stack:
             supervisor = Supervisor(
                 settings,
                 configuration.models,
@@ -100,8 +123,11 @@ def serve_configuration(
                 repository=repository,
                 devices=devices,
                 config=repository,
+                watch=None if following is Following.NOT else FileWatch(),
             )
             obey_signals(supervisor)
+            if following is Following.FILES_AND_KEYS:
+                stack.enter_context(keys_of(supervisor))
             gc.freeze()  # what is here now stays; the command line had collections wait for it
             gc.enable()
             return ExitCode.RUNTIME_FAILURE if supervisor.run() else ExitCode.OK

@@ -27,6 +27,8 @@ _READY: Final = "READY"
 #: States that a start goes through. Of the others the supervisor's own log says more: the reason.
 _STARTING: Final = frozenset({_LOADING, _READY})
 _REFRESHES_PER_SECOND: Final = 8
+#: What is said at the end of a start.
+ENDING: Final = "Ctrl-C stops the server."
 _TITLES: Final = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics", "health": "health"}
 
 
@@ -118,8 +120,12 @@ class TableView(ServerObserver):
 
 
 @contextlib.contextmanager
-def startup_view(log_format: str, models: Sequence[ModelSpec], stream: TextIO) -> Iterator[ServerObserver]:
-    """Give the view that suits the stream: a table on a terminal unless the log is JSON."""
+def startup_view(
+    log_format: str, models: Sequence[ModelSpec], stream: TextIO, closing: str = ENDING
+) -> Iterator[ServerObserver]:
+    """Give the view that suits the stream: a table on a terminal unless the log is JSON. ``closing`` is
+    said last, once it is ready.
+    """
 
     def show_ready(addresses: dict[str, str]) -> None:
         if log_format == "json":
@@ -127,7 +133,7 @@ def startup_view(log_format: str, models: Sequence[ModelSpec], stream: TextIO) -
                 "ready: %s", ", ".join(f"{_TITLES[role]} {where}" for role, where in addresses.items())
             )
         else:
-            logs.write(ready_text(addresses, models))
+            logs.write(ready_text(addresses, models, closing))
 
     lines = LogView(show_ready, time.monotonic)
     if log_format == "json" or not stream.isatty():
@@ -141,13 +147,13 @@ def startup_view(log_format: str, models: Sequence[ModelSpec], stream: TextIO) -
         table.close()
 
 
-def ready_text(addresses: dict[str, str], models: Sequence[ModelSpec]) -> str:
+def ready_text(addresses: dict[str, str], models: Sequence[ModelSpec], closing: str = ENDING) -> str:
     """Write the addresses of the server, and a command to try it with."""
     lines = [f"  {_TITLES[role]:<8} {where}" for role, where in addresses.items()]
     command = client_command(addresses, models[0]) if models else None
     if command is not None:
         lines += ["Try it from another shell:", f"  {command}"]
-    return "\n".join(["Ready.", *lines, "Ctrl-C stops the server.", ""])
+    return "\n".join(["Ready.", *lines, closing, ""])
 
 
 def _doing(state: str, phase: str) -> str:

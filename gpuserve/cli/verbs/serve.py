@@ -1,20 +1,57 @@
-"""``gpuserve serve`` as typer reads it; plain command lines are read by ``console/plain_command.py``."""
+"""``gpuserve serve`` and ``gpuserve dev`` as typer reads them; plain command lines of ``serve``
+are read by ``console/plain_command.py``.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuserve.cli.console import server_options
 from gpuserve.cli.console.options import option
 from gpuserve.cli.console.server_flags import overrides
-from gpuserve.cli.console.serving import is_target, serve_repositories, serve_target
+from gpuserve.cli.console.serving import Following, is_target, serve_repositories, serve_target
+from gpuserve.cli.console.starting_again import serve_until_it_can
 from gpuserve.config.callable_target import CallableFlags, is_callable_path
+
+if TYPE_CHECKING:
+    from gpuserve.config.precedence import Override
+    from gpuserve.supervisor.core.processes import EarlyFront
 
 _PANEL = "Model, when the target is a callable"
 
+_Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TARGET",
+        help="A config file, a model file, a callable (file.py:name or package.module:name), or a Triton "
+        "model repository.",
+        show_default=False,
+    ),
+]
+_More = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[REPOSITORY]...", help="More model repositories.", show_default=False),
+]
+_Repositories = Annotated[
+    list[str] | None,
+    typer.Option("--model-repository", metavar="DIR", help="A Triton model repository; repeatable."),
+]
+_Name = Annotated[str | None, option(_PANEL, "Name of the model; default the callable's.")]
+_Inputs = Annotated[
+    list[str] | None,
+    option(_PANEL, "An input tensor; repeatable.", "--input", metavar="NAME:DTYPE:SHAPE"),
+]
+_Outputs = Annotated[
+    list[str] | None,
+    option(_PANEL, "An output tensor; repeatable.", "--output", metavar="NAME:DTYPE:SHAPE"),
+]
+_MaxBatchSize = Annotated[int | None, option(_PANEL, "Largest batch. Default 0: no batching.")]
+_Instances = Annotated[int | None, option(_PANEL, "Processes on each device. Default 1.")]
 _Devices = Annotated[
     list[str] | None,
     option(
@@ -29,35 +66,19 @@ _Devices = Annotated[
 @server_options.with_server_options
 def serve(
     context: typer.Context,
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="A config file, a model file, a callable (file.py:name or package.module:name), or a Triton "
-            "model repository.",
-            show_default=False,
-        ),
-    ] = None,
-    more: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[REPOSITORY]...", help="More model repositories.", show_default=False),
-    ] = None,
-    repositories: Annotated[
-        list[str] | None,
-        typer.Option("--model-repository", metavar="DIR", help="A Triton model repository; repeatable."),
-    ] = None,
-    name: Annotated[str | None, option(_PANEL, "Name of the model; default the callable's.")] = None,
-    inputs: Annotated[
-        list[str] | None,
-        option(_PANEL, "An input tensor; repeatable.", "--input", metavar="NAME:DTYPE:SHAPE"),
-    ] = None,
-    outputs: Annotated[
-        list[str] | None,
-        option(_PANEL, "An output tensor; repeatable.", "--output", metavar="NAME:DTYPE:SHAPE"),
-    ] = None,
-    max_batch_size: Annotated[int | None, option(_PANEL, "Largest batch. Default 0: no batching.")] = None,
+    target: _Target = None,
+    more: _More = None,
+    repositories: _Repositories = None,
+    name: _Name = None,
+    inputs: _Inputs = None,
+    outputs: _Outputs = None,
+    max_batch_size: _MaxBatchSize = None,
     devices: _Devices = None,
-    instances: Annotated[int | None, option(_PANEL, "Processes on each device. Default 1.")] = None,
+    instances: _Instances = None,
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="Follow the files of the models, and load anew what changes."),
+    ] = False,
     **flags: str | bool | None,
 ) -> None:
     """Serve the models of a config file or of Triton model repositories, a model file or one callable.
@@ -81,12 +102,58 @@ def serve(
     """
     model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
     folders = [*(more or ()), *(repositories or ())]
-    if target is not None and not folders:
+    following = Following.FILES if reload else Following.NOT
+    raise typer.Exit(_serve(target, folders, model_flags, overrides(flags), context.obj, following))
+
+
+@server_options.with_server_options
+def dev(
+    context: typer.Context,
+    target: _Target = None,
+    more: _More = None,
+    repositories: _Repositories = None,
+    name: _Name = None,
+    inputs: _Inputs = None,
+    outputs: _Outputs = None,
+    max_batch_size: _MaxBatchSize = None,
+    devices: _Devices = None,
+    instances: _Instances = None,
+    **flags: str | bool | None,
+) -> None:
+    """Serve, and load anew each model whose files change, beside traffic.
+
+    Followed are the files that a model's code imports, model files, the config and model repositories.
+    A model that cannot be loaded from its new files goes on as it was; the error is shown.
+    What is served, and the options, are those of `gpuserve serve`; `gpuserve serve --reload` has no keys.
+
+    Keys, where there is a terminal: r loads all models anew, s shows the status, h helps, q ends the server.
+
+    Examples:
+      gpuserve dev config.yaml
+      gpuserve dev model.py
+    """
+    model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    folders = [*(more or ()), *(repositories or ())]
+    server = overrides(flags)
+    raise typer.Exit(_serve(target, folders, model_flags, server, context.obj, Following.FILES_AND_KEYS))
+
+
+def _serve(
+    target: str | None,
+    more: list[str],
+    model_flags: CallableFlags,
+    server: Sequence[Override],
+    early: EarlyFront | None,
+    following: Following,
+) -> int:
+    folders = [*([] if target is None else [target]), *more]
+    if target is not None and not more:
         _check(target, model_flags)
-        raise typer.Exit(serve_target(target, model_flags, overrides(flags), context.obj))
-    folders = [*([] if target is None else [target]), *folders]
-    _check_folders(folders, model_flags)
-    raise typer.Exit(serve_repositories(folders, overrides(flags), context.obj))
+        serve = partial(serve_target, target, model_flags, server, following=following)
+    else:
+        _check_folders(folders, model_flags)
+        serve = partial(serve_repositories, folders, server, following=following)
+    return serve(early) if following is Following.NOT else serve_until_it_can(serve, early, folders)
 
 
 def _check_folders(folders: list[str], model_flags: CallableFlags) -> None:

@@ -136,3 +136,6 @@ class BoundModels:
             worker.kill()
         elif not self._is_stopping:
             self._server.fail(ModelUnrecoverable(f"model {worker.spec.name!r} cannot go on: {text}"))
+
+    def instance_imported(self, worker: WorkerKeeper, files: Sequence[str]) -> None:
+        """Nothing follows the files of a program."""

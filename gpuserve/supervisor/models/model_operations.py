@@ -9,7 +9,15 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import Cancelled, GpuserveError, Internal, InvalidArgument, RequestError, StartupError
+from gpuserve.errors import (
+    Cancelled,
+    GpuserveError,
+    Internal,
+    InvalidArgument,
+    ModelLoadError,
+    RequestError,
+    StartupError,
+)
 from gpuserve.supervisor.models.generations import Generation
 
 #: Tells whoever asked how it went; None: well.
@@ -138,4 +146,4 @@ def failed_version(spec: ModelSpec, instance: str, reason: str) -> InvalidArgume
 
 
 def failed_start(spec: ModelSpec, instance: str, reason: str) -> StartupError:
-    return StartupError(f"model {spec.name!r}: instance {instance} could not be started: {reason}")
+    return ModelLoadError(f"model {spec.name!r}: instance {instance} could not be started: {reason}")

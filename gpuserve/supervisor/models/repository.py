@@ -52,17 +52,21 @@ class ConfigSource(Protocol):
         """What it said when the server started."""
 
     @property
-    def start_stamps(self) -> Mapping[str, Hashable]:
+    def start_stamps(self) -> Mapping[Hashable, Hashable]:
         """What ``stamps`` were when the server started."""
 
-    def stamps(self) -> Mapping[str, Hashable]:
+    def stamps(self) -> Mapping[Hashable, Hashable]:
         """Return for each model something that differs once any of its files has changed, and under "" for
         what is of all. Quick, and from any thread. Raises OSError: nothing can be said at this moment.
         """
 
-    def read_all(self) -> ServerDeclaration:
+    def folders(self) -> Collection[str]:
+        """Return the folders in which what ``stamps`` look at changes, comes and goes. From any thread."""
+
+    def read_all(self, changed: Collection[str] | None = None) -> ServerDeclaration:
         """What it says now. Not in the reactor's thread: models may be asked what they are. Raises
-        GpuserveError: it cannot be read, or any of it is wrong. The text has every problem.
+        GpuserveError: it cannot be read, or any of it is wrong. The text has every problem. Where the models
+        whose files have ``changed`` are given, only these are asked, and one that cannot be is ``broken``.
         """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
 from gpuserve.declare.spec import ModelSpec
@@ -29,8 +29,14 @@ NO_FILE: Final = "this server has no config file that could be read again; its m
 _NO_MODELS: Final = ConfigModels({}, frozenset())
 
 
-#: Who wants a reload: whom to tell how it ended, and each change.
-_Asked: TypeAlias = tuple[AnswerOutcome, Tell]
+class _Asked(NamedTuple):
+    """Who wants a reload: whom to tell how it ended, and each change. ``is_by_files``: nobody, but files have
+    changed.
+    """
+
+    answer: AnswerOutcome
+    tell: Tell
+    is_by_files: bool = False
 
 
 class ConfigReload:
@@ -72,11 +78,14 @@ class ConfigReload:
     # ---- who asks -------------------------------------------------------------------------
 
     def begin(self, answer: AnswerOutcome, tell: Tell) -> None:
+        self._begin_asked(_Asked(answer, tell))
+
+    def _begin_asked(self, asked: _Asked) -> None:
         refusal = InvalidArgument(NO_FILE) if self._reads is None else self._life.why_not_now()
         if refusal is not None:
-            answer(failed(refusal))
+            asked.answer(failed(refusal))
             return
-        self._asked.append((answer, tell))
+        self._asked.append(asked)
         if not self._is_busy:
             self._begin_next()
         elif self._run is not None:
@@ -94,12 +103,21 @@ class ConfigReload:
         if self._life.state is ServerState.STARTING:
             self._is_remembered = True
         else:
-            self.begin(_log_refusal, lambda _: None)
+            self.begin(partial(_log_refusal, "SIGHUP"), lambda _: None)
 
-    def touched(self, models: Collection[str]) -> None:
-        """Reload because files have changed, those of these models; only the log says how it went."""
+    def touched(self, models: Collection[str], answer: AnswerOutcome) -> None:
+        """Reload because files have changed, those of these models. A load of an earlier state of them is
+        taken back.
+        """
         self._touched.update(models)
-        self.begin(lambda _: None, lambda _: None)
+        if self._run is not None:
+            self._run.take_back(models)
+        self._begin_asked(_Asked(answer, lambda _: None, is_by_files=True))
+
+    def anew(self) -> None:
+        """Load every model of the config anew, changed or not, because an operator says so."""
+        self._touched.update(self._models.snapshot().declared)
+        self._begin_asked(_Asked(partial(_log_refusal, "reload"), lambda _: None))
 
     def started(self) -> None:
         """Reload, now that the server serves, if a signal came while it started."""
@@ -117,25 +135,27 @@ class ConfigReload:
         self._is_busy = True
         asked, self._asked = self._asked, []
         touched, self._touched = self._touched, set()
-        self._read(lambda now: self._was_read(asked, touched, now))
+        changed = touched if all(one.is_by_files for one in asked) else None
+        self._read(lambda now: self._was_read(asked, touched, now), changed)
 
-    def _read(self, then: Callable[[Read], None]) -> None:
+    def _read(self, then: Callable[[Read], None], changed: Collection[str] | None = None) -> None:
         assert self._reads is not None
-        self._reads.read(then)
+        self._reads.read(then, changed)
 
     def _was_read(self, asked: Sequence[_Asked], touched: set[str], now: Read) -> None:
         if (refusal := self._life.why_not_now()) is not None:
             self._end(asked, failed(refusal))
         elif isinstance(now, GpuserveError):
             logger.error("the config is not reloaded, and nothing has changed:\n%s", now)
+            self._touched.update(touched)  # they are as before, also for the next reload
             self._end(asked, VerbOutcome(Code.INVALID_ARGUMENT.value, str(now), ConfigReport().result))
         else:
             self._apply(asked, touched, now)
 
     def _apply(self, asked: Sequence[_Asked], touched: set[str], now: ServerDeclaration) -> None:
         def tell(line: str) -> None:
-            for _, one in asked:
-                one(line)
+            for one in asked:
+                one.tell(line)
 
         report = ConfigReport(tell)
         self._change_settings(now, report)
@@ -180,8 +200,8 @@ class ConfigReload:
         changes = {name: what for name, what in outcome.result.items() if what}
         reason = outcome.text if outcome.code else ""
         self._events.tell(EventKind.CONFIG_RELOADED, ok=not reason, reason=reason, changes=changes)
-        for answer, _ in asked:
-            answer(outcome)
+        for one in asked:
+            one.answer(outcome)
         if self._asked and not self._is_busy:
             self._begin_next()
 
@@ -191,7 +211,7 @@ def _models(declaration: ServerDeclaration, settings: ServerSettings) -> ConfigM
     return ConfigModels(by_name(declaration.models), frozenset(one.name for one in loaded))
 
 
-def _log_refusal(outcome: VerbOutcome) -> None:
+def _log_refusal(what: str, outcome: VerbOutcome) -> None:
     """Log a refusal; all else that an outcome says was logged when it came about."""
     if not outcome.result:
-        logger.warning("SIGHUP: %s", outcome.text)
+        logger.warning("%s: %s", what, outcome.text)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-#: By model, something that differs once any file of it has changed; under "" it is about all of them.
-Stamps: TypeAlias = Mapping[str, Hashable]
+#: What is looked at: the name of a model, which stands for all its files ("" is about all models), or one
+#: file of it. Each has something that differs once it has changed.
+Stamps: TypeAlias = Mapping[Any, Hashable]
 
 
 class Look(NamedTuple):
-    """``changed`` are the models of which a change is complete; ``is_moving``: others are being written."""
+    """``changed`` is that of which a change is complete; ``is_moving``: something else is being written."""
 
-    changed: frozenset[str]
+    changed: frozenset[Hashable]
     is_moving: bool
 
 
@@ -23,14 +24,28 @@ class Looks:
         self._applied = dict(first)
         self._last = dict(first)
 
+    def follow(self, more: Stamps) -> None:
+        """Look at these too from now on; as they are they have not changed."""
+        for key, stamp in more.items():
+            self._applied.setdefault(key, stamp)
+            self._last.setdefault(key, stamp)
+
+    def keep(self, is_followed: Callable[[Hashable], bool]) -> None:
+        """Look no more at what is not followed."""
+        self._applied = {key: stamp for key, stamp in self._applied.items() if is_followed(key)}
+        self._last = {key: stamp for key, stamp in self._last.items() if is_followed(key)}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._applied or key in self._last
+
     def look(self, now: Stamps) -> Look:
-        names = {*now, *self._last, *self._applied}
-        moving = {name for name in names if now.get(name) != self._last.get(name)}
-        changed = {name for name in names - moving if now.get(name) != self._applied.get(name)}
+        keys = {*now, *self._last, *self._applied}
+        moving = {key for key in keys if now.get(key) != self._last.get(key)}
+        changed = {key for key in keys - moving if now.get(key) != self._applied.get(key)}
         self._last = dict(now)
-        for name in changed:
-            if name in now:
-                self._applied[name] = now[name]
+        for key in changed:
+            if key in now:
+                self._applied[key] = now[key]
             else:
-                self._applied.pop(name, None)
+                self._applied.pop(key, None)
         return Look(frozenset(changed), bool(moving))

@@ -1,30 +1,45 @@
-"""The server that follows the files of its models: it looks at them every so often, in the
-background, and has what has changed reloaded.
+"""The server that follows the files of its models: it looks at them in the background, every so often or when
+something in their folders has changed, and has what has changed reloaded.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Hashable, Iterable
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
+from gpuserve.control.operator import AnswerOutcome, VerbOutcome
 from gpuserve.settings.server import POLL
+from gpuserve.stamps import file_stamp, package_folders, sources_stamp
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState
 from gpuserve.supervisor.models.repository import ConfigSource
 from gpuserve.supervisor.reload.background import Background
+from gpuserve.supervisor.reload.file_watch import FileWatch
+from gpuserve.supervisor.reload.followed import FollowedFiles, ImportedFile, SourceFolder
 from gpuserve.supervisor.reload.looks import Looks, Stamps
 
 logger = logging.getLogger(__name__)
 
 #: A change is looked at again after this time, or the time between looks where that is less.
 SETTLE_S: Final = 1.0
+#: The same where changes are told by the kernel: somebody waits for the reload.
+WATCHED_SETTLE_S: Final = 0.15
+#: From one look to the next where the kernel was to tell of changes and cannot.
+UNWATCHED_S: Final = 1.0
+
+#: Reloads the models whose files have changed, and says how that ended.
+Begin: TypeAlias = Callable[[Collection[str], AnswerOutcome], None]
+_Followed = TypeVar("_Followed", ImportedFile, SourceFolder, ImportedFile | SourceFolder)
+#: What there was before a reload where its models might find what they lack.
+_Before: TypeAlias = dict[SourceFolder, Hashable]
 
 
 class FilePolling:
-    """The looks of one server; without a ``source`` there is nothing to look at. ``begin`` is told the models
-    whose files have changed.
+    """The looks of one server; without a ``source`` there is nothing to look at. With a ``watch`` they come
+    when something has changed, whatever the settings say.
     """
 
     def __init__(
@@ -32,37 +47,67 @@ class FilePolling:
         source: ConfigSource | None,
         core: ServerCore,
         background: Background,
-        begin: Callable[[Collection[str]], None],
+        begin: Begin,
+        watch: FileWatch | None = None,
     ) -> None:
         self._source = source
         self._background = background
         self._core = core
         self._begin = begin
-        self._looks = None if source is None else Looks(source.start_stamps)
+        self._watch = watch
+        self._looks = Looks({} if source is None else source.start_stamps)
+        self._followed = FollowedFiles()
         #: Which of the timers that were set is the one that counts.
         self._timer = 0
         #: What kept the last look from seeing anything, which is told once.
         self._trouble = ""
 
+    def start(self) -> None:
+        """Look from now on: the server serves."""
+        if self._watch is not None:
+            self._watch.open(lambda: self._core.reactor.call_soon_threadsafe(lambda: self._set(0.0)))
+            self._watch_folders()
+        self.set_timer()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+    def imported(self, model: str, version: int, generation: int, files: Collection[str]) -> None:
+        """Look at what a worker of a model has imported, too."""
+        self._followed.imported(model, version, generation, files)
+        self._follow()
+
     def set_timer(self) -> None:
         """Look again when it is time by the settings of now; in place of what was to be looked at before."""
-        self._set(self._core.settings.now.repository_poll_s)
+        interval_s = self._interval_s()
+        if interval_s > 0:
+            self._set(interval_s)
+
+    def _interval_s(self) -> float:
+        """Return how long it is from one look to the next, 0 where time is no reason for one."""
+        now = self._core.settings.now
+        if self._watch is not None:
+            return UNWATCHED_S if self._watch.has_failed else 0.0
+        return now.repository_poll_s if now.model_control == POLL else 0.0
 
     def _set(self, delay_s: float) -> None:
         self._timer += 1
-        now = self._core.settings.now
-        if self._source is not None and now.model_control == POLL and now.repository_poll_s > 0:
+        if self._source is not None:
             self._core.reactor.call_later(delay_s, partial(self._look, self._timer))
 
-    def _look(self, timer: int) -> None:
-        if timer == self._timer and self._core.life.state is ServerState.SERVING:
-            self._background.run(self._read, partial(self._seen, timer))
+    # ---- one look -------------------------------------------------------------------------
 
-    def _read(self) -> tuple[Stamps, str]:
+    def _look(self, timer: int) -> None:
+        is_wanted = self._watch is not None or self._interval_s() > 0
+        if timer == self._timer and is_wanted and self._core.life.state is ServerState.SERVING:
+            self._background.run(partial(self._read, self._followed.all()), partial(self._seen, timer))
+
+    def _read(self, followed: Collection[ImportedFile | SourceFolder]) -> tuple[Stamps, str]:
         """What the files are now, or what keeps them from being looked at."""
         assert self._source is not None
         try:
-            return self._source.stamps(), ""
+            return {**self._source.stamps(), **_stamps(followed)}, ""
         except OSError as error:
             return {}, str(error)
 
@@ -73,11 +118,61 @@ class FilePolling:
         if trouble and trouble != self._trouble:
             logger.error("the files of the models cannot be looked at, and nothing is changed: %s", trouble)
         self._trouble = trouble
-        if trouble or self._looks is None:
-            self.set_timer()
+        self.set_timer()
+        if trouble:
             return
-        look = self._looks.look(stamps)
-        interval_s = self._core.settings.now.repository_poll_s
-        self._set(min(SETTLE_S, interval_s) if look.is_moving else interval_s)
+        self._watch_folders()  # there may be more of them
+        look = self._looks.look({**stamps, **self._came_meanwhile(stamps)})
+        if look.is_moving:
+            self._set(WATCHED_SETTLE_S if self._watch else min(SETTLE_S, self._interval_s()))
         if look.changed:
-            self._begin(look.changed)
+            self._reload(look.changed)
+
+    def _came_meanwhile(self, stamps: Stamps) -> Stamps:
+        """Return what is followed only since a look was begun."""
+        return _stamps(key for key in self._followed.all() if key not in stamps)
+
+    # ---- what has changed -----------------------------------------------------------------
+
+    def _reload(self, changed: Collection[Hashable]) -> None:
+        for path in sorted(one.path for one in changed if isinstance(one, ImportedFile)):
+            logger.info("changed: %s", os.path.relpath(path))
+        models = {one.model if isinstance(one, ImportedFile | SourceFolder) else str(one) for one in changed}
+        folders = () if self._source is None else self._source.folders()
+        before = _stamps(self._followed.sources(filter(None, models), folders))
+        self._begin(models, partial(self._ended, models, before))
+
+    def _ended(self, models: Collection[str], before: _Before, outcome: VerbOutcome) -> None:
+        """Note of which models the files are as they are served. What others lack is looked for where they
+        looked, and may have come meanwhile.
+        """
+        failed = {one["model"] for one in outcome.result.get("failed", ())}
+        if outcome.code and not any(outcome.result.values()):  # nothing could be read
+            failed = {one for one in models if one}
+        self._followed.loaded(set(models) - failed)
+        self._followed.failed(failed, before)
+        self._looks.follow({one: stamp for one, stamp in before.items() if one.model in failed})
+        self._follow()
+        if failed and self._watch is not None:
+            self._set(0.0)
+
+    def _follow(self) -> None:
+        """Look at what is followed by now, and no longer at what is not; it has not changed by that."""
+        keys = self._followed.all()
+        self._looks.keep(lambda key: not isinstance(key, ImportedFile | SourceFolder) or key in keys)
+        self._looks.follow(_stamps(key for key in keys if key not in self._looks))
+        self._watch_folders()
+
+    def _watch_folders(self) -> None:
+        if self._watch is None or self._source is None or self._core.life.state is not ServerState.SERVING:
+            return
+        folders = self._followed.folders() | set(self._source.folders())
+        of_broken = {one.path for one in self._followed.all() if isinstance(one, SourceFolder)}
+        self._watch.watch(folders.union(*map(package_folders, of_broken)))
+
+
+def _stamps(keys: Iterable[_Followed]) -> dict[_Followed, Hashable]:
+    return {
+        one: sources_stamp(one.path, one.without) if isinstance(one, SourceFolder) else file_stamp(one.path)
+        for one in keys
+    }

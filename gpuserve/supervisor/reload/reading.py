@@ -5,7 +5,8 @@ one read at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, TypeAlias
 
 from gpuserve.errors import GpuserveError
@@ -25,12 +26,13 @@ class SourceReads:
         self._run_beside = run_beside
         self._turn = threading.Lock()
 
-    def read(self, then: Callable[[Read], None]) -> None:
-        self._run_beside(self._read, then)
+    def read(self, then: Callable[[Read], None], changed: Collection[str] | None = None) -> None:
+        """Read all; ``changed`` are the models whose files have changed, where no others need be asked."""
+        self._run_beside(partial(self._read, changed), then)
 
-    def _read(self) -> Read:
+    def _read(self, changed: Collection[str] | None) -> Read:
         with self._turn:
             try:
-                return self.source.read_all()
+                return self.source.read_all(changed)
             except GpuserveError as error:
                 return error

@@ -197,6 +197,11 @@ class ConfigRun:
         loads = [name for name, action in self._actions.items() if action is not Action.UNLOAD]
         self._do(loads, self._unload)
 
+    def take_back(self, models: Collection[str]) -> None:
+        """Take back what is at work on these models: their files are others by now."""
+        for name in set(models).intersection(self._steps.running):
+            self._work.take_back(name)
+
     def take_back_outdated(self, now: ConfigModels) -> None:
         """Take back what is at work on models that the file declares otherwise by now: it may never end."""
         for name in list(self._steps.running):

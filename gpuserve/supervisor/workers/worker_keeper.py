@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from gpuserve.control.reactor import Reactor
 from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.devices.names import CPU, OWN_GPU
 from gpuserve.errors import StartupError
+from gpuserve.settings.server import POLL
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import InstanceLife, InstanceState, LifeEvent, LiveInstance
 from gpuserve.supervisor.core.log_lines import LogLines
@@ -45,11 +47,15 @@ class WorkerEvents(Protocol):
     def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
         """A callable raised ``UnrecoverableError``; what becomes of it is for the model's policy to say."""
 
+    def instance_imported(self, worker: WorkerKeeper, files: Sequence[str]) -> None:
+        """These are the files of the user's that a worker has imported, where that was asked for."""
+
 
 @dataclass(frozen=True)
 class WorkerCare:
     """What the keepers of all workers have in common. ``lost_gpus`` says why no worker may run on a GPU, by
     its UUID; ``GpuFences`` keeps it. ``lines`` keeps what workers print, where a server has them.
+    ``follows_imports``: workers tell which files they import.
     """
 
     reactor: Reactor
@@ -58,6 +64,7 @@ class WorkerCare:
     relay_output: bool
     lost_gpus: dict[str, str]
     lines: LogLines | None = None
+    follows_imports: bool = False
 
 
 class WorkerKeeper:
@@ -101,7 +108,7 @@ class WorkerKeeper:
         self._child.open(self._on_boot, self._on_died)
         self._last_words = ""
         self._move(LifeEvent.SPAWNED, "starting")
-        self._tell(_init(self.spec, self.instance, settings.shared_memory_locked_nbytes))
+        self._tell(_init(self.spec, self.instance, self._care))
         timeout_s = settings.load_timeout_s
         if timeout_s > 0:
             self._care.reactor.call_later(timeout_s, lambda: self._on_load_timeout(process, timeout_s))
@@ -211,6 +218,8 @@ class WorkerKeeper:
                 self._last_words = f"its callable cannot go on: {text}"
                 _log(logging.ERROR, self._last_words, "", self._fields)
                 self._care.events.instance_unrecoverable(self, text)
+            case wire.Imported(tuple(files)) if all(isinstance(one, str) for one in files):
+                self._care.events.instance_imported(self, files)
             case wire.Log(int(level), str(text), str(traceback)):
                 if self._child is not None and self._child.may_log(text + traceback):
                     _log(level, text, traceback, self._fields)
@@ -284,9 +293,10 @@ def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Chil
     )
 
 
-def _init(spec: ModelSpec, instance: InstanceSpec, lent_limit_nbytes: int) -> wire.Init:
+def _init(spec: ModelSpec, instance: InstanceSpec, care: WorkerCare) -> wire.Init:
     """Make the message that tells a worker its model. A worker thread has all GPUs of this process."""
     in_thread, placement = "object" in instance.source, instance.placement
+    settings = care.settings.now
     return wire.Init(
         wire.PROTOCOL,
         spec.name,
@@ -307,8 +317,9 @@ def _init(spec: ModelSpec, instance: InstanceSpec, lent_limit_nbytes: int) -> wi
         spec.array,
         placement.cpus,
         placement.numa_node,
-        lent_limit_nbytes,
+        settings.shared_memory_locked_nbytes,
         spec.all_lines,
+        care.follows_imports or settings.model_control == POLL,
     )
 
 

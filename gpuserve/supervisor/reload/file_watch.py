@@ -1,0 +1,81 @@
+"""Hears of changes in folders from the kernel, by watchfiles: not what has changed, only that something has.
+What that is, a look at the files says (``polling.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+#: Changes are told together: this long after the last of them, and at the latest so long after the first.
+_QUIET_MS: Final = 50
+_LATEST_MS: Final = 400
+#: What changed while a watch was set up is seen within this time.
+_WAKE_MS: Final = 500
+
+
+class FileWatch:
+    """A thread for the folders that were named last. Owner of it, and of those that end: ``close()`` leaves
+    none.
+    """
+
+    def __init__(self) -> None:
+        self._wake: Callable[[], object] = lambda: None
+        self._folders: frozenset[str] = frozenset()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        #: The kernel cannot watch here; the files have to be looked at every so often.
+        self.has_failed = False
+
+    def open(self, wake: Callable[[], object]) -> None:
+        """Call ``wake``, in a thread, after each change in a folder."""
+        self._wake = wake
+
+    def watch(self, folders: Collection[str]) -> None:
+        """Watch these folders, not those in them, in place of the earlier ones."""
+        wanted = frozenset(os.path.realpath(one) for one in folders if os.path.isdir(one))
+        if wanted == self._folders:
+            return
+        self._stop.set()  # it ends by itself
+        self._folders, self._stop = wanted, threading.Event()
+        arguments = (sorted(wanted), self._stop)
+        thread = threading.Thread(target=self._run, args=arguments, name="gpuserve-watch", daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self._folders = frozenset()
+
+    def _run(self, folders: list[str], stop: threading.Event) -> None:
+        from watchfiles import watch  # only a server that follows files has use for it
+
+        changes = watch(
+            *folders,
+            watch_filter=None,
+            recursive=False,
+            debounce=_LATEST_MS,
+            step=_QUIET_MS,
+            rust_timeout=_WAKE_MS,
+            yield_on_timeout=True,
+            stop_event=stop,
+            raise_interrupt=False,
+        )
+        is_first = True
+        try:
+            for change in changes:
+                if change or is_first:  # what changed before the folders were watched is seen now
+                    self._wake()
+                is_first = False
+        except OSError as error:
+            self.has_failed = True
+            logger.warning("folders cannot be watched, and are looked at every second instead: %s", error)
+            self._wake()
