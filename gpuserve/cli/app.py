@@ -14,6 +14,7 @@ from gpuserve.cli.console.failures import exit_code_of, tell
 from gpuserve.cli.console.server_options import BlockCommand
 from gpuserve.cli.verbs.bench import bench
 from gpuserve.cli.verbs.check import check, schema
+from gpuserve.cli.verbs.config import config
 from gpuserve.cli.verbs.devices import devices
 from gpuserve.cli.verbs.doctor import doctor
 from gpuserve.cli.verbs.export import export_app
@@ -36,6 +37,7 @@ _EXAMPLES = """Examples:
   gpuserve run program.py
   gpuserve status
   gpuserve check config.yaml
+  gpuserve config config.yaml
   gpuserve doctor
   gpuserve devices
   gpuserve bench echo --shape x:16
@@ -60,6 +62,7 @@ def build_app() -> typer.Typer:
     app.command(context_settings=TRITONSERVER_SETTINGS, add_help_option=False)(tritonserver)
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
     add_operator_verbs(app)
+    app.command(epilog=help_text(), cls=BlockCommand)(config)
     for verb in (check, devices, doctor, bench, tune, schema, version):
         app.command(epilog=help_text())(verb)
     app.add_typer(export_app())
