@@ -11,6 +11,7 @@ import typer
 
 from gpuserve.cli.console.exit_codes import ExitCode, help_text
 from gpuserve.cli.console.failures import exit_code_of, tell
+from gpuserve.cli.console.options import command_of
 from gpuserve.cli.console.server_options import BlockCommand
 from gpuserve.cli.verbs.bench import bench
 from gpuserve.cli.verbs.check import check, schema
@@ -72,7 +73,7 @@ def build_app() -> typer.Typer:
 def run(arguments: list[str] | None = None, front: EarlyFront | None = None) -> int:
     """Run one command line and return its exit status; ``front`` is one for ``serve`` that already starts."""
     try:
-        build_app()(arguments, prog_name="gpuserve", obj=front)
+        command_of(build_app())(arguments, prog_name="gpuserve", obj=front)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.USAGE
     except GpuserveError as error:

@@ -95,7 +95,7 @@ def _of_python_file(file: str, base_dir: str) -> dict[str, Any]:
 
     (answer,) = ask([Question(file, base_dir, {})])
     if answer.problem is not None:
-        raise ConfigProblems([Problem(file, answer.problem, Origin.FLAG)])
+        raise ConfigProblems([Problem(file, answer.problem, Origin.ATTRIBUTE)])
     return {**_named(answer.path), **answer.declared}
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gpuserve.config import models, positions, precedence, rules, schema
 from gpuserve.config.described import Said, ask_models, described, undescribed, with_stale
@@ -25,6 +25,9 @@ from gpuserve.options import declared
 from gpuserve.runtimes.table import is_model_path, known_looks, path_problem
 from gpuserve.settings.server import ServerSettings
 from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_whole_paths
+
+#: How a config file may be called whatever is in it.
+CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ def load_file(
     """
     try:
         document = positions.parse(_read(path), schema.usual_key)
+        _require_config(path, document.data)
     except positions.YamlSyntaxError as error:
+        _require_config(path, None)
         text, span = error.fault
         line = without_token(error.source_line)
         raise ConfigProblems([Problem(path, text, Origin.FILE, span, line)]) from None
@@ -83,6 +88,17 @@ def load_file(
         known=known,
         stale=stale,
     )
+
+
+def _require_config(path: str, data: Any) -> None:
+    """Refuse a file that is no config by its name, nor by what is in it."""
+    if path.endswith(CONFIG_SUFFIXES) or not schema.CONFIG_KEYS.isdisjoint(mapping(data)):
+        return
+    text = (
+        "neither a config (server and models, in a file such as config.yaml), nor a Python file (.py), nor a "
+        f"model file: {known_looks()}"
+    )
+    raise ConfigProblems([Problem(path, text, Origin.FILE)])
 
 
 def load_data(

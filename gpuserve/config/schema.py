@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from gpuserve.config.entries.fields import Entry, EntryOf, Key, keys_of, spellings_of
 from gpuserve.config.entries.kinds import Kind, ListOf, MappingOf, OrNull
@@ -32,6 +32,9 @@ class ConfigFile(Entry):
         "server": Key(EntryOf(ServerEntry), "What does not depend on a model.", make=lambda: ServerEntry({})),
         "models": Key(ListOf(EntryOf(ModelEntry), some=True), "The models to serve."),
     }
+
+
+CONFIG_KEYS: Final = frozenset(ConfigFile.keys)
 
 
 def kind_at(path: Path) -> Kind | None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -16,6 +17,9 @@ from gpuserve.describe.declaration import declaration, target_kind
 from gpuserve.describe.public import only_callable
 from gpuserve_worker.calling.callable import YIELDING, LoadError, locate, module_at
 from gpuserve_worker.running.lifecycle import die_with_parent
+
+#: A place in a traceback.
+_PLACE: Final = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 
 
 def main() -> None:
@@ -51,8 +55,22 @@ def _answer(
             return {"error": problem}
         return {"path": path, "declared": declaration(target, path, kwargs, by_types=by_types)}
     except LoadError as error:
+        return {"error": _told(error, base_dir)}
+
+
+def _told(error: LoadError, base_dir: str) -> str:
+    """The sentence of an error with its place; what was raised outside of the user's own files is told in
+    full on stderr besides.
+    """
+    places = _PLACE.findall(error.traceback)
+    if not places:
+        return str(error)
+    file, line = places[-1]
+    own = os.path.relpath(file, base_dir)
+    if own.startswith(os.pardir) or "site-packages" in own or not os.path.exists(file):
         sys.stderr.write(error.traceback)
-        return {"error": str(error)}
+        return str(error)
+    return str(error) if f"line {line})" in str(error) else f"{error} ({own}, line {line})"
 
 
 def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any]) -> str | None:

@@ -11,10 +11,17 @@ from gpuserve.config.precedence import Override
 from gpuserve.repository.load import load_repository
 
 
-def load_target(target: str, environ: Mapping[str, str], server: Sequence[Override] = ()) -> Configuration:
-    """What a target would serve, under an environment and flags. ConfigError: the configuration is wrong."""
+def load_target(
+    target: str,
+    environ: Mapping[str, str],
+    server: Sequence[Override] = (),
+    model: CallableFlags | None = None,
+) -> Configuration:
+    """What a target would serve, under an environment and flags; those of a ``model`` are for a callable.
+    ConfigError: the configuration is wrong.
+    """
     if is_callable_path(target):
-        return load_callable(target, CallableFlags(), server, environ)
+        return load_callable(target, model or CallableFlags(), server, environ)
     if os.path.isdir(target):
         return load_repository([target], environ, server)
     return load_file(target, environ, server)

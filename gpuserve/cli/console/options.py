@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import typer
@@ -27,6 +27,22 @@ def _seconds(value: str | float) -> float:
         return durations.duration(value) if isinstance(value, str) else value
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def command_of(app: typer.Typer) -> Any:
+    """The command line of an app; its help shows no value for options that take none."""
+    whole = typer.main.get_command(app)
+    for command in _commands(whole):
+        for parameter in command.params:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+    return whole
+
+
+def _commands(command: Any) -> Iterator[Any]:
+    yield command
+    for verb in getattr(command, "commands", {}).values():
+        yield from _commands(verb)
 
 
 def with_options(verb: Callable[..., None], options: Iterable[inspect.Parameter]) -> Callable[..., None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.config.callable_target import CallableFlags, is_callable_path
+from gpuserve.config.load import CONFIG_SUFFIXES
 from gpuserve.errors import GpuserveError
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
     from gpuserve.repository.repository import TritonRepository
     from gpuserve.supervisor.core.processes import EarlyFront
 
-_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
-
 
 def is_target(target: str) -> bool:
     """Whether there may be something to serve: a callable, or a config file, as its name says or as it is."""
-    return is_callable_path(target) or os.path.exists(target) or target.endswith(_CONFIG_SUFFIXES)
+    return is_callable_path(target) or os.path.exists(target) or target.endswith(CONFIG_SUFFIXES)
 
 
 class Following(enum.Enum):

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuserve.cli.console import model_options
 from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.console.failures import exit_code_of
+from gpuserve.config.callable_target import CallableFlags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +27,12 @@ def check(
         str, typer.Argument(metavar="TARGET", help="A config file, a model file, a callable or a repository.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
+    name: model_options.Name = None,
+    inputs: model_options.Inputs = None,
+    outputs: model_options.Outputs = None,
+    max_batch_size: model_options.MaxBatchSize = None,
+    devices: model_options.Devices = None,
+    instances: model_options.Instances = None,
 ) -> None:
     """Validate a config file, or what ``serve`` takes in its place, and print what would be served.
 
@@ -33,6 +42,7 @@ def check(
     Examples:
       gpuserve check config.yaml
       gpuserve check model.onnx
+      gpuserve check model.py:predict --input x:float32:-1 --output y:float32:-1
       gpuserve check config.yaml --json
       gpuserve check models/
     """
@@ -41,16 +51,18 @@ def check(
     from gpuserve.placement.server_devices import ServerDevices
     from gpuserve.repository.target import load_target
 
+    flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    model_options.require_callable(config, flags)
     try:
-        configuration = load_target(config, os.environ)
+        configuration = load_target(config, os.environ, model=flags)
     except ConfigProblems as error:
         _report(as_json, config, error.problems, [])
-        raise typer.Exit(ExitCode.BAD_CONFIG) from None
+        raise typer.Exit(exit_code_of(error)) from None
     wrong = [one for error in configuration.broken.values() for one in error.problems]
     wrong += [*trace_problems(configuration), *import_problems(configuration)]
-    devices = ServerDevices()
-    absent = device_problems(configuration, devices)
-    models = configuration.models if absent else devices.place(configuration.models)
+    machine = ServerDevices()
+    absent = device_problems(configuration, machine)
+    models = configuration.models if absent else machine.place(configuration.models)
     for line in configuration.remarks:
         sys.stderr.write(f"{line}\n")
     lost = {one.model for one in wrong}

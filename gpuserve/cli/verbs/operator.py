@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 import typer
 
 from gpuserve.cli.console.exit_codes import INTERRUPTED, ExitCode, help_text
-from gpuserve.cli.console.options import duration
+from gpuserve.cli.console.options import command_of, duration
 from gpuserve.cli.console.which_server import AsJson, Server
 from gpuserve.cli.verbs.events import events
 from gpuserve.cli.verbs.logs import logs
@@ -238,7 +238,7 @@ def run() -> int:
     )
     add_verbs(app)
     try:
-        app(prog_name="gpuserve")
+        command_of(app)(prog_name="gpuserve")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.USAGE
     except GpuserveError as error:

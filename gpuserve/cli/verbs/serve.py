@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuserve.cli.console import server_options
-from gpuserve.cli.console.options import option
+from gpuserve.cli.console import model_options, server_options
 from gpuserve.cli.console.server_flags import overrides
 from gpuserve.cli.console.serving import Following, is_target, serve_repositories, serve_target
 from gpuserve.cli.console.starting_again import serve_until_it_can
-from gpuserve.config.callable_target import CallableFlags, is_callable_path
+from gpuserve.config.callable_target import CallableFlags
 
 if TYPE_CHECKING:
     from gpuserve.config.precedence import Override
     from gpuserve.supervisor.core.processes import EarlyFront
-
-_PANEL = "Model, when the target is a callable"
 
 _Target = Annotated[
     str | None,
@@ -41,26 +38,6 @@ _Repositories = Annotated[
     list[str] | None,
     typer.Option("--model-repository", metavar="DIR", help="A Triton model repository; repeatable."),
 ]
-_Name = Annotated[str | None, option(_PANEL, "Name of the model; default the callable's.")]
-_Inputs = Annotated[
-    list[str] | None,
-    option(_PANEL, "An input tensor; repeatable.", "--input", metavar="NAME:DTYPE:SHAPE"),
-]
-_Outputs = Annotated[
-    list[str] | None,
-    option(_PANEL, "An output tensor; repeatable.", "--output", metavar="NAME:DTYPE:SHAPE"),
-]
-_MaxBatchSize = Annotated[int | None, option(_PANEL, "Largest batch. Default 0: no batching.")]
-_Instances = Annotated[int | None, option(_PANEL, "Processes on each device. Default 1.")]
-_Devices = Annotated[
-    list[str] | None,
-    option(
-        _PANEL,
-        "cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
-        "--device",
-        metavar="DEVICE",
-    ),
-]
 
 
 @server_options.with_server_options
@@ -69,12 +46,12 @@ def serve(
     target: _Target = None,
     more: _More = None,
     repositories: _Repositories = None,
-    name: _Name = None,
-    inputs: _Inputs = None,
-    outputs: _Outputs = None,
-    max_batch_size: _MaxBatchSize = None,
-    devices: _Devices = None,
-    instances: _Instances = None,
+    name: model_options.Name = None,
+    inputs: model_options.Inputs = None,
+    outputs: model_options.Outputs = None,
+    max_batch_size: model_options.MaxBatchSize = None,
+    devices: model_options.Devices = None,
+    instances: model_options.Instances = None,
     reload: Annotated[
         bool,
         typer.Option("--reload", help="Follow the files of the models, and load anew what changes."),
@@ -112,12 +89,12 @@ def dev(
     target: _Target = None,
     more: _More = None,
     repositories: _Repositories = None,
-    name: _Name = None,
-    inputs: _Inputs = None,
-    outputs: _Outputs = None,
-    max_batch_size: _MaxBatchSize = None,
-    devices: _Devices = None,
-    instances: _Instances = None,
+    name: model_options.Name = None,
+    inputs: model_options.Inputs = None,
+    outputs: model_options.Outputs = None,
+    max_batch_size: model_options.MaxBatchSize = None,
+    devices: model_options.Devices = None,
+    instances: model_options.Instances = None,
     **flags: str | bool | None,
 ) -> None:
     """Serve, and load anew each model whose files change, beside traffic.
@@ -179,15 +156,12 @@ def _check_folders(folders: list[str], model_flags: CallableFlags) -> None:
 
 def _check(target: str, model_flags: CallableFlags) -> None:
     """Raise what typer tells as a wrong command line."""
+    if not is_target(target) and target.endswith(".py"):
+        raise typer.BadParameter(f"there is no file {target!r}", param_hint="TARGET")
     if not is_target(target):
         raise typer.BadParameter(
             "expected a config file, a model file, a callable such as model.py:predict or a repository of "
             f"models, given {target!r}",
             param_hint="TARGET",
         )
-    if model_flags.given() and not is_callable_path(target):
-        raise typer.BadParameter(
-            f"{', '.join(model_flags.given())} can only be used with a callable such as model.py:predict; "
-            f"the models of {target} are described there",
-            param_hint="TARGET",
-        )
+    model_options.require_callable(target, model_flags)
