@@ -77,11 +77,15 @@ def _start(question: Question) -> subprocess.Popen[bytes]:
     python = said.pop("python")
     said["asker"] = os.getpid()
     program = ["gpuserve.describe.elsewhere", python] if python else ["gpuserve.describe.child"]
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", *program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for who asks
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert child.stdin is not None
     try:
         child.stdin.write(msgpack.packb(said))
