@@ -64,7 +64,7 @@ FACTS: Final[Mapping[EventKind, tuple[str, ...]]] = {
     EventKind.DOOR_DIED: ("door", "reason", "restart_in_s"),
     EventKind.DOOR_HUNG: ("door", "pid", "silent_s"),
     EventKind.REFUSALS: ("refusals", "reasons", "period_s"),
-    EventKind.SLOW_BATCH: ("duration_s", "usual_s", "batches", "period_s"),
+    EventKind.SLOW_BATCH: ("over_s", "usual_s", "batches"),
     EventKind.EXECUTION_HUNG: ("running_s", "limit_s", "pid"),
     EventKind.LOAD_SLOW: ("loading_s", "phase", "place", "pid"),
     EventKind.LOG: ("line", "level"),

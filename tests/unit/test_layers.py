@@ -154,7 +154,8 @@ ALLOWED = {
         "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
         "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/observe":
-        "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/journal gpuserve/settings "
+        "gpuserve_worker/protocol",
     "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/states",
     "gpuserve/front/observe/tracing":
         "gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",

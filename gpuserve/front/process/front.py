@@ -18,6 +18,7 @@ from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.gpu_health.fleet import LostGpu
 from gpuserve.front.process.draining import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
+from gpuserve.front.process.noticing_loop import keep_noticing
 from gpuserve.front.process.ports import Ports
 from gpuserve.front.process.rate_reports import RateReports
 from gpuserve.front.service.service import InferenceService, inference_service
@@ -120,6 +121,7 @@ class Front:
         self._obeyed_by = self._dispatch_table(self._parts)
         self._spawn(keep_trim(generations.shrink))
         self._spawn(generations.watch.run())
+        self._spawn(keep_noticing(service))
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
         self._spawn(self._listen(ports, dict(zip(setup.listeners, fds, strict=True))))
