@@ -17,12 +17,13 @@ import pytest
 from bound import FLOATS_IN_AND_OUT, ask, free_server
 from commands import ask as ask_operator
 from commands import gpuserve
-from operated import TIMEOUT_S, OperatedServer, Orders, config, model
+from operated import TIMEOUT_S, Client, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE
 
 import gpuserve as package
 from gpuserve.errors import ControlError, InvalidArgument
+from gpuserve.front.observe.noticing import BURST
 
 #: Subscribes as another user, and says what became of the connection.
 STRANGER = """
@@ -244,6 +245,32 @@ def test_the_last_lines_of_the_log_and_the_next(shared: OperatedServer) -> None:
     missing = gpuserve("logs", "mm", server=shared)
     assert missing.status == 1
     assert "there is no model 'mm'; did you mean 'm'" in missing.stderr
+
+
+def test_the_status_is_shown_until_ctrl_c(shared: OperatedServer) -> None:
+    watched = Command(shared, "status", "--watch", "--json")
+    states = [json.loads(watched.line())["server"]["state"] for _ in range(2)]
+    assert states == ["SERVING"] * 2
+    assert watched.interrupt() == (0, "")
+
+
+def _wrong(client: Client) -> int:
+    """Ask for what model "m" does not take, and return the status of the answer."""
+    body = {"inputs": [{"name": "other", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+    client.connection.request("POST", "/v2/models/m/infer", json.dumps(body))
+    with client.connection.getresponse() as answer:
+        answer.read()
+        return answer.status
+
+
+def test_a_burst_of_refusals_is_an_event(shared: OperatedServer) -> None:
+    with following(shared, "refusals") as stream, shared.client() as client:
+        for _ in range(3 * BURST):
+            assert _wrong(client) == 400
+        told = until(stream, kind="refusals")[-1]
+    assert told["model"] == "m"
+    assert told["reasons"] == {"invalid": told["refusals"]}
+    assert told["refusals"] >= BURST
 
 
 def same(requests: Any) -> Any:

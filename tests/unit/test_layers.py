@@ -50,9 +50,10 @@ ALLOWED = {
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/control gpuserve/declare gpuserve/devices "
-        "gpuserve/errors gpuserve/options gpuserve/placement gpuserve/repository gpuserve/settings "
-        "gpuserve/stamps gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models "
-        "gpuserve/supervisor/reload gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/errors gpuserve/follow gpuserve/options gpuserve/placement gpuserve/repository "
+        "gpuserve/settings gpuserve/stamps gpuserve/supervisor gpuserve/supervisor/core "
+        "gpuserve/supervisor/models gpuserve/supervisor/reload gpuserve_worker/protocol "
+        "gpuserve_worker/running",
     "gpuserve/cli/doctor":
         "gpuserve/cli/console gpuserve/control gpuserve/placement gpuserve/settings gpuserve_worker/memory",
     "gpuserve/cli/verbs":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 from gpuserve.cli.console.status_view import status_text
+from gpuserve.cli.console.status_watch import screen
 
 SERVER: dict[str, Any] = {
     "name": "gpuserve",
@@ -95,3 +97,58 @@ def test_memory_of_gpus_is_a_column_where_the_driver_tells_it() -> None:
     lines = status_text({"server": SERVER, "models": [{**MODEL, "instances": [INSTANCE, told]}]}).splitlines()
     assert lines[-3].endswith("MEMORY  GPU MEMORY")
     assert [line.split()[6:] for line in lines[-2:]] == [["-", "-"], ["-", "2048", "MiB"]]
+
+
+LONG: dict[str, Any] = {
+    **MODEL,
+    "name": "a_model_of_a_rather_long_name",
+    "version": 0,
+    "state": "UNAVAILABLE",
+    "reason": "its callable could not be imported: No module named 'a_package_that_is_not_installed' here",
+    "instances": [
+        {**INSTANCE, "name": f"cuda:{n}#0", "device": f"cuda:{n}", "memory_nbytes": 3 << 30} for n in range(2)
+    ],
+}
+WIDE: dict[str, Any] = {
+    "server": {**SERVER, "config": f"/srv/{'folder/' * 20}config.yaml"},
+    "models": [MODEL, LONG],
+}
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_nothing_is_wider_than_the_terminal_nor_broken_in_a_word(width: int) -> None:
+    text = status_text(WIDE, width)
+    assert max(map(len, text.splitlines())) <= width
+    words = set(text.replace(",", " ").split())
+    assert {"SERVING", "READY", "UNAVAILABLE", "cuda:1#0", "linear", "1.25"} <= words
+    if width >= 60:
+        assert {"a_model_of_a_rather_long_name", "'a_package_that_is_not_installed'"} <= words
+        assert "/folder/config.yaml" in text
+
+
+def test_what_fits_is_a_table_and_what_does_not_is_paragraphs() -> None:
+    document = {"server": SERVER, "models": [MODEL]}
+    assert status_text(document, 80) == status_text(document)
+    assert status_text(document, 60).split("\n\n")[1:] == [
+        "model linear\n"
+        "  version 1, state READY, queued 3, in flight 2, slots 1,\n"
+        "  saturation 1.25, source config",
+        "MODEL   INSTANCE  DEVICE  STATE  PID  RESTARTS  MEMORY\n"
+        "linear  cpu#0     cpu     READY  12   0         40 MiB\n",
+    ]
+
+
+def test_reasons_that_have_no_room_stand_below_their_table() -> None:
+    parts = status_text({"server": SERVER, "models": [MODEL, {**LONG, "name": "big"}]}, 80).split("\n\n")
+    assert parts[1].splitlines()[2].split()[:3] == ["big", "-", "UNAVAILABLE"]
+    assert parts[2] == (
+        "  big: its callable could not be imported: No module named\n  'a_package_that_is_not_installed' here"
+    )
+
+
+def test_a_screen_is_not_longer_than_the_terminal() -> None:
+    shown = screen(WIDE, os.terminal_size((80, 10)))
+    lines = shown.split("\n")
+    assert len(lines) == 10
+    assert lines[8] == f"{len(status_text(WIDE, 80).splitlines()) - 8} more lines\x1b[K"
+    assert "more lines" not in screen(WIDE, os.terminal_size((80, 100)))

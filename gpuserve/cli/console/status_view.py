@@ -1,9 +1,11 @@
-"""The status of a server as lines of text. Pure."""
+"""The status of a server as lines of text, which fit a terminal of any width. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from gpuserve.cli.console.tables import fits, shortened, shortened_path, table, wrapped
 
 _MODEL_HEAD: Final = ("MODEL", "VERSION", "STATE", "QUEUED", "IN FLIGHT", "SLOTS", "SATURATION", "SOURCE")
 _INSTANCE_HEAD: Final = ("MODEL", "INSTANCE", "DEVICE", "STATE", "PID", "RESTARTS", "MEMORY", "GPU MEMORY")
@@ -13,23 +15,23 @@ _SERVICE: Final = {"LEAVING": ", draining", "OUT_OF_SERVICE": ", drained"}
 _UNKNOWN: Final = "-"
 
 
-def status_text(document: Mapping[str, Any]) -> str:
-    """Write the answer of ``status`` as lines for people."""
+def status_text(document: Mapping[str, Any], width: int | None = None) -> str:
+    """Write the answer of ``status`` as lines for people, none longer than ``width``."""
     models = document["models"]
-    parts = [list(_server_lines(document["server"]))]
+    parts = [list(_server_lines(document["server"], width))]
     if doors := document["server"]["doors"]:
-        parts.append(list(table(_DOOR_HEAD, map(_door_row, doors))))
+        parts.append(list(table(_DOOR_HEAD, map(_door_row, doors), width)))
     if models:
-        parts.append(list(table(_MODEL_HEAD, map(_model_row, models))))
+        parts += _model_parts(models, width)
     if instances := [(model, one) for model in models for one in model["instances"]]:
         rows = [_instance_row(model, one) for model, one in instances]
         has_gpu = any("gpu_memory_nbytes" in one for _, one in instances)
-        width = len(_INSTANCE_HEAD) - (0 if has_gpu else 1)
-        parts.append(list(table(_INSTANCE_HEAD[:width], [row[:width] for row in rows])))
+        columns = len(_INSTANCE_HEAD) - (0 if has_gpu else 1)
+        parts.append(list(table(_INSTANCE_HEAD[:columns], [row[:columns] for row in rows], width)))
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def _server_lines(server: Mapping[str, Any]) -> Iterator[str]:
+def _server_lines(server: Mapping[str, Any], line_width: int | None) -> Iterator[str]:
     state = f"{server['state']}{_SERVICE.get(server['service'], '')}"
     ready = "ready" if server["ready"] else "not ready"
     yield f"{server['name']}: {state}, {ready}, up {_duration(server['uptime_s'])}"
@@ -44,7 +46,26 @@ def _server_lines(server: Mapping[str, Any]) -> Iterator[str]:
     }
     width = max(map(len, facts))
     for name, value in facts.items():
-        yield f"  {name:<{width}}  {value}"
+        shown = str(value)
+        if line_width is not None:
+            short = shortened_path if name == "config" else shortened
+            shown = short(shown, line_width - width - 4)
+        yield f"  {name:<{width}}  {shown}"
+
+
+def _model_parts(models: Sequence[Mapping[str, Any]], width: int | None) -> list[list[str]]:
+    """Write the table of models; reasons that it has no room for stand below it."""
+    rows = [_model_row(one, one["reason"]) for one in models]
+    if width is None or fits(_MODEL_HEAD, rows, width):
+        return [list(table(_MODEL_HEAD, rows))]
+    short = list(table(_MODEL_HEAD, [_model_row(one, "") for one in models], width))
+    reasons = [line for one in models if one["reason"] for line in _reason_lines(one, width)]
+    return [short, reasons] if reasons else [short]
+
+
+def _reason_lines(model: Mapping[str, Any], width: int) -> list[str]:
+    version = f" {model['version']}" if model["version"] else ""
+    return wrapped(f"{model['name']}{version}: {model['reason']}", width)
 
 
 def _door_row(door: Mapping[str, Any]) -> Sequence[str]:
@@ -59,13 +80,12 @@ def _door_row(door: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def _model_row(model: Mapping[str, Any]) -> Sequence[str]:
+def _model_row(model: Mapping[str, Any], reason: str) -> Sequence[str]:
     saturation = model["saturation"]
-    state = model["state"] + (f" ({model['reason']})" if model["reason"] else "")
     return (
         model["name"],
         str(model["version"] or _UNKNOWN),
-        state,
+        model["state"] + (f" ({reason})" if reason else ""),
         _shown(model["queued"]),
         _shown(model["in_flight"]),
         _shown(model["slots"]),
@@ -85,14 +105,6 @@ def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequ
         _mebibytes(instance.get("memory_nbytes")),
         _mebibytes(instance.get("gpu_memory_nbytes")),
     )
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Write rows below a head, in columns as wide as what is in them; no text is cut."""
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    for line in lines:
-        yield "  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip()
 
 
 def _duration(seconds: float) -> str:

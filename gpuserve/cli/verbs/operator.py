@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
@@ -32,7 +33,13 @@ Models: TypeAlias = Annotated[list[str], typer.Argument(metavar="MODEL...", help
 # ---- the verbs ------------------------------------------------------------------------------
 
 
-def status(server: Server = None, as_json: AsJson = False) -> None:
+def status(
+    server: Server = None,
+    as_json: AsJson = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again each second, until you press Ctrl-C.")
+    ] = False,
+) -> None:
     """Show how a running server is: its state, its addresses, its models and their workers.
 
     Answers in every state of the server, also while models load.
@@ -40,13 +47,33 @@ def status(server: Server = None, as_json: AsJson = False) -> None:
     Examples:
       gpuserve status
       gpuserve status --server localhost:8000 --json
+      gpuserve status --watch
     """
+    if watch:
+        _watch(server, as_json)
     outcome = _ask(server, "status", {}, as_json)
     if as_json or outcome.code:
         _show(outcome, as_json)
     from gpuserve.cli.console.status_view import status_text
 
-    sys.stdout.write(status_text(outcome.result))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    sys.stdout.write(status_text(outcome.result, width))
+
+
+def _watch(server: str | None, as_json: bool) -> NoReturn:
+    """Show the status again and again; Exit: the server has ended, or Ctrl-C."""
+    from gpuserve.cli.console.status_watch import watch_status
+    from gpuserve.control.operator_client import ask
+
+    try:
+        watch_status(server, lambda: ask(server, "status", {}, _tell).result, as_json=as_json)
+    except ControlError as error:
+        _tell(str(error))
+        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.OK) from None  # that is how it is meant to end
+    _tell("the server has ended")
+    raise typer.Exit(ExitCode.OK)
 
 
 def drain(
