@@ -23,6 +23,8 @@ COUNTERS = {
     "nv_inference_compute_input_duration_us",
     "nv_inference_compute_infer_duration_us",
     "nv_inference_compute_output_duration_us",
+}
+CACHE_COUNTERS = {
     "nv_cache_num_hits_per_model",
     "nv_cache_num_misses_per_model",
     "nv_cache_hit_duration_per_model",
@@ -84,6 +86,25 @@ def test_every_reason_of_failure_is_there_from_the_start() -> None:
     assert found == [
         f'nv_inference_request_failure{{model="m",reason="{reason}",version="1"}} {count}'
         for reason, count in (("REJECTED", 0), ("CANCELED", 0), ("BACKEND", 1), ("OTHER", 0))
+    ]
+
+
+def test_a_cache_is_counted_where_there_is_one() -> None:
+    assert not [line for line in lines(metrics(LatencyWindow())) if "cache" in line.split()[-1].split("{")[0]]
+    model = metrics(LatencyWindow())
+    model.outcomes.cache_misses = 0
+    model.cache_hit(1e-6)
+    model.cache_missed(2e-6)
+    model.cache_kept(2e-6, 3e-6)
+    text = lines(model)
+    names = {line.split()[2] for line in text if line.startswith("# TYPE nv_cache")}
+    assert names == {*CACHE_COUNTERS, "nv_cache_hit_summary_per_model", "nv_cache_miss_summary_per_model"}
+    assert 'nv_cache_num_misses_per_model{model="m",version="1"} 1' in text
+    found = [line for line in text if line.startswith("nv_cache_miss_summary_per_model")]
+    assert found[0] == 'nv_cache_miss_summary_per_model{model="m",quantile="0.5",version="1"} 5.0'
+    assert found[-2:] == [
+        'nv_cache_miss_summary_per_model_count{model="m",version="1"} 1',
+        'nv_cache_miss_summary_per_model_sum{model="m",version="1"} 5',
     ]
 
 

@@ -96,6 +96,7 @@ class ModelAnswers:
         lookup_s = time.monotonic() - started_at
         if response is None:
             self._metrics.cache_missed(lookup_s)
+            pending.lookup_s = lookup_s
             return False
         pending.cache_key = None
         self._metrics.cache_hit(lookup_s)
@@ -297,7 +298,7 @@ class ModelAnswers:
         if isinstance(answer, InferResponse) and pending.cache_key is not None:
             started_at = time.monotonic()
             self._cache.store(pending.cache_key, answer)
-            self._metrics.cache_kept(time.monotonic() - started_at)
+            self._metrics.cache_kept(pending.lookup_s, time.monotonic() - started_at)
 
     def _count_failure(self, pending: PendingRequest, error: RequestError, reason: FailureReason) -> None:
         if not pending.counted:

@@ -56,11 +56,13 @@ class PendingRequest(QueuedRequest):
     """
 
     __slots__ = (
-        "_driver", "_state", "answer", "blocks", "cache_key", "counted", "on_answer",
+        "_driver", "_state", "answer", "blocks", "cache_key", "counted", "lookup_s", "on_answer",
         "on_response", "on_taken_back", "request", "trace",
     )  # fmt: skip
 
     answer: asyncio.Future[Any]
+    #: How long its answer was looked for in the cache, in vain.
+    lookup_s: float
     on_taken_back: Callable[[], None]
     trace: Trace
 

@@ -108,27 +108,43 @@ class RequestLatencies(NamedTuple):
     compute_output: float
 
 
+#: The response cache has its own time: what the latest requests took that it had, or had not.
+CACHE_LATENCIES: Final = ("cache_hit", "cache_miss")
+
+
 class LatencyWindow:
     """The latest requests of one model. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._latest: deque[tuple[float, RequestLatencies]] = deque(maxlen=WINDOW_REQUESTS)
+        self._requests = _Latest(len(RequestLatencies._fields))
+        self._cached = {name: _Latest(1) for name in CACHE_LATENCIES}
 
     def observe(self, now: float, latencies: RequestLatencies) -> None:
-        self._latest.append((now, latencies))
+        self._requests.entries.append((now, latencies))
+
+    def observe_cache(self, now: float, name: str, duration_s: float) -> None:
+        self._cached[name].entries.append((now, (duration_s * 1e9,)))
 
     def quantiles(self, now: float) -> dict[str, list[float]]:
         """Give the ``QUANTILES`` of each latency in nanoseconds; NaN while no request is in the window."""
-        latest = self._latest
-        while latest and latest[0][0] < now - WINDOW_S:
-            latest.popleft()
-        columns = (
-            zip(*[one for _, one in latest], strict=True) if latest else [()] * len(RequestLatencies._fields)
-        )
-        return {
-            name: _quantiles(sorted(column))
-            for name, column in zip(RequestLatencies._fields, columns, strict=True)
-        }
+        names, found = RequestLatencies._fields, self._requests.quantiles(now)
+        of_requests = dict(zip(names, found, strict=True))
+        return of_requests | {name: one.quantiles(now)[0] for name, one in self._cached.items()}
+
+
+class _Latest:
+    """The latest entries of so many values each, and when they were made."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self.entries: deque[tuple[float, tuple[float, ...]]] = deque(maxlen=WINDOW_REQUESTS)
+
+    def quantiles(self, now: float) -> list[list[float]]:
+        entries = self.entries
+        while entries and entries[0][0] < now - WINDOW_S:
+            entries.popleft()
+        columns = zip(*[one for _, one in entries], strict=True) if entries else [()] * self._width
+        return [_quantiles(sorted(column)) for column in columns]
 
 
 def _quantiles(ordered: list[float]) -> list[float]:
@@ -141,7 +157,7 @@ def _quantiles(ordered: list[float]) -> list[float]:
 class OutcomeCounts:
     """How many requests had no answer from an instance. ``failures`` were accepted, by code, the common ones
     from the start; ``rejections`` were not, by reason; ``cancellations`` were taken back by clients;
-    ``cache_misses`` ran.
+    ``cache_misses`` ran, None where there is no response cache.
     """
 
     __slots__ = ("cache_misses", "cancellations", "failures", "rejections")
@@ -150,7 +166,7 @@ class OutcomeCounts:
         self.failures: dict[str, int] = dict.fromkeys(("INTERNAL", "DEADLINE_EXCEEDED", "UNAVAILABLE"), 0)
         self.rejections: dict[str, int] = {"queue_full": 0, "invalid": 0, "unavailable": 0}
         self.cancellations = 0
-        self.cache_misses = 0
+        self.cache_misses: int | None = None
 
 
 class ModelMetrics:
@@ -256,15 +272,21 @@ class ModelMetrics:
         """Count an answer from the response cache: no instance had the request, so no rows were inferred."""
         self.statistics.cache_hit(duration_s, time.time())
         self.request_duration.observe(duration_s)
+        if self.window is not None:
+            self.window.observe_cache(time.monotonic(), "cache_hit", duration_s)
 
     def cache_missed(self, lookup_s: float) -> None:
         """Count a request that was not in the response cache, and is run; the look-up took ``lookup_s``."""
-        self.outcomes.cache_misses += 1
+        self.outcomes.cache_misses = (self.outcomes.cache_misses or 0) + 1
         self.statistics.cache_searched(lookup_s)
 
-    def cache_kept(self, insertion_s: float) -> None:
-        """Note how long it took to put the answer to a missed request into the response cache."""
+    def cache_kept(self, lookup_s: float, insertion_s: float) -> None:
+        """Note how long it took to put the answer to a missed request into the response cache, which was
+        looked for there in vain for ``lookup_s``.
+        """
         self.statistics.cache_missed(insertion_s)
+        if self.window is not None:
+            self.window.observe_cache(time.monotonic(), "cache_miss", lookup_s + insertion_s)
 
 
 def _latencies(request_s: float, elapsed_s: float, phases: Phases) -> RequestLatencies:

@@ -28,7 +28,7 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int]]]] = (
     ("inferences", "Rows (batch elements) inferred.", lambda one: one.statistics.executions().rows),
     ("cancelled", "Requests their client took back.", lambda one: one.outcomes.cancellations),
     ("cache_hits", "Requests answered from the response cache.", lambda one: one.statistics.cache_hits),
-    ("cache_misses", "Requests not in the response cache.", lambda one: one.outcomes.cache_misses),
+    ("cache_misses", "Requests not in the response cache.", lambda one: one.outcomes.cache_misses or 0),
 )
 #: What became of requests instead of an answer: the metric after "gpuserve_", its label, and its counts.
 _OUTCOMES: Final[Sequence[tuple[str, str, str, Callable[[ModelMetrics], Mapping[str, int]]]]] = (

@@ -77,6 +77,10 @@ _LATENCIES: Final = {
     "compute_infer": ("compute_infer", "time in the model in microseconds (no cached requests)"),
     "compute_output": ("compute_output", "time to take outputs in microseconds (no cached requests)"),
 }
+_CACHE_LATENCIES: Final = {
+    "cache_hit": "cache hits per model in microseconds",
+    "cache_miss": "cache misses per model in microseconds, to look and to keep the answer",
+}
 #: A counter of each model: its name after "nv_", what it is, and its value.
 _COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
     (
@@ -98,6 +102,9 @@ _COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
         (f"inference_{name}_duration_us", f"Cumulative {text}", _us(field))
         for name, (field, text) in _LATENCIES.items()
     ),
+)
+#: The same of each model that has a response cache.
+_CACHE_COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
     ("cache_num_hits_per_model", "Number of cache hits per model", _times("cache_hit")),
     ("cache_num_misses_per_model", "Number of cache misses per model", _times("cache_miss")),
     ("cache_hit_duration_per_model", "Total cache hit duration in microseconds", _us("cache_hit")),
@@ -107,8 +114,10 @@ _COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
 
 def model_families(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
     """The metrics of models. ``now`` is the time of the monotonic clock, for what has a window."""
-    for name, text, value in _COUNTERS:
-        yield family(f"nv_{name}", "counter", text, [(labels_of(one), value(one)) for one in models])
+    with_cache = [one for one in models if one.outcomes.cache_misses is not None]
+    for counters, counted in ((_COUNTERS, models), (_CACHE_COUNTERS, with_cache)):
+        for name, text, value in counters:
+            yield family(f"nv_{name}", "counter", text, [(labels_of(one), value(one)) for one in counted])
     failures = [
         ({**labels_of(one), "reason": reason.value}, count)
         for one in models
@@ -131,10 +140,16 @@ def model_families(models: Sequence[ModelMetrics], now: float) -> Iterator[Famil
 def _summaries(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
     """Quantiles of what is in the window, count and sum since the start."""
     windows = [(one, one.window.quantiles(now)) for one in models if one.window is not None]
-    for name in RequestLatencies._fields:
-        full, (field, text) = f"nv_inference_{name}_summary_us", _LATENCIES[name]
+    series = [
+        (f"nv_inference_{name}_summary_us", name, *_LATENCIES[name]) for name in RequestLatencies._fields
+    ]
+    for name, text in _CACHE_LATENCIES.items():
+        series.append((f"nv_{name}_summary_per_model", name, name, text))
+    for full, name, field, text in series:
         samples: list[str] = []
         for one, quantiles in windows:
+            if name in _CACHE_LATENCIES and one.outcomes.cache_misses is None:
+                continue
             for quantile, value in zip(QUANTILES, quantiles[name], strict=True):
                 samples.append(sample(full, {**labels_of(one), "quantile": str(quantile)}, value / 1000))
             samples.append(sample(f"{full}_count", labels_of(one), _times(field)(one)))

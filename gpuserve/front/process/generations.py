@@ -165,7 +165,10 @@ class Generations:
             if (driver.spec.name, driver.spec.version) == (spec.name, spec.version):
                 return driver.metrics
         window = LatencyWindow() if self._keeps_latencies else None
-        return ModelMetrics(spec.name, str(spec.version), dict, window)
+        metrics = ModelMetrics(spec.name, str(spec.version), dict, window)
+        if spec.response_cache:
+            metrics.outcomes.cache_misses = 0
+        return metrics
 
     # ---- instances ------------------------------------------------------------------------
 
