@@ -14,15 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 from gpuserve.api.binding import check_new, model_spec
+from gpuserve.api.shared_state import SharedStates
 from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import BindError, GpuserveError
 from gpuserve.placement.server_devices import ServerDevices
 
 logger = logging.getLogger(__name__)
+
+_SHARED: Final = (
+    "models %r and %r share an object (%s), and each has a copy of it, in a process of its own: what one "
+    'changes the other does not see. Bind both with isolation="thread", and they keep the one object'
+)
 
 
 class Runner(Protocol):
@@ -74,6 +80,7 @@ class ModelHost(abc.ABC):
     def __init__(self) -> None:
         self._specs: dict[tuple[str, int], ModelSpec] = {}
         self._devices = ServerDevices()
+        self._states = SharedStates()
         self._runner: Runner | None = None
         self._thread: _SupervisorThread | None = None
         self._failure: BaseException | None = None
@@ -165,10 +172,10 @@ class ModelHost(abc.ABC):
             on_unrecoverable,
             device,
         )
-        self.add(spec)
+        self.add(spec, infer_func)
 
-    def add(self, spec: ModelSpec) -> None:
-        """Serve a model that is declared already, as ``bind`` does.
+    def add(self, spec: ModelSpec, infer_func: Any = ()) -> None:
+        """Serve a model that is declared already, as ``bind`` does, of these callables.
 
         Raises:
             BindError, StartupError, DeviceError, AttachError: as ``bind``.
@@ -180,6 +187,7 @@ class ModelHost(abc.ABC):
             check_new(spec, others, one_version=self._one_version)
             self._specs[key] = spec
             runner = self._runner if self.is_alive() else None
+            self._tell_shared(spec, infer_func)
         if before is not None:
             logger.info("model %s, version %d: it was bound before, and is replaced", *key)
         if runner is None:
@@ -190,6 +198,7 @@ class ModelHost(abc.ABC):
         except GpuserveError:
             with self._lock:
                 del self._specs[key]
+                self._states.forget(key)
                 if before is not None:
                     self._specs[key] = before
             raise
@@ -215,6 +224,14 @@ class ModelHost(abc.ABC):
         with self._lock:
             for key in [key for key in self._specs if key[0] == model]:
                 del self._specs[key]
+                self._states.forget(key)
+
+    def _tell_shared(self, spec: ModelSpec, infer_func: Any) -> None:
+        callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
+        is_copied = any("object" not in one.source for one in spec.instances)
+        shared = self._states.bind((spec.name, spec.version), callables, is_copied=is_copied)
+        for (model, _), kind in shared:
+            logger.warning(_SHARED, model, spec.name, kind)
 
     def run(self) -> None:
         """Start, and return when every model is loaded and served. Does nothing when it runs.

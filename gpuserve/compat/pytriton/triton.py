@@ -139,9 +139,10 @@ class TritonBase(abc.ABC):
             )
         isolation = os.environ.get(ISOLATION_VARIABLE) or "thread"
         with pytriton_errors():
-            self._host.add(
-                bound_spec(model_name, infer_func, inputs, outputs, model_version, config, strict, isolation)
+            spec = bound_spec(
+                model_name, infer_func, inputs, outputs, model_version, config, strict, isolation
             )
+            self._host.add(spec, infer_func)
 
     @abc.abstractmethod
     def connect(self) -> None:
