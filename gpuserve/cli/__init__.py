@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 if TYPE_CHECKING:
     from gpuserve.supervisor.core.processes import EarlyFront
 
+#: Those that only print.
+_PRINTING_VERBS: Final = frozenset({"schema", "version"})
 #: The verbs for a running server. They need little, and start without the rest.
 _OPERATOR_VERBS: Final = frozenset({"status", "drain", "load", "unload", "reload", "scale", "events", "logs"})
 
@@ -20,6 +22,8 @@ def main() -> NoReturn:
 
     gc.disable()  # until all is imported: nothing of that is garbage
     try:
+        if _only_prints(sys.argv):
+            _end_with_the_reader()
         if _serves(sys.argv):
             sys.exit(_run_with_front())
         if sys.argv[1:2] and sys.argv[1] in _OPERATOR_VERBS:
@@ -33,6 +37,19 @@ def main() -> NoReturn:
         from gpuserve.cli.console.exit_codes import INTERRUPTED
 
         sys.exit(INTERRUPTED)
+
+
+def _only_prints(command: list[str]) -> bool:
+    """Whether nothing is asked and nothing served: what is printed is all there is."""
+    is_help = not {"-h", "--help", "--version"}.isdisjoint(command)
+    return is_help or not command[1:] or command[1] in _PRINTING_VERBS
+
+
+def _end_with_the_reader() -> None:
+    """End quietly, as other commands do, where whoever reads the output has ended: ``head``, a pager."""
+    import signal
+
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def _serves(command: list[str]) -> bool:

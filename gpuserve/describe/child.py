@@ -55,22 +55,18 @@ def _answer(
             return {"error": problem}
         return {"path": path, "declared": declaration(target, path, kwargs, by_types=by_types)}
     except LoadError as error:
+        sys.stderr.write(error.traceback)
         return {"error": _told(error, base_dir)}
 
 
 def _told(error: LoadError, base_dir: str) -> str:
-    """The sentence of an error with its place; what was raised outside of the user's own files is told in
-    full on stderr besides.
-    """
+    """The sentence of an error, with its place where that is in a file of the user's own."""
     places = _PLACE.findall(error.traceback)
-    if not places:
+    file, line = places[-1] if places else ("", "")
+    own = os.path.relpath(file, base_dir) if os.path.isfile(file) else os.pardir
+    if own.startswith(os.pardir) or "site-packages" in own or f"line {line})" in str(error):
         return str(error)
-    file, line = places[-1]
-    own = os.path.relpath(file, base_dir)
-    if own.startswith(os.pardir) or "site-packages" in own or not os.path.exists(file):
-        sys.stderr.write(error.traceback)
-        return str(error)
-    return str(error) if f"line {line})" in str(error) else f"{error} ({own}, line {line})"
+    return f"{error} ({own}, line {line})"
 
 
 def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any]) -> str | None:

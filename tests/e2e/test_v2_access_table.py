@@ -28,6 +28,7 @@ HEADER, GRPC_HEADER = "triton-access-token", "triton-grpc-protocol-triton-access
 ELSEWHERE = {"x-forwarded-for": "203.0.113.9"}
 PATHS: Mapping[Endpoint, str] = {
     Endpoint.SERVER_METADATA: "/v2",
+    Endpoint.MODELS: "/v2/models",
     Endpoint.SERVER_LIVE: "/v2/health/live",
     Endpoint.SERVER_READY: "/v2/health/ready",
     Endpoint.SERVER_STARTED: "/v2/health/startup",

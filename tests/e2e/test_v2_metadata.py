@@ -51,6 +51,11 @@ def test_health_and_metadata(server: Addresses, protocol: str) -> None:
         assert (found["name"], bool(found["version"])) == ("gpuserve", True)
 
 
+def test_the_models_have_a_list(server: Addresses) -> None:
+    status, _, body = answered(server.http, "/v2/models")
+    assert (status, "echo_FP32" in json.loads(body)["models"]) == (200, True)
+
+
 @pytest.mark.parametrize(
     ("path", "status"), [("echo_FP32/versions/1", 200), ("echo_FP32/versions/2", 404), ("nope", 404)]
 )

@@ -27,6 +27,8 @@ from gpuserve.front.doors.access.routes import NOT_FOUND, Refusal, Route, match
         (b"/v2/logging", Route(Endpoint.LOGGING)),
         (b"/v2/trace/setting", Route(Endpoint.TRACE_SETTING)),
         (b"/v2/models/m/trace/setting", Route(Endpoint.TRACE_SETTING, "m")),
+        (b"/v2/models", Route(Endpoint.MODELS)),
+        (b"/v2/models/", Route(Endpoint.MODELS)),
         (b"/v2/models/m", Route(Endpoint.MODEL_METADATA, "m")),
         (b"/v2/models/m/ready", Route(Endpoint.MODEL_READY, "m")),
         (b"/v2/models/m/config", Route(Endpoint.MODEL_CONFIG, "m")),
@@ -62,8 +64,6 @@ def test_paths(path: bytes, route: Route) -> None:
         b"/v1",
         b"/v2/health",
         b"/v2/health/live/",
-        b"/v2/models",
-        b"/v2/models/",
         b"/v2/models//infer",
         b"/v2/models/m/",
         b"/v2/models/m/infer/",
@@ -112,7 +112,7 @@ def test_settings_are_read_and_changed_at_one_path() -> None:
 @given(st.binary())
 def test_any_bytes_lead_somewhere_or_nowhere(tail: bytes) -> None:
     route = match("GET", b"/v2/models/" + tail)
-    assert isinstance(route, Refusal) or route.model_name != ""
+    assert isinstance(route, Refusal) or route.endpoint is Endpoint.MODELS or route.model_name != ""
 
 
 def test_endpoints_are_all_different() -> None:

@@ -207,7 +207,8 @@ class FrontKeeper:
         self.close()
         if not self._ending:
             delay_s = RESTART_DELAY_S if young and not was_ready else 0.0
-            logger.warning("the front died (%s); next start in %.1f s", reason, delay_s)
+            when = f"in {delay_s:.1f} s" if delay_s else "at once"
+            logger.warning("the front died (%s); it starts again %s", reason, when)
             self._journal.tell(EventKind.FRONT_DIED, reason=reason, pid=pid, restart_in_s=delay_s)
             self._reactor.call_later(delay_s, self._restart)
         self._events.front_lost(reason, hopeless)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from gpuserve.control.channel import Channel
 from gpuserve.control.reactor import Reactor
@@ -67,6 +67,10 @@ class WorkerCare:
     follows_imports: bool = False
 
 
+#: A delay before a start that is worth a number.
+_NOTICEABLE_S: Final = 0.05
+
+
 class WorkerKeeper:
     """One instance and its successive workers. ``generation`` is the load of the model that it belongs to.
     The front's end of the link to the present worker stays open here, so that a front can die and be replaced
@@ -88,6 +92,7 @@ class WorkerKeeper:
         #: What the present worker said when it had loaded.
         self._loaded = wire.Ready(0.0, 1)
         self._last_words = ""
+        self._load_failed = False
         self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
 
     @property
@@ -106,7 +111,7 @@ class WorkerKeeper:
         channel = Channel(boot, wire.WORKER)
         self._child = KeptChild(process, channel, self._fields, self._care.reactor, rate, self._care.lines)
         self._child.open(self._on_boot, self._on_died)
-        self._last_words = ""
+        self._last_words, self._load_failed = "", False
         self._move(LifeEvent.SPAWNED, "starting")
         self._tell(_init(self.spec, self.instance, self._care))
         timeout_s = settings.load_timeout_s
@@ -213,7 +218,9 @@ class WorkerKeeper:
                 pass  # it crossed our Stop
             case wire.LoadFailed(str(text), str(traceback)):
                 self._last_words = text
-                _log(logging.ERROR, f"could not be loaded: {text}", traceback, self._fields)
+                self._load_failed = True
+                what = "could not be loaded" if traceback else f"could not be loaded: {text}"
+                _log(logging.ERROR, what, traceback, self._fields)
             case wire.Unrecoverable(str(text)) if self.life.state is InstanceState.READY:
                 self._last_words = f"its callable cannot go on: {text}"
                 _log(logging.ERROR, self._last_words, "", self._fields)
@@ -264,10 +271,19 @@ class WorkerKeeper:
             logger.warning("ended (%s); it starts again when that is over", reason, extra=self._fields)
         elif not stopping:
             delay_s = self.life.restart_in_s(time.monotonic())
-            logger.warning("died (%s); next start in %.1f s", reason, delay_s, extra=self._fields)
             again = partial(self._start_again, InstanceState.WAITING, LifeEvent.DUE)
             self._care.reactor.call_later(delay_s, again)
         self._care.events.instance_lost(self, reason)
+        if self.life.state is InstanceState.WAITING:  # else nobody wants a successor
+            self._tell_of_successor(reason, delay_s)
+
+    def _tell_of_successor(self, reason: str, delay_s: float) -> None:
+        """Log when it starts again; a load that failed has been told."""
+        when = f"starts again in {delay_s:.1f} s" if delay_s >= _NOTICEABLE_S else "starts again at once"
+        if not self._load_failed:
+            logger.warning("died (%s); %s", reason, when, extra=self._fields)
+        elif delay_s >= _NOTICEABLE_S:
+            logger.warning("%s", when, extra=self._fields)
 
     def _start_again(self, waiting: InstanceState, event: LifeEvent) -> None:
         if self.life.state is not waiting:

@@ -64,6 +64,7 @@ class Endpoint(enum.Enum):
     __hash__ = object.__hash__
 
     SERVER_METADATA = "GET", "/v2/?", _METADATA, "ServerMetadata"
+    MODELS = "GET", "/v2/models/?", _METADATA
     SERVER_LIVE = "GET", "/v2/health/live", _HEALTH, "ServerLive"
     SERVER_READY = "GET", "/v2/health/ready", _HEALTH, "ServerReady"
     SERVER_STARTED = "GET", "/v2/health/startup", _HEALTH

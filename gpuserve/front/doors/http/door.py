@@ -167,6 +167,7 @@ class InsightEndpoints:
         self._description = Description(service.name, service.version, models.all_specs, admin=admin)
         self.immediate: dict[Endpoint, Immediate] = {
             Endpoint.SERVER_METADATA: lambda _: json_answer(service.metadata()),
+            Endpoint.MODELS: lambda _: json_answer({"models": sorted(models.names())}),
             Endpoint.SERVER_LIVE: lambda _: health_answer("live", service.health.live),
             Endpoint.SERVER_READY: lambda _: health_answer("ready", service.health.ready),
             Endpoint.SERVER_STARTED: lambda _: health_answer("started", service.health.started),
