@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from gpuserve.api.attached_server import ATTACH_TIMEOUT_S, AttachedServer
 from gpuserve.api.model_host import ModelHost, Runner
@@ -21,6 +21,7 @@ from gpuserve.declare.written import ensemble_spec
 from gpuserve.options import nearest
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.checks import checked_settings
+from gpuserve.settings.keywords import ServerKeywords
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
@@ -50,10 +51,11 @@ class Server(ModelHost):
 
     _replaces = True
 
-    def __init__(self, settings: ServerSettings | None = None, **overrides: Any) -> None:
+    def __init__(self, settings: ServerSettings | None = None, **overrides: Unpack[ServerKeywords]) -> None:
         super().__init__()
         _check_names(overrides)
-        self._settings = checked_settings(dataclasses.replace(settings or ServerSettings(), **overrides))
+        given: Mapping[str, Any] = overrides  # a time may be a text, until it is checked
+        self._settings = checked_settings(dataclasses.replace(settings or ServerSettings(), **given))
         self._devices = ServerDevices(numa_affinity=self._settings.numa_affinity)
 
     @property

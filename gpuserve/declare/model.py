@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gpuserve.declare.spec import BatchingSpec, ModelOptions, QueueSpec, RateLimiter, SequenceBatching
 from gpuserve.options import changeable, option, required, spelled
@@ -44,7 +44,7 @@ class Tensor:
     labels: Sequence[str] | None = option(
         None, "Names of its classes, by position, for requests that ask for classification."
     )
-    memory: str | None = option(
+    memory: Literal["gpu", "cpu"] | None = option(
         None,
         "Where the callable is given it: gpu, that of its instance, or cpu; null: as array.",
         words=MEMORIES,
@@ -177,5 +177,5 @@ class ModelConfig(_Options):
     rate_limiter: RateLimiter | None = None
     queue: QueueSpec | None = None
     if TYPE_CHECKING:  # the options for which None stands for a default
-        array: str | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # a spec has none
+        array: Literal["numpy", "cupy", "torch"] | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # a spec has none
         prefetch: int | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # as above

@@ -101,6 +101,8 @@ def _rows(table: Hashable) -> dict[str, Row]:
 
 def _row(one: dataclasses.Field[Any], hint: Any) -> Row:
     bare, has_none = without_none(hint)
+    if typing.get_origin(bare) is typing.Literal:  # for type checkers; the words are the option's own
+        bare = str
     said: Option = one.metadata[_KEY]
     if unit := durations.unit_of(one.name, bare):
         said = dataclasses.replace(said, unit=unit)

@@ -50,6 +50,6 @@ def _child(whole: Any, step: str | int, following: str | int) -> Any:
     if isinstance(whole, list):
         if step == len(whole):
             whole.append(empty)
-    elif whole.get(step) is None:
+    elif whole.get(step) is None or isinstance(whole[step], int):  # a number of instances, in short
         whole[step] = empty
     return whole[step]

@@ -366,3 +366,12 @@ def test_a_config_file_is_a_repository(tmp_path: Path) -> None:
     with pytest.raises(ConfigProblems):
         repository.read("m")
     assert repository.names() == ("m", "n")
+
+
+def test_instances_may_be_a_number_of_processes_on_the_cpu() -> None:
+    model = {"name": "m", "callable": "pkg.mod:f", "inputs": [], "outputs": [], "instances": 2}
+    (made,) = load_data({"models": [model]}, "c.yaml", ".", {}).models
+    assert [one.name for one in made.instances] == ["cpu#0", "cpu#1"]
+    for wrong in (0, 257, True, 1.5):
+        with pytest.raises(ConfigProblems, match=r"models\[0\]\.instances: expected"):
+            load_data({"models": [{**model, "instances": wrong}]}, "c.yaml", ".", {})

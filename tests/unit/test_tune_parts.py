@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from gpuserve.bench.plan.errors import BenchOptionError
 from gpuserve.bench.reports.latencies import LatencySummary
@@ -170,3 +171,9 @@ def test_comments_stay() -> None:
 def test_json_is_changed_too() -> None:
     text = '{"models": [{"name": "m", "max_batch_size": 8}]}'
     assert '"max_batch_size": 4' in with_values(text, {("models", 0, "max_batch_size"): 4})
+
+
+def test_a_number_of_instances_becomes_a_list_where_it_is_changed() -> None:
+    text = "models:\n  - name: m\n    instances: 2  # on the CPU\n"
+    changed = with_values(text, {("models", 0, "instances", 0, "count"): 4})
+    assert YAML(typ="safe").load(changed) == {"models": [{"name": "m", "instances": [{"count": 4}]}]}

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gpuserve.config.entries.fields import (
     FILLED,
@@ -16,9 +16,9 @@ from gpuserve.config.entries.fields import (
     model_name,
     spellings_of,
 )
-from gpuserve.config.entries.kinds import Arguments, ListOf, OrNull, Text
+from gpuserve.config.entries.kinds import Arguments, ListOf, Mistake, OrNull, Place, Text
 from gpuserve.declare.model import ModelWarmup, Tensor
-from gpuserve.declare.spec import DeclaredInstances, ModelSpec, SequenceBatching, StepSpec
+from gpuserve.declare.spec import MAX_INSTANCES, DeclaredInstances, ModelSpec, SequenceBatching, StepSpec
 
 
 class StepEntry(Entry):
@@ -70,6 +70,21 @@ class InstancesEntry(Entry):
     keys: ClassVar = keys_of(DeclaredInstances)
 
 
+class Instances(ListOf):
+    """A list of entries, or a number of processes on the CPU."""
+
+    def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return super().read(value, path, found)
+        wrong: list[Mistake] = []
+        made = super().read([{"count": value}], path, wrong)
+        found += [one._replace(path=path) for one in wrong]
+        return made
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_INSTANCES}, super().schema()]}
+
+
 class WarmupEntry(Entry):
     """A batch that every instance runs before the model is ready."""
 
@@ -106,8 +121,8 @@ class ModelEntry(Entry):
         ),
         "kwargs": Key(Arguments(), "Arguments when the attribute is a class or a factory.", make=dict),
         "instances": Key(
-            ListOf(EntryOf(InstancesEntry), some=True),
-            "Where the model runs: one worker process each.",
+            Instances(EntryOf(InstancesEntry), some=True),
+            "Where the model runs: one worker process each. A number: so many on the CPU.",
             make=lambda: [InstancesEntry({})],
         ),
         "inputs": Key(
