@@ -82,6 +82,7 @@ class _Tap(logging.Handler):
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
+        self._show_unhandled(record)
         try:
             text = logs.formatted(record)
         except Exception:
@@ -95,3 +96,18 @@ class _Tap(logging.Handler):
             add()
         else:
             self._reactor.call_soon_threadsafe(add)
+
+    def _show_unhandled(self, record: logging.LogRecord) -> None:
+        """Show a warning of a program that has not configured any log, as Python does where there is no
+        handler. This one, which shows nothing, is not to change that.
+        """
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        taps: list[logging.Handler] = []
+        while logger is not None:
+            if any(not isinstance(one, _Tap) for one in logger.handlers):
+                return
+            taps += logger.handlers
+            logger = logger.parent if logger.propagate else None
+        last = logging.lastResort
+        if last is not None and record.levelno >= last.level and taps[:1] == [self]:
+            last.handle(record)
