@@ -13,6 +13,7 @@ from gpuserve.config.schema import json_schema
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.observe.metrics_page import MetricsPage
 from gpuserve.front.v2.status import STATUS
+from gpuserve.journal.kinds import FACTS
 from gpuserve.options import rows
 from gpuserve.settings.server import ServerSettings, live_settings
 
@@ -103,3 +104,15 @@ def test_every_metric_is_documented() -> None:
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     documented = {name for name in names if f"`{name.removesuffix('_created')}" in PAGE}
     assert names - documented - {name for name in names if name.endswith("_created")} == set()
+
+
+def test_every_event_is_described_with_its_facts() -> None:
+    _, _, text = PAGE.partition("\n### Events of a running server\n")
+    cells = [line.strip("| ").split(" | ") for line in text.partition("\n#")[0].splitlines()]
+    found = {
+        kind.strip("`"): facts
+        for kind, _, facts in (row for row in cells if len(row) == 3 and row[0].startswith("`"))
+    }
+    assert {kind: tuple(bare(facts).split(", ")) for kind, facts in found.items()} == {
+        kind.value: facts for kind, facts in FACTS.items()
+    }
