@@ -27,7 +27,7 @@ from gpuserve_worker.protocol.wire import Vocabulary
 class Setup(NamedTuple):
     """The first message: the settings, and the listeners' descriptors beside it, in this order. ``epoch``
     counts the fronts of this server; links are taken over with it. ``listeners`` are the roles of the
-    descriptors: "http", "grpc", "metrics", "health".
+    descriptors: "http", "grpc", "metrics", "health"; the front's pulse and the supervisor's come last.
     """
 
     epoch: int

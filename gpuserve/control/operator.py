@@ -76,6 +76,7 @@ def failed(error: RequestError, result: dict[str, Any] | None = None) -> VerbOut
 #: The verbs, and the arguments that each may be given.
 VERBS: Final[Mapping[str, frozenset[str]]] = {
     "status": frozenset(),
+    "stacks": frozenset(),
     "events": frozenset(),
     "logs": frozenset({"model"}),
     "drain": frozenset({"timeout_s", "undo"}),

@@ -7,6 +7,7 @@ probe may run a command every few seconds.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections import defaultdict
@@ -16,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuserve.control.attach import DEFAULT_PORTS, may_attach, peer_credentials, server_url
 from gpuserve.control.operator import OPERATE, PROTOCOL, Alive, Answered, Ask, Told, VerbOutcome
+from gpuserve.control.process_state import STOPPED, how_it_is, state_of
 from gpuserve.errors import ControlError
 from gpuserve_worker.protocol import datagram
 from gpuserve_worker.protocol.wire import WireError
@@ -29,6 +31,8 @@ _UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})
 _CONNECT_TIMEOUT: Final = struct.pack("ll", 5, 0)
 #: A server that has said nothing for so long hangs: it says so often that it is alive.
 SILENCE_TIMEOUT_S: Final = 15.0
+#: So often it is looked meanwhile whether its process is stopped.
+_LOOK_S: Final = 1.0
 
 
 def ask(
@@ -43,19 +47,41 @@ def ask(
     ControlError: there is no such server, or several, or it ended before it answered.
     """
     with _connected(_found(server)) as sock:
-        sock.settimeout(timeout_s)
+        patience = _Patience(peer_credentials(sock).pid, timeout_s)
         try:
             datagram.send(sock, OPERATE.encode(Ask(PROTOCOL, verb, dict(arguments))))
-            return _heard(sock, tell)
-        except TimeoutError:
-            raise ControlError(f"the server says nothing for {timeout_s:g} s, and seems to hang") from None
+            return _heard(sock, tell, patience)
         except (WireError, OSError) as error:
             raise ControlError(f"the connection to the server broke: {error}") from None
 
 
-def _heard(sock: socket.socket, tell: Callable[[str], None]) -> VerbOutcome:
+class _Patience:
+    """How long the process of a server is waited for that says nothing; not at all while it is stopped."""
+
+    def __init__(self, pid: int, timeout_s: float) -> None:
+        self._pid = pid
+        self._timeout_s = timeout_s
+
+    def wait(self, sock: socket.socket) -> None:
+        """Return when something has come, or raise ``ControlError``."""
+        readable = select.poll()
+        readable.register(sock, select.POLLIN)
+        waited_s = 0.0
+        while not readable.poll(min(_LOOK_S, self._timeout_s) * 1000):
+            waited_s += _LOOK_S
+            if state_of(self._pid) in STOPPED:
+                how = f"process {self._pid} is stopped (SIGSTOP), and goes on after kill -CONT {self._pid}"
+                raise ControlError(f"the server does not answer: {how}")
+            if waited_s >= self._timeout_s:
+                how = f"; process {self._pid}: {how_it_is(self._pid)}" if self._pid else ""
+                text = f"the server says nothing for {self._timeout_s:g} s, and seems to hang{how}"
+                raise ControlError(text)
+
+
+def _heard(sock: socket.socket, tell: Callable[[str], None], patience: _Patience) -> VerbOutcome:
     buffer = datagram.receive_buffer()
     while True:
+        patience.wait(sock)
         data, fds = datagram.receive(sock, buffer)
         datagram.close_all(fds)
         if not data:

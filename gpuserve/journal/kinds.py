@@ -66,7 +66,7 @@ FACTS: Final[Mapping[EventKind, tuple[str, ...]]] = {
     EventKind.REFUSALS: ("refusals", "reasons", "period_s"),
     EventKind.SLOW_BATCH: ("over_s", "usual_s", "batches"),
     EventKind.EXECUTION_HUNG: ("running_s", "limit_s", "pid"),
-    EventKind.LOAD_SLOW: ("loading_s", "phase", "place", "pid"),
+    EventKind.LOAD_SLOW: ("loading_s", "phase", "place", "device", "pid"),
     EventKind.LOG: ("line", "level"),
     EventKind.SAMPLE: ("server", "models", "gpus", "doors"),
 }

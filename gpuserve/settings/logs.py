@@ -230,3 +230,15 @@ def _is_log_object(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and "ts" in found and "level" in found
+
+
+def log_with_text(
+    logger: logging.Logger, level: int, text: str, more: str, fields: Mapping[str, str]
+) -> None:
+    """Log a line with a text of several lines below it, where a traceback would be."""
+    if not logger.isEnabledFor(level):
+        return
+    record = logger.makeRecord(logger.name, level, "", 0, text, (), None, extra=dict(fields))
+    # Every Formatter of the standard library shows exc_text.
+    record.exc_text = more or None
+    logger.handle(record)

@@ -270,10 +270,16 @@ class ServerSettings:
         live=_AT_ONCE,
     )
     load_timeout_s: float = option(
-        0.0,
+        900.0,
         "Seconds that a model may take to load; 0 is no limit.",
         least=0,
         live="workers that start from now on",
+    )
+    hang_timeout_s: float = option(
+        30.0,
+        "Seconds after which a front whose loop does not turn is replaced; its stacks are in the log after a "
+        "third of them. After twice as many a server whose supervisor does not turn is not live. 0: neither.",
+        least=0,
     )
     max_request_nbytes: int = option(4 << 30, "Largest request that is accepted, in bytes.", least=1)
     max_arena_nbytes: int = option(

@@ -50,7 +50,8 @@ from gpuserve.supervisor.reload.polling import FilePolling
 from gpuserve.supervisor.reload.run import ConfigWork
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
 from gpuserve.supervisor.workers.hang import Hang
-from gpuserve.supervisor.workers.worker_events import tell_changed, tell_lost
+from gpuserve.supervisor.workers.load_watch import SlowLoad
+from gpuserve.supervisor.workers.worker_events import tell_changed, tell_lost, tell_slow
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 from gpuserve_worker.protocol.wire import WireError
 
@@ -318,6 +319,9 @@ class Supervisor:
                 self._parts.models.leave_out(worker, reason, failure)
         self._parts.gpus.look()
         self._check_started()  # it does not wait for a model that could not be bound
+
+    def load_slow(self, worker: WorkerKeeper, slow: SlowLoad) -> None:
+        tell_slow(self._core.events, worker, slow)
 
     def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
         """Start that worker afresh, or end the server, as the model wants it."""

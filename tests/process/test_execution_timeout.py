@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from operated import LARGE, MODELS, Answer, InBackground, OperatedServer, config
 from processes import wait_until
+from serving import GPUSERVE
 from tritonclient import grpc
+
+from gpuserve.control.operator_client import ControlName, running
 
 HANGS, HANGS_IN_THE_FIRST_PROCESS = -1.0, -2.0
 LIMIT_S = 0.5
@@ -163,3 +170,49 @@ def ask_stream(client: grpc.InferenceServerClient, model: str, value: float) -> 
     tensor = grpc.InferInput("x", (1, 1), "FP32")
     tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
     client.async_stream_infer(model, [tensor])
+
+
+def test_a_load_that_hangs_is_told_of_and_ended_with_its_stacks(tmp_path: Path) -> None:
+    path = config(tmp_path, entry("m", "LoadsForever"), load_timeout_s=0.9)
+    with OperatedServer(path) as server:
+        server.wait_log("not loaded within 0.9 s (load_timeout_s)")
+        assert server.process.wait(20) == 3
+        slow = next(line for line in server.log if "in sleep_in_c; it is ended after" in line)
+        assert f"s, at {MODELS / 'hanging.py'}:" in slow
+        late = next(line for line in server.log if "(load_timeout_s)" in line and "not loaded" in line)
+        assert "Main thread" in late
+        assert "in sleep_in_c" in late
+
+
+@pytest.mark.thorough
+def test_status_shows_where_every_process_stands_also_while_a_model_loads(tmp_path: Path) -> None:
+    entries = [entry("m", "in_c", execution_timeout_s=0), entry("loads", "LoadsForever")]
+    with OperatedServer(config(tmp_path, *entries), "--model-control", "explicit") as server:
+        name = f"localhost:{wait_port(server)}"
+        wait_until(lambda: "in sleep_in_c" in status_of(name), "it loads, and shows where it stands")
+        front, *workers = json.loads(status_of(name, "--json"))["stacks"]
+        assert front.startswith(f"front, process {server.front}:\nMain thread ")
+        assert "gpuserve/front/__main__.py" in front
+        heads = [one.splitlines()[0] for one in workers]
+        assert heads == [f"model {model}, instance cpu#0, process {pid}:" for model, pid in pids(name)]
+        server.end(signal.SIGKILL)
+
+
+def wait_port(server: OperatedServer) -> int:
+    """A port of a server that is not ready."""
+    wait_until(lambda: bool(names_of(server.pid)), "it listens")
+    return names_of(server.pid)[0].port
+
+
+def names_of(pid: int) -> list[ControlName]:
+    return next((names for (_, process), names in running().items() if process == pid), [])
+
+
+def pids(server: str) -> list[tuple[str, int]]:
+    found = json.loads(status_of(server, "--json"))["models"]
+    return [(model["name"], one["pid"]) for model in found for one in model["instances"]]
+
+
+def status_of(server: str, *flags: str) -> str:
+    command = [GPUSERVE, "status", "--stacks", "--server", server, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout

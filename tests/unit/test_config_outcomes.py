@@ -95,7 +95,7 @@ def test_settings_hold_before_models_are_loaded() -> None:
     (outcome,) = asked.outcomes
     assert outcome.result["settings"] == ["server.load_timeout_s"]
     assert [one["key"] for one in outcome.result["refused"]] == ["server.http_port"]
-    assert asked.lines == ["server.load_timeout_s is 5.0 now, it was 0.0", "model a is loaded anew"]
+    assert asked.lines == ["server.load_timeout_s is 5.0 now, it was 900.0", "model a is loaded anew"]
     asked.ask()  # what is refused is told again, and nothing is done again
     assert (outcome.text, asked.adjusted[1:], asked.work.begun) == (asked.outcomes[1].text, [], {})
 

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
@@ -39,25 +39,37 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it again each second, until you press Ctrl-C.")
     ] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Show where each thread of the front and of every worker stands.")
+    ] = False,
 ) -> None:
     """Show how a running server is: its state, its addresses, its models and their workers.
 
-    Answers in every state of the server, also while models load.
+    Answers in every state of the server, also while models load or callables hang.
 
     Examples:
       gpuserve status
       gpuserve status --server localhost:8000 --json
       gpuserve status --watch
+      gpuserve status --stacks
     """
+    if watch and stacks:
+        raise typer.BadParameter("cannot be combined with --watch", param_hint="--stacks")
     if watch:
         _watch(server, as_json)
     outcome = _ask(server, "status", {}, as_json)
+    if stacks and not outcome.code:
+        texts: list[str] = []
+        _ask(server, "stacks", {}, as_json, texts.append)
+        outcome.result["stacks"] = texts
     if as_json or outcome.code:
         _show(outcome, as_json)
     from gpuserve.cli.console.status_view import status_text
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     sys.stdout.write(status_text(outcome.result, width))
+    for text in outcome.result.get("stacks", ()):
+        sys.stdout.write(f"\n{text}\n")
 
 
 def _watch(server: str | None, as_json: bool) -> NoReturn:
@@ -189,22 +201,28 @@ def _counts(texts: Iterable[str]) -> dict[str, int]:
 # ---- asking, and showing the answer ---------------------------------------------------------
 
 
-def _ask(server: str | None, verb: str, arguments: Mapping[str, Any], as_json: bool) -> VerbOutcome:
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _ask(
+    server: str | None,
+    verb: str,
+    arguments: Mapping[str, Any],
+    as_json: bool,
+    tell: Callable[[str], None] = _tell,
+) -> VerbOutcome:
     """Ask a server, with progress on stderr, and return its answer; Exit: none came, or Ctrl-C."""
     from gpuserve.control.operator import VerbOutcome
     from gpuserve.control.operator_client import ask
 
     try:
-        return ask(server, verb, arguments, _tell)
+        return ask(server, verb, arguments, tell)
     except ControlError as error:
         _show(VerbOutcome("UNAVAILABLE", str(error)), as_json)
     except KeyboardInterrupt:
         _tell("interrupted: what the server has begun goes on")
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
 
 
 def _ask_each(server: str | None, verb: str, models: Iterable[str], as_json: bool) -> NoReturn:

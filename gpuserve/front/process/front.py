@@ -21,6 +21,7 @@ from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.noticing_loop import keep_noticing
 from gpuserve.front.process.ports import Ports
 from gpuserve.front.process.rate_reports import RateReports
+from gpuserve.front.process.turning import Turning
 from gpuserve.front.service.service import InferenceService, inference_service
 from gpuserve.settings.log import LOG
 from gpuserve.settings.server import ServerSettings, adjusted
@@ -124,7 +125,10 @@ class Front:
         self._spawn(keep_noticing(service))
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
-        self._spawn(self._listen(ports, dict(zip(setup.listeners, fds, strict=True))))
+        *listeners, own_pulse, supervisors_pulse = fds
+        turning = Turning(own_pulse, supervisors_pulse, settings.hang_timeout_s, service.health)
+        self._spawn(turning.run())
+        self._spawn(self._listen(ports, dict(zip(setup.listeners, listeners, strict=True))))
 
     def _dispatch_table(self, parts: FrontParts) -> Mapping[type, Callable[[Any], None]]:
         """Who obeys which message; ``Setup`` and ``InstanceUp`` come with descriptors, and are not in it."""

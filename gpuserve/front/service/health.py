@@ -25,6 +25,7 @@ class ServerHealth:
         self._min_healthy_devices = 0
         self._min_ready_instances = 1
         self._leaving = False
+        self._supervisor_turns = True
         #: Models that the start could not load.
         self._missing: tuple[str, ...] = ()
         #: Every other model of the start was loaded once.
@@ -44,8 +45,8 @@ class ServerHealth:
 
     @property
     def live(self) -> bool:
-        """Whether, on a GPU machine, a new process could use CUDA; nothing else counts."""
-        return self._gpus.cuda_works
+        """Whether a new process could use CUDA, on a GPU machine, and the supervisor would start one."""
+        return self._gpus.cuda_works and self._supervisor_turns
 
     @property
     def ready(self) -> bool:
@@ -115,6 +116,12 @@ class ServerHealth:
     def cuda_state(self, works: bool) -> None:
         self._gpus.cuda_works = works
         self._watchers.changed()
+
+    def supervisor_turns(self, turns: bool) -> None:
+        """Note whether the supervisor does anything."""
+        if turns is not self._supervisor_turns:
+            self._supervisor_turns = turns
+            self._watchers.changed()
 
     def leave(self) -> None:
         self._leaving = True

@@ -15,6 +15,7 @@ from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_life import SettingsInForce
 from gpuserve.supervisor.workers.hang import Hang
+from gpuserve.supervisor.workers.load_watch import SlowLoad
 from gpuserve.supervisor.workers.worker_group import WorkerGroup
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 
@@ -28,7 +29,7 @@ class BoundModels:
     def __init__(self, reactor: Reactor, models: Sequence[ModelSpec], server: Attachment) -> None:
         self.specs = {spec.name: spec for spec in models}
         self._server = server
-        settings = SettingsInForce(ServerSettings(load_timeout_s=0.0))
+        settings = SettingsInForce(ServerSettings())
         self._care = WorkerCare(reactor, self, settings, relay_output=False, lost_gpus={})
         self._groups: dict[str, WorkerGroup] = {}
         self._waiting: dict[str, Future[None]] = {}
@@ -112,6 +113,8 @@ class BoundModels:
     # ---- what the workers tell ------------------------------------------------------------
 
     def instance_changed(self, worker: WorkerKeeper, phase: str) -> None: ...
+
+    def load_slow(self, worker: WorkerKeeper, slow: SlowLoad) -> None: ...
 
     def instance_ready(self, worker: WorkerKeeper) -> None:
         live = worker.live()

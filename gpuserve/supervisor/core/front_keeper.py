@@ -17,6 +17,7 @@ from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import EventKind
 from gpuserve.settings import logs
 from gpuserve.settings.log import DEFAULT, LOG, LogSettings
+from gpuserve.supervisor.core.front_pulse import FrontPulse
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import LiveInstance
 from gpuserve.supervisor.core.listeners import Listeners
@@ -74,11 +75,16 @@ class FrontKeeper:
         self._start_front = start_front
         self._events: FrontEvents  # these from start() on
         self._obey: Callable[[Any], None]
+        self._pulse: FrontPulse  # of the present front
         self._child: KeptChild | None = None
         self._epoch = 0
         self._started_at = 0.0
         self._ending = False
         self._killed_young = False
+
+    @property
+    def child(self) -> KeptChild | None:
+        return self._child
 
     @property
     def process(self) -> Child | None:
@@ -142,6 +148,8 @@ class FrontKeeper:
     def quit(self) -> None:
         """Ask the front to exit; ``front_lost`` answers, and no other is started."""
         self._ending = True
+        if self._child is not None:
+            self._pulse.unwatch()
         self.send(messages.Quit())
 
     def kill(self) -> None:
@@ -153,6 +161,7 @@ class FrontKeeper:
         """Reap a front that was killed, if there is one, and close all that belongs to it."""
         if self._child is not None:
             self._child.close()
+            self._pulse.close()
             self._child = None
             self.ready = False
 
@@ -164,9 +173,12 @@ class FrontKeeper:
         channel = Channel(control, messages.CONTROL)
         self._child = KeptChild(process, channel, _FIELDS, self._reactor, lines=self._lines)
         self._child.open(self._on_message, self._on_died)
+        timeout_s = self._settings.now.hang_timeout_s
+        self._pulse = FrontPulse(self._child, self._reactor, self._journal, timeout_s)
         roles = tuple(self._listeners.sockets)
         fds = [self._listeners.sockets[role].fileno() for role in roles]
-        self.send(messages.Setup(self._epoch, self._settings.now.to_wire(), roles), fds)
+        self.send(messages.Setup(self._epoch, self._settings.now.to_wire(), roles), [*fds, *self._pulse.fds])
+        self._pulse.open()
         for kind, settings in self._settings.changed.items():
             self.send(messages.Changed(kind, settings))
         self._events.front_started()
@@ -186,6 +198,7 @@ class FrontKeeper:
                 child.stop_listening()
             case messages.FrontReady():
                 self.ready = True
+                self._pulse.watch()
                 self._events.front_ready()
             case messages.Changed(str(kind), dict(settings)):
                 self._settings_changed(kind, settings)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import gpuserve_worker
+from gpuserve.control.process_state import how_it_is
 
 _HEAD: Final = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(.*) \(most recent call first\):")
 _FRAME: Final = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
@@ -22,31 +23,10 @@ _LISTENER: Final = "/gpuserve_worker/running/supervision.py"
 #: The frame at the foot of the main thread of a program.
 _FOOT: Final = ("<frozen runpy>", "/runpy.py")
 
-#: How the kernel calls the states of a process that does nothing.
-STATES: Final = {
-    "T": "it is stopped (SIGSTOP)",
-    "t": "it is stopped by a debugger",
-    "D": "it waits in the kernel, and cannot be interrupted",
-    "Z": "it has ended",
-    "X": "it has ended",
-    "S": "it sleeps",
-    "R": "it runs",
-    "I": "it idles in the kernel",
-}
-
-
-def state_of(pid: int) -> str:
-    """The letter by which the kernel calls the state of a process; "" where there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
 
 def why_silent(pid: int) -> str:
     """Say of a process that shows no stacks how it is."""
-    return f"(no stacks of process {pid}: {STATES.get(state_of(pid), 'it has ended')})"
+    return f"(no stacks of process {pid}: {how_it_is(pid)})"
 
 
 def told(text: str) -> str:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from gpuserve.control.process_state import STOPPED, state_of
 from gpuserve.control.reactor import Reactor
 from gpuserve.supervisor.core.processes import Child
 from gpuserve.supervisor.core.stack_text import told, why_silent
@@ -20,7 +21,7 @@ _QUIET_LOOKS: Final = 3
 #: A process that is stopped, or whose machine is busy, is not waited for longer.
 _PATIENCE_LOOKS: Final = 25
 
-#: Takes the text; called once, and not where the child was closed meanwhile.
+#: Takes the text; called once.
 TakeStacks: TypeAlias = Callable[[str], None]
 
 
@@ -43,7 +44,7 @@ class ChildStacks:
             return
         self._nbytes = self._looks = self._quiet_looks = 0
         fd = self._process.stacks
-        if fd is not None:
+        if fd is not None and state_of(self._process.pid) not in STOPPED:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)  # of the child's descriptor as well: both are one open file
             if self._process.ask_stacks():
@@ -52,8 +53,9 @@ class ChildStacks:
         self._answer(why_silent(self._process.pid))
 
     def close(self) -> None:
+        """Answer who still waits: the child has ended."""
         self._is_closed = True
-        self._waiting.clear()
+        self._answer(why_silent(self._process.pid))
 
     def _look(self) -> None:
         if self._is_closed:

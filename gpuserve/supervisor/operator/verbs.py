@@ -17,6 +17,7 @@ from gpuserve.supervisor.models.load_requests import LoadRequests
 from gpuserve.supervisor.models.model_operations import ResizeOperation, failed_version
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.quiescence import Quiescence
+from gpuserve.supervisor.operator.stacks import OperatorStacks
 from gpuserve.supervisor.operator.status import FrontCensus, OperatorStatus
 from gpuserve.supervisor.publication.publication import Publication
 from gpuserve.supervisor.reload.config_reload import ConfigReload
@@ -44,6 +45,7 @@ class OperatorVerbs:
         self.status = OperatorStatus(core, self.census, models.table, attached, self.quiescence, config.path)
         self._core = core
         self._publication = publication
+        self._stacks = OperatorStacks(core.front, models.table)
         self._life = core.life
         self._models = models
         self._attached = attached
@@ -56,6 +58,9 @@ class OperatorVerbs:
             operator_arguments.check_verb(verb, arguments)
             if verb in _ALWAYS:
                 self._look(verb, arguments, answer)
+                return
+            if verb == "stacks":
+                self._stacks.ask(tell, answer)
                 return
             if (refusal := self._life.why_not_operated()) is not None:
                 raise refusal

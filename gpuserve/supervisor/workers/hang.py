@@ -1,8 +1,14 @@
-"""A callable that is not back: what is known of it, and what the log says. Pure."""
+"""A callable that is not back: what is known of it, what the log says, and the end of its worker."""
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
+
+from gpuserve.settings.logs import log_with_text
+from gpuserve.supervisor.core.processes import Child
+
+logger = logging.getLogger(__name__)
 
 
 class Hang(NamedTuple):
@@ -16,7 +22,16 @@ class Hang(NamedTuple):
     limit_s: float
 
 
-def told_hang(hang: Hang, *, can_be_killed: bool) -> str:
+def tell_hang(process: Child, hang: Hang, fields: dict[str, str], stacks: str) -> None:
+    """Log what hangs with the stacks of its process; and where it has a limit, kill that."""
+    level = logging.ERROR if hang.limit_s else logging.WARNING
+    text = _told(hang, can_be_killed=process.can_be_killed)
+    log_with_text(logger, level, text, stacks, fields)
+    if hang.limit_s:
+        process.kill()
+
+
+def _told(hang: Hang, *, can_be_killed: bool) -> str:
     """Say what hangs and what becomes of it; the stacks come below."""
     since = f"the callable is not back after {hang.ran_s:.1f} s"
     if not hang.limit_s:

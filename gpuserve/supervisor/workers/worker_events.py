@@ -8,6 +8,7 @@ from typing import Any, Final
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import EventKind
 from gpuserve.supervisor.core.life import InstanceState
+from gpuserve.supervisor.workers.load_watch import SlowLoad
 from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
 
 #: The first phase of a worker that was just started.
@@ -30,6 +31,14 @@ def tell_lost(events: EventJournal, worker: WorkerKeeper, reason: str) -> None:
         again_s = round(life.restart_in_s(time.monotonic()), 3)
         restarts = {"restart_in_s": again_s, "restarts": life.restarts}
         _tell(events, EventKind.INSTANCE_DIED, worker, reason=reason, **restarts)
+
+
+def tell_slow(events: EventJournal, worker: WorkerKeeper, slow: SlowLoad) -> None:
+    """Tell that an instance still loads."""
+    loading_s, phase, place = slow
+    pid = None if worker.process is None else worker.process.pid
+    about = {"loading_s": round(loading_s, 3), "phase": phase, "place": place, "pid": pid}
+    _tell(events, EventKind.LOAD_SLOW, worker, **about)
 
 
 def _tell(events: EventJournal, kind: EventKind, worker: WorkerKeeper, **facts: Any) -> None:

@@ -17,6 +17,7 @@ from gpuserve.control.reactor import Reactor
 from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.devices.names import CPU, OWN_GPU
 from gpuserve.errors import StartupError
+from gpuserve.settings.logs import log_with_text
 from gpuserve.settings.server import POLL
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import InstanceLife, InstanceState, LifeEvent, LiveInstance
@@ -25,7 +26,8 @@ from gpuserve.supervisor.core.output_rate import OutputRate
 from gpuserve.supervisor.core.processes import Child, spawn
 from gpuserve.supervisor.core.server_life import SettingsInForce
 from gpuserve.supervisor.core.threads import start_thread
-from gpuserve.supervisor.workers.hang import Hang, told_hang
+from gpuserve.supervisor.workers.hang import Hang, tell_hang
+from gpuserve.supervisor.workers.load_watch import LoadWatch, SlowLoad
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.running.lifecycle import EXIT_DEVICE
 
@@ -43,6 +45,9 @@ class WorkerEvents(Protocol):
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
         """A worker is dead, for ``reason``. Its successor is already planned unless it is stopping."""
+
+    def load_slow(self, worker: WorkerKeeper, slow: SlowLoad) -> None:
+        """An instance still loads, and the log says so."""
 
     def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
         """A callable raised ``UnrecoverableError``; what becomes of it is for the model's policy to say."""
@@ -89,11 +94,16 @@ class WorkerKeeper:
         self._care = care
         self._child: KeptChild | None = None
         self._link: socket.socket | None = None
+        self._load: LoadWatch | None = None
         #: What the present worker said when it had loaded.
         self._loaded = wire.Ready(0.0, 1)
         self._last_words = ""
         self._load_failed = False
         self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
+
+    @property
+    def child(self) -> KeptChild | None:
+        return self._child
 
     @property
     def process(self) -> Child | None:
@@ -114,9 +124,10 @@ class WorkerKeeper:
         self._last_words, self._load_failed = "", False
         self._move(LifeEvent.SPAWNED, "starting")
         self._tell(_init(self.spec, self.instance, self._care))
+        on_slow = partial(self._care.events.load_slow, self)
         timeout_s = settings.load_timeout_s
-        if timeout_s > 0:
-            self._care.reactor.call_later(timeout_s, lambda: self._on_load_timeout(process, timeout_s))
+        self._load = LoadWatch(self._child, self._care.reactor, timeout_s, self._fields, on_slow)
+        self._load.begin()
 
     def live(self) -> LiveInstance | None:
         """Describe the loaded worker for a front; None where there is none."""
@@ -132,16 +143,10 @@ class WorkerKeeper:
         if process is None or process.pid != hang.pid or self.life.state is not InstanceState.READY:
             return  # it came back in this moment, or died
         assert self._child is not None
-        self._child.stacks.ask(partial(self._tell_hang, process, hang))
+        self._child.stacks.ask(partial(tell_hang, process, hang, self._fields))
         if hang.limit_s:
             self._last_words = f"its callable was not back within execution_timeout_s, {hang.limit_s:g} s"
             self._move(LifeEvent.HANG)
-
-    def _tell_hang(self, process: Child, hang: Hang, stacks: str) -> None:
-        level = logging.ERROR if hang.limit_s else logging.WARNING
-        _log(level, told_hang(hang, can_be_killed=process.can_be_killed), stacks, self._fields)
-        if hang.limit_s:
-            process.kill()
 
     def why_lost(self) -> str:
         uuid = self.instance.placement.gpu_uuid
@@ -189,6 +194,8 @@ class WorkerKeeper:
             self._end_broken("it does not read its boot socket")
 
     def _move(self, event: LifeEvent, phase: str = "") -> None:
+        if self._load is not None and event is not LifeEvent.SPAWNED:
+            self._load.end()
         self.life.apply(event, time.monotonic())
         self._care.events.instance_changed(self, phase)
 
@@ -207,6 +214,8 @@ class WorkerKeeper:
         """Obey a message, or raise ``WireError``. User code runs in that process, so fields are looked at."""
         match message:
             case wire.Phase(str(name)):
+                if self._load is not None:
+                    self._load.phase = name
                 self._care.events.instance_changed(self, name)
             case wire.Ready(float(load_s), int()) if self.life.state is InstanceState.LOADING:
                 logger.info("loaded in %.2f s", load_s, extra=self._fields)
@@ -220,16 +229,16 @@ class WorkerKeeper:
                 self._last_words = text
                 self._load_failed = True
                 what = "could not be loaded" if traceback else f"could not be loaded: {text}"
-                _log(logging.ERROR, what, traceback, self._fields)
+                log_with_text(logger, logging.ERROR, what, traceback, self._fields)
             case wire.Unrecoverable(str(text)) if self.life.state is InstanceState.READY:
                 self._last_words = f"its callable cannot go on: {text}"
-                _log(logging.ERROR, self._last_words, "", self._fields)
+                log_with_text(logger, logging.ERROR, self._last_words, "", self._fields)
                 self._care.events.instance_unrecoverable(self, text)
             case wire.Imported(tuple(files)) if all(isinstance(one, str) for one in files):
                 self._care.events.instance_imported(self, files)
             case wire.Log(int(level), str(text), str(traceback)):
                 if self._child is not None and self._child.may_log(text + traceback):
-                    _log(level, text, traceback, self._fields)
+                    log_with_text(logger, level, text, traceback, self._fields)
             case _:
                 raise wire.WireError(f"{type(message).__name__} in state {self.life.state.name}")
 
@@ -239,11 +248,6 @@ class WorkerKeeper:
         if self._child is not None:
             self._child.stop_listening()
         self.kill()
-
-    def _on_load_timeout(self, process: Child, timeout_s: float) -> None:
-        if process is self.process and self.life.state is InstanceState.LOADING:
-            self._last_words = f"not loaded within {timeout_s:g} s"
-            process.kill()
 
     def _on_died(self) -> None:
         assert self._child is not None
@@ -258,7 +262,8 @@ class WorkerKeeper:
         exit_reason = self._child.exit_reason()  # which also reaps it
         if self._child.process.exit_status == EXIT_DEVICE:
             self.device_failures += 1
-        reason = self._last_words or exit_reason
+        verdict = "" if self._load is None else self._load.verdict
+        reason = self._last_words or verdict or exit_reason
         self.close()
         self._lost(reason)
 
@@ -337,12 +342,3 @@ def _init(spec: ModelSpec, instance: InstanceSpec, care: WorkerCare) -> wire.Ini
         spec.all_lines,
         care.follows_imports or settings.model_control == POLL,
     )
-
-
-def _log(level: int, text: str, traceback: str, fields: dict[str, str]) -> None:
-    if not logger.isEnabledFor(level):
-        return
-    record = logger.makeRecord(logger.name, level, "", 0, text, (), None, extra=fields)
-    # Every Formatter of the standard library shows exc_text.
-    record.exc_text = traceback or None
-    logger.handle(record)

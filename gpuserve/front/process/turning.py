@@ -1,0 +1,53 @@
+"""The front shows the supervisor that its loop turns, and sees whether that one's does. A supervisor that
+does not replaces no worker that dies, loads nothing and hears no operator, though what is there is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Final
+
+from gpuserve.control.process_state import how_it_is
+from gpuserve.control.pulse import Pulse, Silence, pulse_period_s
+from gpuserve.front.service.health import ServerHealth
+
+logger = logging.getLogger(__name__)
+
+#: So many times ``hang_timeout_s`` a supervisor may be silent while the front says that the server is live.
+LIVE_TIMES: Final = 2
+#: It is told of after this part of it.
+_TELL_PART: Final = 3
+
+
+class Turning:
+    """The pulse of this front and that of its supervisor, whose descriptors come with ``Setup``."""
+
+    def __init__(self, own_fd: int, supervisors_fd: int, timeout_s: float, health: ServerHealth) -> None:
+        self._own = Pulse(own_fd)
+        self._supervisors = Pulse(supervisors_fd)
+        self._timeout_s = timeout_s
+        self._health = health
+        self._silence = Silence()
+        self._is_told = False
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        period_s = pulse_period_s(self._timeout_s)
+        while True:
+            self._own.beat()
+            self._judge(self._silence.look(self._supervisors.has_beaten(), loop.time(), period_s))
+            await asyncio.sleep(period_s)
+
+    def _judge(self, silent_s: float) -> None:
+        if not self._timeout_s:
+            return
+        if self._is_told and not silent_s:
+            logger.warning("the supervisor turns again")
+        if not self._is_told and silent_s >= self._timeout_s / _TELL_PART:
+            pid = os.getppid()
+            text = "the supervisor, process %d, has not turned for %.3g s: %s"
+            logger.warning(text, pid, silent_s, how_it_is(pid))
+        self._is_told = silent_s >= self._timeout_s / _TELL_PART
+        self._health.supervisor_turns(silent_s < LIVE_TIMES * self._timeout_s)

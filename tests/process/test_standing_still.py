@@ -1,0 +1,67 @@
+"""Processes of the server itself that stand still: a front is replaced, and of a supervisor it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operated import OperatedServer, Orders, config, model
+from processes import wait_until
+from serving import GPUSERVE
+
+HANG_S = 0.6
+
+
+def entry(tmp_path: Path) -> dict[str, Any]:
+    return model("m", Orders(tmp_path / "orders"))
+
+
+@pytest.mark.parametrize("doors", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_front_that_stands_still_is_replaced_and_workers_stay(tmp_path: Path, doors: int) -> None:
+    path = config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S)
+    with OperatedServer(path, "--doors", str(doors)) as server:
+        server.wait_ready()
+        front, workers = server.front, server.workers
+        os.kill(front, signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        server.wait_log("it is stopped (SIGSTOP); it is replaced after 0.6 s (hang_timeout_s)")
+        wait_until(lambda: server.front not in {0, front}, "another front is started")
+        assert HANG_S / 2 < time.monotonic() - stopped_at < HANG_S + 1.0
+        server.wait_model_ready("m")
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.workers == workers
+        server.wait_log("and is replaced (hang_timeout_s)")
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_a_supervisor_that_stands_still_is_seen_by_probes_and_by_status(tmp_path: Path) -> None:
+    with OperatedServer(config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S)) as server:
+        server.wait_ready()
+        os.kill(server.pid, signal.SIGSTOP)
+        began_at = time.monotonic()
+        asked = status(server)
+        assert (asked.returncode, asked.stdout) == (1, "")
+        assert asked.stderr == (
+            f"the server does not answer: process {server.pid} is stopped (SIGSTOP), and goes on after "
+            f"kill -CONT {server.pid}\n"
+        )
+        assert time.monotonic() - began_at < 5
+        wait_until(lambda: server.status("/v2/health/live") == 400, "it is not live")
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        os.kill(server.pid, signal.SIGCONT)
+        wait_until(lambda: server.status("/v2/health/live") == 200, "it is live again")
+        server.wait_log(f"the supervisor, process {server.pid}, has not turned for")
+        assert json.loads(status(server, "--json").stdout)["server"]["front"]["restarts"] == 0
+        assert server.end() == 0
+
+
+def status(server: OperatedServer, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [GPUSERVE, "status", "--server", server.addresses["HTTP"], *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
