@@ -19,6 +19,7 @@ from gpuserve.cli.verbs.config import config
 from gpuserve.cli.verbs.devices import devices
 from gpuserve.cli.verbs.doctor import doctor
 from gpuserve.cli.verbs.export import export_app
+from gpuserve.cli.verbs.new import new
 from gpuserve.cli.verbs.operator import add_verbs as add_operator_verbs
 from gpuserve.cli.verbs.run import RUN_SETTINGS, run_program
 from gpuserve.cli.verbs.serve import dev, serve
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """Examples:
   gpuserve serve config.yaml
   gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
+  gpuserve new sentiment
   gpuserve dev model.py
   gpuserve tritonserver --model-repository=/models
   gpuserve run program.py
@@ -64,7 +66,7 @@ def build_app() -> typer.Typer:
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
     add_operator_verbs(app)
     app.command(epilog=help_text(), cls=BlockCommand)(config)
-    for verb in (check, devices, doctor, bench, tune, schema, version):
+    for verb in (new, check, devices, doctor, bench, tune, schema, version):
         app.command(epilog=help_text())(verb)
     app.add_typer(export_app())
     return app

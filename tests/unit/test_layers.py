@@ -61,7 +61,7 @@ ALLOWED = {
         "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/compat/pytriton "
         "gpuserve/compat/tritonserver gpuserve/config gpuserve/control gpuserve/declare gpuserve/errors "
         "gpuserve/export gpuserve/export/sizing gpuserve/follow gpuserve/journal gpuserve/placement "
-        "gpuserve/repository gpuserve/settings gpuserve/supervisor/core gpuserve/tune "
+        "gpuserve/projects gpuserve/repository gpuserve/settings gpuserve/supervisor/core gpuserve/tune "
         "gpuserve_worker/protocol",
     "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
@@ -190,6 +190,7 @@ ALLOWED = {
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/openai": "gpuserve/declare gpuserve_worker/calling",
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
+    "gpuserve/projects": "gpuserve/errors gpuserve/runtimes",
     "gpuserve/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/python_backend/importable": "gpuserve/python_backend",
     "gpuserve/repository":
