@@ -12,9 +12,12 @@ from gpuserve.options import option, required
 
 #: The group of the admin API.
 ADMIN: Final = "admin"
+#: The group of the live page and of what it shows.
+DASHBOARD: Final = "dashboard"
 #: What ``restricted_endpoints`` and the rules may name; the other words are Triton's.
 ENDPOINT_GROUPS: Final = (
     ADMIN,
+    DASHBOARD,
     "health",
     "inference",
     "logging",
@@ -26,7 +29,7 @@ ENDPOINT_GROUPS: Final = (
     "trace",
 )
 #: The groups with operations that change the server, or show what is for its operators, which only clients
-#: on its machine may ask for.
+#: on its machine may ask for. So it is with the live page, which has a setting of its own for it.
 CONTROL_GROUPS: Final = (ADMIN, "logging", "model-repository", "shared-memory", "trace")
 NO_TOKEN: Final = "restricted_endpoints need an access_token: without one nobody could use them"
 #: The header that carries an access token unless a rule names another.

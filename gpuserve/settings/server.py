@@ -47,6 +47,9 @@ TERMINATED_LAME_DUCK_S: Final = 2.0
 #: What ``rate_limit`` may say.
 OFF: Final = "off"
 EXECUTION_COUNT: Final = "execution_count"
+#: What ``dashboard`` may say, besides ``OFF``.
+LOCAL: Final = "local"
+ON: Final = "on"
 
 #: What a new value of a limit of connections is for.
 _ADMITTED: Final = "connections and streams that are made from now on; transport native alone"
@@ -372,6 +375,12 @@ class ServerSettings:
     )
     admin_api: bool = option(
         False, "Whether operators may see and control the server over HTTP, by /v2/admin/…."
+    )
+    dashboard: str = option(
+        LOCAL,
+        "Who sees the live page at / of the HTTP port: browsers on this machine, without a proxy between "
+        "(local), anybody (on), or nobody (off). A token for the group dashboard opens it as well.",
+        words=(LOCAL, ON, OFF),
     )
     attachable: bool = option(
         True, "Whether other programs of this user on this machine may serve models through it."

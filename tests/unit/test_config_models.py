@@ -289,7 +289,7 @@ def test_access_rules(tmp_path: Path) -> None:
     [
         (
             "access_token: a, restricted_endpoints: [tracing]",
-            "restricted_endpoints[0]: expected one of 'admin', 'health', 'inference'",
+            "restricted_endpoints[0]: expected one of 'admin', 'dashboard', 'health'",
         ),
         ("remote_control: [inference]", "remote_control[0]: expected one of 'admin', 'logging'"),
         ("access_rules: [{token: a}]", "missing key 'groups' in server.access_rules[0]"),

@@ -47,10 +47,10 @@ PATHS = {
 @pytest.mark.parametrize("path", PATHS)
 def test_paths(path: bytes) -> None:
     route = PATHS[path]
-    assert routes.match(route.endpoint.method, path, admin=True) == route
+    assert routes.match(route.endpoint.method, path, {ADMIN}) == route
     for method in {"GET", "POST", "DELETE", "HEAD"} - {route.endpoint.method}:
         refusal = Refusal(405, "Method Not Allowed", route.endpoint.method)
-        assert routes.match(method, path, admin=True) == refusal
+        assert routes.match(method, path, {ADMIN}) == refusal
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -69,7 +69,7 @@ def test_without_the_setting_no_path_exists(path: bytes, method: str) -> None:
     ],
 )  # fmt: skip
 def test_paths_that_do_not_exist(path: bytes) -> None:
-    assert routes.match("POST", path, admin=True) is NOT_FOUND
+    assert routes.match("POST", path, {ADMIN}) is NOT_FOUND
 
 
 def test_it_is_off_by_default_and_a_group_of_its_own() -> None:

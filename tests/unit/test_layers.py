@@ -115,7 +115,8 @@ ALLOWED = {
         "gpuserve_worker/protocol",
     "gpuserve/front/doors":
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
-        "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/service gpuserve/settings",
+        "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/live gpuserve/front/service "
+        "gpuserve/settings",
     "gpuserve/front/doors/access":
         "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",
     "gpuserve/front/doors/grpc":
@@ -129,9 +130,11 @@ ALLOWED = {
         "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/v2",
     "gpuserve/front/doors/http":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/doors/access "
-        "gpuserve/front/doors/http/docs_page gpuserve/front/doors/openapi gpuserve/front/exchange "
-        "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service "
-        "gpuserve/front/v2 gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/front/doors/http/dashboard_page gpuserve/front/doors/http/docs_page "
+        "gpuserve/front/doors/openapi gpuserve/front/exchange gpuserve/front/live gpuserve/front/memory "
+        "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/doors/http/dashboard_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/openai":
         "gpuserve/declare gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/http "
@@ -143,6 +146,10 @@ ALLOWED = {
         "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/remote "
         "gpuserve/front/server gpuserve/journal gpuserve/settings gpuserve/states",
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/live":
+        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/models "
+        "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/journal gpuserve/options gpuserve/settings",
     "gpuserve/front/memory":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
         "gpuserve/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
@@ -166,10 +173,10 @@ ALLOWED = {
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/grpcio "
         "gpuserve/front/doors/health gpuserve/front/exchange gpuserve/front/keeper gpuserve/front/links "
-        "gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles gpuserve/front/observe "
-        "gpuserve/front/observe/gpu_health gpuserve/front/passage gpuserve/front/remote "
-        "gpuserve/front/server gpuserve/front/service gpuserve/front/v2 gpuserve/settings "
-        "gpuserve_worker/calling gpuserve_worker/protocol",
+        "gpuserve/front/live gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
+        "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/passage "
+        "gpuserve/front/remote gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/settings gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/front/queueing": "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/states",
     "gpuserve/front/remote":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "

@@ -15,12 +15,12 @@ from openapi import check_openapi
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.doors.access import routes
-from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, Endpoint
+from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX, Endpoint
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http.codec import parse_infer_request
 from gpuserve.front.doors.http.generate_codec import parse_generate_request
-from gpuserve.front.doors.openapi.description import Description, document
-from gpuserve.settings.access import TOKEN_HEADER
+from gpuserve.front.doors.openapi.description import ADMIN_PART, PAGE_PART, Description, document
+from gpuserve.settings.access import ADMIN, DASHBOARD, TOKEN_HEADER
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, element_count
 
 
@@ -38,7 +38,7 @@ def read(making: Generator[None, None, bytes]) -> Any:
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u2028"
 NO_JSON = {"FP16", "BF16"}
-DOCUMENT = read(document("s", "1", [], admin=True))
+DOCUMENT = read(document("s", "1", [], [ADMIN_PART, PAGE_PART]))
 OPERATIONS = [
     (method.upper(), path, operation)
     for path, item in DOCUMENT["paths"].items()
@@ -49,7 +49,7 @@ OPERATIONS = [
 def route(method: str, path: str) -> Any:
     """Where a described path leads, with names in the places of its variables."""
     sent = path.format(model_name="m", model_version="3", repository_name="r", region_name="r")
-    return routes.match(method, sent.encode(), admin=True)
+    return routes.match(method, sent.encode(), {ADMIN, DASHBOARD})
 
 
 def spec(
@@ -109,12 +109,13 @@ def test_every_reference_leads_somewhere_and_every_part_is_used() -> None:
     assert named == components
 
 
-def test_the_admin_api_is_described_where_there_is_one() -> None:
+def test_the_admin_api_and_the_live_page_are_described_where_there_are_any() -> None:
     without = read(document("s", "1", []))
     assert "admin" not in json.dumps(without)
-    assert {path for path in DOCUMENT["paths"] if path.startswith(ADMIN_PREFIX)} == set(
-        DOCUMENT["paths"]
-    ) - set(without["paths"])
+    optional = (ADMIN_PREFIX, DASHBOARD_PREFIX)
+    assert {path for path in DOCUMENT["paths"] if path.startswith(optional)} == set(DOCUMENT["paths"]) - set(
+        without["paths"]
+    )
 
 
 def test_every_datatype_and_the_header_of_tokens_are_those_of_the_server() -> None:
@@ -126,9 +127,9 @@ def test_every_datatype_and_the_header_of_tokens_are_those_of_the_server() -> No
 
 
 @pytest.mark.parametrize("specs", [(), (spec(),), (spec("a"), spec("b.c-d", decoupled=True, size=0))])
-@pytest.mark.parametrize("admin", [False, True])
-def test_the_document_is_openapi(specs: tuple[ModelSpec, ...], admin: bool) -> None:
-    check_openapi(read(document("triton", "1.0", specs, admin=admin)))
+@pytest.mark.parametrize("parts", [(), (ADMIN_PART,), (ADMIN_PART, PAGE_PART)])
+def test_the_document_is_openapi(specs: tuple[ModelSpec, ...], parts: tuple[str, ...]) -> None:
+    check_openapi(read(document("triton", "1.0", specs, parts)))
 
 
 def test_the_document_follows_the_models() -> None:

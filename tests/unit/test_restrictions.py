@@ -17,7 +17,7 @@ from gpuserve.front.doors.access import endpoints
 from gpuserve.front.doors.access.endpoints import METHODS, Access, Endpoint, Kind
 from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict, token_headers
 from gpuserve.front.doors.grpc import rpcs
-from gpuserve.settings.access import ADMIN, CONTROL_GROUPS, ENDPOINT_GROUPS, AccessRule
+from gpuserve.settings.access import ADMIN, CONTROL_GROUPS, DASHBOARD, ENDPOINT_GROUPS, AccessRule
 from gpuserve.settings.server import ServerSettings, all_rules
 
 TOKEN = "right"
@@ -25,6 +25,7 @@ HEADER = b"triton-access-token"
 _SERVICES = ("/inference.GRPCInferenceService/", "/grpc.")
 ROWS = [*(endpoint.access for endpoint in Endpoint), *METHODS.values()]
 INFERENCE = Access("inference")
+PAGE = Endpoint.DASHBOARD_LIVE.access
 
 
 def served_methods() -> set[str]:
@@ -61,16 +62,15 @@ def test_every_method_has_a_row_and_every_row_is_a_method() -> None:
 
 def test_the_groups_are_those_of_the_settings() -> None:
     assert {endpoint.access.group for endpoint in Endpoint} == set(ENDPOINT_GROUPS)
-    assert {access.group for access in METHODS.values()} == set(ENDPOINT_GROUPS) - {ADMIN}
-    assert {access.group for access in ROWS if access.kind is not Kind.USE} == set(CONTROL_GROUPS)
+    assert {access.group for access in METHODS.values()} == set(ENDPOINT_GROUPS) - {ADMIN, DASHBOARD}
+    guarded = {access.group for access in ROWS if access.kind not in {Kind.USE, Kind.BARE}}
+    assert guarded == {*CONTROL_GROUPS, DASHBOARD}
 
 
 def test_only_endpoints_that_are_posted_change_the_server() -> None:
     showing = {endpoint for endpoint in Endpoint if endpoint.access.kind is Kind.INSIGHT}
     assert {endpoint.method for endpoint in showing} == {"GET"}
-    changing = {
-        endpoint for endpoint in Endpoint if endpoint.access.kind is not Kind.USE and endpoint not in showing
-    }
+    changing = {endpoint for endpoint in Endpoint if endpoint.access.kind in {Kind.CONTROL, Kind.EITHER}}
     assert {endpoint.method for endpoint in changing} == {"POST"}
     reading = {endpoint.name for endpoint in Endpoint if endpoint.method == "POST"} - {
         endpoint.name for endpoint in changing
@@ -102,23 +102,25 @@ def test_without_rules_everything_is_allowed_here_and_control_only_here() -> Non
         Kind.CONTROL: Verdict.REMOTE,
         Kind.INSIGHT: Verdict.REMOTE,
         Kind.EITHER: Verdict.READ_ONLY,
+        Kind.BARE: Verdict.ALLOWED,
     }
     for access in ROWS:
         assert judged(policy, access, local=False) is expected[access.kind]
-        assert policy.is_open(access) is (access.kind is Kind.USE)
+        assert policy.is_open(access) is (access.kind in {Kind.USE, Kind.BARE})
 
 
 @pytest.mark.parametrize("group", CONTROL_GROUPS)
 def test_remote_control_opens_its_group_and_no_other(group: str) -> None:
     policy = Policy((), [group])
     closed = {access.group for access in ROWS if judged(policy, access, local=False) is not Verdict.ALLOWED}
-    assert closed == set(CONTROL_GROUPS) - {group}
+    assert closed == {*CONTROL_GROUPS, DASHBOARD} - {group}
 
 
 @pytest.mark.parametrize("group", ENDPOINT_GROUPS)
 def test_a_rule_closes_its_group_and_its_token_opens_it_from_anywhere(group: str) -> None:
-    policy = Policy([AccessRule((group,), TOKEN)], CONTROL_GROUPS)
-    assert {access.group for access in ROWS if judged(policy, access) is not Verdict.ALLOWED} == {group}
+    policy = Policy([AccessRule((group,), TOKEN)], [*CONTROL_GROUPS, DASHBOARD])
+    closed = {access.group for access in ROWS if judged(policy, access) is not Verdict.ALLOWED}
+    assert closed == {group, *({DASHBOARD} if group in PAGE.shows else ())}
     shown = (HEADER, TOKEN.encode())
     assert {judged(policy, access, shown, local=False) for access in ROWS} == {Verdict.ALLOWED}
     assert not policy.is_open(Access(group))
@@ -181,6 +183,26 @@ def test_each_token_opens_its_own_groups() -> None:
     assert judged(policy, INFERENCE, (b"my-key", b"client")) is Verdict.NO_TOKEN
 
 
+def test_the_live_page_needs_the_tokens_of_what_it_shows_and_a_client_of_this_machine() -> None:
+    policy = Policy([AccessRule(("statistics",), "first"), AccessRule(("metadata",), "second", "My-Key")])
+    first, second = (HEADER, b"first"), (b"my-key", b"second")
+    assert judged(policy, PAGE) is Verdict.NO_TOKEN
+    assert judged(policy, PAGE, first) is judged(policy, PAGE, second) is Verdict.NO_TOKEN
+    assert judged(policy, PAGE, first, second) is Verdict.ALLOWED
+    assert judged(policy, PAGE, first, second, local=False) is Verdict.REMOTE
+    assert "expecting header 'my-key'" in str(policy.refusal(PAGE, Verdict.NO_TOKEN))
+    assert "dashboard: on, or a token" in str(policy.refusal(PAGE, Verdict.REMOTE))
+    assert policy.is_open(Endpoint.ROOT.access)
+
+
+def test_a_token_of_its_own_opens_the_live_page_from_anywhere_and_no_other_is_needed() -> None:
+    policy = Policy([AccessRule(("statistics",), "first"), AccessRule((DASHBOARD,), "own")])
+    assert judged(policy, PAGE, (HEADER, b"own"), local=False) is Verdict.ALLOWED
+    assert judged(policy, PAGE, (HEADER, b"first")) is Verdict.NO_TOKEN
+    assert judged(policy, PAGE) is Verdict.NO_TOKEN
+    assert judged(policy, Endpoint.ROOT.access, local=False) is Verdict.ALLOWED
+
+
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[bytes] = []
     real = hmac.compare_digest
@@ -228,7 +250,7 @@ def test_the_short_form_is_a_rule() -> None:
     [
         (
             {"restricted_endpoints": ("tracing",), "access_token": "a"},
-            "must be a list of any of 'admin', 'health', 'inference'",
+            "must be a list of any of 'admin', 'dashboard', 'health'",
         ),
         ({"restricted_endpoints": "trace", "access_token": "a"}, "got 'trace'"),
         ({"restricted_endpoints": ("trace",)}, "restricted_endpoints need an access_token"),

@@ -60,7 +60,6 @@ def test_paths(path: bytes, route: Route) -> None:
     "path",
     [
         b"",
-        b"/",
         b"/v1",
         b"/v2/health",
         b"/v2/health/live/",
@@ -126,3 +125,13 @@ def test_a_call_of_grpc_has_to_say_that_it_is_one() -> None:
     assert isinstance(refusal, Refusal)
     assert (refusal.status, "application/grpc" in refusal.text) == (415, True)
     assert match("POST", path + b"s") == match("POST", path.replace(b"M", b"%4D")) == NOT_FOUND
+
+
+def test_what_not_every_server_has_is_there_only_where_it_has_it() -> None:
+    assert match("GET", b"/") == match("GET", b"/", {"dashboard"}) == Route(Endpoint.ROOT)
+    live = match("GET", b"/dashboard/live", {"dashboard"})
+    assert live == Route(Endpoint.DASHBOARD_LIVE)
+    history = match("GET", b"/dashboard/history/a%2Fb/7", {"dashboard"})
+    assert history == Route(Endpoint.DASHBOARD_HISTORY, "a/b", "7")
+    for path in (b"/dashboard/live", b"/dashboard/page.js", b"/dashboard/history"):
+        assert match("GET", path, {"admin"}) is NOT_FOUND

@@ -9,11 +9,11 @@ from typing import Final
 from gpuserve.client.settings import HEADERS
 from gpuserve.client.url import HTTP
 from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.settings.access import ADMIN, ENDPOINT_GROUPS
+from gpuserve.settings.access import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 from gpuserve.settings.checks import checked_settings
 from gpuserve.settings.server import ServerSettings
 
-VALID_TRITON_ENDPOINTS: Final = {group for group in ENDPOINT_GROUPS if group != ADMIN}
+VALID_TRITON_ENDPOINTS: Final = set(ENDPOINT_GROUPS) - {ADMIN, DASHBOARD}
 DEFAULT_PROTECTED_ENDPOINTS: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
 TRITON_ACCESS_HEADER: Final = HEADERS[HTTP]
 _TOKEN_NBYTES: Final = 32

@@ -9,12 +9,18 @@ from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.doors.openai.endpoints import openai_endpoints
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission, OpenStreams
+from gpuserve.front.live.page import LivePage
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.server import NO_COMPRESSION, ServerSettings, all_rules
+from gpuserve.settings.access import DASHBOARD
+from gpuserve.settings.server import NO_COMPRESSION, ON, ServerSettings, all_rules
 
 
 def both_doors(
-    service: InferenceService, settings: ServerSettings, requests: AwaitedRequests, admission: Admission
+    service: InferenceService,
+    settings: ServerSettings,
+    requests: AwaitedRequests,
+    admission: Admission,
+    live: LivePage | None = None,
 ) -> tuple[HttpDoor, GrpcDoor]:
     forwarded = _forwarding(settings, settings.http_header_forward_pattern)
     http = HttpDoor(
@@ -25,6 +31,7 @@ def both_doors(
         forwarded,
         settings.allowed_hosts,
         openai_endpoints(service, settings.max_request_nbytes, forwarded),
+        live,
     )
     return http, grpc_door(service, settings, requests, admission.streams, settings.grpc_response_compression)
 
@@ -42,7 +49,8 @@ def grpc_door(
 
 
 def _policy(settings: ServerSettings) -> Policy:
-    return Policy(all_rules(settings), settings.remote_control)
+    page = {DASHBOARD} if settings.dashboard == ON else set()
+    return Policy(all_rules(settings), {*settings.remote_control, *page})
 
 
 def _forwarding(settings: ServerSettings, pattern: str) -> HeaderForwarding | None:

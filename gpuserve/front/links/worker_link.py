@@ -56,6 +56,7 @@ class WorkerLink:
         self.instance = instance
         self.pid = pid
         self.slots = slots
+        self.pid = pid
         self.outputs = OutputMemory()
         self.exports = Exports(self)
         self._loans = itertools.count(1)

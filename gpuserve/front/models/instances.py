@@ -34,6 +34,13 @@ class Instances:
         """Whether an instance is one of the model's, or was and has not been forgotten."""
         return instance in self._devices
 
+    def standing(self, instance: str, now: float) -> tuple[str, float | None]:
+        """The state of one of the model's instances, and in how many seconds it is started again."""
+        if instance in self.up:
+            return ("LEAVING" if instance in self._retired else "READY"), None
+        due_in_s = self._due_at.get(instance, now) - now
+        return ("WAITING", round(due_in_s, 1)) if due_in_s > 0 else ("LOADING", None)
+
     def in_rotation(self) -> list[str]:
         return [name for name in self.up if name not in self._retired]
 

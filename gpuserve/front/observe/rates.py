@@ -54,7 +54,7 @@ class ModelRates(NamedTuple):
     instances: Mapping[str, InstanceRates]
 
 
-_NOTHING: Final = ModelCounts((0,) * (len(DURATION_BUCKETS) + 1), 0, 0, 0, 0, {})
+NOTHING: Final = ModelCounts((0,) * (len(DURATION_BUCKETS) + 1), 0, 0, 0, 0, {})
 _IDLE: Final = InstanceCounts(0, 0.0)
 
 
@@ -82,29 +82,49 @@ def counts_of(metrics: ModelMetrics) -> ModelCounts:
     )
 
 
-def rates_between(before: ModelCounts, now: ModelCounts, elapsed_s: float) -> ModelRates:
-    """The rates from one reading to another; what counts less than before was counted anew from nothing."""
+def difference(before: ModelCounts, now: ModelCounts) -> ModelCounts:
+    """What was counted between two readings; what counts less than before was counted anew from nothing."""
     if sum(now.latencies) < sum(before.latencies) or now.batches < before.batches:
-        before = _NOTHING
-    latencies = [new - old for old, new in zip(before.latencies, now.latencies, strict=True)]
-    batches = now.batches - before.batches
-    return ModelRates(
-        sum(latencies) / elapsed_s,
-        max(0, now.failures - before.failures) / elapsed_s,
-        max(0, now.rejections - before.rejections) / elapsed_s,
-        (now.rows - before.rows) / batches if batches else None,
-        quantile(latencies, 0.5),
-        quantile(latencies, 0.99),
-        {
-            name: _instance_rates(before.instances.get(name, _IDLE), one, elapsed_s)
-            for name, one in now.instances.items()
-        },
+        before = NOTHING
+    return ModelCounts(
+        [new - old for old, new in zip(before.latencies, now.latencies, strict=True)],
+        max(0, now.failures - before.failures),
+        max(0, now.rejections - before.rejections),
+        now.batches - before.batches,
+        now.rows - before.rows,
+        {name: _less(one, before.instances.get(name, _IDLE)) for name, one in now.instances.items()},
     )
 
 
-def _instance_rates(before: InstanceCounts, now: InstanceCounts, elapsed_s: float) -> InstanceRates:
-    return InstanceRates(
-        max(0, now.batches - before.batches) / elapsed_s, max(0.0, now.busy_s - before.busy_s) / elapsed_s
+def _less(now: InstanceCounts, before: InstanceCounts) -> InstanceCounts:
+    return InstanceCounts(max(0, now.batches - before.batches), max(0.0, now.busy_s - before.busy_s))
+
+
+def together(one: ModelCounts, other: ModelCounts) -> ModelCounts:
+    """What two models have counted, as if they were one; their instances are left out."""
+    return ModelCounts(
+        [a + b for a, b in zip(one.latencies, other.latencies, strict=True)],
+        one.failures + other.failures,
+        one.rejections + other.rejections,
+        one.batches + other.batches,
+        one.rows + other.rows,
+        {},
+    )
+
+
+def rates_of(counted: ModelCounts, elapsed_s: float) -> ModelRates:
+    """The rates of what was counted in so many seconds."""
+    return ModelRates(
+        sum(counted.latencies) / elapsed_s,
+        counted.failures / elapsed_s,
+        counted.rejections / elapsed_s,
+        counted.rows / counted.batches if counted.batches else None,
+        quantile(counted.latencies, 0.5),
+        quantile(counted.latencies, 0.99),
+        {
+            name: InstanceRates(one.batches / elapsed_s, one.busy_s / elapsed_s)
+            for name, one in counted.instances.items()
+        },
     )
 
 
@@ -129,17 +149,26 @@ def quantile(counts: Sequence[int], part: float, bounds: Sequence[float] = DURAT
 class RateMeter:
     """The rates of models since each was read here the last time."""
 
-    def __init__(self) -> None:
-        self._read: dict[Of, tuple[float, ModelCounts]] = {}
+    def __init__(self, read: Mapping[Of, tuple[float, ModelCounts]] | None = None) -> None:
+        self._read = dict(read or {})
 
-    def read(self, metrics: ModelMetrics, now: float) -> ModelRates:
-        """The rates of a model since its last reading; at the first one nothing has happened yet."""
+    def counted(self, metrics: ModelMetrics, now: float) -> tuple[ModelCounts, float]:
+        """What a model has counted since its last reading, and in how many seconds; at the first one nothing
+        has happened yet.
+        """
         counts, of = counts_of(metrics), (metrics.model, metrics.version)
         read_at, before = self._read.get(of, (-math.inf, counts))
         self._read[of] = now, counts
-        return rates_between(before, counts, now - read_at)
+        return difference(before, counts), now - read_at
+
+    def read(self, metrics: ModelMetrics, now: float) -> ModelRates:
+        return rates_of(*self.counted(metrics, now))
 
     def keep(self, those: Iterable[Of]) -> None:
         """Forget all models but these."""
         kept = set(those)
         self._read = {of: one for of, one in self._read.items() if of in kept}
+
+    def copy(self) -> RateMeter:
+        """Another one that goes on from the same readings."""
+        return RateMeter(self._read)

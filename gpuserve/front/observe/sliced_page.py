@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Generator
-from typing import Final
+from typing import Final, TypeVar
 
 #: How long a page may be worked at before others have their turn.
 _SLICE_S: Final = 0.002
+
+Made = TypeVar("Made")
 
 
 class SlicedPage:
@@ -29,12 +31,17 @@ class SlicedPage:
         if before is not None:
             await asyncio.wait([before])
         self._present, self._next = self._next, None
-        rendering = self._rendering()
-        while True:
-            ends_at = time.monotonic() + _SLICE_S
-            try:
-                while time.monotonic() < ends_at:
-                    next(rendering)
-            except StopIteration as end:
-                return bytes(end.value)
-            await asyncio.sleep(0)
+        return await in_slices(self._rendering())
+
+
+async def in_slices(making: Generator[None, None, Made]) -> Made:
+    """What is made in short steps, so that others have their turns in between."""
+    while True:
+        ends_at = time.monotonic() + _SLICE_S
+        try:
+            while time.monotonic() < ends_at:
+                next(making)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
+        await asyncio.sleep(0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX
+from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
 from gpuserve.front.doors.front_door import FrontDoor
 from gpuserve.front.doors.grpc.health import WATCH
 from gpuserve.front.doors.health.port import HealthPort
@@ -15,6 +15,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission, OpenStreams
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.keeper.doors import Doors
+from gpuserve.front.live.page import LivePage
 from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.connections import Connections
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from gpuserve.front.doors.grpcio.transport import GrpcAioTransport
 
 #: Paths of requests that may be open while there is nothing to do, by how they begin.
-_NO_WORK = (WATCH, ADMIN_PREFIX)
+_NO_WORK = (WATCH, ADMIN_PREFIX, DASHBOARD_PREFIX)
 
 
 def transports(
@@ -36,6 +37,7 @@ def transports(
     listeners: Mapping[str, int],
     grpc_port: int | None,
     admission: Admission,
+    live: LivePage | None = None,
 ) -> list[Transport]:
     """The servers on the listeners (descriptors by role); ``grpc_port`` is grpc.aio's own."""
     found: list[Transport] = []
@@ -43,7 +45,7 @@ def transports(
         found.append(_grpc_aio(service, settings, grpc_port, admission.streams))
     if settings.doors > 1:
         fds = {role: listeners[role] for role in ("http", "grpc") if role in listeners}
-        found += [_doors(service, settings, fds, admission)] if fds else []
+        found += [_doors(service, settings, fds, admission, live)] if fds else []
         listeners = {role: fd for role, fd in listeners.items() if role not in fds}
     files = tls_files(settings)
     for tls in (files, None) if files else (None,):
@@ -51,18 +53,22 @@ def transports(
             role: fd for role, fd in listeners.items() if role != "health" and _tls_on(settings, role) == tls
         }
         if fds:
-            found.append(_native(service, settings, fds, tls, admission))
+            found.append(_native(service, settings, fds, tls, admission, live))
     if "health" in listeners:
         found.append(HealthPort(service, listeners["health"]))
     return found
 
 
 def _doors(
-    service: InferenceService, settings: ServerSettings, fds: Mapping[str, int], admission: Admission
+    service: InferenceService,
+    settings: ServerSettings,
+    fds: Mapping[str, int],
+    admission: Admission,
+    live: LivePage | None,
 ) -> Doors:
     """Processes that have the connections of listeners by role."""
     requests = AwaitedRequests(service.intake)
-    http, grpc = both_doors(service, settings, requests, admission)
+    http, grpc = both_doors(service, settings, requests, admission, live)
     tls = tls_files(settings)
     speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
     setup = DoorSetup(settings.to_wire(), 0, _NO_WORK)
@@ -78,10 +84,11 @@ def _native(
     fds: Mapping[str, int],
     tls: TlsFiles | None,
     admission: Admission,
+    live: LivePage | None,
 ) -> NativeTransport:
     """The server's own transport, on listeners by role."""
     requests = AwaitedRequests(service.intake)
-    http, grpc = both_doors(service, settings, requests, admission)
+    http, grpc = both_doors(service, settings, requests, admission, live)
     accept = FrontDoor(grpc, http).accept
     accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
     connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)

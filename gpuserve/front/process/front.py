@@ -13,6 +13,7 @@ from gpuserve.control import messages
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.links.worker_link import DeviceLinks
+from gpuserve.front.live.page import LivePage, live_page
 from gpuserve.front.memory.trimming import keep_trim
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.gpu_health.fleet import LostGpu
@@ -39,6 +40,7 @@ class FrontParts:
     ports: Ports
     draining: Draining
     rates: RateReports
+    live: LivePage | None
 
 
 class Front:
@@ -115,14 +117,17 @@ class Front:
         service = inference_service(settings, self._say, epoch=setup.epoch, links=links, cache=cache)
         shared = ModelParts(service, settings, setup.epoch, links, cache)
         generations = Generations(shared, self._say, self._spawn)
-        ports = Ports(service, settings, self._spawn)
+        live = live_page(service, settings, setup.epoch)
+        ports = Ports(service, settings, self._spawn, live)
         draining = Draining(service.health, ports, generations, self._say, self._spawn)
         rates = RateReports(service, generations, ports, self._say)
-        self._parts = FrontParts(service, generations, ports, draining, rates)
+        self._parts = FrontParts(service, generations, ports, draining, rates, live)
         self._obeyed_by = self._dispatch_table(self._parts)
         self._spawn(keep_trim(generations.shrink))
         self._spawn(generations.watch.run())
         self._spawn(keep_noticing(service))
+        if live is not None:
+            self._spawn(live.feed.run())
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
         *listeners, own_pulse, supervisors_pulse = fds
@@ -165,6 +170,8 @@ class Front:
     def _adjust(self, message: messages.Adjust) -> None:
         assert self._parts is not None
         self._settings = adjusted(self._settings, message.settings)
+        if self._parts.live is not None:
+            self._parts.live.settings.now = self._settings
         for name in message.settings:
             if name in ADJUSTED_HERE:
                 ADJUSTED_HERE[name](self._parts, self._settings)

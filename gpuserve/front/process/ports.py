@@ -6,10 +6,11 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
+from gpuserve.front.live.page import LivePage
 from gpuserve.front.process import assembly
 from gpuserve.front.process.certificates import CertificateWatch
 from gpuserve.front.process.connection_metrics import connection_families, intake_families
@@ -21,12 +22,18 @@ from gpuserve.settings.tls import tls_files
 #: Starts a task; when it fails, the front cannot go on.
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
 
+#: What ``door_rows`` have, in their order.
+_DOOR: Final = ("number", "pid", "state", "connections", "requests", "cpu_s", "restarts")
+
 
 class Ports:
     """The transports of a front, none before ``open``; what they are asked is in ``Transport``."""
 
-    def __init__(self, service: InferenceService, settings: ServerSettings, spawn: Spawn) -> None:
+    def __init__(
+        self, service: InferenceService, settings: ServerSettings, spawn: Spawn, live: LivePage | None = None
+    ) -> None:
         self._service = service
+        self._live = live
         self._settings = settings
         self._spawn = spawn
         self._transports: list[Transport] = []
@@ -40,7 +47,11 @@ class Ports:
             grpc_port = _port(listeners.pop("grpc"))
         service.metrics_page.add(lambda: connection_families(self._admission, tuple(self.doors())))
         service.metrics_page.add(lambda: intake_families(service.intake, tuple(self.doors())))
-        self._transports += assembly.transports(service, settings, listeners, grpc_port, self._admission)
+        if self._live is not None:
+            self._live.feed.more = self._watched
+        self._transports += assembly.transports(
+            service, settings, listeners, grpc_port, self._admission, self._live
+        )
         for transport in self._transports:
             await transport.start()
         files = tls_files(settings)
@@ -84,6 +95,11 @@ class Ports:
     @property
     def n_connections(self) -> int:
         return self._admission.n_open
+
+    def _watched(self) -> dict[str, Any]:
+        """What the live page shows of the ports."""
+        doors = [dict(zip(_DOOR, one, strict=True)) for one in self.door_rows()]
+        return {"connections": self.n_connections, "doors": doors}
 
     def limit_age(self, max_age_s: float) -> None:
         for transport in self._transports:

@@ -59,6 +59,11 @@ class ServerHealth:
         )
         return whole and usable and not self._leaving
 
+    @property
+    def leaving(self) -> bool:
+        """Whether it is to leave service, so that nothing new should come here."""
+        return self._leaving
+
     def _is_missing(self, model: str) -> bool:
         """Whether a version of a model has not been loaded since the start, and nobody has taken it out."""
         if not self._min_ready_instances:

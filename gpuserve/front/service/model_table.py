@@ -114,6 +114,10 @@ class ModelTable:
         """The same without those of attached programs, which cannot take the server out of service."""
         return [driver for driver in self.all() if driver.spec.name not in self._attached]
 
+    def is_attached(self, name: str) -> bool:
+        """Whether a model is an attached program's."""
+        return name in self._attached
+
     def names(self) -> set[str]:
         return self._versions.keys() | self._states.keys()
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from gpuserve.settings.access import ADMIN
+from gpuserve.settings.access import ADMIN, DASHBOARD
 
 
 class Kind(enum.Enum):
@@ -17,13 +17,17 @@ class Kind(enum.Enum):
     CONTROL = "changes it, for all its clients"
     INSIGHT = "shows what is for its operators"
     EITHER = "changes it where the request says something to change"
+    BARE = "tells nothing of it, so that nobody is kept from it"
 
 
 class Access(NamedTuple):
-    """Which group of endpoints one belongs to, and what it does."""
+    """Which group of endpoints one belongs to, and what it does. What it ``shows`` of other groups needs
+    their tokens too, unless its own group has one.
+    """
 
     group: str
     kind: Kind = Kind.USE
+    shows: tuple[str, ...] = ()
 
 
 _HEALTH: Final = Access("health")
@@ -35,6 +39,10 @@ _REPOSITORY_CONTROL: Final = Access("model-repository", Kind.CONTROL)
 _REGION: Final = Access("shared-memory")
 _REGION_CONTROL: Final = Access("shared-memory", Kind.CONTROL)
 _ADMIN_CONTROL: Final = Access(ADMIN, Kind.CONTROL)
+_PAGE: Final = Access(DASHBOARD, Kind.BARE)
+_ON_PAGE: Final = Access(
+    DASHBOARD, Kind.INSIGHT, shows=(ADMIN, "metadata", "model-config", "model-repository", "statistics")
+)
 
 _MODEL: Final = "/v2/models/(?P<model_name>[^/]+)"
 #: More digits than any version has, and few enough for any integer parser.
@@ -47,6 +55,8 @@ _CUDA: Final = "/v2/cudasharedmemory(?:/region/(?P<region_name>[^/]+))?"
 ADMIN_PREFIX: Final = "/v2/admin/"
 #: Before all paths of OpenAI's API.
 OPENAI_PREFIX: Final = "/v1/"
+#: Before all paths of what the live page asks for.
+DASHBOARD_PREFIX: Final = "/dashboard/"
 _ADMIN_MODEL: Final = f"{ADMIN_PREFIX}models/(?P<model_name>[^/]+)"
 
 
@@ -104,6 +114,16 @@ class Endpoint(enum.Enum):
     METRICS = "GET", "/metrics", _STATISTICS  # not on the metrics port, which is never restricted
     OPENAPI = "GET", r"/openapi\.json", _METADATA
     DOCS = "GET", "/docs", _METADATA
+    #: The live page where it is for the client, else what there is instead.
+    ROOT = "GET", "/", _PAGE
+    DASHBOARD_FILE = "GET", rf"{DASHBOARD_PREFIX}[a-z]+\.(css|js)", _PAGE
+    DASHBOARD_LIVE = "GET", f"{DASHBOARD_PREFIX}live", _ON_PAGE
+    DASHBOARD_HISTORY = (
+        "GET",
+        f"{DASHBOARD_PREFIX}history(?:/(?P<model_name>[^/]+)/(?P<model_version>[0-9]{{1,18}}))?",
+        _ON_PAGE,
+    )
+    DASHBOARD_CONFIG = "GET", f"{DASHBOARD_PREFIX}config", _ON_PAGE
     ADMIN_STATUS = "GET", f"{ADMIN_PREFIX}status", Access(ADMIN, Kind.INSIGHT)
     ADMIN_DRAIN = "POST", f"{ADMIN_PREFIX}drain", _ADMIN_CONTROL
     ADMIN_RELOAD = "POST", f"{ADMIN_PREFIX}reload", _ADMIN_CONTROL

@@ -24,6 +24,9 @@ _FORWARDED: Final = frozenset(
 )  # fmt: skip
 _FORWARDED_STARTS: Final = (b"x-forwarded-", b"x-envoy-", b"x-original-")
 _ORIGIN: Final = b"origin"
+#: By which browsers say whether a page of another site asks.
+SITE: Final = b"sec-fetch-site"
+_OTHER_SITE: Final = b"cross-site"
 _LOCAL_NAME: Final = "localhost"
 
 
@@ -33,6 +36,7 @@ def is_local(address: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         name in _FORWARDED
         or name.startswith(_FORWARDED_STARTS)
         or (name == _ORIGIN and not _is_local_origin(value))
+        or (name == SITE and value == _OTHER_SITE)
         for name, value in headers
     )
 

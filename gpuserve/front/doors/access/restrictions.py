@@ -10,12 +10,13 @@ from typing import Final, TypeAlias
 
 from gpuserve.errors import PermissionDenied, RequestError, Unavailable
 from gpuserve.front.doors.access.endpoints import Access, Kind
-from gpuserve.settings.access import TOKEN_HEADER, AccessRule
+from gpuserve.settings.access import DASHBOARD, TOKEN_HEADER, AccessRule
 
 #: Before the name of a token's header over gRPC. The name alone is taken as well.
 GRPC_PREFIX: Final = "triton-grpc-protocol-"
 _AUTHORIZATION: Final = b"authorization"
 _BEARER: Final = b"bearer "
+_FOR_ALL: Final = frozenset({Kind.USE, Kind.BARE})
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
@@ -39,9 +40,9 @@ class Policy:
 
     def is_open(self, access: Access) -> bool:
         """Whether anybody may ask for it, so that nobody has to look at who does."""
-        if access.group in self._rules:
-            return False
-        return access.kind is Kind.USE or access.group in self._remote_control
+        if access.kind is Kind.BARE:
+            return True
+        return not self._needed(access) and self._is_for_all(access)
 
     def judge(self, access: Access, headers: Headers, *, is_local: bool, prefix: str = "") -> Verdict:
         """What becomes of a request.
@@ -52,23 +53,39 @@ class Policy:
             is_local: whether its client is on this machine.
             prefix: what the names of the headers of tokens may have before them.
         """
-        rules = self._rules.get(access.group)
-        if rules is not None:
-            return Verdict.ALLOWED if _shows_token(rules, headers, prefix) else Verdict.NO_TOKEN
-        if is_local or self.is_open(access):
+        has_own = access.group in self._rules
+        if not (has_own or is_local or self._is_for_all(access)):
+            return Verdict.READ_ONLY if access.kind is Kind.EITHER else Verdict.REMOTE
+        if all(_shows_token(self._rules[one], headers, prefix) for one in self._needed(access)):
             return Verdict.ALLOWED
-        return Verdict.READ_ONLY if access.kind is Kind.EITHER else Verdict.REMOTE
+        return Verdict.NO_TOKEN
+
+    def _is_for_all(self, access: Access) -> bool:
+        """Whether it would be for anybody if there were no rules."""
+        return access.kind in _FOR_ALL or access.group in self._remote_control
+
+    def _needed(self, access: Access) -> tuple[str, ...]:
+        """The groups whose tokens have to be shown."""
+        if access.kind is Kind.BARE:
+            return ()
+        if access.group in self._rules:
+            return (access.group,)
+        return tuple(one for one in access.shows if one in self._rules)
 
     def refusal(self, access: Access, verdict: Verdict, prefix: str = "") -> RequestError:
         """What a client is told that is refused; the texts of a missing token are Triton's."""
         if verdict is not Verdict.NO_TOKEN:
             return PermissionDenied(
                 f"This '{access.group}' operation is only for clients on the server's own machine, without "
-                "a proxy between; the setting remote_control, or a token for the group, opens it to others"
+                f"a proxy between; {_opened_by(access.group)}, or a token for the group, opens it to others"
             )
         what = "protocol" if prefix else "API"
-        header = prefix + self._rules[access.group][0].header.lower()
+        header = prefix + self._rules[self._needed(access)[0]][0].header.lower()
         return Unavailable(f"This {what} is restricted, expecting header '{header}'")
+
+
+def _opened_by(group: str) -> str:
+    return "dashboard: on" if group == DASHBOARD else "the setting remote_control"
 
 
 def token_headers(rules: Iterable[AccessRule]) -> frozenset[str]:

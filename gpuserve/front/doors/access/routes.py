@@ -5,11 +5,12 @@ name is its percent-decoded path segment: slashes, dots and NULs are a name that
 from __future__ import annotations
 
 import functools
+from collections.abc import Container
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from gpuserve.front.doors.access.endpoints import METHODS, Endpoint
-from gpuserve.settings.access import ADMIN
+from gpuserve.settings.access import ADMIN, DASHBOARD
 
 
 class Route(NamedTuple):
@@ -37,20 +38,28 @@ NOT_FOUND: Final = Refusal(404, "Not Found")
 #: So many paths are remembered, none of them longer than this: clients send the same few, and may send any.
 _REMEMBERED: Final = 1024
 _REMEMBERED_NBYTES: Final = 256
+#: The groups that a server may be without.
+_OPTIONAL: Final = frozenset({ADMIN, DASHBOARD})
 
 
-def match(method: str, raw_path: bytes, *, admin: bool = False) -> Route | Refusal:
+def match(method: str, raw_path: bytes, opened: Container[str] = ()) -> Route | Refusal:
     """The route of a request line, whose path is still percent-encoded; a query string does not count.
-    Refused are unknown paths (404), methods (405) and calls of gRPC that do not say so (415).
+    ``opened`` are the groups that this server has of those that not every one has. Refused are unknown paths
+    (404), methods (405) and calls of gRPC that do not say so (415).
     """
     routes = (_remembered if len(raw_path) <= _REMEMBERED_NBYTES else _routes_of)(raw_path)
-    if not routes or (routes[0].endpoint.access.group == ADMIN and not admin):
+    if not routes or not _is_there(routes[0].endpoint, opened):
         return _of_grpc(method) if raw_path.decode("latin-1") in METHODS else NOT_FOUND
     for route in routes:
         if route.endpoint.method == method:
             return route
     allowed = dict.fromkeys(route.endpoint.method for route in routes)
     return Refusal(405, "Method Not Allowed", ", ".join(allowed))
+
+
+def _is_there(endpoint: Endpoint, opened: Container[str]) -> bool:
+    group = endpoint.access.group
+    return group not in _OPTIONAL or group in opened or endpoint is Endpoint.ROOT
 
 
 def _of_grpc(method: str) -> Refusal:

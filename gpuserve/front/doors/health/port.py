@@ -21,7 +21,8 @@ from gpuserve.front.doors.grpc.calls import NO_TRAILERS, Refused, send_message, 
 from gpuserve.front.doors.grpc.headers import CallHead, read_call
 from gpuserve.front.doors.grpc.rpcs import unimplemented
 from gpuserve.front.doors.health.view import HealthView
-from gpuserve.front.doors.http.answers import HttpAnswer, Reply, health_answer, refused
+from gpuserve.front.doors.http.answers import HttpAnswer, Reply, health_answer, json_answer, refused
+from gpuserve.front.doors.http.dashboard import HEALTH_INDEX
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import Exchange, Sink
 from gpuserve.front.exchange.limits import SPARE_DESCRIPTORS, Admission, Limits
@@ -151,5 +152,7 @@ class HealthDoor:
                 return health_answer("ready", self._view.report.ready)
             case Route(Endpoint.SERVER_STARTED):
                 return health_answer("started", self._view.report.started)
+            case Route(Endpoint.ROOT):
+                return json_answer(HEALTH_INDEX)
             case _:
                 return refused(routes.NOT_FOUND)

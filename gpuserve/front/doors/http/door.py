@@ -4,7 +4,7 @@ table says which function answers which endpoint of v2; those that only tell som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Final
 
@@ -27,26 +27,33 @@ from gpuserve.front.doors.http.answers import (
     refused,
 )
 from gpuserve.front.doors.http.control import Awaiting, ControlEndpoints, Immediate
+from gpuserve.front.doors.http.dashboard import METRICS_INDEX, dashboard_endpoints
 from gpuserve.front.doors.http.docs_page import NOSNIFF, page
 from gpuserve.front.doors.http.family import NO_FAMILY, V2_ERRORS, ErrorForm, Family
 from gpuserve.front.doors.http.generate import GenerateEndpoints
 from gpuserve.front.doors.http.inference import HttpInference, InferHead, read_head
-from gpuserve.front.doors.openapi.description import Description
+from gpuserve.front.doors.openapi.description import ADMIN_PART, PAGE_PART, Description
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Sink
+from gpuserve.front.live.page import LivePage
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2 import statistics_codec
 from gpuserve.front.v2.model_config import model_config_body
+from gpuserve.settings.access import ADMIN, DASHBOARD
 
 _METRICS: Final = AnswerHead(200, ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),))
 _DESCRIPTION: Final = AnswerHead(200, (*JSON_OK.headers, NOSNIFF))
+#: What is described of groups of endpoints that not every server has.
+_PARTS: Final = {ADMIN: ADMIN_PART, DASHBOARD: PAGE_PART}
 _ON_METRICS_PORT: Final = frozenset(
     {Endpoint.METRICS, Endpoint.SERVER_LIVE, Endpoint.SERVER_READY, Endpoint.SERVER_STARTED}
 )
 
 
 class HttpDoor:
-    """Accepts every request that is not gRPC; ``requests`` runs what awaits. What goes wrong is an answer."""
+    """Accepts every request that is not gRPC; ``requests`` runs what awaits. What goes wrong is an answer.
+    Without ``live`` there is no live page.
+    """
 
     def __init__(
         self,
@@ -57,17 +64,18 @@ class HttpDoor:
         forwarding: HeaderForwarding | None = None,
         allowed_hosts: Iterable[str] = (),
         family: Family = NO_FAMILY,
+        live: LivePage | None = None,
     ) -> None:
         self._requests = requests
         self._hosts = AllowedHosts(allowed_hosts)
         self._policy = policy
         self._open = frozenset(one for one in Endpoint if policy.is_open(one.access))
         self._infers_openly = Endpoint.MODEL_INFER in self._open
-        self._admin = service.control.admin.is_open
+        self._opened = _opened(service, live)
         self._infer = HttpInference(service, max_request_nbytes, forwarding).accept
         generate = GenerateEndpoints(service, max_request_nbytes, forwarding)
         control = ControlEndpoints(service)
-        insight = InsightEndpoints(service)
+        insight = InsightEndpoints(service, self._opened)
         self._family = family
         self._immediate: dict[Endpoint, Immediate] = {
             **insight.immediate,
@@ -80,6 +88,7 @@ class HttpDoor:
             **insight.awaiting,
             **control.awaiting,
             **admin_endpoints(service),
+            **dashboard_endpoints(live, policy),
             **family.awaiting,
         }
 
@@ -94,7 +103,7 @@ class HttpDoor:
             if (misdirected := self._hosts.refusal(asked, address_of(exchange.ends))) is not None:
                 return Reply(exchange, partial(self._errors(head).refused, misdirected))
             asked = read_head(head)
-        route = routes.match(head.method, head.raw_path, admin=self._admin)
+        route = routes.match(head.method, head.raw_path, self._opened)
         if isinstance(route, Refusal):
             return Reply(exchange, partial(self._errors(head).refused, route))
         if (
@@ -114,6 +123,8 @@ class HttpDoor:
         route = route or routes.match(exchange.head.method, exchange.head.raw_path)
         if isinstance(route, Refusal):
             return Reply(exchange, partial(refused, route))
+        if route.endpoint is Endpoint.ROOT:
+            return Reply(exchange, lambda: json_answer(METRICS_INDEX))
         if route.endpoint not in _ON_METRICS_PORT:
             return Reply(exchange, partial(refused, routes.NOT_FOUND))
         return self._answered(route, exchange)
@@ -129,7 +140,10 @@ class HttpDoor:
     def _judged(self, endpoint: Endpoint, exchange: Exchange) -> HttpAnswer | None:
         """The refusal of who may not ask for an endpoint."""
         access, headers = endpoint.access, exchange.head.headers
-        verdict = self._policy.judge(access, headers, is_local=is_local(address_of(exchange.ends), headers))
+        local = is_local(address_of(exchange.ends), headers)
+        if access.group == DASHBOARD and foreign_host(headers) is not None:
+            local = False  # whatever allowed_hosts says: the page of a stranger could read all that it tells
+        verdict = self._policy.judge(access, headers, is_local=local)
         return (
             None
             if verdict is Verdict.ALLOWED
@@ -139,6 +153,12 @@ class HttpDoor:
     def _errors(self, head: Head) -> ErrorForm:
         family = self._family
         return family.errors if family.prefix and head.raw_path.startswith(family.prefix) else V2_ERRORS
+
+
+def _opened(service: InferenceService, live: LivePage | None) -> frozenset[str]:
+    """The groups of endpoints that this server has of those that not every one has."""
+    has = {ADMIN: service.control.admin.is_open, DASHBOARD: live is not None}
+    return frozenset(group for group, is_there in has.items() if is_there)
 
 
 async def _serve(
@@ -161,10 +181,10 @@ async def _serve(
 class InsightEndpoints:
     """The endpoints that tell of the server and its models."""
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: InferenceService, opened: Container[str]) -> None:
         self._service, models = service, service.models
-        admin = service.control.admin.is_open
-        self._description = Description(service.name, service.version, models.all_specs, admin=admin)
+        parts = [part for group, part in _PARTS.items() if group in opened]
+        self._description = Description(service.name, service.version, models.all_specs, parts)
         self.immediate: dict[Endpoint, Immediate] = {
             Endpoint.SERVER_METADATA: lambda _: json_answer(service.metadata()),
             Endpoint.MODELS: lambda _: json_answer({"models": sorted(models.names())}),

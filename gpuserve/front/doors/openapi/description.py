@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,6 +19,9 @@ from gpuserve.front.v2.json_values import compact
 JSON: Final = "application/json"
 #: What an example leaves empty, by input; a member of ours, which other readers pass over.
 LEFT_OUT: Final = "x-left-out"
+#: The parts of the document that not every server has.
+ADMIN_PART: Final = "admin.json"
+PAGE_PART: Final = "dashboard.json"
 _MODEL: Final = "/v2/models/{model_name}"
 _INFER: Final = "/infer"
 #: The endpoints that are described once more for each model.
@@ -31,10 +34,10 @@ class Description:
     """The document of one server as JSON, made anew where its models are not those of the last time."""
 
     def __init__(
-        self, name: str, version: str, specs: Callable[[], list[ModelSpec]], *, admin: bool = False
+        self, name: str, version: str, specs: Callable[[], list[ModelSpec]], parts: Sequence[str] = ()
     ) -> None:
         self._server = name, version
-        self._admin = admin
+        self._parts = parts
         self._specs = specs
         #: Of which models what was made last is.
         self._of: list[ModelSpec] | None = None
@@ -51,21 +54,21 @@ class Description:
     def _rendering(self) -> Generator[None, None, bytes]:
         if not self._is_current:  # it may have been made for somebody else meanwhile
             specs = self._specs()
-            self._body = yield from document(*self._server, specs, admin=self._admin)
+            self._body = yield from document(*self._server, specs, self._parts)
             self._of = specs
         return self._body
 
 
 def document(
-    server_name: str, server_version: str, specs: Iterable[ModelSpec], *, admin: bool = False
+    server_name: str, server_version: str, specs: Iterable[ModelSpec], parts: Sequence[str] = ()
 ) -> Generator[None, None, bytes]:
-    """The OpenAPI document of a server with these models, and with the admin API where it has one, as JSON. A
-    model is a step.
+    """The OpenAPI document of a server with these models, and with those ``parts`` that not every one has, as
+    JSON. A model is a step.
     """
     models = sorted(specs, key=lambda spec: spec.name)
     made = copy.deepcopy(template("document.json"))
     components = made["components"]
-    for part in ("openai.json", "admin.json") if admin else ("openai.json",):
+    for part in ("openai.json", *parts):
         added = template(part)
         made["tags"] += added["tags"]
         made["paths"] |= added["paths"]

@@ -1,0 +1,1 @@
+"""The live page without its looks: what it shows, sampled once for all who watch."""

@@ -1,0 +1,245 @@
+"""The feed of the live page: one sampling for all, what has changed and no more, and who may follow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from http1_talk import Talk
+
+from gpuserve.control import messages
+from gpuserve.errors import Unavailable
+from gpuserve.front.doors.access.restrictions import Policy
+from gpuserve.front.doors.http.dashboard import MAX_UNSENT
+from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.live import feed as live_feed
+from gpuserve.front.live.feed import MAX_FOLLOWERS, LiveFeed
+from gpuserve.front.live.page import LivePage, live_page
+from gpuserve.front.live.settings import ShownSettings
+from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.journal.event import Event
+from gpuserve.journal.kinds import EventKind
+from gpuserve.settings.access import AccessRule
+from gpuserve.settings.server import ServerSettings, TraceSettings
+
+
+class Listener:
+    """A follower that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.has_ended = False
+        self._came = asyncio.Event()
+
+    def take(self, kind: str, document: bytes) -> None:
+        self.told.append((kind, json.loads(document)))
+        self._came.set()
+
+    def end(self) -> None:
+        self.has_ended = True
+
+    def samples(self) -> list[Any]:
+        return [document for kind, document in self.told if kind == "sample"]
+
+    def events(self) -> list[Any]:
+        return [one for kind, documents in self.told if kind == "events" for one in documents]
+
+    async def wait_samples(self, count: int) -> list[Any]:
+        async with asyncio.timeout(10):
+            while len(self.samples()) < count:
+                self._came.clear()
+                await self._came.wait()
+        return self.samples()
+
+
+@pytest.fixture
+def service() -> InferenceService:
+    return inference_service(ServerSettings(name="a server"))
+
+
+@pytest.fixture
+def page(service: InferenceService, monkeypatch: pytest.MonkeyPatch) -> LivePage:
+    monkeypatch.setattr(live_feed, "SAMPLE_S", 0.01)
+    made = live_page(service, ServerSettings(name="a server"), 3)
+    assert made is not None
+    return made
+
+
+def state(service: InferenceService, model: str, version: int, name: str, reason: str = "") -> None:
+    service.models.set_states(model, ((version, name, reason),))
+
+
+def in_feed(feed: LiveFeed, scene: Any) -> None:
+    async def run() -> None:
+        running = asyncio.ensure_future(feed.run())
+        try:
+            await scene()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_all_that_is_there_comes_first_and_then_what_changes(
+    service: InferenceService, page: LivePage
+) -> None:
+    async def scene() -> None:
+        listener = Listener()
+        state(service, "one", 1, "LOADING")
+        state(service, "two", 7, "UNAVAILABLE", "it has no file")
+        page.feed.join(listener)
+        first, second = (await listener.wait_samples(2))[:2]
+        expected = [["one", "1", "LOADING", ""], ["two", "7", "UNAVAILABLE", "it has no file"]]
+        assert [[*row.values()] for row in first["models"]] == expected
+        assert first["server"]["name"] == "a server"
+        assert (first["server"]["state"], first["server"]["restarts"]) == ("STARTING", 2)
+        assert (second["models"], second["gone"]) == ([], [])
+        state(service, "one", 1, "UNAVAILABLE", "it broke")
+        service.models.set_states("two", ())
+        count = len(listener.samples())
+        later = (await listener.wait_samples(count + 1))[count]
+        assert [row["reason"] for row in later["models"]] == ["it broke"]
+        assert later["gone"] == [["two", "7"]]
+
+    in_feed(page.feed, scene)
+
+
+def test_who_comes_later_is_told_all_without_another_sampling(
+    service: InferenceService, page: LivePage
+) -> None:
+    async def scene() -> None:
+        first, later = Listener(), Listener()
+        state(service, "one", 1, "LOADING")
+        page.feed.join(first)
+        await first.wait_samples(2)
+        page.feed.join(later)
+        (whole,) = later.samples()
+        assert [row["name"] for row in whole["models"]] == ["one"]
+        assert whole["time"] == first.samples()[-1]["time"]
+
+    in_feed(page.feed, scene)
+
+
+def test_nobody_is_told_once_he_has_left_and_nothing_is_sampled_for_nobody(
+    service: InferenceService, page: LivePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        listener = Listener()
+        page.feed.join(listener)
+        await listener.wait_samples(1)
+        page.feed.leave(listener)
+        sampled: list[object] = []
+        monkeypatch.setattr(page.feed.sampler, "sampling", lambda: sampled.append(1))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sampled == []
+
+    in_feed(page.feed, scene)
+
+
+def test_what_happens_is_told_at_once_and_what_had_happened_first(
+    service: InferenceService, page: LivePage
+) -> None:
+    def happened(number: int, kind: EventKind) -> None:
+        wire = Event(number, 5.0, kind, "m", 1, "cpu#0", {"reason": "signal 9"}).to_wire()
+        service.events.happened(messages.Happened((wire,)))
+
+    async def scene() -> None:
+        listener = Listener()
+        happened(1, EventKind.INSTANCE_DIED)
+        page.feed.join(listener)
+        await listener.wait_samples(1)
+        happened(2, EventKind.INSTANCE_RESTART)
+        assert [one["kind"] for one in listener.events()] == ["instance_died", "instance_restart"]
+        assert listener.events()[0]["reason"] == "signal 9"
+
+    in_feed(page.feed, scene)
+
+
+def test_so_many_may_follow_and_no_more(page: LivePage) -> None:
+    listeners = [Listener() for _ in range(MAX_FOLLOWERS)]
+
+    async def scene() -> None:
+        for one in listeners:
+            page.feed.join(one)
+        with pytest.raises(Unavailable, match="64 pages watch this server already"):
+            page.feed.join(Listener())
+        page.feed.leave(listeners[0])
+        page.feed.join(Listener())
+
+    in_feed(page.feed, scene)
+
+
+def test_a_server_that_leaves_service_hangs_up_and_lets_them_come_again_until_it_ends(
+    service: InferenceService, page: LivePage
+) -> None:
+    async def scene() -> None:
+        listener, again = Listener(), Listener()
+        page.feed.join(listener)
+        await listener.wait_samples(1)
+        service.health.leave()
+        assert listener.has_ended
+        page.feed.join(again)
+        assert (await again.wait_samples(1))[0]["server"]["state"] == "LEAVING"
+        service.health.drain()
+        assert again.has_ended
+        with pytest.raises(Unavailable, match="the server ends"):
+            page.feed.join(Listener())
+
+    in_feed(page.feed, scene)
+
+
+def test_a_server_may_be_without_a_page(service: InferenceService) -> None:
+    assert live_page(service, ServerSettings(dashboard="off"), 1) is None
+
+
+def test_a_page_that_reads_too_slowly_is_let_go_and_nobody_else(
+    service: InferenceService, page: LivePage
+) -> None:
+    async def scene() -> None:
+        door = HttpDoor(service, AwaitedRequests(), 1 << 20, Policy(), live=page)
+        slow, quick = Talk(door=door.accept), Talk(door=door.accept)
+        for talk in (slow, quick):
+            talk.feed(b"GET /dashboard/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        slow.way.full = True
+        async with asyncio.timeout(10):
+            while not slow.way.said:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert slow.way.said == ["close"]
+        n_sent = quick.way.sent.count(b"event: sample")
+        assert 0 < slow.way.sent.count(b"event: sample") + MAX_UNSENT <= n_sent + 1
+        async with asyncio.timeout(10):
+            while quick.way.sent.count(b"event: sample") == n_sent:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert not quick.way.said
+
+    in_feed(page.feed, scene)
+
+
+# ---- settings -----------------------------------------------------------------------------------
+
+
+def test_nothing_secret_is_among_the_settings_that_are_shown() -> None:
+    secret = "s3cr3t"
+    settings = ServerSettings(
+        access_token=secret,
+        access_rules=(AccessRule(("trace",), secret),),
+        tls_keyfile=f"/{secret}/key.pem",
+        tls_certfile=f"/{secret}/cert.pem",
+        tls_client_ca=f"/{secret}/ca.pem",
+        trace=TraceSettings(url=f"http://user:{secret}@host:4318/v1", resource={"authorization": secret}),
+        max_connections=7,
+    )
+    shown = {one["name"]: one for one in ShownSettings(settings).document()}
+    assert secret not in json.dumps(list(shown.values()))
+    assert shown["access_token"] | {"description": ""} == {
+        "name": "access_token", "is_default": False, "is_given": True, "description": "",
+    }  # fmt: skip
+    assert shown["trace.url"]["value"] == "http://host:4318/v1"
+    assert (shown["max_connections"]["value"], shown["max_connections"]["is_default"]) == (7, False)
+    assert (shown["host"]["value"], shown["host"]["is_default"]) == ("0.0.0.0", True)
+    assert not ShownSettings(ServerSettings()).document()[0].keys() & {"is_given"}
