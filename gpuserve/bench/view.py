@@ -10,7 +10,7 @@ from gpuserve.bench.plan.plan import LoadLevel, LoadPlan
 from gpuserve.bench.reports.output import markdown
 from gpuserve.bench.reports.report import BenchReport
 from gpuserve.bench.reports.results import LevelResult, Window
-from gpuserve.bench.reports.table import notes, table
+from gpuserve.bench.reports.table import fitted, notes, table
 from gpuserve.bench.session import BenchObserver
 
 if TYPE_CHECKING:
@@ -86,15 +86,18 @@ def show(report: BenchReport, baseline: BenchReport | None, stream: TextIO) -> N
     from rich.console import Console
     from rich.table import Table
 
-    made = table(report, baseline)
+    console = Console(file=stream)
+    made, gone = fitted(table(report, baseline), console.width)
     drawn = Table(box=None, pad_edge=False, title=f"{report.model} at {report.url}", title_justify="left")
     for position, title in enumerate(made.titles):
-        drawn.add_column(title, justify="right" if position else "left")
+        drawn.add_column(title, justify="right" if position else "left", no_wrap=True)
     for row in made.rows:
         drawn.add_row(*row)
-    console = Console(file=stream)
     console.print(drawn)
-    for one in notes(report):
+    if gone:
+        text = f"- not shown for want of room: {', '.join(gone)}; a wider terminal or --output has them"
+        console.print(text, highlight=False, markup=False)
+    for one in notes(report, baseline):
         console.print(f"- {one}", highlight=False, markup=False)
 
 

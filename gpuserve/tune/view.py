@@ -50,8 +50,12 @@ class TrialLines:
 def show_front(
     model: str, axes: Sequence[Axis], points: Sequence[Point], limit: LatencyLimit, stream: TextIO
 ) -> None:
-    """The front, with the best under the limit marked: drawn on a terminal, Markdown elsewhere."""
+    """The front, then a row for each other trial; the best under the limit is marked. Drawn on a terminal,
+    Markdown elsewhere.
+    """
     chosen = best(points, limit)
+    shown = front(points)
+    shown += _others(points, shown, limit)
     titles = [*(axis.title for axis in axes), "in flight", "req/s", f"{limit.figure} ms", ""]
     rows = [
         [
@@ -59,9 +63,9 @@ def show_front(
             f"{one.concurrency:g}",
             f"{one.throughput:,.0f}",
             f"{one.latency_ms:.3g}",
-            "best" if one is chosen else "",
+            _mark(one, chosen, limit),
         ]
-        for one in front(points)
+        for one in shown
     ]
     if stream.isatty():
         _draw(model, titles, rows, stream)
@@ -69,6 +73,21 @@ def show_front(
     rule = ["---:"] * (len(titles) - 1) + ["---"]
     lines = [f"| {' | '.join(row)} |" for row in (titles, rule, *rows)]
     stream.write("\n".join([f"# {model}", "", *lines]) + "\n")
+
+
+def _others(points: Sequence[Point], shown: Sequence[Point], limit: LatencyLimit) -> list[Point]:
+    """Of each settings that are not shown the best point, or where none is under the limit the quickest."""
+    left = {one.settings: [] for one in points if one.settings not in {each.settings for each in shown}}
+    for one in points:
+        if one.settings in left:
+            left[one.settings].append(one)
+    return [best(each, limit) or min(each, key=lambda one: one.latency_ms) for each in left.values()]
+
+
+def _mark(one: Point, chosen: Point | None, limit: LatencyLimit) -> str:
+    if one is chosen:
+        return "best"
+    return "over the limit" if one.latency_ms > limit.most_ms else ""
 
 
 def settings_text(axes: Sequence[Axis], settings: Settings) -> str:

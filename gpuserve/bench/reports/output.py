@@ -22,7 +22,7 @@ _STYLE: Final = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
 body { max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap }
+th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 figure { display: inline-block; margin: 1rem 1rem 0 0 }
 figure svg { background: white; max-width: 100%; height: auto }
@@ -56,7 +56,7 @@ def write(path: str, report: BenchReport, baseline: BenchReport | None) -> None:
 
 def markdown(report: BenchReport, baseline: BenchReport | None) -> str:
     lines = [f"# {report.model}", "", _subtitle(report), "", *_markdown_table(table(report, baseline))]
-    said = notes(report)
+    said = notes(report, baseline)
     if said:
         lines += ["", *(f"- {one}" for one in said)]
     return "\n".join(lines) + "\n"
@@ -92,7 +92,7 @@ def _flat(one: LevelResult) -> dict[str, Any]:
 
 def page(report: BenchReport, baseline: BenchReport | None) -> str:
     made = table(report, baseline)
-    said = "".join(f"<li>{html.escape(one)}</li>" for one in notes(report))
+    said = "".join(f"<li>{html.escape(one)}</li>" for one in notes(report, baseline))
     figures = "".join(
         f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>" for title, svg in plots(report)
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.bench.plan.plan import LoadKind
 from gpuserve.bench.reports.report import BenchReport
@@ -64,9 +64,43 @@ def table(report: BenchReport, baseline: BenchReport | None) -> Table:
     return Table([columns[at][0] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
-def notes(report: BenchReport) -> list[str]:
-    """The warnings and failures of a report, a sentence each."""
+#: Columns that a narrow terminal can do without, the first of them first.
+_DISPENSABLE: Final = (
+    *("max ms", "mean ms", "client CPU", "p90 ms", "p99.9 ms", "between p50 ms", "rows/batch"),
+    *("compute ms", "queue ms", "first p50 ms", "responses/s", "between p99 ms", "p50 ratio"),
+)
+#: Between two columns of a terminal.
+_GAP: Final = 2
+
+
+def fitted(made: Table, width: int) -> tuple[Table, list[str]]:
+    """The table without the columns for which a terminal has no room, and their titles."""
+    gone: list[str] = []
+    for title in _DISPENSABLE:
+        if _width(made) <= width:
+            break
+        if title in made.titles:
+            at = made.titles.index(title)
+            made = Table(_without(made.titles, at), [_without(row, at) for row in made.rows])
+            gone.append(title)
+    return made, gone
+
+
+def _without(texts: list[str], at: int) -> list[str]:
+    return [*texts[:at], *texts[at + 1 :]]
+
+
+def _width(made: Table) -> int:
+    columns = zip(made.titles, *made.rows, strict=True)
+    return sum(max(map(len, column)) + _GAP for column in columns) - _GAP
+
+
+def notes(report: BenchReport, baseline: BenchReport | None = None) -> list[str]:
+    """The warnings and failures of a report, a sentence each, and what its baseline is of no use for."""
     found = ["the run was interrupted: levels are missing"] if report.interrupted else []
+    if baseline is not None and report.levels and not any(compared(report, baseline)):
+        levels = ", ".join(_load(one) for one in baseline.levels) or "none"
+        found.append(f"there are no ratios: the baseline has no level in common with this run, only {levels}")
     for one in report.levels:
         found += [f"{_load(one)}: {warning}" for warning in one.warnings]
         found += [
@@ -81,11 +115,14 @@ def _columns(report: BenchReport) -> list[tuple[str, Cell]]:
     return [
         ("load", lambda one, _: _load(one)),
         ("req/s", lambda one, _: _count(one.throughput)),
+        ("req/s ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.throughput)),
         ("responses/s", lambda one, _: _count(one.responses_per_s) if streams else _NOTHING),
         ("mean ms", lambda one, _: _ms(one.latency.mean_ms)),
         ("p50 ms", lambda one, _: _ms(one.latency.p50_ms)),
+        ("p50 ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.p50)),
         ("p90 ms", lambda one, _: _ms(one.latency.p90_ms)),
         ("p99 ms", lambda one, _: _ms(one.latency.p99_ms)),
+        ("p99 ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.p99)),
         ("p99.9 ms", lambda one, _: _ms(one.latency.p999_ms)),
         ("max ms", lambda one, _: _ms(one.latency.max_ms)),
         ("first p50 ms", lambda one, _: _ms(one.first.p50_ms) if streams else _NOTHING),
@@ -97,9 +134,6 @@ def _columns(report: BenchReport) -> list[tuple[str, Cell]]:
         ("rows/batch", lambda one, _: _server(one, lambda server: f"{server.rows_per_execution:.1f}")),
         ("client CPU", lambda one, _: f"{one.client_cpu:.0%}"),
         ("failed", lambda one, _: str(one.failed) if report.failed else _NOTHING),
-        ("req/s ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.throughput)),
-        ("p50 ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.p50)),
-        ("p99 ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.p99)),
     ]
 
 

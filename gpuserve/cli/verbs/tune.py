@@ -122,6 +122,7 @@ def _tune(given: dict[str, Any]) -> int:
             break
     if found:
         _write(given, chosen)
+        _tell_written(given, chosen)
     return ExitCode.RUNTIME_FAILURE if missed else ExitCode.OK
 
 
@@ -193,6 +194,19 @@ def _plan(given: dict[str, Any]) -> Any:
 def _check_output(path: str | None) -> None:
     if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
         raise BenchOptionError("--output", f"there is no folder {os.path.dirname(path)!r}")
+
+
+def _tell_written(given: dict[str, Any], chosen: dict[Path, int]) -> None:
+    """Say what was written where, or what could have been."""
+    from gpuserve.config.messages import dotted
+
+    values = ", ".join(f"{dotted(path)}: {value}" for path, value in chosen.items())
+    what = f"with {values}" if values else "as it was: its settings were the best"
+    if given["output"] is None:
+        text = f"nothing is written; --output FILE writes {given['config']} {what}"
+    else:
+        text = f"{given['output']} is {given['config']} {what}"
+    sys.stderr.write(f"{text}\n")
 
 
 def _write(given: dict[str, Any], chosen: dict[Path, int]) -> None:
