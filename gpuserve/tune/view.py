@@ -77,7 +77,9 @@ def show_front(
 
 def _others(points: Sequence[Point], shown: Sequence[Point], limit: LatencyLimit) -> list[Point]:
     """Of each settings that are not shown the best point, or where none is under the limit the quickest."""
-    left = {one.settings: [] for one in points if one.settings not in {each.settings for each in shown}}
+    left: dict[Settings, list[Point]] = {
+        one.settings: [] for one in points if one.settings not in {each.settings for each in shown}
+    }
     for one in points:
         if one.settings in left:
             left[one.settings].append(one)

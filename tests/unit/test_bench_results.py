@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from gpuserve.bench.plan.errors import BenchOptionError
 from gpuserve.bench.plan.plan import LoadKind, LoadLevel
 from gpuserve.bench.reports.latencies import LatencyHistogram, percentile_curve
 from gpuserve.bench.reports.output import check_output, csv_text, markdown
+from gpuserve.bench.reports.plots import log_ticks
 from gpuserve.bench.reports.report import BenchReport, from_json, to_json
 from gpuserve.bench.reports.results import LevelResult, Tally, Window, is_stable
-from gpuserve.bench.reports.table import compared, notes, table
+from gpuserve.bench.reports.table import compared, fitted, notes, table
 from gpuserve.bench.server.server_time import ServerTime, ServerTotals, difference, totals
 
 CLOSED = LoadLevel(LoadKind.CONCURRENCY, 8)
@@ -144,9 +146,37 @@ def test_ratios_to_a_baseline() -> None:
     assert (first.throughput, first.p99) == (pytest.approx(2.0), 1.0)
     assert second is None
     titles, rows = table(new, old)
-    assert titles[-3:] == ["req/s ratio", "p50 ratio", "p99 ratio"]
-    assert [row[-3:] for row in rows] == [["2.00", "1.00", "1.00"], ["", "", ""]]
+    ratios = [titles.index(title) for title in ("req/s ratio", "p50 ratio", "p99 ratio")]
+    assert [titles[at - 1] for at in ratios] == ["req/s", "p50 ms", "p99 ms"]
+    assert [[row[at] for at in ratios] for row in rows] == [["2.00", "1.00", "1.00"], ["", "", ""]]
     assert "req/s ratio" not in table(new, None).titles
+    assert notes(new, old) == notes(new)
+
+
+def test_a_baseline_of_other_levels_is_said_to_be_of_no_use() -> None:
+    (told, *_) = notes(report(result()), report(result(OPEN)))
+    assert told.startswith("there are no ratios: the baseline has no level in common with this run, only ")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 1000])
+def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(width: int) -> None:
+    whole = table(report(result(), result(OPEN)), report(result()))
+    made, gone = fitted(whole, width)
+    widest = [max(map(len, column)) for column in zip(made.titles, *made.rows, strict=True)]
+    assert sum(widest) + 2 * (len(widest) - 1) <= width
+    assert {*made.titles, *gone} == {*whole.titles}
+    assert {"load", "req/s", "p50 ms", "p99 ms", "req/s ratio", "p99 ratio"} <= {*made.titles}
+    assert gone == [] or width < 1000
+    for row, whole_row in zip(made.rows, whole.rows, strict=True):
+        assert [whole_row[whole.titles.index(title)] for title in made.titles] == row
+
+
+@given(st.floats(1e-4, 1e4), st.floats(1.01, 1e9))
+def test_ticks_of_a_log_axis_are_few_and_round(low: float, factor: float) -> None:
+    ticks = [one for one in log_ticks(low, low * factor) if low <= one <= low * factor]
+    assert len(ticks) <= 10
+    assert all(b / a >= 1.2 for a, b in itertools.pairwise(ticks))
+    assert len(ticks) >= 1 or factor < 1.5
 
 
 def test_markdown_and_csv() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from gpuserve.bench.reports.latencies import LatencySummary
 from gpuserve.config.load import load_data
 from gpuserve.config.positions import parse
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.tune.axes import Wishes, axes_of, parse_wishes
+from gpuserve.tune.axes import Axis, Wishes, axes_of, parse_wishes
 from gpuserve.tune.search import (
     LatencyLimit,
     Point,
@@ -24,6 +26,7 @@ from gpuserve.tune.search import (
     parse_limit,
     score,
 )
+from gpuserve.tune.view import show_front
 from gpuserve.tune.yaml_edit import with_values
 
 POINTS = st.lists(
@@ -177,3 +180,12 @@ def test_a_number_of_instances_becomes_a_list_where_it_is_changed() -> None:
     text = "models:\n  - name: m\n    instances: 2  # on the CPU\n"
     changed = with_values(text, {("models", 0, "instances", 0, "count"): 4})
     assert YAML(typ="safe").load(changed) == {"models": [{"name": "m", "instances": [{"count": 4}]}]}
+
+
+def test_each_trial_has_a_row_in_the_last_table() -> None:
+    axes = [Axis("--prefetch", ("prefetch",), (0, 1, 2), 0)]
+    points = [Point((0,), 1, 100.0, 5.0), Point((1,), 1, 90.0, 6.0), Point((2,), 1, 80.0, 99.0)]
+    stream = io.StringIO()
+    show_front("m", axes, points, LatencyLimit("p99", 50.0), stream)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in stream.getvalue().splitlines()[4:]]
+    assert [(row[0], row[-1]) for row in rows] == [("0", "best"), ("1", ""), ("2", "over the limit")]

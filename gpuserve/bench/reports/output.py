@@ -22,7 +22,9 @@ _STYLE: Final = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
 body { max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap }
+table { font-size: .87rem }
+th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap }
+th { vertical-align: bottom; white-space: normal }
 th:first-child, td:first-child { text-align: left }
 figure { display: inline-block; margin: 1rem 1rem 0 0 }
 figure svg { background: white; max-width: 100%; height: auto }
