@@ -81,16 +81,16 @@ TABLES: Final[dict[str, Any]] = {
     "states-of-an-instance": Drawn(
         "The states of an instance, that is of a worker process and those that come in its place",
         tuple(INSTANCE.arrows()),
-        (560, 400),
+        (560, 430),
         {
-            "DOWN": (115, 50), "LOADING": (290, 50), "READY": (480, 50),
-            "FENCED": (115, 210), "WAITING": (290, 210), "STOPPING": (480, 210), "STOPPED": (290, 350),
+            "DOWN": (115, 50), "LOADING": (290, 50), "READY": (470, 50), "FENCED": (115, 200),
+            "WAITING": (290, 200), "HUNG": (470, 200), "STOPPING": (470, 310), "STOPPED": (290, 385),
         },
         {
-            ("DOWN", "WAITING"): (-14, 0.55), ("WAITING", "DOWN"): (-14, 0.45),
+            ("DOWN", "WAITING"): (-14, 0.6), ("WAITING", "DOWN"): (-14, 0.42),
             ("DOWN", "FENCED"): (-13, 0.6), ("FENCED", "DOWN"): (-13, 0.6),
-            ("DOWN", "STOPPED"): (-150, 0.7), ("LOADING", "STOPPING"): (0, 0.72),
-            ("READY", "WAITING"): (0, 0.72),
+            ("DOWN", "STOPPED"): (-150, 0.7), ("LOADING", "STOPPING"): (0, 0.8),
+            ("READY", "WAITING"): (0, 0.3), ("READY", "STOPPING"): (48, 0.5), ("HUNG", "WAITING"): (0, 0.7),
         },
     ),
     "states-of-the-server": Drawn(
