@@ -26,7 +26,7 @@ def files(page: str, folder: Path) -> None:
 
 def test_the_tutorial(tmp_path: Path) -> None:
     files("docs/tutorial.md", tmp_path)
-    console = next(block for block in blocks("docs/tutorial.md", "console") if "curl" in block)
+    console = next(block for block in blocks("docs/tutorial.md", "console") if "sentiment/infer" in block)
     sent, answer = re.search(r"-d '(.*?)'\n(.*)", console, re.DOTALL).groups()  # type: ignore[union-attr]
     with serving(GPUSERVE, "serve", str(tmp_path / "config.yaml"), *JSON_LOG) as server:
         url = f"http://{server.http}/v2/models/sentiment/infer"
