@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self
 
 from gpuserve.api.binding import check_new, model_spec
+from gpuserve.api.display import server_html, server_text, where
 from gpuserve.api.shared_state import SharedStates
 from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.declare.spec import ModelSpec
@@ -92,6 +94,12 @@ class ModelHost(abc.ABC):
     @abc.abstractmethod
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
         """What is to run, with models that are placed; nothing is started yet."""
+
+    def __repr__(self) -> str:
+        return server_text(type(self).__name__, self.declared, self.addresses)
+
+    def _repr_html_(self) -> str:
+        return server_html(type(self).__name__, self.declared, self.addresses)
 
     def __enter__(self) -> Self:
         return self
@@ -234,7 +242,8 @@ class ModelHost(abc.ABC):
             logger.warning(_SHARED, model, spec.name, kind)
 
     def run(self) -> None:
-        """Start, and return when every model is loaded and served. Does nothing when it runs.
+        """Start, and return when every model is loaded and served. Does nothing when it runs. At a prompt, or
+        in a notebook, it prints the addresses.
 
         Raises:
             StartupError: a port is taken or a model could not be loaded; nothing is left running.
@@ -242,7 +251,10 @@ class ModelHost(abc.ABC):
             BindError: the server of another program refuses a model.
             AttachError: there is no server of another program to attach to.
         """
+        is_new = not self.is_alive()
         self._wait_started(self._start())
+        if is_new and hasattr(sys, "ps1"):  # of an interactive Python, and of IPython
+            sys.stdout.write(f"{where(self.addresses)}\n")
 
     def serve(self) -> None:
         """Start if it does not run, and block until SIGINT, SIGTERM or ``stop()``.

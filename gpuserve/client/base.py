@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from gpuserve.client.config import ClientModelConfig, parse_model_config
+from gpuserve.client.display import client_html, client_text
 from gpuserve.client.exceptions import ClientClosedError, ClientValueError
 from gpuserve.client.failures import inference_error, is_refusal, model_not_ready, server_not_ready
 from gpuserve.client.library import Library, library
@@ -131,6 +132,12 @@ class ModelClientBase(AnyClient):
         self._builder: RequestBuilder | None = None
         self._closed = False
         self._begin()
+
+    def __repr__(self) -> str:
+        return client_text(type(self).__name__, self.settings)
+
+    def _repr_html_(self) -> str:
+        return client_html(type(self).__name__, self.settings, self.known_config)
 
     @classmethod
     def from_existing_client(cls, existing_client: AnyClient) -> Self:

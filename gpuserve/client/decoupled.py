@@ -93,7 +93,7 @@ class DecoupledModelClient(SyncClient):
         final = False
         try:
             answers = self._send(arguments)
-            yield {}
+            yield Arrays()
             while not final:
                 result = self._next(answers)
                 final = is_final(result)

@@ -18,6 +18,7 @@ from gpuserve.client.exceptions import (
     ClientValueError,
 )
 from gpuserve.client.settings import ClientSettings
+from gpuserve.display.arrays import arrays_html
 from gpuserve_worker.protocol.tensor import datatype_of
 
 #: Parameters that tritonclient takes as arguments of their own.
@@ -64,7 +65,11 @@ def check_values(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return given
 
 
-Arrays = dict[str, NDArray[Any]]
+class Arrays(dict[str, NDArray[Any]]):
+    """Arrays by name, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return arrays_html(self)
 
 
 def arrays_by_name(
@@ -182,7 +187,8 @@ class RequestBuilder:
         names = self._names or _output_names(result)
         found = {name: result.as_numpy(name) for name in names}
         one_row = sample and self.batches
-        return {name: array[0] if one_row else array for name, array in found.items() if array is not None}
+        rows = {name: array[0] if one_row else array for name, array in found.items() if array is not None}
+        return Arrays(rows)
 
     def _tensor(self, name: str, array: Any, sample: bool) -> Any:
         datatype = datatype_of_input(name, array)

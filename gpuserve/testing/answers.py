@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuserve.display.arrays import arrays_html
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.calling.questions import ModelCallError
 from gpuserve_worker.protocol.tensor import BYTES, decode_bytes
@@ -19,6 +20,9 @@ class Outputs(dict[str, Any]):
     def __init__(self, arrays: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         super().__init__(arrays)
         self.parameters = dict(parameters)
+
+    def _repr_html_(self) -> str:
+        return arrays_html(self, self.parameters)
 
 
 def answers_of(

@@ -73,6 +73,9 @@ class TestClient:
         self._place: Models = _served(settings, specs, others) if workers else LocalModels(specs, others)
         self._is_open = False
 
+    def __repr__(self) -> str:
+        return f"<TestClient of {', '.join(self.models)}{'' if self._is_open else ', not open'}>"
+
     def __enter__(self) -> Self:
         self.open()
         return self

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 import re
+import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, serving
+
+from gpuserve.testing import ModelCallError, TestClient
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -32,6 +38,22 @@ def test_the_tutorial(tmp_path: Path) -> None:
         url = f"http://{server.http}/v2/models/sentiment/infer"
         with urllib.request.urlopen(url, sent.encode(), timeout=10) as got:
             assert json.loads(got.read()) == json.loads(answer)
+
+
+def test_the_program_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files("docs/tutorial.md", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        test = importlib.import_module("test_program")
+        test.test_the_models()
+        with TestClient(importlib.import_module("program").server, workers=True) as client:
+            assert client.models == ("Identity", "Linear", "Reverse")
+            assert client.infer("Linear", x=[[1.0, 2.0, 3.0]])["y"].tolist() == [[6.0, 6.0]]
+            with pytest.raises(ModelCallError, match="numbers that are none"):
+                client.infer("Linear", x=[[math.nan, 1.0, 1.0]])
+    finally:
+        for name in ("program", "test_program"):
+            sys.modules.pop(name, None)
 
 
 def test_the_callable_of_the_readme(tmp_path: Path) -> None:

@@ -37,9 +37,10 @@ ALLOWED = {
         "gpuserve/api gpuserve/cli gpuserve/declare gpuserve/follow gpuserve/settings "
         "gpuserve_worker/calling",
     "gpuserve/api":
-        "gpuserve/control gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
-        "gpuserve/options gpuserve/placement gpuserve/settings gpuserve/supervisor "
-        "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve_worker/calling",
+        "gpuserve/control gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/display "
+        "gpuserve/errors gpuserve/options gpuserve/placement gpuserve/settings gpuserve/supervisor "
+        "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve_worker/calling "
+        "gpuserve_worker/protocol",
     "gpuserve/bench": "gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server",
     "gpuserve/bench/calls": "gpuserve/bench/plan",
     "gpuserve/bench/plan": "gpuserve/errors",
@@ -63,7 +64,8 @@ ALLOWED = {
         "gpuserve/export gpuserve/export/sizing gpuserve/follow gpuserve/journal gpuserve/placement "
         "gpuserve/projects gpuserve/repository gpuserve/settings gpuserve/supervisor/core gpuserve/tune "
         "gpuserve_worker/protocol",
-    "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
+    "gpuserve/client": "gpuserve/declare gpuserve/display gpuserve/errors gpuserve_worker/protocol",
+    "gpuserve/compat": "gpuserve/compat/pytriton",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":
         "gpuserve/api gpuserve/client gpuserve/compat/pytriton/check gpuserve/compat/pytriton/client "
@@ -240,7 +242,7 @@ ALLOWED = {
         "gpuserve/settings gpuserve/states gpuserve/supervisor/core gpuserve_worker/protocol "
         "gpuserve_worker/running",
     "gpuserve/testing":
-        "gpuserve/api gpuserve/config gpuserve/declare gpuserve/describe gpuserve/errors "
+        "gpuserve/api gpuserve/config gpuserve/declare gpuserve/describe gpuserve/display gpuserve/errors "
         "gpuserve/front/batching gpuserve/front/models/ensembles gpuserve/front/v2 gpuserve/placement "
         "gpuserve/repository gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
         "gpuserve_worker/calling gpuserve_worker/protocol",

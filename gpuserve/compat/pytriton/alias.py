@@ -61,10 +61,22 @@ class _AliasFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """From now on ``pytriton`` is this package, here and in processes that are started from here."""
+    """From now on ``pytriton`` is this package, here and in processes that are started from here. Raises
+    ImportError: another one has been imported already.
+    """
+    known = sys.modules.get(ALIAS)
+    if known is not None and known is not sys.modules.get(TARGET) and _is_another(known):
+        raise ImportError(
+            f"pytriton was imported already, from {known.__file__}: restart Python, and call this before"
+        )
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AliasFinder())
     make_importable(os.environ)
+
+
+def _is_another(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).parent not in (IMPORTABLE / ALIAS, Path(__file__).parent)
 
 
 def make_importable(environ: MutableMapping[str, str]) -> None:
