@@ -49,7 +49,7 @@ def plain_options(config: ModelConfig) -> dict[str, Any]:
         return {
             name: checked(row, given[name], name)
             for name, row in rows(ModelSpec).items()
-            if name in given and row.hint in {bool, str, int} and name != "max_batch_size"
+            if name in given and row.hint in {bool, str, int, float} and name != "max_batch_size"
         }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hanging_scene import LIMIT_S, entry
 from operated import LARGE, MODELS, Answer, InBackground, OperatedServer, config
 from processes import wait_until
 from serving import GPUSERVE
@@ -21,25 +22,8 @@ from tritonclient import grpc
 from gpuserve.control.operator_client import ControlName, running
 
 HANGS, HANGS_IN_THE_FIRST_PROCESS = -1.0, -2.0
-LIMIT_S = 0.5
 #: The most that a hang is to be caught after its limit.
 CAUGHT_S = 1.0
-
-
-def entry(name: str, target: str, **keys: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "callable": f"{MODELS / 'hanging.py'}:{target}",
-        "inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}],
-        "outputs": [
-            {"name": "y", "dtype": "float32", "shape": [-1]},
-            {"name": "pid", "dtype": "int64", "shape": [-1]},
-            {"name": "calls", "dtype": "int64", "shape": [-1]},
-        ],
-        "max_batch_size": 8,
-        "execution_timeout_s": LIMIT_S,
-        **keys,
-    }
 
 
 def refusal(model: str) -> str:
@@ -194,7 +178,9 @@ def test_status_shows_where_every_process_stands_also_while_a_model_loads(tmp_pa
         assert front.startswith(f"front, process {server.front}:\nMain thread ")
         assert "gpuserve/front/__main__.py" in front
         heads = [one.splitlines()[0] for one in workers]
-        assert heads == [f"model {model}, instance cpu#0, process {pid}:" for model, pid in pids(name)]
+        assert sorted(heads) == [
+            f"model {model}, instance cpu#0, process {pid}:" for model, pid in sorted(pids(name))
+        ]
         server.end(signal.SIGKILL)
 
 

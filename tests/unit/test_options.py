@@ -146,6 +146,7 @@ def test_a_program_may_have_the_names_of_a_file() -> None:
     assert spec.batching == bound(batcher=batcher).batching
     assert spec.queue == QueueSpec(max_requests=3, policy=policy)
     more = bound(prefetch=2, read_only_inputs=True, retry_on_worker_death=False)
+    assert bound(execution_timeout_s="1m30s").execution_timeout_s == 90.0
     assert (more.prefetch, more.read_only_inputs, more.retry_on_worker_death) == (2, True, False)
 
 
