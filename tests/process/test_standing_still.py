@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 from operated import OperatedServer, Orders, config, model
-from processes import wait_until
+from processes import children, command_line, wait_until
 from serving import GPUSERVE
+
+from gpuserve.control.pulse import Pulse, Silence, pulse_period_s
+from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
 
 HANG_S = 0.6
 
@@ -65,3 +68,38 @@ def test_a_supervisor_that_stands_still_is_seen_by_probes_and_by_status(tmp_path
 def status(server: OperatedServer, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [GPUSERVE, "status", "--server", server.addresses["HTTP"], *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.thorough
+def test_a_door_shows_where_it_stands(tmp_path: Path) -> None:
+    """As the front asks one that says nothing for ten seconds."""
+    with OperatedServer(config(tmp_path, entry(tmp_path)), "--doors", "2") as server:
+        server.wait_ready()
+        doors = [one for one in children(server.front) if "gpuserve.front.door" in command_line(one)]
+        for door in doors:
+            os.kill(door, STACKS_SIGNAL)
+        server.wait_log("(most recent call first)", times=len(doors))
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.end() == 0
+
+
+def test_only_looks_that_come_in_time_count() -> None:
+    silence = Silence()
+    assert [silence.look(False, now, 1.0) for now in (10.0, 11.0, 12.0)] == [0.0, 1.0, 2.0]
+    assert silence.look(False, 100.0, 1.0) == 2.0  # who looks stood still
+    assert [silence.look(False, now, 1.0) for now in (101.0, 102.0)] == [3.0, 4.0]
+    assert silence.look(True, 103.0, 1.0) == 0.0
+
+
+def test_a_pulse_is_seen_once_however_often_it_beat() -> None:
+    pulse = Pulse()
+    assert not pulse.has_beaten()
+    pulse.beat()
+    pulse.beat()
+    assert pulse.has_beaten()
+    assert not pulse.has_beaten()
+    pulse.close()
+
+
+def test_a_loop_beats_ten_times_within_what_it_may_be_silent() -> None:
+    assert [pulse_period_s(timeout_s) for timeout_s in (0.0, 30.0, 0.6)] == [1.0, 1.0, 0.06]

@@ -53,10 +53,10 @@ def test_a_door_that_is_silent_is_passed_over_while_another_is_not() -> None:
 def test_a_door_hangs_that_is_silent_look_after_look() -> None:
     silence = Silence()
     n = round(HUNG_S / LOOK_S)
-    assert [silence.is_too_long(7.0) for _ in range(n + 1)] == [False] * n + [True]
-    assert not silence.is_too_long(8.0)
-    assert not silence.is_too_long(1e9)  # the machine slept
-    assert [silence.is_too_long(1e9) for _ in range(n)] == [False] * (n - 1) + [True]
+    assert [silence.look(7.0) for _ in range(n + 1)] == [look * LOOK_S for look in range(n + 1)]
+    assert silence.look(8.0) == 0.0
+    assert silence.look(1e9) == 0.0  # the machine slept
+    assert [silence.look(1e9) for _ in range(n)][-1] == HUNG_S
 
 
 def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:

@@ -146,7 +146,7 @@ ALLOWED = {
     "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
     "gpuserve/front/keeper":
         "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/remote "
-        "gpuserve/front/server gpuserve/journal gpuserve/settings gpuserve/states",
+        "gpuserve/front/server gpuserve/journal gpuserve/settings gpuserve/states gpuserve_worker/protocol",
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/live":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/models "

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from typing import Final
 
 from gpuserve.front import interpreter
+from gpuserve_worker.protocol.stacks import show_on_signal
+
+_STDERR: Final = 2
 
 
 def main(argv: list[str]) -> int:
     """Run a door on the end of a passage whose descriptor is the one argument."""
     interpreter.begin()
+    show_on_signal(_STDERR)
     passage_fd = int(argv[1])
     os.set_inheritable(passage_fd, False)
 

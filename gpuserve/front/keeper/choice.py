@@ -10,6 +10,8 @@ from typing import Final, Protocol, TypeVar
 SILENT_S: Final = 2.0
 #: A door that has said nothing for so long hangs: its clients are better off with another.
 HUNG_S: Final = 30.0
+#: After so long it shows its stacks.
+TOLD_S: Final = 10.0
 #: How often a door is looked at for that.
 LOOK_S: Final = 1.0
 #: A door that lived so long died of something else than its start.
@@ -50,10 +52,11 @@ class Silence:
         self._heard_at = -1.0
         self._looks = 0
 
-    def is_too_long(self, heard_at: float) -> bool:
+    def look(self, heard_at: float) -> float:
+        """Count a look; how long the silence is now."""
         self._looks = self._looks + 1 if heard_at == self._heard_at else 0
         self._heard_at = heard_at
-        return self._looks * LOOK_S >= HUNG_S
+        return self._looks * LOOK_S
 
 
 class RestartPatience:

@@ -11,6 +11,7 @@ import sys
 from typing import Final
 
 from gpuserve.control.channel import channel_pair
+from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
 
 _MODULE: Final = "gpuserve.front.door"
 
@@ -31,6 +32,11 @@ class DoorProcess:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def show_stacks(self) -> None:
+        """Have it write the stacks of its threads to the log."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, STACKS_SIGNAL)
 
     def reap(self) -> str:
         """Why it ended, after its end: "exit status 1" or "signal SIGKILL"."""

@@ -18,8 +18,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
+from gpuserve.control.process_state import how_it_is
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.keeper.choice import HUNG_S, RestartPatience, Silence
+from gpuserve.front.keeper.choice import HUNG_S, TOLD_S, RestartPatience, Silence
 from gpuserve.front.keeper.door_process import DoorProcess
 from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.passage import messages
@@ -186,8 +187,15 @@ class KeptDoor:
             self._running.process.kill()
 
     def look(self) -> None:
-        """Kill it if it hangs: called so often as ``choice.LOOK_S`` says."""
-        if self._running is not None and self._running.silence.is_too_long(self.heard_at):
+        """Kill it if it hangs, long after it showed where: called so often as ``choice.LOOK_S`` says."""
+        if self._running is None:
+            return
+        silent_s = self._running.silence.look(self.heard_at)
+        if silent_s == TOLD_S:
+            pid = self._running.process.pid
+            logger.warning("door %d has said nothing for %g s: %s", self.number, silent_s, how_it_is(pid))
+            self._running.process.show_stacks()
+        if silent_s >= HUNG_S:
             logger.error("door %d has said nothing for %g s, and is killed", self.number, HUNG_S)
             self._tell_event(EventKind.DOOR_HUNG, door=self.number, pid=self.pid, silent_s=HUNG_S)
             self.kill()
