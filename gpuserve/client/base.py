@@ -74,7 +74,7 @@ class AnyClient(ABC):
             "model_name": settings.model_name,
             "model_version": settings.model_version or None,
             "init_timeout_s": settings.init_timeout_s,
-            "inference_timeout_s": settings.inference_timeout_s if settings.is_timeout_told else None,
+            "inference_timeout_s": settings.inference_timeout_s,
             "model_config": self.known_config,
             "ensure_model_is_ready": self.known_config is None,
             "access_token": settings.access_token,
@@ -100,7 +100,7 @@ class ModelClientBase(AnyClient):
         ClientValueError: an argument is wrong; ClientInvalidUrlError where it is the URL.
     """
 
-    #: Whether the responses of a decoupled model may take for ever, unless a timeout is told.
+    #: Whether each response of a decoupled model may take for ever.
     _patient: ClassVar[bool] = False
     #: Responses of decoupled models come over gRPC only.
     _grpc_only: ClassVar[bool] = False
@@ -173,8 +173,7 @@ class ModelClientBase(AnyClient):
     @property
     def _response_timeout_s(self) -> float | None:
         """How long each response of a decoupled model may take; None: for ever."""
-        settings = self.settings
-        return None if self._patient and not settings.is_timeout_told else settings.inference_timeout_s
+        return None if self._patient else self.settings.inference_timeout_s
 
     async def _infer(self, *call: Any, sample: bool) -> Arrays:
         requests = await self._requests()

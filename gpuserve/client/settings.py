@@ -15,9 +15,7 @@ DEFAULT_INFERENCE_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Which model of which server, and how long to wait for it. ``model_version`` "" is the newest;
-    ``is_timeout_told``: ``inference_timeout_s`` is not the default.
-    """
+    """Which model of which server, and how long to wait for it. ``model_version`` "" is the newest."""
 
     url: ServerUrl
     model_name: str
@@ -25,7 +23,6 @@ class ClientSettings:
     init_timeout_s: float
     inference_timeout_s: float
     access_token: str | None
-    is_timeout_told: bool = False
 
     @classmethod
     def checked(
@@ -51,7 +48,6 @@ class ClientSettings:
             _timeout("init_timeout_s", init_timeout_s, DEFAULT_INIT_TIMEOUT_S),
             _timeout("inference_timeout_s", inference_timeout_s, DEFAULT_INFERENCE_TIMEOUT_S),
             access_token or None,
-            inference_timeout_s is not None,
         )
 
     @property

@@ -31,6 +31,20 @@ def warmups(
         return tuple(_warmup(one, inputs, max_batch_size) for one in declared)
 
 
+def warmup_as_given(one: ModelWarmup, inputs: Sequence[TensorSpec]) -> Warmup:
+    """A warm-up of just the inputs that it names, whether or not the model would take such a request. Raises
+    BadModelConfig: a value cannot be.
+    """
+    with told_as_config():
+        batch_size, count = _checked(one)
+        known = {spec.name: spec for spec in inputs}
+        named = []
+        for name, given in one.inputs.items():
+            spec = known.get(name) or _undeclared(f"warm-up {one.name!r}: input {name!r}", name, given)
+            named.append(_input(spec, given))
+    return one.name, batch_size, count, tuple(named)
+
+
 def faults(one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int) -> Iterator[DeclarationFault]:
     """Why the model would refuse a warm-up whose own values hold, by place in it."""
     where = f"warm-up {one.name!r}"
@@ -66,6 +80,15 @@ def _input_faults(where: str, spec: TensorSpec, given: WarmupInput) -> Iterator[
 
 
 def _warmup(one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int) -> Warmup:
+    batch_size, count = _checked(one)
+    for _, text in faults(one, inputs, max_batch_size):
+        raise BadModelConfig(text)
+    named = tuple(_input(spec, one.inputs[spec.name]) for spec in inputs if spec.name in one.inputs)
+    return one.name, batch_size, count, named
+
+
+def _checked(one: ModelWarmup) -> tuple[int, int]:
+    """The size of its batches and how many there are, if it says what can be, whatever the model."""
     if not isinstance(one.name, str) or not one.name:
         raise BadModelConfig(f"the name of a ModelWarmup must be a non-empty string, got {one.name!r}")
     where = f"warm-up {one.name!r}"
@@ -76,10 +99,13 @@ def _warmup(one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int)
         )
     for name, given in one.inputs.items():
         _check_values(f"{where}: input {name!r}", given)
-    for _, text in faults(one, inputs, max_batch_size):
-        raise BadModelConfig(text)
-    named = tuple(_input(spec, one.inputs[spec.name]) for spec in inputs if spec.name in one.inputs)
-    return one.name, batch_size, count, named
+    return batch_size, count
+
+
+def _undeclared(where: str, name: str, given: WarmupInput) -> TensorSpec:
+    if given.dtype is None or given.shape is None:
+        raise BadModelConfig(f"{where} is none of the model, and has no dtype or no shape")
+    return TensorSpec(name, datatype_of(given.dtype), tuple(given.shape))
 
 
 def _check_values(where: str, given: Any) -> None:

@@ -23,7 +23,6 @@ from gpuserve.client import (
     ClientValueError,
     DecoupledModelClient,
     ModelClient,
-    settings,
 )
 from gpuserve.compat.pytriton import client as pytriton_client
 
@@ -253,10 +252,7 @@ def test_an_error_after_some_responses(url: str) -> None:
     asyncio.run(main())
 
 
-def test_clients_of_pytriton_wait_for_ever_unless_they_are_told(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(settings, "DEFAULT_INFERENCE_TIMEOUT_S", 0.2)
+def test_clients_of_pytriton_wait_for_ever(url: str) -> None:
     ended: list[BaseException] = []
 
     def wait(client: pytriton_client.DecoupledModelClient) -> None:
@@ -265,34 +261,29 @@ def test_clients_of_pytriton_wait_for_ever_unless_they_are_told(
         except BaseException as error:
             ended.append(error)
 
-    with pytriton_client.DecoupledModelClient(url, "waits_for_ever") as patient:
+    with pytriton_client.DecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.1) as patient:
         thread = threading.Thread(target=wait, args=(patient,))
         thread.start()
-        for client in (
-            DecoupledModelClient(url, "waits_for_ever"),
-            pytriton_client.DecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.4),
+        with (
+            DecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.3) as client,
+            pytest.raises(ClientTimeoutError),
         ):
-            with client, pytest.raises(ClientTimeoutError):
-                list(client.infer_sample(wanted(1)))
+            list(client.infer_sample(wanted(1)))
         assert not ended
         patient.close()
         thread.join()
-        with pytriton_client.DecoupledModelClient.from_existing_client(patient) as again:
-            assert not again.settings.is_timeout_told
     assert [type(error) for error in ended] == [ClientClosedError]
 
 
-def test_asyncio_clients_of_pytriton_wait_for_ever_unless_they_are_told(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(settings, "DEFAULT_INFERENCE_TIMEOUT_S", 0.2)
-
+def test_asyncio_clients_of_pytriton_wait_for_ever(url: str) -> None:
     async def main() -> None:
-        async with pytriton_client.AsyncioDecoupledModelClient(url, "waits_for_ever") as patient:
+        patient = pytriton_client.AsyncioDecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.1)
+        async with patient:
             waiting = asyncio.ensure_future(listed(patient.infer_sample(wanted(1))))
-            async with AsyncioDecoupledModelClient(url, "waits_for_ever") as client:
+            late = AsyncioDecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.3)
+            async with late:
                 with pytest.raises(ClientTimeoutError):
-                    await listed(client.infer_sample(wanted(1)))
+                    await listed(late.infer_sample(wanted(1)))
             assert not waiting.done()
             waiting.cancel()
             await asyncio.wait([waiting])

@@ -140,6 +140,7 @@ def test_what_is_passed_on_as_it_is_given(ports: dict[str, int]) -> None:
         "Configured {'y': [[b'Configured']]}",
         "TooFew Received output 'y' of shape (1, 1), but the batch has 64 rows: the first axis of every "
         "output must be as long",
+        "StrictLoss {'y': [[64.0]]}",
         "Merged [{'y': [[1.0]]}, {'y': [[63.0]]}]",
         "Overlap 1",
         "unloaded False",

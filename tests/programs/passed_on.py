@@ -121,7 +121,8 @@ with Triton(security_config=TritonSecurityConfig(access_token=TOKEN)) as triton:
         triton.bind(name, infer, X, outputs, config=ModelConfig(max_batch_size=64))
     triton.bind("Merged", loss, X, Y, config=ModelConfig(max_batch_size=64, batcher=delayed))
     triton.bind("Overlap", overlap.infer, X, Y, config=ModelConfig(batching=False))
-    for name in MODELS:
+    triton.bind("StrictLoss", loss, X, Y, config=ModelConfig(max_batch_size=64), strict=True)
+    for name in [*MODELS, "StrictLoss"]:
         print(name, ask(name, 2 if name in ("OneYield", "EventLoop") else 64))
 
     merged = [None] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,8 @@ from gpuserve.errors import BadModelConfig
 
 X = Tensor(name="x", dtype=np.float32, shape=(-1,))
 Y = Tensor(name="y", dtype=np.float32, shape=(-1,))
-GOOD = ModelWarmup("good", 2, {"x": WarmupInput(np.float32, (3,), zero_data=True)})
+ZEROS = WarmupInput(np.float32, (3,), zero_data=True)
+GOOD = ModelWarmup("good", 2, {"x": ZEROS})
 
 
 async def double(requests: list[Any]) -> list[Any]:
@@ -54,22 +54,44 @@ def test_a_callable_asks_for_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "batch_size", "named"),
+    ("inputs", "batch_size", "meant"),
     [
-        ({}, 1, "missing"),
-        ({"x": WarmupInput(np.float32, (3,), zero_data=True)}, 5, "max_batch_size"),
-        ({"x": WarmupInput(np.float32, (3,), file="/nowhere/x.npy")}, 1, "there is no file"),
-        ({"x": WarmupInput(np.int32, (3,), zero_data=True)}, 1, "INT32"),
-        ({"x": WarmupInput(np.float32, (3,))}, 1, "must be provided"),
+        ({}, 1, ("bad", 1, 1, ())),
+        ({"x": ZEROS}, 5, ("bad", 5, 1, (("x", "FP32", (3,), "zero", ""),))),
+        (
+            {"x": WarmupInput(np.int32, (3,), zero_data=True)},
+            1,
+            ("bad", 1, 1, (("x", "INT32", (3,), "zero", ""),)),
+        ),
+        ({"z": ZEROS}, 1, ("bad", 1, 1, (("z", "FP32", (3,), "zero", ""),))),
+        (
+            {"x": WarmupInput(np.float32, (3,), input_data_file="/nowhere/x.npy")},
+            1,
+            ("bad", 1, 1, (("x", "FP32", (3,), "file", "/nowhere/x.npy"),)),
+        ),
     ],
-    ids=["input left out", "too large", "file missing", "wrong dtype", "no data"],
+    ids=["input left out", "too large", "wrong dtype", "no input of the model", "file missing"],
+)
+def test_warmups_run_with_what_they_name(inputs: dict[str, Any], batch_size: int, meant: Any) -> None:
+    bad = ModelWarmup("bad", batch_size, inputs)
+    spec = bound(plain, ModelConfig(max_batch_size=4, model_warmup=[bad, GOOD]))
+    assert spec.warmup[0] == meant
+    assert spec.warmup[1][0] == "good"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (WarmupInput(np.float32, (3,)), "must be provided"),
+        (WarmupInput("float33", (3,), zero_data=True), "float33"),
+    ],
+    ids=["no data", "no dtype"],
 )
 def test_warmups_that_cannot_be_are_logged(
-    inputs: dict[str, Any], batch_size: int, named: str, caplog: pytest.LogCaptureFixture
+    given: WarmupInput, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = ModelWarmup("bad", batch_size, inputs)
-    with caplog.at_level(logging.WARNING):
-        spec = bound(plain, ModelConfig(max_batch_size=4, model_warmup=[bad, GOOD]))
+    bad = ModelWarmup("bad", 1, {"x": given})
+    spec = bound(plain, ModelConfig(max_batch_size=4, model_warmup=[bad, GOOD]))
     assert [one[0] for one in spec.warmup] == ["good"]
     (record,) = caplog.records
     assert named in record.getMessage()

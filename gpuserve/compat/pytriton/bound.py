@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpuserve.api.binding import EXACT, model_spec
 from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.declare.warmups import warmups
+from gpuserve.declare.warmups import warmup_as_given
 from gpuserve.errors import BadModelConfig
 from gpuserve_worker.calling.callable import YIELDING, CallableKind, kind_of
 
@@ -33,8 +33,8 @@ def bound_spec(
     strict: bool,
     isolation: str,
 ) -> ModelSpec:
-    """The model, as PyTriton would serve it; raises as ``ModelHost.bind``. Warm-ups that cannot be are logged
-    and left out.
+    """The model, as PyTriton would serve it; raises as ``ModelHost.bind``. Warm-ups run with what they name,
+    and those that cannot be are logged and left out.
     """
     spec = model_spec(
         model_name,
@@ -63,7 +63,7 @@ def _warmups(spec: ModelSpec, config: ModelConfig | None) -> tuple[Any, ...]:
     found: list[Any] = []
     for one in declared or ():
         try:
-            found += warmups([one], spec.inputs, spec.max_batch_size)
+            found.append(warmup_as_given(one, spec.inputs))
         except BadModelConfig as error:
             logger.warning("model %s is not warmed up by all that it declares: %s", spec.name, error)
     return tuple(found)

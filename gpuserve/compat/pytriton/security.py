@@ -8,6 +8,7 @@ from typing import Final
 
 from gpuserve.client.settings import HEADERS
 from gpuserve.client.url import HTTP
+from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
 from gpuserve.compat.pytriton.translation import pytriton_errors
 from gpuserve.settings.access import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 from gpuserve.settings.checks import checked_settings
@@ -36,6 +37,10 @@ class TritonSecurityConfig:
             self.restricted_endpoints = list(DEFAULT_PROTECTED_ENDPOINTS)
         if self.access_token is None and self.restricted_endpoints:
             self.access_token = secrets.token_urlsafe(_TOKEN_NBYTES)
+        if unknown := [one for one in self.restricted_endpoints if one not in ENDPOINT_GROUPS]:
+            valid = ", ".join(sorted(VALID_TRITON_ENDPOINTS))
+            given = ", ".join(map(str, unknown))
+            raise PyTritonValidationError(f"Invalid endpoint names: {given}. Valid endpoints are: {valid}")
         with pytriton_errors():
             restricted = tuple(self.restricted_endpoints)
             checked_settings(ServerSettings(restricted_endpoints=restricted, access_token=self.access_token))

@@ -202,6 +202,7 @@ class Triton(TritonBase):
         settings = server_settings(self._config, self._security)
         with pytriton_errors():
             super().__init__(Server(settings), workspace)
+        self._triton_server = self._host  # programs look there whether it is alive
         if unused := without_effect(self._config):
             logger.warning(
                 "These options of TritonConfig have no effect with gpuserve: %s.", ", ".join(unused)

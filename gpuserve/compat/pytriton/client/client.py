@@ -1,5 +1,5 @@
 """gpuserve's clients, which have PyTriton's names, and its patience: it waits for the next response of a
-decoupled model as long as that takes.
+decoupled model as long as that takes, whatever ``inference_timeout_s`` is.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ __all__ = [
 
 
 class DecoupledModelClient(gpuserve.client.DecoupledModelClient):
-    """As ``gpuserve.client.DecoupledModelClient``; without ``inference_timeout_s`` responses may take as long
-    as they like.
-    """
+    """As ``gpuserve.client.DecoupledModelClient``, but a response may take as long as it likes."""
 
     _patient = True
 
 
 class AsyncioDecoupledModelClient(gpuserve.client.AsyncioDecoupledModelClient):
-    """As ``gpuserve.client.AsyncioDecoupledModelClient``; without ``inference_timeout_s`` responses may
-    take as long as they like.
-    """
+    """As ``gpuserve.client.AsyncioDecoupledModelClient``, but a response may take as long as it likes."""
 
     _patient = True
