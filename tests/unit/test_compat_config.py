@@ -224,7 +224,9 @@ def test_endpoints_and_token_may_be_chosen() -> None:
     chosen = TritonSecurityConfig("mine", ["health"])
     made = server_settings(TritonConfig(), chosen)
     assert (made.restricted_endpoints, made.access_token) == (("health",), "mine")
-    with pytest.raises(PyTritonValidationError, match="Invalid endpoint names: doors. .*health, inference, logging"):
+    with pytest.raises(
+        PyTritonValidationError, match=r"Invalid endpoint names: doors\. .*health, inference, logging"
+    ):
         TritonSecurityConfig(restricted_endpoints=["doors"])
 
 

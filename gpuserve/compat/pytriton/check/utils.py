@@ -1,8 +1,27 @@
-"""``find_free_port``."""
+"""What tests of PyTriton's programs import: free ports, scripts in a thread, what is told of processes, lines
+of logs. ``ScriptThread`` and ``ProcessMonitoring`` need psutil, as PyTriton's do.
+"""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import os
+import re
 import socket
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+DEFAULT_LOG_FORMAT: Final = (
+    "%(asctime)s - %(levelname)8s - %(process)8d - %(threadName)s - %(name)s: %(message)s"
+)
+_TOO_VERBOSE: Final = re.compile(
+    r"Triton Inference Server is running with enabled verbose logs.*It may affect inference performance."
+)
+_CONTAINERS: Final = ("NVIDIA_PYTORCH_VERSION", "NVIDIA_TENSORFLOW_VERSION")
 
 
 def find_free_port() -> int:
@@ -10,3 +29,103 @@ def find_free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("", 0))
         return int(sock.getsockname()[1])
+
+
+def search_warning_on_too_verbose_log_level(logs: str) -> re.Match[str] | None:
+    """Where logs say that verbose logs were asked for."""
+    return _TOO_VERBOSE.search(logs)
+
+
+def get_current_container_version() -> str | None:
+    """The version of NVIDIA's container that this runs in."""
+    found = next((os.environ[name] for name in _CONTAINERS if os.environ.get(name)), None)
+    return found and found.partition("-")[0]
+
+
+def verify_docker_image_in_readme_same_as_tested(readme_path: str, image_name_with_version: str) -> None:
+    """Whether a text names an image only as the one given.
+
+    Raises:
+        AssertionError: it names another version.
+    """
+    framework = image_name_with_version.partition(":")[0].rpartition("/")[2]
+    for named in re.finditer(rf"[\w/.\-:]+/{framework}:[\w.-]+", Path(readme_path).read_text()):
+        if named[0] != image_name_with_version:
+            raise AssertionError(f"{named[0]} != {image_name_with_version}")
+
+
+class ScriptThread(threading.Thread):
+    """A command that runs while ``with`` does, or as long as it likes; ``output`` is what it printed so far,
+    ``process`` a ``psutil.Popen`` while it runs.
+    """
+
+    def __init__(self, cmd: Sequence[str], workdir: str | None = None, name: str | None = None) -> None:
+        super().__init__(name=name, daemon=True)
+        self.cmd = cmd
+        self.workdir = workdir
+        self.process: Any = None
+        self.returncode: int | None = None
+        self._lines: list[str] = []
+        self._started_or_failed = threading.Event()
+        self._logger = logging.getLogger(self.name)
+
+    def __enter__(self) -> Self:
+        self.start()
+        self._started_or_failed.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self._lines)
+
+    def run(self) -> None:
+        try:
+            self.process = importlib.import_module("psutil").Popen(
+                self.cmd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=self.workdir,
+                text=True,
+                env={"PYTHONUNBUFFERED": "1", **os.environ},
+            )
+        finally:
+            self._started_or_failed.set()
+        with self.process as process:
+            for line in process.stdout:
+                self._logger.info("%s", line.rstrip())
+                self._lines.append(line.rstrip())
+            self.returncode = process.wait()
+        self.process = None
+
+
+class ProcessMonitoring:
+    """Logs a process and its children, each time it is asked."""
+
+    def __init__(
+        self,
+        pid: int,
+        logger: logging.Logger | None = None,
+        loglevel: int = logging.INFO,
+        remove_color: bool = False,
+    ) -> None:
+        self._process = importlib.import_module("psutil").Process(pid)
+        self._logger = logger or logging.getLogger("monitoring")
+        self._level = loglevel
+        self._monitors: list[Callable[[int], None]] = []
+
+    def register_custom_monitor(self, custom_monitor: Callable[[int], None]) -> None:
+        """Call a function with the number of each process, whenever the state is told."""
+        self._monitors.append(custom_monitor)
+
+    @property
+    def children(self) -> list[Any]:
+        return list(self._process.children(recursive=True)) if self._process.is_running() else []
+
+    def dump_state(self) -> None:
+        for process in [self._process, *self.children]:
+            self._logger.log(self._level, "%s", process)
+            for monitor in self._monitors:
+                monitor(process.pid)

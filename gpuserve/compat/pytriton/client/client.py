@@ -4,8 +4,10 @@ decoupled model as long as that takes, whatever ``inference_timeout_s`` is.
 
 from __future__ import annotations
 
+from typing import Any
+
 import gpuserve.client
-from gpuserve.client import AsyncioModelClient, FuturesModelClient, ModelClient
+from gpuserve.client import AsyncioModelClient, FuturesModelClient
 
 __all__ = [
     "AsyncioDecoupledModelClient",
@@ -14,6 +16,15 @@ __all__ = [
     "FuturesModelClient",
     "ModelClient",
 ]
+
+
+class ModelClient(gpuserve.client.ModelClient):
+    """As ``gpuserve.client.ModelClient``."""
+
+    @property
+    def _general_client(self) -> Any:
+        """The tritonclient, which programs give to ``pytriton.client.utils`` by this name."""
+        return self._connection()
 
 
 class DecoupledModelClient(gpuserve.client.DecoupledModelClient):
