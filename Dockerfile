@@ -17,6 +17,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python3 -m venv /opt/gpuserve
 COPY pyproject.toml README.md LICENSE ./
+COPY scripts/packaging scripts/packaging
 COPY gpuserve gpuserve
 COPY gpuserve_worker gpuserve_worker
 # Without quotes: each requirement is a word. Compiled here, because the root of a pod is read only.

@@ -82,6 +82,16 @@ def test_the_source_archive_is_enough_to_build_from(archives: Archives, tmp_path
         assert set(first.namelist()) == set(again.namelist())
 
 
+def test_pip_leaves_no_folder_of_a_build_behind(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in tracked(*PACKAGES, "scripts/packaging", "pyproject.toml", "README.md", "LICENSE"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, source / name)
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source)
+    assert next(tmp_path.glob("*.whl"))
+    assert not (source / "build").exists()
+
+
 def test_the_page_of_the_project_can_be_read_where_it_is_published(archives: Archives) -> None:
     markdown = pytest.importorskip("readme_renderer.markdown", reason="readme_renderer is not installed")
     with zipfile.ZipFile(archives.wheel) as wheel:

@@ -48,7 +48,7 @@ def test_it_copies_what_the_package_is_made_of() -> None:
     copied = {name for word, rest in instructions() if word == "COPY" for name in rest.split()[:-1]}
     kept = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     assert copied - {"--from=build", "/opt/gpuserve"} == kept == {
-        "LICENSE", "gpuserve", "gpuserve_worker", "pyproject.toml", "README.md",
+        "LICENSE", "gpuserve", "gpuserve_worker", "pyproject.toml", "README.md", "scripts/packaging",
     }  # fmt: skip
     assert all((REPOSITORY / name).exists() for name in kept)
 
