@@ -126,6 +126,11 @@ def stamps(repository: str) -> dict[str, Hashable]:
     return {name: folder_stamp(os.path.join(repository, name)) for name in _names(repository)}
 
 
+def model_paths(repository: str) -> list[str]:
+    """The folders of its models. Raises OSError: the repository cannot be read."""
+    return [os.path.join(repository, name) for name in _names(repository)]
+
+
 def revision(path: str) -> str:
     """A text that differs once anything in a folder has changed."""
     return hashlib.sha256(repr(folder_stamp(path)).encode()).hexdigest()

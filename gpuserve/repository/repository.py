@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from gpuserve.config.load import Configuration
@@ -10,7 +9,7 @@ from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.precedence import Override
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.placement.server_devices import ServerDevices
-from gpuserve.repository.folders import stamps
+from gpuserve.repository.folders import model_paths, stamps
 from gpuserve.repository.load import RepositoryLoader
 from gpuserve.settings.checks import missing
 from gpuserve.stamps import folders_in
@@ -42,7 +41,7 @@ class TritonRepository:
         return {name: one for path in self._loader.paths for name, one in stamps(path).items()}
 
     def folders(self) -> Collection[str]:
-        models = [os.path.join(path, name) for path in self._loader.paths for name in stamps(path)]
+        models = [model for path in self._loader.paths for model in model_paths(path)]
         return {*self._loader.paths, *(one for model in models for one in folders_in(model))}
 
     def names(self) -> Sequence[str]:

@@ -86,10 +86,17 @@ def test_only_what_has_changed_is_loaded_anew_and_once(config: Path) -> None:
         )
         dev.wait("config reload: model plain is unloaded")
         assert dev.infer("other") == 30.0
+        put(config / "lacks.py", f"from factor import FACTOR\n{PLAIN}")
+        entry = CONFIG[CONFIG.index("  - name: plain") :].replace("plain", "lacks")
+        put(config / "config.yaml", (config / "config.yaml").read_text() + entry)
+        dev.wait("ModuleNotFoundError: No module named 'factor'\n")
+        put(config / "factor.py", "FACTOR = 40.0\n")
+        dev.wait("config reload: model lacks is loaded")
+        assert dev.infer("lacks") == 40.0
         assert dev.end() == 0
     anew = re.findall(r"config reload: model (\w+) is loaded anew", dev.text)
     assert anew == ["scaled", "plain", "scaled", "plain"]
-    assert dev.text.count("Traceback") == 1
+    assert dev.text.count("Traceback") == 2
 
 
 @pytest.mark.thorough
@@ -138,7 +145,7 @@ def test_a_model_that_is_wrong_from_the_start_is_waited_for(folder: Path) -> Non
     with DevTerminal(folder, "scaled.py") as dev:
         dev.wait("Waiting for a change of the files")
         dev.press("\x03")
-        assert dev.process.wait(20.0) == 2  # as it would have ended at once
+        assert dev.process.wait(20.0) == 4  # as it would have ended at once
 
 
 @pytest.mark.thorough
@@ -169,7 +176,7 @@ def test_it_is_stopped_and_goes_on_as_a_job_of_a_shell(folder: Path) -> None:
         shell.wait("\nmode 2")
         assert "\n icanon" in shell.text
         shell.press("fg\n")
-        shell.wait("dev scaled.py", 3)  # the line, the stop, and the shell's word that it goes on
+        shell.wait(f"fg\n{GPUSERVE} dev")  # the shell's word that it goes on
         shell.press("s")
         shell.wait("MODEL   INSTANCE", 2)
         shell.press("q")
@@ -179,27 +186,59 @@ def test_it_is_stopped_and_goes_on_as_a_job_of_a_shell(folder: Path) -> None:
         assert "\n icanon" in shell.text.partition("stopping: ")[2]
 
 
+def save(path: Path, text: str) -> None:
+    """Save a file as some editors do, in its place."""
+    path.write_text(text)
+
+
 @pytest.mark.thorough
-def test_serve_reload_follows_without_a_terminal(config: Path) -> None:
-    repository = config / "models" / "m" / "1"
-    repository.mkdir(parents=True)
+@pytest.mark.parametrize("polls", [False, True])
+def test_imports_are_followed_without_a_terminal(config: Path, polls: bool) -> None:
     log = config / "log"
+    if polls:
+        settings = "server: {model_control: poll, repository_poll_s: 0.1}\n"
+        put(config / "config.yaml", settings + (config / "config.yaml").read_text())
+    command = [GPUSERVE, "serve", *([] if polls else ["--reload"]), "config.yaml", *FREE_PORTS]
     with log.open("w") as stream:
-        server = subprocess.Popen(
-            [GPUSERVE, "serve", "--reload", "config.yaml", *FREE_PORTS],
-            cwd=config,
-            stdin=subprocess.DEVNULL,
-            stderr=stream,
-        )
+        server = subprocess.Popen(command, cwd=config, stdin=subprocess.DEVNULL, stderr=stream)
     try:
         wait_until(lambda: "Ctrl-C stops the server" in log.read_text(), "it is ready")
-        put(config / "factors.py", "FACTOR = 3.0\n")
+        save(config / "factors.py", "FACTOR = 3.0\n")
         wait_until(lambda: "model scaled is loaded anew" in log.read_text(), "it is loaded anew")
+        assert "changed: factors.py" in log.read_text()
         server.send_signal(signal.SIGINT)
         assert server.wait(20.0) == 0
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.mark.thorough
+def test_a_load_that_hangs_is_taken_back_when_its_file_is_mended(config: Path) -> None:
+    with DevTerminal(config, "config.yaml") as dev:
+        dev.ready()
+        put(config / "plain.py", f"import time\ntime.sleep(1000)\n{PLAIN}")
+        dev.wait("[plain/cpu#0] importing", 1)
+        put(config / "plain.py", f"FACTOR = 20.0\n{PLAIN}")
+        dev.wait_answer("plain", 20.0)
+        assert dev.end() == 0
+
+
+@pytest.mark.thorough
+def test_a_folder_that_is_made_again_is_followed(folder: Path) -> None:
+    package = folder / "more"
+    package.mkdir()
+    put(package / "of_it.py", "FACTOR = 8.0\n")
+    put(folder / "scaled.py", f"import more.of_it as factors\n{MODEL.replace('import factors', '')}")
+    with DevTerminal(folder, "scaled.py") as dev:
+        dev.ready()
+        package.rename(folder / "before")
+        package.mkdir()
+        put(package / "of_it.py", "FACTOR = 9.0\n")
+        dev.wait_answer("scaled", 9.0)
+        put(package / "of_it.py", "FACTOR = 7.0\n")
+        dev.wait_answer("scaled", 7.0)
+        assert dev.end() == 0
 
 
 TRITON_MODEL = """import triton_python_backend_utils as pb_utils

@@ -61,7 +61,7 @@ class ConfigSource(Protocol):
         """
 
     def folders(self) -> Collection[str]:
-        """Return the folders in which what ``stamps`` look at changes, comes and goes. From any thread."""
+        """Return the folders in which what ``stamps`` look at changes, comes and goes. As for these."""
 
     def read_all(self, changed: Collection[str] | None = None) -> ServerDeclaration:
         """What it says now. Not in the reactor's thread: models may be asked what they are. Raises

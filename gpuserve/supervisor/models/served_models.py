@@ -381,4 +381,5 @@ class _Loads:
         if load.replaces:  # a version that could not be bound does not exist
             self._table.index.unavailable(spec.name, spec.version, reason)
         self._table.tell_states(spec.name)
-        logger.error("model %s could not be loaded: %s", load.model, reason)
+        # Its worker has said why in the log, and whoever wanted the load says what comes of it.
+        logger.debug("model %s could not be loaded: %s", load.model, reason)

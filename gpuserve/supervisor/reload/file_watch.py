@@ -4,10 +4,12 @@ What that is, a look at the files says (``polling.py``).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import stat
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,8 @@ class FileWatch:
 
     def __init__(self) -> None:
         self._wake: Callable[[], object] = lambda: None
-        self._folders: frozenset[str] = frozenset()
+        #: Each with its inode: one that was made again is another.
+        self._folders: frozenset[tuple[str, int]] = frozenset()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         #: The kernel cannot watch here; the files have to be looked at every so often.
@@ -38,12 +41,12 @@ class FileWatch:
 
     def watch(self, folders: Collection[str]) -> None:
         """Watch these folders, not those in them, in place of the earlier ones."""
-        wanted = frozenset(os.path.realpath(one) for one in folders if os.path.isdir(one))
+        wanted = frozenset(_found(folders))
         if wanted == self._folders:
             return
         self._stop.set()  # it ends by itself
         self._folders, self._stop = wanted, threading.Event()
-        arguments = (sorted(wanted), self._stop)
+        arguments = (sorted(path for path, _ in wanted), self._stop)
         thread = threading.Thread(target=self._run, args=arguments, name="gpuserve-watch", daemon=True)
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
@@ -79,3 +82,12 @@ class FileWatch:
             self.has_failed = True
             logger.warning("folders cannot be watched, and are looked at every second instead: %s", error)
             self._wake()
+
+
+def _found(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """The folders that are there, with their inodes."""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            if stat.S_ISDIR(found.st_mode):
+                yield os.path.realpath(path), found.st_ino

@@ -54,7 +54,9 @@ class FollowedFiles:
             self._broken.pop(model, None)
 
     def sources(self, models: Iterable[str], folders: Iterable[str]) -> set[SourceFolder]:
-        """Return where these models may find what they lack: in ``folders``, or beside what they import."""
+        """Return where these models may find what they lack: in ``folders``, or beside what they import. A
+        model that is not known by its name yet is "".
+        """
         return {
             SourceFolder(model, path, self._files_of_others(model))
             for model in models

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
 from gpuserve.settings.server import POLL
@@ -37,6 +37,14 @@ _Followed = TypeVar("_Followed", ImportedFile, SourceFolder, ImportedFile | Sour
 _Before: TypeAlias = dict[SourceFolder, Hashable]
 
 
+class _Read(NamedTuple):
+    """What a look has read; ``trouble`` says why there is nothing."""
+
+    stamps: Stamps
+    folders: Collection[str]
+    trouble: str = ""
+
+
 class FilePolling:
     """The looks of one server; without a ``source`` there is nothing to look at. With a ``watch`` they come
     when something has changed, whatever the settings say.
@@ -57,6 +65,8 @@ class FilePolling:
         self._watch = watch
         self._looks = Looks({} if source is None else source.start_stamps)
         self._followed = FollowedFiles()
+        #: Where the files that the source names change, as the last look has found.
+        self._folders: Collection[str] = ()
         #: Which of the timers that were set is the one that counts.
         self._timer = 0
         #: What kept the last look from seeing anything, which is told once.
@@ -66,7 +76,7 @@ class FilePolling:
         """Look from now on: the server serves."""
         if self._watch is not None:
             self._watch.open(lambda: self._core.reactor.call_soon_threadsafe(lambda: self._set(0.0)))
-            self._watch_folders()
+            self._set(0.0)
         self.set_timer()
 
     def close(self) -> None:
@@ -103,16 +113,16 @@ class FilePolling:
         if timer == self._timer and is_wanted and self._core.life.state is ServerState.SERVING:
             self._background.run(partial(self._read, self._followed.all()), partial(self._seen, timer))
 
-    def _read(self, followed: Collection[ImportedFile | SourceFolder]) -> tuple[Stamps, str]:
+    def _read(self, followed: Collection[ImportedFile | SourceFolder]) -> _Read:
         """What the files are now, or what keeps them from being looked at."""
         assert self._source is not None
         try:
-            return {**self._source.stamps(), **_stamps(followed)}, ""
+            return _Read({**self._source.stamps(), **_stamps(followed)}, self._source.folders())
         except OSError as error:
-            return {}, str(error)
+            return _Read({}, (), str(error))
 
-    def _seen(self, timer: int, read: tuple[Stamps, str]) -> None:
-        stamps, trouble = read
+    def _seen(self, timer: int, read: _Read) -> None:
+        stamps, folders, trouble = read
         if timer != self._timer or self._core.life.state is not ServerState.SERVING:
             return
         if trouble and trouble != self._trouble:
@@ -121,26 +131,28 @@ class FilePolling:
         self.set_timer()
         if trouble:
             return
-        self._watch_folders()  # there may be more of them
-        look = self._looks.look({**stamps, **self._came_meanwhile(stamps)})
+        self._folders = folders
+        self._watch_folders()
+        look = self._looks.look(self._as_followed(stamps))
         if look.is_moving:
             self._set(WATCHED_SETTLE_S if self._watch else min(SETTLE_S, self._interval_s()))
         if look.changed:
             self._reload(look.changed)
 
-    def _came_meanwhile(self, stamps: Stamps) -> Stamps:
-        """Return what is followed only since a look was begun."""
-        return _stamps(key for key in self._followed.all() if key not in stamps)
+    def _as_followed(self, stamps: Stamps) -> Stamps:
+        """Return what a look has read, less what is not followed any more, and with what came meanwhile."""
+        keys = self._followed.all()
+        kept = {key: one for key, one in stamps.items() if not _is_followed(key) or key in keys}
+        return {**kept, **_stamps(key for key in keys if key not in stamps)}
 
     # ---- what has changed -----------------------------------------------------------------
 
     def _reload(self, changed: Collection[Hashable]) -> None:
-        for path in sorted(one.path for one in changed if isinstance(one, ImportedFile)):
+        for path in sorted({one.path for one in changed if isinstance(one, ImportedFile)}):
             logger.info("changed: %s", os.path.relpath(path))
         models = {one.model if isinstance(one, ImportedFile | SourceFolder) else str(one) for one in changed}
-        folders = () if self._source is None else self._source.folders()
-        before = _stamps(self._followed.sources(filter(None, models), folders))
-        self._begin(models, partial(self._ended, models, before))
+        before = _stamps(self._followed.sources(models, self._folders))
+        self._begin(models, partial(self._ended, models, before))  # "" stands for the config itself
 
     def _ended(self, models: Collection[str], before: _Before, outcome: VerbOutcome) -> None:
         """Note of which models the files are as they are served. What others lack is looked for where they
@@ -149,26 +161,45 @@ class FilePolling:
         failed = {one["model"] for one in outcome.result.get("failed", ())}
         if outcome.code and not any(outcome.result.values()):  # nothing could be read
             failed = {one for one in models if one}
+        looked_at = {
+            one._replace(model=model): stamp
+            for model in failed
+            for one, stamp in before.items()
+            if one.model == (model if model in models else "")  # those of a new config were not known by name
+        }
         self._followed.loaded(set(models) - failed)
-        self._followed.failed(failed, before)
-        self._looks.follow({one: stamp for one, stamp in before.items() if one.model in failed})
+        self._followed.failed(failed, looked_at)
+        self._looks.follow(looked_at)
         self._follow()
+        if not all(models):
+            self._background.run(partial(self._read, ()), self._declared)
         if failed and self._watch is not None:
             self._set(0.0)
+
+    def _declared(self, read: _Read) -> None:
+        """Note which models the config has now, for a change of which it was read: they were dealt with."""
+        if not read.trouble:
+            self._looks.follow(read.stamps)
+            self._looks.keep(lambda key: _is_followed(key) or key in read.stamps)
 
     def _follow(self) -> None:
         """Look at what is followed by now, and no longer at what is not; it has not changed by that."""
         keys = self._followed.all()
-        self._looks.keep(lambda key: not isinstance(key, ImportedFile | SourceFolder) or key in keys)
+        self._looks.keep(lambda key: not _is_followed(key) or key in keys)
         self._looks.follow(_stamps(key for key in keys if key not in self._looks))
         self._watch_folders()
 
     def _watch_folders(self) -> None:
-        if self._watch is None or self._source is None or self._core.life.state is not ServerState.SERVING:
+        if self._watch is None or self._core.life.state is not ServerState.SERVING:
             return
-        folders = self._followed.folders() | set(self._source.folders())
+        folders = self._followed.folders().union(self._folders)
         of_broken = {one.path for one in self._followed.all() if isinstance(one, SourceFolder)}
         self._watch.watch(folders.union(*map(package_folders, of_broken)))
+
+
+def _is_followed(key: Hashable) -> bool:
+    """Whether this is looked at because of what a model imports, and not because it is declared."""
+    return isinstance(key, ImportedFile | SourceFolder)
 
 
 def _stamps(keys: Iterable[_Followed]) -> dict[_Followed, Hashable]:
