@@ -6,15 +6,14 @@ import os
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from serving import REPOSITORY
 
 PLUGIN = "gpuserve.testing.pytest_plugin"
-#: Named here only where the installation is older than the entry point.
-LOADED = [] if any(one.value == PLUGIN for one in entry_points(group="pytest11")) else ["-p", PLUGIN]
+#: Named here, and no other is looked for: an installation may be older than its entry point.
+LOADED = ("-p", PLUGIN, "-p", "pytest_timeout")
 TIMEOUT_S = 60.0
 MODEL = """
 import os
@@ -75,7 +74,7 @@ def test_the_server_is_the_one_of_the_session(gpuserve_server, request):
 
 def run_pytest(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *LOADED, *arguments]
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=folder, env=environ, check=False
     )
