@@ -306,6 +306,24 @@ def test_the_end_of_a_server_in_a_program_leaves_no_thread_behind() -> None:
 
 
 @pytest.mark.thorough
+def test_a_model_that_cannot_be_loaded_and_a_door_that_dies(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "orders")
+    models = model("m", orders), model("broken", orders, "load_fails")
+    settings = {"host": "127.0.0.1", "exit_on_error": False, "doors": 2}
+    with OperatedServer(config(tmp_path, *models, **settings)) as server:
+        server.wait_ready()
+        with following(server, "model_load_failed", "door_died", past=True) as stream:
+            failed = until(stream, kind="model_load_failed")[-1]
+            assert (failed["model"], failed["version"]) == ("broken", 1)
+            assert "instance cpu#0 could not be started" in failed["reason"]
+            doors = ask_operator(server.addresses["HTTP"], "status").result["server"]["doors"]
+            os.kill(doors[1]["pid"], signal.SIGKILL)
+            died = until(stream, kind="door_died")[-1]
+            assert (died["door"], died["restart_in_s"]) == (1, 0.0)
+            assert died["reason"].startswith("signal SIGKILL")
+
+
+@pytest.mark.thorough
 def test_two_servers_of_one_process_have_a_name_each(tmp_path: Path) -> None:
     with free_server() as one, free_server() as other:
         for server in (one, other):

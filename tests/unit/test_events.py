@@ -17,7 +17,14 @@ from gpuserve.journal.event import MAX_TEXT_CHARACTERS, Event
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import FACTS, SEEN_BY_FRONT, EventKind
 from gpuserve.journal.recent import KEPT, KEPT_BY_FRONT
+from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.front_events import FrontEvents
+from gpuserve.supervisor.core.front_keeper import FrontKeeper
+from gpuserve.supervisor.core.listeners import Listeners
+from gpuserve.supervisor.core.log_lines import LogLines
+from gpuserve.supervisor.core.server_core import ServerCore
+from gpuserve.supervisor.core.server_life import ServerLife, SettingsInForce
+from gpuserve.supervisor.workers.gpu_fences import GpuFences
 
 
 class Clock:
@@ -166,6 +173,26 @@ def test_a_front_that_does_not_read_holds_nobody_up(
     assert front.read() == []  # until it is due
     reactor.due.pop()()
     assert before + front.read() == [one.number for one in journal.recent]
+
+
+def test_a_gpu_that_is_lost_and_comes_back(reactor: Later, journal: EventJournal) -> None:
+    settings, lines = SettingsInForce(ServerSettings()), LogLines(reactor)
+    keeper = FrontKeeper(reactor, Listeners(), settings, journal, lines, no_front)
+    core = ServerCore(ServerLife(journal), settings, reactor, Listeners(), keeper, journal, lines)
+    fences = GpuFences(core, {}, lambda: ())
+    lost = ("GPU-1", "cuda:0", "it fell off the bus"), ("GPU-2", "cuda:1", "it is too hot")
+    fences.gpus_lost(lost)
+    fences.gpus_lost(lost[1:])
+    found = [(one.kind, one.facts["uuid"], one.facts.get("reason")) for one in journal.recent]
+    assert found == [
+        (EventKind.GPU_FENCED, "GPU-1", "it fell off the bus"),
+        (EventKind.GPU_FENCED, "GPU-2", "it is too hot"),
+        (EventKind.GPU_RELEASED, "GPU-1", None),
+    ]
+
+
+def no_front() -> Any:
+    raise AssertionError("nobody starts one")
 
 
 def test_what_the_front_has_seen_is_one_message() -> None:

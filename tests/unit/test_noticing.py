@@ -23,13 +23,17 @@ class Watched:
 
     def look(self, after_s: float = 1.0) -> list[tuple[EventKind, dict[str, Any]]]:
         self.now += after_s
-        found = list(self._noticing.look([self.metrics], self.now))
+        found = list(self._noticing.look(self.metrics, self.now))
         assert all((one.model, one.version) == ("m", 2) for one in found)
         return [(one.kind, dict(one.facts)) for one in found]
 
     def refuse(self, count: int) -> None:
         for _ in range(count):
             self.metrics.refused(QueueFull("full"))
+
+    def replace(self) -> None:
+        """Load it anew, with an account of its own."""
+        self.metrics = ModelMetrics("m", "2", dict)
 
     def run(self, duration_s: float, count: int = 1) -> None:
         for _ in range(count):
@@ -95,3 +99,24 @@ def test_these_are_not_slow(watched: Watched, usual_s: float, count: int, slow_s
     watched.look()
     watched.run(slow_s)
     assert watched.look() == []
+
+
+def test_a_model_that_is_replaced_begins_anew(watched: Watched) -> None:
+    watched.refuse(5 * BURST)
+    watched.look()
+    watched.replace()
+    watched.refuse(BURST)
+    assert watched.look() == []  # the first look
+    watched.refuse(BURST)
+    ((_, facts),) = watched.look()
+    assert facts["refusals"] == BURST
+
+
+def test_models_that_are_gone_are_forgotten() -> None:
+    noticing = Noticing()
+    models = [ModelMetrics(name, "1", dict) for name in ("a", "b")]
+    for one in models:
+        assert list(noticing.look(one, 1.0)) == []
+    models[0].outcomes.rejections["queue_full"] = models[1].outcomes.rejections["queue_full"] = BURST
+    noticing.keep(models[1:])
+    assert [notice.model for one in models for notice in noticing.look(one, 2.0)] == ["b"]

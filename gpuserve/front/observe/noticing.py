@@ -34,22 +34,34 @@ class Noticing:
     """What was counted at the last look, and at the last event about it."""
 
     def __init__(self) -> None:
-        self._refusals: dict[tuple[str, str], _Refusals] = {}
-        self._batches: dict[tuple[str, str, str], _Batches] = {}
+        self._watched: dict[tuple[str, str], _Watched] = {}
 
-    def look(self, models: Iterable[ModelMetrics], now: float) -> Iterator[Notice]:
-        """Give what there is to be told. ``now`` is seconds of a monotonic clock."""
-        refusals, batches = self._refusals, self._batches
-        self._refusals, self._batches = {}, {}  # what is not there any more is forgotten
-        for one in models:
-            of = one.model, one.version
-            refused = self._refusals[of] = refusals.get(of) or _Refusals(one, now)
-            if (facts := refused.look(one, now)) is not None:
-                yield Notice(EventKind.REFUSALS, one.model, int(one.version), "", facts)
-            for name, instance in one.instances.items():
-                ran = self._batches[*of, name] = batches.get((*of, name)) or _Batches(instance.compute)
-                if (facts := ran.look(instance.compute, now)) is not None:
-                    yield Notice(EventKind.SLOW_BATCH, one.model, int(one.version), name, facts)
+    def look(self, one: ModelMetrics, now: float) -> Iterator[Notice]:
+        """Give what there is to be told of a model. ``now`` is seconds of a monotonic clock."""
+        of = one.model, one.version
+        watched = self._watched.get(of)
+        if watched is None or watched.metrics is not one:
+            watched = self._watched[of] = _Watched(one, _Refusals(one, now), {})
+        if (facts := watched.refusals.look(one, now)) is not None:
+            yield Notice(EventKind.REFUSALS, one.model, int(one.version), "", facts)
+        for name, instance in one.instances.items():
+            batches = watched.batches.get(name)
+            if batches is None:
+                watched.batches[name] = _Batches(instance.compute)
+            elif (facts := batches.look(instance.compute, now)) is not None:
+                yield Notice(EventKind.SLOW_BATCH, one.model, int(one.version), name, facts)
+
+    def keep(self, those: Iterable[ModelMetrics]) -> None:
+        """Forget all models but these."""
+        kept = {(one.model, one.version) for one in those}
+        for of in self._watched.keys() - kept:
+            del self._watched[of]
+
+
+class _Watched(NamedTuple):
+    metrics: ModelMetrics
+    refusals: _Refusals
+    batches: dict[str, _Batches]
 
 
 class _Refusals:

@@ -7,6 +7,7 @@ import time
 from typing import Final
 
 from gpuserve.front.observe.noticing import Noticing
+from gpuserve.front.process.slices import in_slices
 from gpuserve.front.service.service import InferenceService
 
 PERIOD_S: Final = 1.0
@@ -17,7 +18,8 @@ async def keep_noticing(service: InferenceService) -> None:
     noticing = Noticing()
     while True:
         await asyncio.sleep(PERIOD_S)
-        for kind, model, version, instance, facts in noticing.look(
-            service.models.metrics(), time.monotonic()
-        ):
-            service.events.tell(kind, model=model, version=version, instance=instance, **facts)
+        models = service.models.metrics()
+        noticing.keep(models)
+        async for one in in_slices(models):
+            for kind, model, version, instance, facts in noticing.look(one, time.monotonic()):
+                service.events.tell(kind, model=model, version=version, instance=instance, **facts)

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from gpuserve.control import messages
+from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.observe.rates import RateMeter
 from gpuserve.front.process.generations import Generations
 from gpuserve.front.process.ports import Ports
+from gpuserve.front.process.slices import in_slices
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
 
@@ -30,29 +32,31 @@ class RateReports:
         self._ports = ports
         self._say = say
         self._meter = RateMeter()
-        self._next: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def watch(self, message: messages.WatchRates) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
         if message.wanted:
-            self._meter = RateMeter()
-            self._rates()  # what comes next is counted from here
-            self._plan(asyncio.get_running_loop().time() + PERIOD_S)
+            self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def _plan(self, at: float) -> None:
-        self._next = asyncio.get_running_loop().call_at(at, self._report, at)
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._meter = RateMeter()
+        due_at = loop.time()
+        await self._rates()  # what comes next is counted from here
+        while True:
+            due_at = max(due_at + PERIOD_S, loop.time())
+            await asyncio.sleep(due_at - loop.time())
+            report = await self._rates()
+            with contextlib.suppress(BlockingIOError):  # the supervisor has no time: the next one will do
+                self._say(report)
 
-    def _report(self, due_at: float) -> None:
-        now = asyncio.get_running_loop().time()
-        self._plan(max(due_at + PERIOD_S, now))
-        with contextlib.suppress(BlockingIOError):  # the supervisor has no time: the next one will do
-            self._say(self._rates())
-
-    def _rates(self) -> messages.Rates:
-        found = [self._of_model(driver.metrics) for driver in self._service.models.all()]
-        self._meter.keep((name, str(version)) for name, version, *_ in (one for one, _ in found))
+    async def _rates(self) -> messages.Rates:
+        metrics = self._service.models.metrics()
+        found = [self._of_model(one) async for one in in_slices(metrics)]
+        self._meter.keep((one.model, one.version) for one in metrics)
         census = self._generations.census(messages.TakeCensus(0))
         return messages.Rates(
             census._replace(doors=self._ports.door_rows()),
@@ -63,7 +67,7 @@ class RateReports:
             tuple(self._gpus()),
         )
 
-    def _of_model(self, metrics: Any) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+    def _of_model(self, metrics: ModelMetrics) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
         *rates, instances = self._meter.read(metrics, time.monotonic())
         of = metrics.model, int(metrics.version)
         rows = [(*of, name, *map(_rounded, one)) for name, one in instances.items() if name]

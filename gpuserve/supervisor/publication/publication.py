@@ -124,7 +124,8 @@ class Publication:
 
     def _publish(self, of: bytes, document: Callable[[], dict[str, Any]]) -> None:
         if self._publisher.subscriptions.wants(of):
-            self._publisher.publish(of, json.dumps(document(), separators=(",", ":")).encode())
+            text = json.dumps(document(), separators=(",", ":"), default=str)
+            self._publisher.publish(of, text.encode())
 
     def _move(self, state: PublicationState) -> None:
         self._state = STEPS.step(self._state, state)
