@@ -84,6 +84,8 @@ def counts_of(metrics: ModelMetrics) -> ModelCounts:
 
 def difference(before: ModelCounts, now: ModelCounts) -> ModelCounts:
     """What was counted between two readings; what counts less than before was counted anew from nothing."""
+    if now == before:  # as most models of a large server at most times
+        return NOTHING._replace(instances=dict.fromkeys(now.instances, _IDLE))
     if sum(now.latencies) < sum(before.latencies) or now.batches < before.batches:
         before = NOTHING
     return ModelCounts(
