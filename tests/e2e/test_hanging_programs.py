@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import python_backend
 from bound import FLOATS_IN_AND_OUT, Refused, ask, free_server
 from hanging_scene import entry
 from operated import InBackground, OperatedServer, config
 from processes import children, command_line, wait_until
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from gpuserve import ModelConfig, Request, Server, Tensor
 
@@ -109,4 +112,46 @@ def test_a_call_that_hangs_longer_than_its_front_lives_is_ended_by_the_next(tmp_
         wait_until(lambda: server.status("/v2/health/ready") == 200, "it is ready")
         assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.metric("gpuserve_execution_timeouts_total", model="m") == 1
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_a_response_sender_that_sends_nothing_more_is_ended(tmp_path: Path) -> None:
+    numbers = {
+        "input": [python_backend.said("X", "FP32", -1)],
+        "output": [python_backend.said("Y", "FP32", -1)],
+        "model_transaction_policy": {"decoupled": True},
+    }
+    stalls = python_backend.entry("stalls", config=numbers, execution_timeout_s=LIMIT_S)
+    with OperatedServer(config(tmp_path, stalls)) as server:
+        server.wait_ready()
+        began_at = time.monotonic()
+        asked = python_backend.tensor("X", "FP32", [1.0])
+        *responses, last = python_backend.stream(server.addresses["gRPC"], "stalls", asked)
+        assert [result.as_numpy("Y").tolist() for result, _ in responses] == [[-1.0]] * 2
+        assert "was not back within execution_timeout_s, 0.5 s" in str(last[1])
+        assert LIMIT_S <= time.monotonic() - began_at < LIMIT_S + CAUGHT_S
+        server.wait_log("in _send")
+        server.wait_model_ready("stalls")
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_a_sequence_whose_request_hangs_ends(tmp_path: Path) -> None:
+    steps = entry("m", "in_c", max_batch_size=4, sequence_batching={})
+    with OperatedServer(config(tmp_path, steps)) as server:
+        server.wait_ready()
+        with InferenceServerClient(server.addresses["gRPC"]) as client:
+
+            def ask_in_sequence(value: float, **more: bool) -> Any:
+                asked = python_backend.tensor("x", "FP32", [[value]])
+                return client.infer("m", [asked], sequence_id=7, **more).as_numpy("y").item()
+
+            assert ask_in_sequence(1.0, sequence_start=True) == 2.0
+            with pytest.raises(InferenceServerException, match=r"DEADLINE_EXCEEDED.* was not back within"):
+                ask_in_sequence(-1.0)
+            server.wait_model_ready("m")
+            with pytest.raises(InferenceServerException, match="START"):
+                ask_in_sequence(1.0)
+            assert ask_in_sequence(1.0, sequence_start=True) == 2.0
         assert server.end() == 0

@@ -95,3 +95,21 @@ def test_another_of_the_same_name_may_be_up_before_the_first_is_dead() -> None:
         scene.close()
 
     asyncio.run(run())
+
+
+def test_nobody_is_told_who_went_before_and_the_instance_is_ended_all_the_same() -> None:
+    async def run() -> None:
+        scene = Scene(WATCHED)
+        await filled(scene)
+        first, _ = await overdue(scene)
+        for number in range(len(scene.pending)):
+            scene.take_back(number)
+        assert scene.driver.overdue.end(first, 1.0)
+        await scene.settle()
+        assert all(one.answer.cancelled() for one in scene.pending)
+        assert list(scene.driver.workers.instances.up) != [first.call.instance]
+        counts = scene.driver.statistics()
+        assert (counts.lost, counts.retried) == (0, 0)
+        scene.close()
+
+    asyncio.run(run())

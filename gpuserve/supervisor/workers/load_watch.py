@@ -77,7 +77,7 @@ class LoadWatch:
         where = f", at {slow.place}" if slow.place else ""
         limit = f"; it is ended after {self._timeout_s:g} s (load_timeout_s)" if self._timeout_s else ""
         text = f"still {slow.phase} after {slow.loading_s:.1f} s{where}{limit}"
-        logger.warning("%s", text, extra=self._fields)
+        logger.info("%s", text, extra=self._fields)
         self._on_slow(slow)
 
     def _on_timeout(self) -> None:
