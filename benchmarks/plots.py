@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 _SUFFIXES = (".png", ".svg")
-_PANEL_INCHES = (5.2, 4.0)
+#: Below one another: side by side they are too small to be read on a page.
+_PANEL_INCHES = (7.0, 2.9)
 
 
 class Style(enum.Enum):
@@ -69,17 +70,25 @@ def _figure(plot: Plot) -> Any:
         "99th percentile of the latency, ms": [curve.p99_ms for curve in plot.curves],
     }
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width * len(panels), height + 0.9), layout="constrained")
+    figure = Figure(figsize=(width, height * len(panels) + 0.5), layout="constrained")
     figure.suptitle(plot.title)
-    all_axes = figure.subplots(1, len(panels))
+    all_axes = figure.subplots(len(panels), 1)
     for axes, (label, values) in zip(all_axes, panels.items(), strict=True):
         _draw(axes, plot, label, values)
     handles, titles = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, titles, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, titles, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
+def _tenths(values: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Give what of each power of ten has a line of its own: more of them where there are few powers."""
+    every = [one for ys in values for one in ys if one > 0]
+    return (1.0, 2.0, 5.0) if max(every) < 300 * min(every) else (1.0,)
+
+
 def _draw(axes: Any, plot: Plot, label: str, values: Sequence[tuple[float, ...]]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     for curve, ys in zip(plot.curves, values, strict=True):
         width, dashes, marker = curve.style.value
         axes.plot(
@@ -93,9 +102,11 @@ def _draw(axes: Any, plot: Plot, label: str, values: Sequence[tuple[float, ...]]
             markersize=3.5,
         )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(plot.ticks), list(plot.ticks.values()), rotation=30 if len(plot.ticks) > 6 else 0)
-    axes.minorticks_off()
+    axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=_tenths(values)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.minorticks_off()
     axes.set_xlabel(plot.axis)
     axes.set_ylabel(label)
     axes.grid(visible=True, which="major", alpha=0.3)
