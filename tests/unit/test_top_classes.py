@@ -48,6 +48,10 @@ def test_without_a_batch_all_is_one_row() -> None:
     assert texts(top_classes(output(5), 1, False, ())) == ((1,), ["5.000000:0"])
 
 
+def test_a_single_element_of_a_model_that_batches_is_its_only_class() -> None:
+    assert texts(top_classes(output(5), 2, True, ("cat",))) == ((1,), ["5.000000:0:cat"])
+
+
 def test_integers_are_plain() -> None:
     largest = (1 << 64) - 1
     found = top_classes(output([[0, largest, 5]], "UINT64", np.uint64), 2, True, ())

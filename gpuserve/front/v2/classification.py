@@ -58,6 +58,7 @@ def top_classes(output: OutputTensor, count: int, batched: bool, labels: Sequenc
     has no order, or there are too many elements.
     """
     values = _values(output)
+    batched = batched and bool(output.shape)  # an output that is not checked may be a single element
     rows, inner = (output.shape[0], output.shape[1:]) if batched else (1, output.shape)
     by_row = values.reshape(rows, element_count(inner))
     k = min(count, by_row.shape[1])
