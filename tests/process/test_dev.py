@@ -192,13 +192,13 @@ def save(path: Path, text: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("polls", [False, True])
-def test_imports_are_followed_without_a_terminal(config: Path, polls: bool) -> None:
+@pytest.mark.parametrize("verb", ["serve", "serve --reload", "dev"])
+def test_imports_are_followed_without_a_terminal(config: Path, verb: str) -> None:
     log = config / "log"
-    if polls:
+    if verb == "serve":
         settings = "server: {model_control: poll, repository_poll_s: 0.1}\n"
         put(config / "config.yaml", settings + (config / "config.yaml").read_text())
-    command = [GPUSERVE, "serve", *([] if polls else ["--reload"]), "config.yaml", *FREE_PORTS]
+    command = [GPUSERVE, *verb.split(), "config.yaml", *FREE_PORTS]
     with log.open("w") as stream:
         server = subprocess.Popen(command, cwd=config, stdin=subprocess.DEVNULL, stderr=stream)
     try:
@@ -206,6 +206,7 @@ def test_imports_are_followed_without_a_terminal(config: Path, polls: bool) -> N
         save(config / "factors.py", "FACTOR = 3.0\n")
         wait_until(lambda: "model scaled is loaded anew" in log.read_text(), "it is loaded anew")
         assert "changed: factors.py" in log.read_text()
+        assert "Keys" not in log.read_text()
         server.send_signal(signal.SIGINT)
         assert server.wait(20.0) == 0
     finally:

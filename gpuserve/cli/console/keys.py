@@ -22,7 +22,6 @@ from gpuserve.control.operator import AnswerOutcome, VerbOutcome
 from gpuserve.settings import logs
 
 HELP: Final = "Keys: r reload all models, s status, h help, q quit."
-WITH_KEYS: Final = f"Files are followed: what changes is loaded anew. {HELP}"
 #: Whether the terminal is this program's again is looked at so often while it is not.
 _BACKGROUND_S: Final = 0.5
 
@@ -40,10 +39,14 @@ class Served(Protocol):
         """Answer with the status."""
 
 
+def has_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 @contextmanager
 def keys_of(server: Served) -> Iterator[None]:
     """Let keys command a server, where stdin is a terminal. To be used in the main thread."""
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not has_terminal():
         yield
         return
     commands: Mapping[str, Callable[[], object]] = {

@@ -91,10 +91,10 @@ def serve_configuration(
     """Run the supervisor here until a signal, and return the exit status; ``early`` is a front that already
     starts. DeviceError: no such device; StartupError: a model did not load, or a port is taken.
     """
-    from gpuserve.cli.console.keys import WITH_KEYS, keys_of
+    from gpuserve.cli.console.keys import HELP, has_terminal, keys_of
     from gpuserve.cli.console.preflight import require_models, require_trace_output, with_devices
     from gpuserve.cli.console.signals import obey_signals
-    from gpuserve.cli.console.startup_view import ENDING, startup_view
+    from gpuserve.cli.console.startup_view import ENDING, FOLLOWING, startup_view
     from gpuserve.placement.server_devices import ServerDevices
     from gpuserve.settings import logs
     from gpuserve.supervisor.core.processes import front_process
@@ -111,7 +111,9 @@ def serve_configuration(
     _tell_of_repository(configuration)
     try:
         shown = loaded_at_start(configuration.models, settings.load_at_start)
-        closing = WITH_KEYS if following is Following.FILES_AND_KEYS else ENDING
+        closing = ENDING if following is Following.NOT else f"{FOLLOWING} {ENDING}"
+        if following is Following.FILES_AND_KEYS and has_terminal():
+            closing = f"{FOLLOWING} {HELP}"
         with startup_view(settings.log_format, shown, sys.stderr, closing) as view, ExitStack() as stack:
             supervisor = Supervisor(
                 settings,

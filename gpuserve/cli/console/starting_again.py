@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpuserve.cli.console.failures import exit_code_of, tell
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Stamps: TypeAlias = Mapping[str, Hashable]
 #: What has changed before it was watched is seen within this time.
 _LOOK_MS: Final = 500
+#: From one look to the next where nothing can be watched.
+_UNWATCHED_S: Final = 1.0
 
 
 def serve_until_it_can(
@@ -83,7 +86,12 @@ def _has_changed(targets: Sequence[str], before: Stamps, ended: threading.Event)
         stop_event=ended,
         raise_interrupt=False,
     )
-    return any(_stamps(targets) != before for _ in changes)
+    with suppress(OSError, RuntimeError):  # there are no more watches to be had
+        return any(_stamps(targets) != before for _ in changes)
+    while not ended.wait(_UNWATCHED_S):
+        if _stamps(targets) != before:
+            return True
+    return False
 
 
 def _stamps(targets: Sequence[str]) -> Stamps:

@@ -29,6 +29,7 @@ _STARTING: Final = frozenset({_LOADING, _READY})
 _REFRESHES_PER_SECOND: Final = 8
 #: What is said at the end of a start.
 ENDING: Final = "Ctrl-C stops the server."
+FOLLOWING: Final = "Files are followed: what changes is loaded anew."
 _TITLES: Final = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics", "health": "health"}
 
 

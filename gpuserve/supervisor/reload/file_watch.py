@@ -78,7 +78,7 @@ class FileWatch:
                 if change or is_first:  # what changed before the folders were watched is seen now
                     self._wake()
                 is_first = False
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # watchfiles has one of its own for what it does not know
             self.has_failed = True
             logger.warning("folders cannot be watched, and are looked at every second instead: %s", error)
             self._wake()
