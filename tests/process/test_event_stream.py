@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -303,6 +307,30 @@ def test_the_end_of_a_server_in_a_program_leaves_no_thread_behind() -> None:
             assert stream.is_over
     wait_until(lambda: tasks() < before, "no thread is left")
     assert threading.active_count() < names + 1
+
+
+@pytest.mark.thorough
+def test_on_a_terminal_the_status_is_drawn_over_itself(shared: OperatedServer) -> None:
+    terminal, its_end = pty.openpty()
+    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    command = [GPUSERVE, "status", "--watch", "--server", shared.addresses["HTTP"]]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        command, stdin=its_end, stdout=its_end, stderr=subprocess.PIPE, env=environment
+    )
+    os.close(its_end)
+    drawn = b""
+    while drawn.count(b"\x1b[H") < 3:
+        drawn += os.read(terminal, 1 << 16)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
+    os.close(terminal)
+    assert (process.returncode, stderr) == (0, b"")
+    screen = drawn.split(b"\x1b[H")[2].decode().replace("\x1b[K", "").replace("\x1b[J", "")
+    lines = screen.splitlines()
+    assert lines[0].startswith("gpuserve: SERVING, ready, up ")
+    assert max(map(len, lines)) <= 60
+    assert len(lines) < 24
 
 
 @pytest.mark.thorough
