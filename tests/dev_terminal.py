@@ -69,6 +69,10 @@ class Terminal:
     def current_mode(self) -> list[Any]:
         return termios.tcgetattr(self._theirs)
 
+    def fileno(self) -> int:
+        """The terminal as the command has it."""
+        return self._theirs
+
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 

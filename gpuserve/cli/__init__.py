@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 #: Those that only print.
 _PRINTING_VERBS: Final = frozenset({"schema", "version"})
 #: The verbs for a running server. They need little, and start without the rest.
-_OPERATOR_VERBS: Final = frozenset({"status", "drain", "load", "unload", "reload", "scale", "events", "logs"})
+_OPERATOR_VERBS: Final = frozenset(
+    {"status", "drain", "load", "unload", "reload", "scale", "events", "logs", "top"}
+)
 
 
 def main() -> NoReturn:

@@ -57,13 +57,16 @@ ALLOWED = {
         "gpuserve_worker/running",
     "gpuserve/cli/doctor":
         "gpuserve/cli/console gpuserve/control gpuserve/placement gpuserve/settings gpuserve_worker/memory",
+    "gpuserve/cli/top":
+        "gpuserve/cli/console gpuserve/control gpuserve/errors gpuserve/follow gpuserve/journal "
+        "gpuserve/states",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
-        "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/compat/pytriton "
-        "gpuserve/compat/tritonserver gpuserve/config gpuserve/control gpuserve/declare gpuserve/errors "
-        "gpuserve/export gpuserve/export/sizing gpuserve/follow gpuserve/journal gpuserve/placement "
-        "gpuserve/projects gpuserve/repository gpuserve/settings gpuserve/supervisor/core gpuserve/tune "
-        "gpuserve_worker/protocol",
+        "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/cli/top "
+        "gpuserve/compat/pytriton gpuserve/compat/tritonserver gpuserve/config gpuserve/control "
+        "gpuserve/declare gpuserve/errors gpuserve/export gpuserve/export/sizing gpuserve/follow "
+        "gpuserve/journal gpuserve/placement gpuserve/projects gpuserve/repository gpuserve/settings "
+        "gpuserve/supervisor/core gpuserve/tune gpuserve_worker/protocol",
     "gpuserve/client": "gpuserve/declare gpuserve/display gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat": "gpuserve/compat/pytriton",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",

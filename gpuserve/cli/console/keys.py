@@ -24,6 +24,8 @@ from gpuserve.settings import logs
 HELP: Final = "Keys: r reload all models, s status, h help, q quit."
 #: Whether the terminal is this program's again is looked at so often while it is not.
 _BACKGROUND_S: Final = 0.5
+#: Of what was typed, so much is read at once: the bytes of one key are together.
+_MOST_NBYTES: Final = 256
 
 
 class Served(Protocol):
@@ -86,7 +88,7 @@ class Terminal:
         os.close(self._wake_fd)
 
     def read(self) -> str | None:
-        """Wait for a key, "" where it is not certain that there is one; None: there are no more."""
+        """Wait for keys, "" where it is not certain that there are any; None: there are no more."""
         has_terminal = self._take()
         timeout_s = None if has_terminal else _BACKGROUND_S
         ready, _, _ = select.select([self._wake_fd, *([self._fd] if has_terminal else [])], [], [], timeout_s)
@@ -97,7 +99,7 @@ class Terminal:
         if self._fd not in ready or not self._is_ours():
             return ""
         try:
-            return os.read(self._fd, 1).decode("latin-1") or None
+            return os.read(self._fd, _MOST_NBYTES).decode("utf-8", "replace") or None
         except OSError:  # the terminal is gone
             return None
 
@@ -166,8 +168,9 @@ def _stopped_and_continued(terminal: Terminal) -> Iterator[None]:
 
 
 def _obey(terminal: Terminal, commands: Mapping[str, Callable[[], object]]) -> None:
-    while (key := terminal.read()) is not None:
-        commands.get(key.lower(), lambda: None)()
+    while (keys := terminal.read()) is not None:
+        for key in keys.lower():
+            commands.get(key, lambda: None)()
 
 
 def _show_status(outcome: VerbOutcome) -> None:

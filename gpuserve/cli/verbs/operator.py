@@ -18,6 +18,7 @@ from gpuserve.cli.console.options import command_of, duration
 from gpuserve.cli.console.which_server import AsJson, Server
 from gpuserve.cli.verbs.events import events
 from gpuserve.cli.verbs.logs import logs
+from gpuserve.cli.verbs.top import top
 from gpuserve.errors import ControlError, GpuserveError
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def _end(outcomes: Iterable[VerbOutcome]) -> NoReturn:
 
 
 def add_verbs(app: typer.Typer) -> None:
-    for verb in (status, events, logs, drain, load, unload, reload, scale):
+    for verb in (status, top, events, logs, drain, load, unload, reload, scale):
         app.command(epilog=help_text())(verb)
 
 

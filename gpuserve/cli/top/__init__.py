@@ -1,0 +1,1 @@
+"""``gpuserve top``: a running server on one screen."""
