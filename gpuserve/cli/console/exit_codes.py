@@ -21,7 +21,7 @@ class ExitCode(enum.IntEnum):
 
 MEANINGS = {
     ExitCode.OK: "success; also a clean stop by SIGTERM or SIGINT",
-    ExitCode.RUNTIME_FAILURE: "the server failed, or what was asked of it; of bench: what it measured",
+    ExitCode.RUNTIME_FAILURE: "the server failed, or what was asked of it; bench, doctor: a finding",
     ExitCode.USAGE: "wrong command line",
     ExitCode.STARTUP_FAILURE: "a model did not load, or a port is taken",
     ExitCode.BAD_CONFIG: "the configuration is wrong",
