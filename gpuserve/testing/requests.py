@@ -88,6 +88,10 @@ def batch_of(
         name: arrays[0][name] if len(arrays) == 1 else np.concatenate([one[name] for one in arrays])
         for name in present
     }
+    if spec.array == "torch":
+        from gpuserve_worker.calling.torch_tensors import as_tensor  # most models never need it
+
+        merged = {name: as_tensor(one) for name, one in merged.items()}
     names = tuple(one.name for one in spec.outputs)
     return Batch(merged, told, names, spec.max_batch_size > 0), told
 

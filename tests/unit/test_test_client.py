@@ -122,3 +122,15 @@ def test_what_cannot_be_served_is_told_before_or_at_the_load(tmp_path: Path) -> 
     with pytest.raises(StartupError, match=r"model 'Fails' could not be loaded.*no weights") as raised:
         TestClient(Fails, **PLAIN).open()
     assert "raise OSError" in raised.value.__notes__[0]
+
+
+@pytest.mark.thorough
+def test_a_model_that_takes_tensors_of_torch_gets_them() -> None:
+    torch: Any = pytest.importorskip("torch")
+
+    def halved(requests: Any) -> Any:
+        assert all(type(one["x"]) is torch.Tensor for one in requests)
+        return [{"y": one["x"] / 2} for one in requests]
+
+    with TestClient(halved, inputs=X, outputs=Y, array="torch") as client:
+        assert client.infer(x=[3.0])["y"].tolist() == [1.5]
