@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -40,6 +41,29 @@ def test_a_front_that_stands_still_is_replaced_and_workers_stay(tmp_path: Path, 
         assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.workers == workers
         server.wait_log("and is replaced (hang_timeout_s)")
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_a_front_that_is_kept_busy_shows_its_stacks_and_is_replaced(tmp_path: Path) -> None:
+    """By a pattern of an operator's that takes for ever, and holds the interpreter's lock meanwhile."""
+    path = config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S, http_header_forward_pattern="^(x+)+$")
+    with OperatedServer(path, "--doors", "1") as server:
+        server.wait_ready()
+        front = server.front
+        with server.client() as client:
+            body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+            headers = {"x" * 60 + "-": "1"}
+            client.connection.request("POST", "/v2/models/m/infer", json.dumps(body), headers)
+            with pytest.raises((OSError, http.client.HTTPException)):
+                client.connection.getresponse()
+        server.wait_log("and is replaced (hang_timeout_s): it runs")
+        stacks = next(line for line in server.log if "it is replaced after 0.6 s" in line)
+        assert "Main thread" in stacks
+        assert "gpuserve/front/doors" in stacks
+        wait_until(lambda: server.front not in {0, front}, "another front is started")
+        server.wait_model_ready("m")
+        assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.end() == 0
 
 
