@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from gpuserve.cli.console.options import option
+from gpuserve.cli.console.options import integer, option
 from gpuserve.config.callable_target import CallableFlags, is_callable_path
 
 _PANEL = "Model, when the target is a callable"
@@ -20,7 +20,7 @@ Outputs: TypeAlias = Annotated[
     list[str] | None,
     option(_PANEL, "An output tensor; repeatable.", "--output", metavar="NAME:DTYPE:SHAPE"),
 ]
-MaxBatchSize: TypeAlias = Annotated[int | None, option(_PANEL, "Largest batch. Default 0: no batching.")]
+MaxBatchSize: TypeAlias = Annotated[int | None, integer(_PANEL, "Largest batch. Default 0: no batching.")]
 Devices: TypeAlias = Annotated[
     list[str] | None,
     option(
@@ -30,7 +30,7 @@ Devices: TypeAlias = Annotated[
         metavar="DEVICE",
     ),
 ]
-Instances: TypeAlias = Annotated[int | None, option(_PANEL, "Processes on each device. Default 1.")]
+Instances: TypeAlias = Annotated[int | None, integer(_PANEL, "Processes on each device. Default 1.")]
 
 
 def require_callable(target: str, flags: CallableFlags) -> None:

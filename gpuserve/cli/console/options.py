@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import typer
 
 from gpuserve.options import durations
+
+_INTEGER: Final = re.compile("-?[0-9]{1,18}")
 
 
 def option(panel: str | None, text: str | None, *names: str, **more: Any) -> Any:
@@ -19,6 +22,20 @@ def option(panel: str | None, text: str | None, *names: str, **more: Any) -> Any
 def duration(panel: str | None, text: str, name: str) -> Any:
     """Declare an option of a panel that is a length of time."""
     return option(panel, text, name, metavar="TIME", parser=_seconds)
+
+
+def integer(panel: str | None, text: str, *names: str, least: int | None = None) -> Any:
+    """Declare an option of a panel that is an integer, of at least so much."""
+    wanted = "an integer" if least is None else f"an integer of at least {least}"
+
+    def read(value: str | int) -> int:
+        if isinstance(value, int):  # a default
+            return value
+        if _INTEGER.fullmatch(value) is None or (least is not None and int(value) < least):
+            raise typer.BadParameter(f"expected {wanted}, given {value!r:.80}")
+        return int(value)
+
+    return option(panel, text, *names, metavar="INTEGER", parser=read)
 
 
 def _seconds(value: str | float) -> float:

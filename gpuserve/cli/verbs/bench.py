@@ -11,7 +11,7 @@ import typer
 
 from gpuserve.bench.plan.errors import BenchOptionError
 from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.cli.console.options import duration, option
+from gpuserve.cli.console.options import duration, integer, option
 
 if TYPE_CHECKING:
     import enum
@@ -75,15 +75,17 @@ _Stable = Annotated[
 ]
 _Connections = Annotated[
     int | None,
-    option(
-        _LOAD, "Default: gRPC one for 32 in flight (rate: 4), HTTP one for each in flight (rate: 128).", min=1
+    integer(
+        _LOAD,
+        "Default: gRPC one for 32 in flight (rate: 4), HTTP one for each in flight (rate: 128).",
+        least=1,
     ),
 ]
 _MaxInFlight = Annotated[
-    int, option(_LOAD, "Most requests in flight in an open loop; others wait in the client.", min=1)
+    int, integer(_LOAD, "Most requests in flight in an open loop; others wait in the client.", least=1)
 ]
 _Processes = Annotated[
-    int | None, option(_LOAD, "Processes that send. Default half of the cores, at most 4.", min=1)
+    int | None, integer(_LOAD, "Processes that send. Default half of the cores, at most 4.", least=1)
 ]
 _Shapes = Annotated[
     list[str] | None,
@@ -94,13 +96,13 @@ _Shapes = Annotated[
         metavar="NAME:DIMS",
     ),
 ]
-_BatchSize = Annotated[int, option(_DATA, "Rows of each request.")]
+_BatchSize = Annotated[int, integer(_DATA, "Rows of each request.")]
 _Data = Annotated[str, option(_DATA, "What inputs hold; FILE is .json or .npz.", metavar="random|zero|FILE")]
-_StringLength = Annotated[int, option(_DATA, "Bytes in each random BYTES element.", min=0)]
+_StringLength = Annotated[int, integer(_DATA, "Bytes in each random BYTES element.", least=0)]
 _SharedMemory = Annotated[
     str, option(_DATA, "Kind of shared memory that carries tensors.", metavar="none|system|cuda")
 ]
-_Seed = Annotated[int, option(_DATA, "Seed of random data and arrivals.", min=0)]
+_Seed = Annotated[int, integer(_DATA, "Seed of random data and arrivals.", least=0)]
 _Outputs = Annotated[
     list[str] | None,
     option(_REPORT, "A report: .md, .csv, .json or .html; repeatable.", "--output", metavar="FILE"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpuserve.cli.console.exit_codes import help_text
-from gpuserve.cli.console.options import option, with_options
+from gpuserve.cli.console.options import integer, option, with_options
 from gpuserve.export.sizing.options import ExportOptions
 
 if TYPE_CHECKING:
@@ -53,12 +53,13 @@ _OPTIONS: dict[str, Any] = {
     "namespace": Annotated[
         str, option(None, "Namespace; default the one in which they are applied.", metavar="NAME")
     ],
-    "replicas": Annotated[int, option(None, "Number of pods, at least.", min=1)],
+    "replicas": Annotated[int, integer(None, "Number of pods, at least.", least=1)],
     "max_replicas": Annotated[
-        int | None, option(None, "Number of pods, at most; default four times --replicas.", min=1)
+        int | None, integer(None, "Number of pods, at most; default four times --replicas.", least=1)
     ],
     "gpus_per_node": Annotated[
-        int | None, option(None, "GPUs of a node, or MIG slices; needed where the config has cuda:*.", min=1)
+        int | None,
+        integer(None, "GPUs of a node, or MIG slices; needed where the config has cuda:*.", least=1),
     ],
     "gpu_resource": Annotated[
         str,
@@ -68,7 +69,7 @@ _OPTIONS: dict[str, Any] = {
     ],
     "node_cpus": Annotated[
         int | None,
-        option(None, "Cores of a node that pods may use; the config is checked against it.", min=1),
+        integer(None, "Cores of a node that pods may use; the config is checked against it.", least=1),
     ],
     "node_memory": Annotated[
         str | None,

@@ -11,7 +11,7 @@ import typer
 
 from gpuserve.bench.plan.errors import BenchOptionError, reason
 from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.cli.console.options import duration, option
+from gpuserve.cli.console.options import duration, integer, option
 from gpuserve.cli.verbs.bench import exit_with
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _LatencyLimit = Annotated[
     str | None,
     option(_SEARCH, "Limit of the latency: mean, p50, p90, p95, p99, p99.9 or max.", metavar="p99=50ms"),
 ]
-_Trials = Annotated[int, option(_SEARCH, "Number of settings to try for each model, at most.", min=1)]
+_Trials = Annotated[int, integer(_SEARCH, "Number of settings to try for each model, at most.", least=1)]
 _TimeBudgetS = Annotated[
     float, duration(_SEARCH, "Time for all models together: 90s, 10m, 1h. Default 10m.", "--time-budget")
 ]
@@ -52,7 +52,7 @@ _Shapes = Annotated[
         metavar="NAME:DIMS",
     ),
 ]
-_BatchSize = Annotated[int, option(_LOAD, "Rows of each request.", min=1)]
+_BatchSize = Annotated[int, integer(_LOAD, "Rows of each request.", least=1)]
 _Data = Annotated[str, option(_LOAD, "What inputs hold; as for bench.", metavar="random|zero|FILE")]
 
 
