@@ -68,8 +68,8 @@ def _environment(folder: str) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, default=PICTURE)
-    parser.add_argument("--key-s", type=float, default=0.045)
-    parser.add_argument("--pause-s", type=float, default=1.3)
+    parser.add_argument("--key-s", type=float, default=0.035)
+    parser.add_argument("--pause-s", type=float, default=1.15)
     options = parser.parse_args()
     options.file.write_text(recorded(options.key_s, options.pause_s))
 
