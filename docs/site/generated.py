@@ -37,11 +37,17 @@ def on_source_read(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def on_docstring(
-    _app: Sphinx, _what: str, _name: str, _value: object, _options: object, lines: list[str]
+    _app: Sphinx, what: str, _name: str, value: object, _options: object, lines: list[str]
 ) -> None:
-    """Let an asterisk be one: our docstrings have no markup but ``code``."""
+    """Let an asterisk be one, as our docstrings have no markup but ``code``; and a colon of a property, where
+    napoleon would look for a type. What a property that is no function of ours says is not ours.
+    """
+    if isinstance(value, property) and not inspect.isfunction(value.fget):
+        lines.clear()
     parts = re.split(r"(``.*?``)", "\n".join(lines), flags=re.DOTALL)
     parts[::2] = [prose.replace("*", r"\*") for prose in parts[::2]]
+    if what == "property":
+        parts[::2] = [prose.replace(": ", " \N{EN DASH} ") for prose in parts[::2]]
     lines[:] = "".join(parts).split("\n")
 
 
