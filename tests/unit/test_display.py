@@ -10,6 +10,7 @@ import pytest
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.client import ClientModelConfig, ModelClient
 from gpuserve.client.request_builder import Arrays
+from gpuserve.compat.pytriton.triton import Triton
 from gpuserve.display.html import line, table
 from gpuserve.testing import TestClient
 from gpuserve.typed import Float32, batch
@@ -51,6 +52,13 @@ def test_a_server_says_its_models_and_where_it_is() -> None:
     assert "<td>double</td><td>1</td><td>cpu</td><td>x: FP32 [-1]</td><td>OUTPUT_1: FP32 [-1]</td>" in html
     assert "<td>up to 4</td>" in html
     assert "<td>x: BYTES [1]</td><td>none</td>" in html
+
+
+def test_a_program_for_pytriton_shows_the_same() -> None:
+    triton = Triton()
+    triton.bind("echo", lambda requests: requests, [Tensor((1,), np.float32)], [Tensor((1,), np.float32)])
+    assert repr(triton) == "<Triton: echo; not running>"
+    assert "<td>INPUT_1: FP32 [1]</td>" in triton._repr_html_()
 
 
 def test_a_client_says_whose_it_is_and_not_its_token() -> None:

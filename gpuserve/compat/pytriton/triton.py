@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from gpuserve.api.attached_server import AttachedServer
+from gpuserve.api.display import server_html, server_text
 from gpuserve.api.model_host import ModelHost
 from gpuserve.api.server import Server
 from gpuserve.compat.pytriton.bound import bound_spec
@@ -147,6 +148,12 @@ class TritonBase(abc.ABC):
     @abc.abstractmethod
     def connect(self) -> None:
         """Return when the server has this program's models."""
+
+    def __repr__(self) -> str:
+        return server_text(type(self).__name__, self._host.declared, self._host.addresses)
+
+    def _repr_html_(self) -> str:
+        return server_html(type(self).__name__, self._host.declared, self._host.addresses)
 
     @abc.abstractmethod
     def serve(self, monitoring_period_s: float = MONITORING_PERIOD_S) -> None:
