@@ -13,6 +13,8 @@ from commands import ask, ask_and_hear, gpuserve, row
 from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 
+from gpuserve.control.operator import VERBS
+
 ENSEMBLE = {
     "name": "both",
     "inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}],
@@ -140,7 +142,7 @@ def test_a_wrong_command_line(shared: OperatedServer, line: str) -> None:
 @pytest.mark.parametrize(
     ("verb", "arguments", "text"),
     [
-        ("explode", {}, "expected one of status, drain, load, unload, reload, scale, got 'explode'"),
+        ("explode", {}, f"expected one of {', '.join(VERBS)}, got 'explode'"),
         ("status", {"model": "m"}, "status has no argument 'model'"),
         ("load", {}, "load: expected the name of a model, got None"),
         ("load", {"model": 3}, "load: expected the name of a model, got 3"),
