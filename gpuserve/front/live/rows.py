@@ -88,4 +88,4 @@ def gpu_row(gpu: Mapping[str, Any]) -> Row:
 
 
 def short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+    return float(f"{value:.4g}") if value else value

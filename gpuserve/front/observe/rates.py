@@ -56,6 +56,7 @@ class ModelRates(NamedTuple):
 
 NOTHING: Final = ModelCounts((0,) * (len(DURATION_BUCKETS) + 1), 0, 0, 0, 0, {})
 _IDLE: Final = InstanceCounts(0, 0.0)
+_RESTS: Final = InstanceRates(0.0, 0.0)
 
 
 def counts_of(metrics: ModelMetrics) -> ModelCounts:
@@ -104,6 +105,8 @@ def _less(now: InstanceCounts, before: InstanceCounts) -> InstanceCounts:
 
 def together(one: ModelCounts, other: ModelCounts) -> ModelCounts:
     """What two models have counted, as if they were one; their instances are left out."""
+    if other[:5] == NOTHING[:5]:
+        return one
     return ModelCounts(
         [a + b for a, b in zip(one.latencies, other.latencies, strict=True)],
         one.failures + other.failures,
@@ -116,6 +119,8 @@ def together(one: ModelCounts, other: ModelCounts) -> ModelCounts:
 
 def rates_of(counted: ModelCounts, elapsed_s: float) -> ModelRates:
     """The rates of what was counted in so many seconds."""
+    if counted[:5] == NOTHING[:5]:
+        return ModelRates(0.0, 0.0, 0.0, None, None, None, dict.fromkeys(counted.instances, _RESTS))
     return ModelRates(
         sum(counted.latencies) / elapsed_s,
         counted.failures / elapsed_s,

@@ -35,6 +35,7 @@ function trimmed(value, digits) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return NOTHING;
+  if (value === 0) return "0";
   if (value >= 1) return `${trimmed(value, 3)} s`;
   if (value >= 1e-3) return `${trimmed(value * 1e3, 3)} ms`;
   return `${Math.round(value * 1e6)} µs`;

@@ -40,6 +40,9 @@ export class Feed {
     this.abort = null;
     this.timer = 0;
     document.addEventListener("visibilitychange", () => this.seen());
+    // A page that was left may be kept by the browser, with its connection: six of them, and no more are made.
+    addEventListener("pagehide", () => this.close());
+    addEventListener("pageshow", (event) => event.persisted && this.open());
   }
 
   async open() {
@@ -58,6 +61,12 @@ export class Feed {
     if (mine !== this.abort || mine.signal.aborted) return;
     this.on.lost(why);
     this.timer = setTimeout(() => this.open(), PAUSES_MS[Math.min(this.tries++, PAUSES_MS.length - 1)]);
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.abort?.abort();
+    this.abort = null;
   }
 
   async read(body) {
@@ -81,11 +90,7 @@ export class Feed {
   seen() {
     clearTimeout(this.hiding);
     if (document.hidden) {
-      this.hiding = setTimeout(() => {
-        clearTimeout(this.timer);
-        this.abort?.abort();
-        this.abort = null;
-      }, HIDDEN_MS);
+      this.hiding = setTimeout(() => this.close(), HIDDEN_MS);
     } else if (this.abort === null) {
       this.open();
     }

@@ -9,7 +9,7 @@ const GAP_S = 12;
 const FIELDS = ["requests_per_s", "failures_per_s", "batch_size", "queued", "saturation", "p50_s", "p99_s"];
 const WIDTH = 480;
 const HEIGHT = 136;
-const INSIDE = { left: 44, right: 6, top: 8, bottom: 18 };
+const INSIDE = { left: 52, right: 6, top: 8, bottom: 18 };
 
 const rate = (value) => number(value);
 const PLOTS = [
