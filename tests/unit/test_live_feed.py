@@ -220,6 +220,17 @@ def test_a_page_that_reads_too_slowly_is_let_go_and_nobody_else(
     in_feed(page.feed, scene)
 
 
+def test_a_model_that_has_just_come_has_an_empty_history_and_an_unknown_one_none(
+    service: InferenceService, page: LivePage
+) -> None:
+    state(service, "one", 1, "LOADING")
+    empty = page.feed.sampler.history_of(("one", "1"))
+    assert empty is not None
+    assert (empty["times"], set(map(len, empty["series"].values()))) == ([], {0})
+    assert page.feed.sampler.history_of(("", "")) == empty
+    assert page.feed.sampler.history_of(("one", "2")) is None
+
+
 # ---- settings -----------------------------------------------------------------------------------
 
 

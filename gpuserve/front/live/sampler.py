@@ -8,13 +8,13 @@ import math
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpuserve.front.batching.saturation import saturation
 from gpuserve.front.live.rows import Row, gpu_row, model_row, point_of, short, unloaded_row
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
-from gpuserve.front.observe.history import History
+from gpuserve.front.observe.history import NO_POINTS, History
 from gpuserve.front.observe.rates import NOTHING, ModelCounts, ModelRates, Of, RateMeter, rates_of, together
 from gpuserve.front.service.model_table import ModelTable
 
@@ -49,6 +49,11 @@ class Sampler:
     def restart(self) -> None:
         """Let the next sample tell what happened since the last point: nobody has looked since long ago."""
         self._meter = self._meter_of_points.copy()
+
+    def history_of(self, of: Of) -> dict[str, Any] | None:
+        """The points of a model, or of ``ALL``; none of one that has just come. None: there is no such."""
+        known = of == ALL or any((one.name, one.version) == of for one in self._models.index())
+        return self.history.document(of) or (NO_POINTS if known else None)
 
     def sampling(self) -> Generator[None, None, Sample]:
         """Read everything; what it returns is of the end of it."""

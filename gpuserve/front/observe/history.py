@@ -24,6 +24,12 @@ FIELDS: Final = (
 INTERVAL_S: Final = 5.0
 POINTS: Final = 180
 NBYTES_OF_MODEL: Final = POINTS * len(FIELDS) * array("f").itemsize
+#: The document of what has not had a point yet.
+NO_POINTS: Final[dict[str, Any]] = {
+    "interval_s": INTERVAL_S,
+    "times": [],
+    "series": {field: [] for field in FIELDS},
+}
 _NOT_KNOWN: Final = (math.nan,) * len(FIELDS)
 
 

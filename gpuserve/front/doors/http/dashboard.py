@@ -104,11 +104,11 @@ class LiveEndpoints:
         return HttpAnswer(*files()[name])
 
     async def _history(self, route: Route, _request: AwaitedRequest) -> HttpAnswer:
-        found = self._live.feed.sampler.history.document(route.version)
-        if found is None and route.model_name:
+        found = self._live.feed.sampler.history_of(route.version)
+        if found is None:
             name, version = map(shown, route.version)
             raise NotFound(f"there is no history of model '{name}' version {version}")
-        return _private(found or {})
+        return _private(found)
 
     async def _config(self, _route: Route, _request: AwaitedRequest) -> HttpAnswer:
         return _private({"settings": self._live.settings.document()})
