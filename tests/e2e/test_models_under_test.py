@@ -184,6 +184,7 @@ def test_a_server_of_a_test_is_on_ports_of_this_machine_alone(
         assert answer.status == 200
 
 
+@pytest.mark.thorough
 def test_callables_are_sent_to_workers_with_what_they_are_made_with(tmp_path: Path) -> None:
     class Scale:
         def __init__(self, factor: float) -> None:
