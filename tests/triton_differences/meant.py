@@ -25,7 +25,10 @@ HTTP: tuple[Meant, ...] = (
         "dimension.)",
         (
             Rule(
-                ("http json: *", "http inputs: *", "http request: *", "http body: *"),
+                (
+                    *("http json: *", "http inputs: *", "http request: *", "http body: *"),
+                    "http binary: negative dimension",
+                ),
                 "1.status",
                 "500",
                 "400",
@@ -115,6 +118,20 @@ HTTP: tuple[Meant, ...] = (
         (Rule(("http path /v2/", "http quoted name")),),
     ),
     Meant(
+        "`/` and `/v2/models`",
+        "404",
+        "where to go from here, a page for browsers; the names of the models",
+        "Who meets a server for the first time asks there.",
+        (Rule(("http path /", "http path /v2/models", "http path /v2/models/")),),
+    ),
+    Meant(
+        "A version in the index that there is nothing to say of",
+        "no `reason`",
+        'a `reason` of ""',
+        "MLServer's client requires it.",
+        (Rule(("http index*",), "*.reason"),),
+    ),
+    Meant(
         "A body with both `Transfer-Encoding` and `Content-Length`, or two lengths",
         "the first is used, or the connection hangs",
         "400, and the connection is closed",
@@ -176,7 +193,8 @@ INFERENCE: tuple[Meant, ...] = (
     Meant(
         "The parameter `timeout`",
         "without effect unless the queue policy has a timeout and allows overriding; gRPC takes only int64",
-        "the request's deadline in every model; uint64 is taken too; a negative one is an error",
+        "the request's deadline in every model but those of sequences, where it is as in Triton; "
+        "uint64 is taken too; a negative one is an error",
         "A client that names a time means it.",
         (
             Rule(
@@ -361,6 +379,34 @@ UNSEEN: tuple[Meant, ...] = (
         "INVALID_ARGUMENT / 400",
         "Who puts a tensor on a GPU wants it used there; the model's instances on that GPU are chosen "
         "where there are any.",
+        (),
+    ),
+    Meant(
+        "Batches of `oldest` without a delay",
+        "of what has arrived; its tests hold the scheduler up by a variable for debugging",
+        "of what has arrived",
+        "There is no such variable; with `max_queue_delay_us` both form the same batches.",
+        (),
+    ),
+    Meant(
+        '`"ready": null` in a request for the index',
+        "400",
+        "as if it was left out",
+        "MLServer's client writes all fields.",
+        (),
+    ),
+    Meant(
+        "`nv_inference_request_failure` of an ensemble whose step fails",
+        "2 for one request",
+        "1",
+        "It is one request.",
+        (),
+    ),
+    Meant(
+        "`nv_cache_num_entries`, `nv_cache_util` and the like; `nv_pinned_memory_pool_…`",
+        "of the server; counters stay at 0",
+        "`gpuserve_cache_bytes`",
+        "What the cache holds is said by its own name, and there is no such pool.",
         (),
     ),
     Meant(
