@@ -49,9 +49,10 @@ def spec(
     inputs: Any = (X, Y),
     name: str = "m",
     version: int = 1,
+    strict: bool | str = False,
     **more: Any,
 ) -> ModelSpec:
-    return model_spec(name, infer_func, inputs, [X], version, config, False, "thread", **more)
+    return model_spec(name, infer_func, inputs, [X], version, config, strict, "thread", **more)
 
 
 def complaint(config: Any = None, **more: Any) -> str:
@@ -219,7 +220,7 @@ def test_a_response_cache() -> None:
 
 @pytest.mark.parametrize("infer_func", [stream, astream, Streaming(), [infer, stream]])
 def test_a_generator_needs_a_decoupled_model(infer_func: Any) -> None:
-    text = complaint(infer_func=infer_func)
+    text = complaint(infer_func=infer_func, strict=True)
     assert "generator, which gives any number of responses to a request" in text
     assert "decoupled=True" in text
 
