@@ -66,7 +66,6 @@ def test_whether_a_model_is_ready_by_path(server: Addresses, path: str, status: 
 @pytest.mark.parametrize(
     ("method", "path", "status", "allowed"),
     [
-        ("GET", "/", 404, None),
         ("GET", "/v2/models/echo_FP32/nope", 404, None),
         ("GET", "/v2/models/echo_FP32/versions/x", 404, None),
         ("POST", "/v2", 405, "GET"),

@@ -57,7 +57,7 @@ def check(
         configuration = load_target(config, os.environ, model=flags)
     except ConfigProblems as error:
         _report(as_json, config, error.problems, [])
-        raise typer.Exit(exit_code_of(error)) from None
+        raise typer.Exit(exit_code_of(error) if flags.given() else ExitCode.BAD_CONFIG) from None
     wrong = [one for error in configuration.broken.values() for one in error.problems]
     wrong += [*trace_problems(configuration), *import_problems(configuration)]
     machine = ServerDevices()
