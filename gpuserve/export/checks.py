@@ -17,6 +17,7 @@ from gpuserve.export.sizing.options import (
     Finding,
     export_name,
     host_violations,
+    image_findings,
     is_label_value,
     is_object_name,
     model_names,
@@ -47,6 +48,15 @@ def monitoring_violations(configuration: Configuration, options: ExportOptions) 
     yield from _name(configuration, options)
     if configuration.settings.metrics_port is None:
         yield Finding(("server", "metrics_port"), "null switches off the metrics page, which an export needs")
+
+
+def compose_violations(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:
+    """For one server in a container, watched by its metrics page and asked for its health over HTTP."""
+    yield from monitoring_violations(configuration, options)
+    yield from image_findings(options.image)
+    if configuration.settings.http_port is None:
+        yield Finding(("server", "http_port"), "null switches off HTTP, by which a container is asked")
+    yield from _reach(configuration.settings)
 
 
 def balancer_violations(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.export.checks import (
     balancer_violations,
+    compose_violations,
     fit_violations,
     monitoring_violations,
     violations,
@@ -15,6 +16,7 @@ from gpuserve.export.envoy import bootstrap, pods
 from gpuserve.export.envoy.proxy import Proxy
 from gpuserve.export.manifests import pod
 from gpuserve.export.manifests.alerts import alert_places
+from gpuserve.export.manifests.compose import compose_places
 from gpuserve.export.manifests.dashboard import dashboard_text
 from gpuserve.export.manifests.yaml_text import render
 from gpuserve.export.sizing.options import export_name, problems
@@ -55,6 +57,13 @@ _COMPONENTS: Final = {
     ),
 }
 _ONLY_ON_GPU: Final = {"surge", "writable-root"}
+#: The template of each file for Docker Compose, by where Prometheus or Grafana is given it.
+_COMPOSE: Final = {
+    "compose.yaml": "compose/compose.yaml",
+    "prometheus.yaml": "compose/prometheus.yaml",
+    "grafana/datasources.yaml": "compose/datasources.yaml",
+    "grafana/dashboards.yaml": "compose/dashboards.yaml",
+}
 _PROMETHEUS_RULE: Final = "components/monitoring/prometheusrule.yaml"
 
 
@@ -101,6 +110,32 @@ def grafana_text(configuration: Configuration, options: ExportOptions) -> str:
 def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
     """The rules as a PrometheusRule; ConfigProblems: no metrics page is served, or the name is none."""
     _refuse(configuration, monitoring_violations(configuration, options))
+    return render(_alerts(configuration, options))
+
+
+def rules_text(configuration: Configuration, options: ExportOptions) -> str:
+    """The same rules as a file of Prometheus itself; ConfigProblems as there."""
+    _refuse(configuration, monitoring_violations(configuration, options))
+    (rule,) = _alerts(configuration, options)
+    return render([rule["spec"]])
+
+
+def compose(configuration: Configuration, options: ExportOptions, config: str, mount: str) -> Files:
+    """One server with Prometheus and Grafana for Docker Compose; ``mount`` is the config's folder as seen
+    from that of the files. ConfigProblems: no image is named, or there is nothing to watch.
+    """
+    _refuse(configuration, compose_violations(configuration, options))
+    on_gpu = gpu_count(instance_groups(configuration, options)) > 0
+    name = export_name(configuration, options)
+    places = compose_places(name, configuration, options, config=config, mount=mount, on_gpu=on_gpu)
+    files = {path: render(filled(template, places)) for path, template in _COMPOSE.items()}
+    return files | {
+        "rules.yaml": rules_text(configuration, options),
+        "dashboard.json": grafana_text(configuration, options),
+    }
+
+
+def _alerts(configuration: Configuration, options: ExportOptions) -> list[Any]:
     places = alert_places(
         export_name(configuration, options),
         options.namespace,
@@ -108,7 +143,7 @@ def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
         max_arena_nbytes=configuration.settings.max_arena_nbytes,
         on_gpu=gpu_count(instance_groups(configuration, options)) > 0,
     )
-    return render(filled(_PROMETHEUS_RULE, places))
+    return filled(_PROMETHEUS_RULE, places)
 
 
 def envoy(configuration: Configuration, options: ExportOptions, host: str = "") -> Files:

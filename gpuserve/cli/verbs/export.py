@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -32,13 +33,26 @@ Host = Annotated[
 TlsSecret = Annotated[
     str, option(None, "The Secret of the pods, where they speak TLS by it.", metavar="NAME")
 ]
+Image = Annotated[
+    str, typer.Option("--image", help="Image of the server, with a tag or a digest.", metavar="IMAGE")
+]
+ComposeName = Annotated[
+    str, option(None, "Name of the project; default that of the only model, or gpuserve.", metavar="NAME")
+]
+Mount = Annotated[
+    str, option(None, "The folder of the config, as seen from the files; default where it is.", metavar="DIR")
+]
+Folder = Annotated[str, option(None, "Folder for the files.", metavar="DIR")]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Write a rule file for Prometheus without its operator.")
+]
 Out = Annotated[str | None, option(None, "Folder for the files; default is stdout.", metavar="DIR")]
 
 
 def export_app() -> typer.Typer:
     text = "Write manifests for Kubernetes or KServe, a balancer, a dashboard, alerts, from a config file."
     app = typer.Typer(name="export", help=text, no_args_is_help=True)
-    for verb in (kubernetes, kserve, envoy, grafana, alerts):
+    for verb in (kubernetes, kserve, compose, envoy, grafana, alerts):
         app.command(epilog=help_text())(verb)
     return app
 
@@ -153,6 +167,25 @@ def kserve(config: Config, out: Out = None, **flags: Any) -> None:
     _put(out, {"kserve.yaml": rendering.kserve_stream(_load(config), options)})
 
 
+def compose(
+    config: Config, image: Image, name: ComposeName = "", mount: Mount = "", out: Folder = "compose"
+) -> None:
+    """Write a server with Prometheus, Grafana, dashboard and alerts, for Docker Compose.
+
+    For one machine. The folder of the config is mounted, so the image needs
+    gpuserve and what the models import, and no models.
+
+    Example:
+      gpuserve export compose config.yaml --image my/gpuserve:1 --out compose
+      docker compose --project-directory compose up
+    """
+    from gpuserve.export import rendering
+
+    options = ExportOptions(image=image, name=name)
+    mount = mount or os.path.relpath(os.path.dirname(os.path.abspath(config)), out)
+    _put(out, rendering.compose(_load(config), options, config, mount))
+
+
 def envoy(
     config: Config,
     name: Name = "",
@@ -190,15 +223,21 @@ def grafana(config: Config, name: Name = "", out: Out = None) -> None:
     _put(out, {"dashboard.json": rendering.grafana_text(_load(config), ExportOptions(name=name))})
 
 
-def alerts(config: Config, name: Name = "", namespace: Namespace = "", out: Out = None) -> None:
-    """Write alert rules, as a PrometheusRule.
+def alerts(
+    config: Config, name: Name = "", namespace: Namespace = "", plain: Plain = False, out: Out = None
+) -> None:
+    """Write alert rules, as a PrometheusRule or as a file of Prometheus itself.
 
-    Example:
+    Examples:
       gpuserve export alerts config.yaml --namespace models > alerts.yaml
+      gpuserve export alerts config.yaml --plain > rules.yaml
     """
     from gpuserve.export import rendering
 
     options = ExportOptions(name=name, namespace=namespace)
+    if plain:
+        _put(out, {"rules.yaml": rendering.rules_text(_load(config), options)})
+        return
     _put(out, {"alerts.yaml": rendering.alerts_text(_load(config), options)})
 
 

@@ -138,7 +138,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?")
 
 
 def option_violations(options: ExportOptions) -> Iterator[Finding]:
-    yield from _image(options.image)
+    yield from image_findings(options.image)
     yield from _numbers(options)
     if not is_resource_name(options.gpu_resource):
         form = "expected what a device plugin calls its devices, such as nvidia.com/gpu"
@@ -168,7 +168,7 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")
 
 
-def _image(image: str) -> Iterator[Finding]:
+def image_findings(image: str) -> Iterator[Finding]:
     form = "expected one with a tag or a digest, such as registry.example/gpuserve:1.2"
     if not image:
         yield of_flag("--image", f"missing: a pod runs an image, and no key of the config names it; {form}")
