@@ -16,6 +16,7 @@ Seconds: TypeAlias = float | str
 #: What ``restricted_endpoints`` may name.
 EndpointGroup: TypeAlias = Literal[
     "admin",
+    "dashboard",
     "health",
     "inference",
     "logging",
@@ -66,6 +67,7 @@ class ServerKeywords(TypedDict, total=False):
     min_answer_rate: int
     max_unsent_nbytes: int
     load_timeout_s: Seconds
+    hang_timeout_s: Seconds
     max_request_nbytes: int
     max_arena_nbytes: int
     max_intake_nbytes: int
@@ -87,6 +89,7 @@ class ServerKeywords(TypedDict, total=False):
     remote_control: Sequence[ControlGroup]
     allowed_hosts: Sequence[str]
     admin_api: bool
+    dashboard: Literal["local", "on", "off"]
     attachable: bool
     require_control: bool
     model_control: Literal["none", "explicit", "poll"]
