@@ -105,6 +105,7 @@ class ServerKeywords(TypedDict, total=False):
     metrics_summaries: bool
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
+    access_log: Literal["off", "errors", "all"]
     max_output_lines_per_s: int
     max_output_nbytes_per_s: int
     trace: TraceSettings

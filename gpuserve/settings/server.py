@@ -50,6 +50,9 @@ EXECUTION_COUNT: Final = "execution_count"
 #: What ``dashboard`` may say, besides ``OFF``.
 LOCAL: Final = "local"
 ON: Final = "on"
+#: What ``access_log`` may say, besides ``OFF``.
+ERRORS: Final = "errors"
+ALL: Final = "all"
 
 #: What a new value of a limit of connections is for.
 _ADMITTED: Final = "connections and streams that are made from now on; transport native alone"
@@ -457,6 +460,12 @@ class ServerSettings:
         "Least severe level that is logged.",
         words=("debug", "info", "warning", "error"),
         live="the log from now on, over what clients have changed of it",
+    )
+    access_log: str = option(
+        OFF,
+        "Which requests have a line in the log at their end, and get the header x-request-id with their "
+        "answer: those that failed (errors), or all.",
+        words=(OFF, ERRORS, ALL),
     )
     max_output_lines_per_s: int = option(
         1000,

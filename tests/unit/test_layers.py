@@ -116,12 +116,12 @@ ALLOWED = {
         "gpuserve/settings gpuserve/states",
     "gpuserve/front/door":
         "gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/memory "
-        "gpuserve/front/passage gpuserve/front/remote gpuserve/front/server gpuserve/settings "
-        "gpuserve_worker/protocol",
+        "gpuserve/front/observe gpuserve/front/passage gpuserve/front/remote gpuserve/front/server "
+        "gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/front/doors":
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
-        "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/live gpuserve/front/service "
-        "gpuserve/settings",
+        "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/live gpuserve/front/observe "
+        "gpuserve/front/service gpuserve/settings",
     "gpuserve/front/doors/access":
         "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",
     "gpuserve/front/doors/grpc":

@@ -12,11 +12,13 @@ from typing import Any
 
 from gpuserve.front.door.reception import ConnectionReception
 from gpuserve.front.door.reports import Reports
+from gpuserve.front.doors.logged import access_logged
 from gpuserve.front.doors.opening import both_doors
 from gpuserve.front.doors.passing_door import PassingDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.memory.trimming import keep_trim
+from gpuserve.front.observe.access_log import AccessLog
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.forwarding import Forwarding
 from gpuserve.front.passage.passage import Passage
@@ -109,9 +111,8 @@ class Door:
         http, grpc = both_doors(inference.service, settings, awaited, admission)
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
         entrance = PassingDoor(grpc, http, forwarding.accept)
-        reception = ConnectionReception(
-            connections, entrance.accept, admission, tls_files(settings), self._leave
-        )
+        accept = access_logged(AccessLog.of(settings), entrance.accept)
+        reception = ConnectionReception(connections, accept, admission, tls_files(settings), self._leave)
         reports = Reports(self._status, self._passage.post)
         parts = self._parts = DoorParts(
             admission, connections, entrance, reception, reports, inference, awaited

@@ -24,7 +24,7 @@ from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve_worker.protocol.wire import Done, WireError
 
 if TYPE_CHECKING:
-    from gpuserve.front.models.model_tracer import ModelTracer
+    from gpuserve.front.models.watching import RequestWatcher
 
 #: A century and a half.
 _MAX_PHASE_NS: Final = (1 << 62) - 1
@@ -79,7 +79,7 @@ class ModelAnswers:
     ) -> None:
         self._spec = spec
         self._regions = regions
-        self.tracer: ModelTracer | None = None
+        self.tracer: RequestWatcher | None = None
         self._metrics = metrics
         self._cache = cache if spec.response_cache and not spec.decoupled else None
         self.recalls = self._cache is not None

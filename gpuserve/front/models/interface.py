@@ -18,8 +18,8 @@ from gpuserve.front.v2.validation import check_claim
 from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 
 if TYPE_CHECKING:
-    from gpuserve.front.models.model_tracer import ModelTracer
     from gpuserve.front.models.model_workers import ModelWorkers
+    from gpuserve.front.models.watching import RequestWatcher
 
 
 class Driver(ABC):
@@ -42,12 +42,12 @@ class Driver(ABC):
         return self.workers is None or self.workers.were_up
 
     @property
-    def tracer(self) -> ModelTracer | None:
-        """It is there while requests of the model may be traced."""
+    def tracer(self) -> RequestWatcher | None:
+        """It is there while requests of the model may be traced, or are noted for the access log."""
         return self._answers.tracer
 
     @tracer.setter
-    def tracer(self, tracer: ModelTracer | None) -> None:
+    def tracer(self, tracer: RequestWatcher | None) -> None:
         self._answers.tracer = tracer
 
     @abstractmethod

@@ -16,6 +16,7 @@ from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.export_memory import KeptTensor, LentExport
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import OnResponse, PendingRequest
+from gpuserve.front.observe.access_log import notes_of
 from gpuserve.front.observe.tracing.reception import Deliver, Reception
 from gpuserve.front.observe.tracing.scopes import Sampler
 from gpuserve.front.observe.tracing.trace import Trace, TracedTensor
@@ -123,7 +124,7 @@ class ModelTracer:
             next(self._ids),
             self._spec.name,
             self._spec.version,
-            pending.request.id,
+            _id_of(pending.request),
             self._sampler.level,
             self._scope,
             self._sampler.values.log_frequency,
@@ -156,6 +157,12 @@ class ModelTracer:
             self._deliver(trace)
         else:
             reception.answered(trace)
+
+
+def _id_of(request: InferRequest) -> str:
+    """What the client calls it: its header x-request-id, where that is read, or the request's own id."""
+    notes = notes_of(request)
+    return request.id if notes is None else notes.own_id or request.id
 
 
 def _received(request: InferRequest) -> Reception | None:

@@ -10,12 +10,14 @@ from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
 from gpuserve.front.doors.front_door import FrontDoor
 from gpuserve.front.doors.grpc.health import WATCH
 from gpuserve.front.doors.health.port import HealthPort
+from gpuserve.front.doors.logged import access_logged
 from gpuserve.front.doors.opening import both_doors, grpc_door
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission, OpenStreams
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.keeper.doors import Doors
 from gpuserve.front.live.page import LivePage
+from gpuserve.front.observe.access_log import AccessLog
 from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.connections import Connections
@@ -89,8 +91,10 @@ def _native(
     """The server's own transport, on listeners by role."""
     requests = AwaitedRequests(service.intake)
     http, grpc = both_doors(service, settings, requests, admission, live)
-    accept = FrontDoor(grpc, http).accept
-    accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
+    log = AccessLog.of(settings)
+    accept = access_logged(log, FrontDoor(grpc, http).accept)
+    metrics = access_logged(log, http.accept_metrics)
+    accepts = {fd: metrics if role == "metrics" else accept for role, fd in fds.items()}
     connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
     return NativeTransport(accepts, requests, connections, admission, tls)
 
@@ -103,8 +107,9 @@ def _grpc_aio(
     from gpuserve.front.doors.grpcio.transport import GrpcAioTransport
 
     host, tls = settings.host_of("grpc"), _tls_on(settings, "grpc")
+    door = grpc_door(service, settings, AwaitedRequests(service.intake), streams)
     return GrpcAioTransport(
-        grpc_door(service, settings, AwaitedRequests(service.intake), streams).accept,
+        access_logged(AccessLog.of(settings), door.accept),
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         settings.max_request_nbytes,
         settings.grpc_response_compression,

@@ -26,7 +26,7 @@ from gpuserve.front.remote.door_memory import DoorMemory, place_of
 from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor
 
 if TYPE_CHECKING:
-    from gpuserve.front.models.model_tracer import ModelTracer
+    from gpuserve.front.models.watching import RequestWatcher
 
 #: What a trace is found by.
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
@@ -281,11 +281,11 @@ class RemoteDriver(Driver):
         return self._was_ready
 
     @property
-    def tracer(self) -> ModelTracer | None:
+    def tracer(self) -> RequestWatcher | None:
         return None
 
     @tracer.setter
-    def tracer(self, tracer: ModelTracer | None) -> None:
+    def tracer(self, tracer: RequestWatcher | None) -> None:
         """The front traces, and a door tells it what it needs for that."""
 
     def statistics(self) -> SchedulerStatistics:

@@ -8,6 +8,7 @@ from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
+from gpuserve.front.observe.access_log import notes_of
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2 import classification
 from gpuserve.front.v2.types import InferRequest, InferResponse
@@ -73,3 +74,18 @@ class Inference:
         except RequestError:  # said once the request is complete
             return None
         return driver.claim(nbytes)
+
+
+class NotedInference(Inference):
+    """The same, where there is an access log: each request is noted with the call that it came by."""
+
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
+        notes = notes_of(request)
+        if notes is not None:
+            notes.submitted(request)
+        return super().submit(request, on_response, on_answer)

@@ -12,19 +12,20 @@ from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.memory.intake import Intake
 from gpuserve.front.memory.regions import RegionTable
 from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.models.watching import AccessNotes
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics_page import MetricsPage
 from gpuserve.front.observe.sliced_page import SlicedPage
 from gpuserve.front.service.control import AdminControl, LogControl, Questions, RepositoryControl, Say
 from gpuserve.front.service.events import FrontEvents
 from gpuserve.front.service.health import ServerHealth
-from gpuserve.front.service.inference import Inference, Pins
+from gpuserve.front.service.inference import Inference, NotedInference, Pins
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.service.trace_control import TraceControl
 from gpuserve.front.v2 import statistics_codec
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import InflationLimits
-from gpuserve.settings.server import ServerSettings
+from gpuserve.settings.server import OFF, ServerSettings
 from gpuserve.settings.version import VERSION
 
 #: The extensions of the v2 protocol that this server has, by Triton's names.
@@ -100,7 +101,10 @@ def inference_service(
     )
     models = table(gpus, watchers)
     regions = RegionTable((links or DeviceLinks()).on, models.devices, settings.shared_memory_owners)
-    trace = TraceControl(models, settings.trace, epoch, say)
+    is_logged = settings.access_log != OFF
+    # With doors, what becomes of requests is noted there, and their drivers tell nobody.
+    notes = AccessNotes() if is_logged and settings.doors == 1 else None
+    trace = TraceControl(models, settings.trace, epoch, say, notes)
     watchers.watch(trace.refresh)
     questions = Questions(say)
     control = ServiceControl(
@@ -122,7 +126,7 @@ def inference_service(
         SlicedPage(lambda: statistics_codec.json_in_steps(models.statistics())),
         SlicedPage(lambda: statistics_codec.message_in_steps(models.statistics())),
     )
-    inference = Inference(models, pins or regions)
+    inference = (NotedInference if is_logged else Inference)(models, pins or regions)
     name = settings.name
     return InferenceService(
         name,

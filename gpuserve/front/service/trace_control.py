@@ -13,6 +13,7 @@ from gpuserve.control import messages
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
+from gpuserve.front.models.watching import RequestWatcher, watched_by
 from gpuserve.front.observe.tracing.reception import Receptions
 from gpuserve.front.observe.tracing.scopes import TraceScopes
 from gpuserve.front.observe.tracing.sink import TraceSink, TraceWriter
@@ -34,6 +35,7 @@ class TraceControl:
     """The tracing of one front. ``models`` are those that it has now; ``refresh`` is to follow any change.
     ``receptions`` note when calls are received and sent while anything is traced. The supervisor is told the
     settings that a client has changed, for a successor.
+    ``notes`` is told of the requests of every model, traced or not.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class TraceControl:
         start: TraceSettings,
         epoch: int,
         say: Say,
+        notes: RequestWatcher | None = None,
     ) -> None:
         self.receptions = Receptions()
         self._models = models
         self._start = start
         self._epoch = epoch
         self._say = say
+        self._notes = notes
         self._scopes = TraceScopes(self._start)
         self._known: set[str] = set()
         self._ids = trace_ids(epoch)
@@ -95,9 +99,11 @@ class TraceControl:
         for gone in self._known - names:
             self._scopes.forget(gone)
         self._known = names
+        active = False
         for driver in drivers:
-            driver.tracer = self._tracer(driver)
-        active = any(driver.tracer is not None for driver in drivers)
+            tracer = self._tracer(driver)
+            driver.tracer = watched_by(tracer, self._notes)
+            active |= tracer is not None
         was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
         if self.is_active is not was_active:
             self._watchers.changed()

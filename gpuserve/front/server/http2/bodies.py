@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.exchange.exchange import grpc_timeout_s
 from gpuserve.front.exchange.limits import Limits, slow_body
 from gpuserve.front.exchange.watch import Pace
@@ -66,7 +65,7 @@ def _is_awaited(stream: Stream) -> bool:
     """Whether the end of the body is to come soon: a stream of requests may be open as long as it likes."""
     if stream.state is State.HALF_CLOSED_REMOTE:
         return False
-    return not (isinstance(stream.sink, AwaitedRequest) and stream.sink.is_stream)
+    return not getattr(stream.sink, "is_stream", False)
 
 
 def _first_seen(stream: Stream, now: float) -> _Seen:

@@ -1,0 +1,179 @@
+"""The access log: one line for each request at its end. What is noted of a request until then, how its line
+looks, and which requests have one. No header, no token and no query is in a line. Nothing of sockets here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from gpuserve.front.v2.types import InferRequest
+from gpuserve.settings import logs
+from gpuserve.settings.server import ERRORS, OFF, ServerSettings
+
+LOGGER: Final = "gpuserve.access"
+#: By which a client names its request, and is answered.
+REQUEST_ID: Final = b"x-request-id"
+MAX_ID_NBYTES: Final = 128
+#: So much of a path, and of what else a client may choose, is in a line.
+_MAX_TEXT: Final = 512
+#: Where this status or a higher one is answered, a request has failed.
+_FAILED: Final = 400
+
+
+class RequestNotes:
+    """What becomes known of one HTTP request or gRPC call on its way. Of a stream of requests: the first
+    one's model, and the longest queue, the longest execution and the largest batch of all of them.
+    """
+
+    __slots__ = (
+        "batch_size", "compute_s", "made_id", "model", "own_id", "queue_s", "requests", "v2_id", "version",
+    )  # fmt: skip
+
+    def __init__(self, own_id: str, made_id: str) -> None:
+        #: What the header said, "" where there was none of use, and what stands in for it.
+        self.own_id = own_id
+        self.made_id = made_id
+        self.v2_id = ""
+        self.model = ""
+        self.version = ""
+        self.requests = 0
+        self.queue_s: float | None = None
+        self.compute_s: float | None = None
+        self.batch_size = 0
+
+    @property
+    def id(self) -> str:
+        return self.own_id or self.v2_id or self.made_id
+
+    def submitted(self, request: InferRequest) -> None:
+        self.requests += 1
+        if self.requests == 1:
+            self.model, self.version = request.model_name, request.model_version
+            self.v2_id = usable_id(request.id)
+
+    def id_of(self, request: InferRequest) -> str:
+        """By which one request of a stream is known; of another call the same as ``id``."""
+        return self.own_id or usable_id(request.id) or self.made_id
+
+    def dispatched(self, queue_s: float, batch_size: int) -> None:
+        self.queue_s = max(queue_s, self.queue_s or 0.0)
+        self.batch_size = max(batch_size, self.batch_size)
+
+    def computed(self, compute_s: float) -> None:
+        self.compute_s = max(compute_s, self.compute_s or 0.0)
+
+
+def notes_of(request: InferRequest) -> RequestNotes | None:
+    """What is noted of the call by which a request came; None where no line will be written of it."""
+    notes: RequestNotes | None = getattr(request.sender, "notes", None)
+    return notes
+
+
+def id_for_worker(request: InferRequest) -> str:
+    notes = notes_of(request)
+    return "" if notes is None else notes.id_of(request)
+
+
+class AccessLog:
+    """Writes the lines of one process. ``write`` takes a line with its end, and must not block."""
+
+    def __init__(
+        self,
+        what: str,
+        log_format: str,
+        write: Callable[[str], None] = logs.write,
+        ids: Iterator[str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._failures_only = what == ERRORS
+        self._form = _json_line if log_format == "json" else _text_line
+        self._write = write
+        self._ids = ids or request_ids()
+        self._clock = clock
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> AccessLog | None:
+        """The log that a server is to have; None where it has none."""
+        return None if settings.access_log == OFF else cls(settings.access_log, settings.log_format)
+
+    def notes(self, header: bytes) -> RequestNotes:
+        """Notes of a request that begins now; ``header``: what its client calls it, b"" if nothing."""
+        own_id = usable_id(header.decode("latin-1")) if header else ""
+        return RequestNotes(own_id, "" if own_id else next(self._ids))
+
+    def ended(self, fields: dict[str, Any], notes: RequestNotes) -> None:
+        """Write the line of a request; ``fields`` are what its connection knows of it, without None."""
+        if self._failures_only and not _has_failed(fields):
+            return
+        fields["request_id"] = notes.id
+        if notes.model:
+            fields["model"] = notes.model[:_MAX_TEXT]
+            if notes.version:
+                fields["version"] = notes.version[:_MAX_TEXT]
+        if notes.requests > 1:
+            fields["requests"] = notes.requests
+        if notes.batch_size:
+            fields["batch_size"] = notes.batch_size
+        for name, value in (("queue_s", notes.queue_s), ("compute_s", notes.compute_s)):
+            if value is not None:
+                fields[name] = round(value, 6)
+        self._write(self._form(self._clock(), fields))
+
+
+def request_ids() -> Iterator[str]:
+    """Numbers of requests that nobody else gives out: chance once, and then counted."""
+    chance = secrets.token_hex(6)
+    return (f"{chance}-{number:x}" for number in itertools.count(1))
+
+
+def usable_id(text: str) -> str:
+    """An id as it is, where it is short and printable ASCII, so that it can be answered; else ""."""
+    return text if 0 < len(text) <= MAX_ID_NBYTES and text.isascii() and text.isprintable() else ""
+
+
+def _has_failed(fields: dict[str, Any]) -> bool:
+    return bool(fields.get("aborted") or fields.get("grpc_status") or fields.get("status", 0) >= _FAILED)
+
+
+def _json_line(now: float, fields: dict[str, Any]) -> str:
+    line = {
+        "ts": logs.timestamp(now),
+        "level": "info",
+        "logger": LOGGER,
+        "msg": _summary(fields),
+        "pid": os.getpid(),
+        **{name: _short(value) for name, value in fields.items()},
+    }
+    return json.dumps(line) + "\n"
+
+
+def _text_line(now: float, fields: dict[str, Any]) -> str:
+    """The summary, then what else is known as ``name=value``; nothing in it breaks the line."""
+    told = " ".join(f"{name}={_plain(value)}" for name, value in fields.items() if name not in _IN_SUMMARY)
+    return f"{logs.timestamp(now)} access {_summary(fields)} {told}\n"
+
+
+_IN_SUMMARY: Final = frozenset({"method", "path", "status", "grpc_status", "aborted"})
+
+
+def _summary(fields: dict[str, Any]) -> str:
+    end = "aborted" if fields.get("aborted") else fields.get("grpc_status", fields.get("status", "-"))
+    return f"{_plain(fields['method'])} {_plain(fields['path'])} {end}"
+
+
+def _short(value: Any) -> Any:
+    return value[:_MAX_TEXT] if isinstance(value, str) else value
+
+
+def _plain(value: Any) -> str:
+    """A value without spaces and without what a terminal would obey."""
+    text = str(_short(value))
+    if text.isascii() and text.isprintable() and " " not in text:
+        return text
+    return text.encode("unicode_escape").decode("ascii").replace(" ", "\\x20")
