@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterable
 from typing import Final
 
 from gpuserve.errors import ConfigError
@@ -21,7 +22,12 @@ NOT_INSTALLED: Final = (
     "mode 'opentelemetry' needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: "
     "pip install 'gpuserve[otel]'"
 )
-_EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+METRICS_NOT_INSTALLED: Final = (
+    "sending metrics needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: "
+    "pip install 'gpuserve[otel]'"
+)
+_TRACES: Final = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace")
+_METRICS: Final = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.sdk.metrics")
 
 
 def checked_settings(settings: ServerSettings) -> ServerSettings:
@@ -43,6 +49,8 @@ def checked_settings(settings: ServerSettings) -> ServerSettings:
     made = with_whole_paths(made, lambda _: os.getcwd())
     check_tls(made)
     check_trace(made.trace)
+    if problem := missing_for_metrics(made.metrics_otlp_url):
+        raise ConfigError(f"metrics_otlp_url: {problem}")
     return made
 
 
@@ -72,11 +80,16 @@ def is_without_file(mode: object, level: object, file: object) -> bool:
 
 def missing(mode: str) -> str | None:
     """What a mode needs and this Python does not have; None where it has all."""
-    if mode == TRITON:
-        return None
+    return None if mode == TRITON or _are_there(_TRACES) else NOT_INSTALLED
+
+
+def missing_for_metrics(url: str | None) -> str | None:
+    """What sending metrics needs and this Python does not have; None where it has all, or none are sent."""
+    return None if url is None or _are_there(_METRICS) else METRICS_NOT_INSTALLED
+
+
+def _are_there(modules: Iterable[str]) -> bool:
     try:
-        found = importlib.util.find_spec(_EXPORTER) is not None
-        found = found and importlib.util.find_spec("opentelemetry.sdk.trace") is not None
+        return all(importlib.util.find_spec(one) is not None for one in modules)
     except ModuleNotFoundError:  # not even the package around it
-        found = False
-    return None if found else NOT_INSTALLED
+        return False

@@ -104,6 +104,12 @@ def read_url(url: Any) -> str:
     return url
 
 
+def read_metrics_url(url: Any) -> str:
+    if not isinstance(url, str) or _URL.match(url) is None:
+        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/metrics', given {url!r:.200}")
+    return url
+
+
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
     """How requests are traced from the start on; clients may change the first four while the server runs."""
@@ -452,6 +458,13 @@ class ServerSettings:
         "Whether /metrics has quantiles of the latencies of the last minute.",
         live="requests that are answered from now on",
     )
+    metrics_otlp_url: str | None = option(
+        None,
+        "Where the numbers of /metrics are sent as OTLP over HTTP, such as http://collector:4318/v1/metrics; "
+        "null sends none. Needs gpuserve[otel].",
+        read=read_metrics_url,
+    )
+    metrics_otlp_period_s: float = option(15.0, "Seconds from one sending to the next.", least=0.1)
     log_format: str = option(
         "text", "Form of the log lines, output of the models included.", words=("text", "json")
     )

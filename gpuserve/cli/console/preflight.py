@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuserve.config import described
 from gpuserve.errors import ConfigError, DeviceError
 from gpuserve.placement.libraries import missing_library
-from gpuserve.settings.checks import missing
+from gpuserve.settings.checks import missing, missing_for_metrics
 
 if TYPE_CHECKING:
     from gpuserve.config.entries.model import ModelEntry
@@ -54,11 +54,13 @@ def with_devices(configuration: Configuration, devices: ServerDevices) -> Config
 
 
 def trace_problems(configuration: Configuration) -> list[Problem]:
-    """Find what tracing needs and this Python does not have."""
-    problem = missing(configuration.settings.trace.mode)
-    if problem is None:
-        return []
-    return [configuration.sources.problem(("server", "trace", "mode"), problem)]
+    """Find what tracing and sending metrics need and this Python does not have."""
+    settings, sources = configuration.settings, configuration.sources
+    found = {
+        ("server", "trace", "mode"): missing(settings.trace.mode),
+        ("server", "metrics_otlp_url"): missing_for_metrics(settings.metrics_otlp_url),
+    }
+    return [sources.problem(place, problem) for place, problem in found.items() if problem is not None]
 
 
 def require_trace_output(configuration: Configuration) -> None:

@@ -21,6 +21,7 @@ from gpuserve.front.process.draining import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.noticing_loop import keep_noticing
 from gpuserve.front.process.ports import Ports
+from gpuserve.front.process.pushing import MetricsPushing, metrics_pushing
 from gpuserve.front.process.rate_reports import RateReports
 from gpuserve.front.process.turning import Turning
 from gpuserve.front.service.service import InferenceService, inference_service
@@ -41,6 +42,7 @@ class FrontParts:
     draining: Draining
     rates: RateReports
     live: LivePage | None
+    pushing: MetricsPushing | None
 
 
 class Front:
@@ -78,7 +80,8 @@ class Front:
         service.control.gpus.stop()
         service.health.end()
         await self._parts.ports.close()
-        await service.control.trace.close()
+        pushing = self._parts.pushing
+        await asyncio.gather(service.control.trace.close(), *([] if pushing is None else [pushing.close()]))
 
     # ---- the supervisor's word ------------------------------------------------------------
 
@@ -121,13 +124,16 @@ class Front:
         ports = Ports(service, settings, self._spawn, live)
         draining = Draining(service.health, ports, generations, self._say, self._spawn)
         rates = RateReports(service, generations, ports, self._say)
-        self._parts = FrontParts(service, generations, ports, draining, rates, live)
+        pushing = metrics_pushing(service.metrics_page, settings)
+        self._parts = FrontParts(service, generations, ports, draining, rates, live, pushing)
         self._obeyed_by = self._dispatch_table(self._parts)
         self._spawn(keep_trim(generations.shrink))
         self._spawn(generations.watch.run())
         self._spawn(keep_noticing(service))
         if live is not None:
             self._spawn(live.feed.run())
+        if pushing is not None:
+            self._spawn(pushing.run())
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
         *listeners, own_pulse, supervisors_pulse = fds
