@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from manifests import DEPLOY
 from serving import GPUSERVE, REPOSITORY
 
@@ -13,6 +14,7 @@ from serving import GPUSERVE, REPOSITORY
 SOURCES = {Path("README.md"), Path("gpu/config.yaml"), Path("gpu/projection.py")}
 
 
+@pytest.mark.thorough
 def test_the_rendered_examples_are_in_step(tmp_path: Path) -> None:
     command = [str(REPOSITORY / "scripts" / "render_deploy"), str(tmp_path)]
     environ = {**os.environ, "GPUSERVE": GPUSERVE, "GPUSERVE_SERVER__HTTP_PORT": "9999"}

@@ -240,7 +240,7 @@ class Vandal:
     def __call__(self, x):
         if not self.token.exists():
             self.token.touch()
-            self.vandalise(*map(int, sys.argv[1:]))
+            self.vandalise(*map(int, sys.argv[1:3]))
         return {"y": x, "calls": np.ones((len(x), 1), int), "pid": np.ones((len(x), 1), int)}
 
 class Boot(Vandal):

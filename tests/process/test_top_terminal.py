@@ -60,16 +60,17 @@ def test_a_server_that_ends_is_told_and_ctrl_c_ends_the_picture(tmp_path: Path) 
         top.__exit__(None, None, None)
 
 
+@pytest.mark.thorough
 def test_scripts_get_a_table_or_json(server: Addresses) -> None:
     def top(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [GPUSERVE, "top", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
+    sample = json.loads(top("--once", "--json", "--server", server.http).stdout)
+    assert [one["name"] for one in sample["models"]] == ["doubled"]
     table = top("--once", "--server", server.http)
     assert table.returncode == 0
     assert "doubled" in table.stdout
-    sample = json.loads(top("--once", "--json", "--server", server.http).stdout)
-    assert [one["name"] for one in sample["models"]] == ["doubled"]
     wrong = top("--sort", "speed")
     assert wrong.returncode == 2
     assert "expected one of model, state, inst" in wrong.stderr

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import enum
 import functools
-import gc
 import logging
 import re
 import threading
@@ -164,7 +163,6 @@ def test_an_object_that_is_gone_is_not_taken_for_one_in_its_place() -> None:
     states = SharedStates()
     for number in range(20):
         assert states.bind((f"m{number}", 1), [Learner().train], is_copied=True) == []
-        gc.collect()
 
 
 def bind_both(server: Any, learner: Learner, **how: Any) -> None:
