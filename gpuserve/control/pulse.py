@@ -38,7 +38,7 @@ class Pulse:
         os.close(self.fd)
 
 
-class Silence:
+class Stillness:
     """For how long another loop has not turned, as far as that is its own fault. Pure."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from html import escape
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Write rows below a head."""
+    """Write rows below a head, as HTML with nothing in it left to be read as HTML."""
     titles = "".join(f"<th>{escape(one)}</th>" for one in head)
     lines = "".join(f"<tr>{''.join(f'<td>{escape(str(one))}</td>' for one in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"

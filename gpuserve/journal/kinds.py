@@ -8,7 +8,7 @@ from typing import Final
 
 
 class EventKind(enum.Enum):
-    """What an event tells of."""
+    """What has happened, by the name that subscribers see."""
 
     SERVER_STATE = "server_state"
     INSTANCE_STATE = "instance_state"

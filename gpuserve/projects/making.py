@@ -25,7 +25,7 @@ class ProjectError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProjectKind:
     """A kind of project: what is served of it, and what that needs beside gpuserve."""
 
     name: str
@@ -43,12 +43,12 @@ class Kind:
 KINDS: Final = {
     one.name: one
     for one in (
-        Kind("batch", "a function of arrays, the rows of many requests at once"),
-        Kind("stream", "a generator, whose responses go out as they are produced"),
-        Kind("torch", "a network of PyTorch", library=("torch", "pytorch")),
-        Kind("onnx", "an ONNX file, without code", library=("onnxruntime", "onnx")),
-        Kind("openai", "chat for OpenAI's clients", library=("pydantic", "openai")),
-        Kind("triton", "a model repository of Triton with a model.py", target="models"),
+        ProjectKind("batch", "a function of arrays, the rows of many requests at once"),
+        ProjectKind("stream", "a generator, whose responses go out as they are produced"),
+        ProjectKind("torch", "a network of PyTorch", library=("torch", "pytorch")),
+        ProjectKind("onnx", "an ONNX file, without code", library=("onnxruntime", "onnx")),
+        ProjectKind("openai", "chat for OpenAI's clients", library=("pydantic", "openai")),
+        ProjectKind("triton", "a model repository of Triton with a model.py", target="models"),
     )
 }
 
@@ -58,7 +58,7 @@ class Project:
     """A project that is to be made in a folder. ``model`` is the name of its model."""
 
     folder: str
-    kind: Kind
+    kind: ProjectKind
 
     @property
     def model(self) -> str:

@@ -21,7 +21,7 @@ from gpuserve.journal.kinds import SEEN_BY_FRONT, EventKind
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.attach.attached_models import AttachedModels
-from gpuserve.supervisor.core.front_events import FrontEvents
+from gpuserve.supervisor.core.front_events import EventsForFront
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.listeners import Listeners
 from gpuserve.supervisor.core.log_lines import LogLines
@@ -74,7 +74,7 @@ class _Parts:
         table = GenerationTable(repository, care, core.front, numbers)
         self._core = core
         self.front = core.front
-        self.events = FrontEvents(core.events.recent, core.front, core.reactor)
+        self.events = EventsForFront(core.events.recent, core.front, core.reactor)
         self.gpus = GpuFences(core, care.lost_gpus, table.workers)
         self.models = models = ServedModels(core, table)
         self.attached = attached = AttachedModels(core, table.names, numbers)

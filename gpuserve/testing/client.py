@@ -18,13 +18,13 @@ _OPTIONS: Final = frozenset(CallOptions.__annotations__)
 
 
 class Models(Protocol):
-    """Where the models are."""
+    """Where the models of a client run: in this process, or in workers."""
 
     def open(self) -> None:
-        """Load them."""
+        """Load every model, or raise what one of them raises."""
 
     def close(self) -> None:
-        """End them."""
+        """End every model, and whatever runs for it."""
 
     def infer(self, model: str, version: str, requests: Sequence[LocalRequest]) -> list[Outputs]:
         """Answer requests that come at once."""
@@ -151,8 +151,8 @@ class TestClient:
 
 
 def _served(settings: Any, specs: Any, others: Mapping[str, Other]) -> Models:
-    from gpuserve.testing.served_models import ServedModels  # brings the supervisor
+    from gpuserve.testing.served_models import WorkerModels  # brings the supervisor
 
     if others:
         raise WrongCall("others answer in this process alone: expected no workers, or models in their place")
-    return ServedModels(settings, specs)
+    return WorkerModels(settings, specs)

@@ -1,4 +1,4 @@
-"""``ServedModels``: the models of a configuration behind a server of their own, with a front and workers as
+"""``WorkerModels``: the models of a configuration behind a server of their own, with a front and workers as
 in production, on free ports of this machine alone; asked over gRPC.
 """
 
@@ -55,7 +55,7 @@ class TestServer(ModelHost):
         return Supervisor(self._settings, models, ServerObserver(), relay_output=False, devices=self._devices)
 
 
-class ServedModels:
+class WorkerModels:
     """Models in worker processes; ``addresses`` say where any client finds them."""
 
     def __init__(self, settings: ServerSettings, specs: Sequence[ModelSpec]) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gpuserve.cli.app import build_app
 from gpuserve.projects import making
-from gpuserve.projects.making import KINDS, Kind, Project, ProjectError
+from gpuserve.projects.making import KINDS, Project, ProjectError, ProjectKind
 
 PLUGIN = "gpuserve.testing.pytest_plugin"
 #: Named here only where the installation is older than the entry point.
@@ -74,7 +74,9 @@ def test_what_to_do_next_is_said_in_three_lines(tmp_path: Path, monkeypatch: pyt
         0,
         ["Next:", "  cd demo", "  gpuserve dev config.yaml", "  pytest"],
     )
-    monkeypatch.setitem(making.KINDS, "torch", Kind("torch", "", library=("no_such_module", "pytorch")))
+    monkeypatch.setitem(
+        making.KINDS, "torch", ProjectKind("torch", "", library=("no_such_module", "pytorch"))
+    )
     status, text = run("other", "--kind", "torch")
     assert text.splitlines()[-1].endswith("not installed: pip install 'gpuserve[pytorch]'")
 

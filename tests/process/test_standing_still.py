@@ -16,7 +16,7 @@ from operated import OperatedServer, Orders, config, model
 from processes import children, command_line, wait_until
 from serving import GPUSERVE
 
-from gpuserve.control.pulse import Pulse, Silence, pulse_period_s
+from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
 from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
 
 HANG_S = 0.6
@@ -108,7 +108,7 @@ def test_a_door_shows_where_it_stands(tmp_path: Path) -> None:
 
 
 def test_only_looks_that_come_in_time_count() -> None:
-    silence = Silence()
+    silence = Stillness()
     assert [silence.look(False, now, 1.0) for now in (10.0, 11.0, 12.0)] == [0.0, 1.0, 2.0]
     assert silence.look(False, 100.0, 1.0) == 2.0  # who looks stood still
     assert [silence.look(False, now, 1.0) for now in (101.0, 102.0)] == [3.0, 4.0]

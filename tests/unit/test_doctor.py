@@ -15,7 +15,7 @@ import pytest
 from gpuserve.cli.app import run
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.cli.doctor.facts import ConfigProblem, Facts, Package, Port, RunningServer
-from gpuserve.cli.doctor.judgement import Level, findings, has_fault, is_older
+from gpuserve.cli.doctor.judgement import Severity, findings, has_fault, is_older
 from gpuserve.cli.doctor.report import as_text
 from gpuserve.control.port_holders import Holder, holder_of, listening_inodes
 
@@ -48,7 +48,7 @@ WELL = Facts(
 
 
 def bad(facts: Facts) -> list[tuple[str, str, str, str]]:
-    found = (one for one in findings(facts) if one.level is not Level.OK)
+    found = (one for one in findings(facts) if one.level is not Severity.OK)
     return [(one.level.value, one.topic, one.text, one.advice) for one in found]
 
 

@@ -12,13 +12,13 @@ import pytest
 from gpuserve.control.channel import Channel, channel_pair
 from gpuserve.control.messages import CONTROL, Happened, Noticed
 from gpuserve.control.reactor import Reactor
-from gpuserve.front.service.events import FrontEvents as SeenByFront
+from gpuserve.front.service.events import EventsInFront as SeenByFront
 from gpuserve.journal.event import MAX_TEXT_CHARACTERS, Event
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import FACTS, SEEN_BY_FRONT, EventKind
 from gpuserve.journal.recent import KEPT, KEPT_BY_FRONT
 from gpuserve.settings.server import ServerSettings
-from gpuserve.supervisor.core.front_events import FrontEvents
+from gpuserve.supervisor.core.front_events import EventsForFront
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.listeners import Listeners
 from gpuserve.supervisor.core.log_lines import LogLines
@@ -138,7 +138,7 @@ def reactor() -> Iterator[Later]:
 
 
 def test_a_front_hears_in_time_and_in_order(journal: EventJournal, front: Front, reactor: Later) -> None:
-    passed = FrontEvents(journal.recent, front, reactor)  # type: ignore[arg-type]
+    passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     for _ in range(3):
         journal.tell(EventKind.SCALED, model="m")
@@ -149,7 +149,7 @@ def test_a_front_that_is_not_ready_is_told_when_it_is(
     journal: EventJournal, front: Front, reactor: Later
 ) -> None:
     front.ready = False
-    passed = FrontEvents(journal.recent, front, reactor)  # type: ignore[arg-type]
+    passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     for _ in range(KEPT):
         journal.tell(EventKind.SCALED, model="m")
@@ -164,7 +164,7 @@ def test_a_front_that_is_not_ready_is_told_when_it_is(
 def test_a_front_that_does_not_read_holds_nobody_up(
     journal: EventJournal, front: Front, reactor: Later
 ) -> None:
-    passed = FrontEvents(journal.recent, front, reactor)  # type: ignore[arg-type]
+    passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     while not reactor.due:
         journal.tell(EventKind.INSTANCE_DIED, model="m", reason="x" * 1000)

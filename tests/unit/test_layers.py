@@ -50,23 +50,25 @@ ALLOWED = {
     "gpuserve/cli":
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
-        "gpuserve/config gpuserve/config/entries gpuserve/control gpuserve/declare gpuserve/devices "
-        "gpuserve/errors gpuserve/follow gpuserve/options gpuserve/placement gpuserve/repository "
-        "gpuserve/settings gpuserve/stamps gpuserve/supervisor gpuserve/supervisor/core "
-        "gpuserve/supervisor/models gpuserve/supervisor/reload gpuserve_worker/protocol "
-        "gpuserve_worker/running",
+        "gpuserve/cli/views gpuserve/config gpuserve/config/entries gpuserve/control gpuserve/errors "
+        "gpuserve/follow gpuserve/options gpuserve/placement gpuserve/repository gpuserve/settings "
+        "gpuserve/stamps gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models "
+        "gpuserve/supervisor/reload",
     "gpuserve/cli/doctor":
-        "gpuserve/cli/console gpuserve/control gpuserve/placement gpuserve/settings gpuserve_worker/memory",
+        "gpuserve/cli/views gpuserve/control gpuserve/placement gpuserve/settings gpuserve_worker/memory",
     "gpuserve/cli/top":
-        "gpuserve/cli/console gpuserve/control gpuserve/errors gpuserve/follow gpuserve/journal "
-        "gpuserve/states",
+        "gpuserve/cli/console gpuserve/cli/views gpuserve/control gpuserve/errors gpuserve/follow "
+        "gpuserve/journal gpuserve/states",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
-        "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/cli/top "
+        "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/cli/top gpuserve/cli/views "
         "gpuserve/compat/pytriton gpuserve/compat/tritonserver gpuserve/config gpuserve/control "
         "gpuserve/declare gpuserve/errors gpuserve/export gpuserve/export/sizing gpuserve/follow "
         "gpuserve/journal gpuserve/placement gpuserve/projects gpuserve/repository gpuserve/settings "
         "gpuserve/supervisor/core gpuserve/tune gpuserve_worker/protocol",
+    "gpuserve/cli/views":
+        "gpuserve/config gpuserve/declare gpuserve/devices gpuserve/placement gpuserve/settings "
+        "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/client": "gpuserve/declare gpuserve/display gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat": "gpuserve/compat/pytriton",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",

@@ -8,8 +8,8 @@ import shlex
 
 import pytest
 
-from gpuserve.cli.console.client_command import client_command
-from gpuserve.cli.console.startup_view import LogView, TableView, ready_text
+from gpuserve.cli.views.client_command import client_command
+from gpuserve.cli.views.startup_view import LogView, TableView, ready_text
 from gpuserve.declare.spec import InstanceSpec, ModelSpec, SequenceBatching
 from gpuserve_worker.protocol.tensor import TensorSpec
 

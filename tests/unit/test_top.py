@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.cli.top import rows
-from gpuserve.cli.top.screen import KEYS, QUIT, Command, Screen, View
+from gpuserve.cli.top.screen import KEYS, QUIT, KeyCommand, Screen, View
 
 GIGA = 1 << 30
 
@@ -161,7 +161,7 @@ def test_nothing_is_done_without_a_yes() -> None:
     assert made.pressed("n") is None
     assert (made.view, made.notice) == (View.MODELS, "nothing was done")
     made.pressed("+")
-    assert made.pressed("y") == Command(
+    assert made.pressed("y") == KeyCommand(
         "scale", {"counts": {"bert": 2}}, "scale bert from 1 to 2 on each device"
     )
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from gpuserve.cli.console.status_view import status_text
+from gpuserve.cli.views.status_view import status_text
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
 from gpuserve.settings import logs
 
@@ -28,7 +28,7 @@ _BACKGROUND_S: Final = 0.5
 _MOST_NBYTES: Final = 256
 
 
-class Served(Protocol):
+class ServedHere(Protocol):
     """What keys ask for; from any thread."""
 
     def request_stop(self) -> None:
@@ -38,7 +38,7 @@ class Served(Protocol):
         """Apply what has changed; ``anew``: load all models again."""
 
     def request_status(self, answer: AnswerOutcome) -> None:
-        """Answer with the status."""
+        """Answer with what ``gpuserve status`` shows."""
 
 
 def has_terminal() -> bool:
@@ -46,7 +46,7 @@ def has_terminal() -> bool:
 
 
 @contextmanager
-def keys_of(server: Served) -> Iterator[None]:
+def keys_of(server: ServedHere) -> Iterator[None]:
     """Let keys command a server, where stdin is a terminal. To be used in the main thread."""
     if not has_terminal():
         yield

@@ -94,7 +94,7 @@ def serve_configuration(
     from gpuserve.cli.console.keys import HELP, has_terminal, keys_of
     from gpuserve.cli.console.preflight import require_models, require_trace_output, with_devices
     from gpuserve.cli.console.signals import obey_signals
-    from gpuserve.cli.console.startup_view import ENDING, FOLLOWING, startup_view
+    from gpuserve.cli.views.startup_view import ENDING, FOLLOWING, startup_view
     from gpuserve.placement.server_devices import ServerDevices
     from gpuserve.settings import logs
     from gpuserve.supervisor.core.processes import front_process

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gpuserve.cli.console.status_view import status_text
-from gpuserve.cli.console.tables import shortened
+from gpuserve.cli.views.status_view import status_text
+from gpuserve.cli.views.tables import shortened
 from gpuserve.follow.stream import EventStream, chosen_kinds
 
 _PERIOD_S: Final = 1.0

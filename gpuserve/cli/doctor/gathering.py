@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from gpuserve.cli.console import device_report
 from gpuserve.cli.doctor.facts import ConfigProblem, Facts, Package, Port, RunningServer
+from gpuserve.cli.views import device_report
 from gpuserve.control.operator_client import listening_names, running
 from gpuserve.control.port_holders import Holder, holder_of
 from gpuserve.placement.libraries import installed_cupy

@@ -22,7 +22,7 @@ _SPARE_DESCRIPTORS: Final = 256
 _QUICK_CLOCKS: Final = frozenset({"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"})
 
 
-class Level(enum.Enum):
+class Severity(enum.Enum):
     """How bad a finding is: with a fault a server does not start, or not as it was meant."""
 
     OK = "ok"
@@ -30,10 +30,10 @@ class Level(enum.Enum):
     FAULT = "fault"
 
 
-class Finding(NamedTuple):
+class Verdict(NamedTuple):
     """One thing that was looked at. ``advice`` is what to do, "" for nothing."""
 
-    level: Level
+    level: Severity
     topic: str
     text: str
     advice: str = ""
@@ -42,7 +42,7 @@ class Finding(NamedTuple):
         return {**self._asdict(), "level": self.level.value}
 
 
-def findings(facts: Facts) -> list[Finding]:
+def findings(facts: Facts) -> list[Verdict]:
     """Everything that was looked at, the machine first and the configuration last."""
     return [
         *_python(facts),
@@ -58,33 +58,35 @@ def findings(facts: Facts) -> list[Finding]:
     ]
 
 
-def has_fault(found: Iterable[Finding]) -> bool:
-    return any(one.level is Level.FAULT for one in found)
+def has_fault(found: Iterable[Verdict]) -> bool:
+    return any(one.level is Severity.FAULT for one in found)
 
 
 # ---- this Python ------------------------------------------------------------------------------
 
 
-def _python(facts: Facts) -> Iterator[Finding]:
+def _python(facts: Facts) -> Iterator[Verdict]:
     if facts.is_supported:
-        yield Finding(Level.OK, "python", facts.python)
+        yield Verdict(Severity.OK, "python", facts.python)
     else:
         advice = "run gpuserve with CPython 3.11 or later"
-        yield Finding(Level.FAULT, "python", f"{facts.python} is not supported", advice)
+        yield Verdict(Severity.FAULT, "python", f"{facts.python} is not supported", advice)
     wrong = [one for one in facts.packages if not one.version or is_older(one.version, one.least)]
     for package in wrong:
         yield _package(package)
     if not wrong:
         named = ", ".join(f"{one.name} {one.version}" for one in facts.packages)
-        yield Finding(Level.OK, "packages", named)
+        yield Verdict(Severity.OK, "packages", named)
 
 
-def _package(package: Package) -> Finding:
+def _package(package: Package) -> Verdict:
     what = (
         f"{package.name} {package.version} is installed" if package.version else f"there is no {package.name}"
     )
     wanted = f"{package.name}>={package.least}" if package.least else package.name
-    return Finding(Level.FAULT, "packages", f"{what}, and gpuserve needs {wanted}", f"pip install '{wanted}'")
+    return Verdict(
+        Severity.FAULT, "packages", f"{what}, and gpuserve needs {wanted}", f"pip install '{wanted}'"
+    )
 
 
 def is_older(version: str, least: str) -> bool:
@@ -100,49 +102,51 @@ def _numbers(version: str) -> list[int]:
 # ---- the machine ------------------------------------------------------------------------------
 
 
-def _kernel(facts: Facts) -> Iterator[Finding]:
+def _kernel(facts: Facts) -> Iterator[Verdict]:
     for one in facts.lacking:
-        yield Finding(
-            Level.FAULT,
+        yield Verdict(
+            Severity.FAULT,
             "kernel",
             f"{facts.kernel} does not offer {one}, without which no server runs",
             "use Linux 5.4 or later; a sandbox such as gVisor, or a seccomp profile, has to let it through",
         )
     if not facts.lacking:
-        yield Finding(Level.OK, "kernel", facts.kernel)
+        yield Verdict(Severity.OK, "kernel", facts.kernel)
 
 
-def _gpus(facts: Facts) -> Iterator[Finding]:
+def _gpus(facts: Facts) -> Iterator[Verdict]:
     if not facts.has_driver:
-        yield Finding(Level.OK, "gpus", f"{facts.gpus}: models run on the CPU")
+        yield Verdict(Severity.OK, "gpus", f"{facts.gpus}: models run on the CPU")
     elif facts.gpu_notes:
         text = f"{facts.gpus}: {'; '.join(facts.gpu_notes)}"
-        yield Finding(Level.WARNING, "gpus", text, "gpuserve devices shows what there is")
+        yield Verdict(Severity.WARNING, "gpus", text, "gpuserve devices shows what there is")
     else:
-        yield Finding(Level.OK, "gpus", facts.gpus)
+        yield Verdict(Severity.OK, "gpus", facts.gpus)
 
 
-def _processors(facts: Facts) -> Iterator[Finding]:
+def _processors(facts: Facts) -> Iterator[Verdict]:
     text = f"{facts.processors:g} of {facts.machine_processors} may be used"
     if facts.processors < 1:
         advice = "give the container a processor at least: --cpus, or resources.limits.cpu"
-        yield Finding(Level.WARNING, "processors", f"{text}: front and workers wait for each other", advice)
+        yield Verdict(
+            Severity.WARNING, "processors", f"{text}: front and workers wait for each other", advice
+        )
     else:
-        yield Finding(Level.OK, "processors", text)
+        yield Verdict(Severity.OK, "processors", text)
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
+def _memory(facts: Facts) -> Iterator[Verdict]:
     available = facts.available_nbytes
     if available is not None:
-        level = Level.WARNING if available < _LITTLE_NBYTES else Level.OK
-        level = Level.FAULT if available < _TOO_LITTLE_NBYTES else level
-        advice = "" if level is Level.OK else "give the machine, or the control group, more memory"
+        level = Severity.WARNING if available < _LITTLE_NBYTES else Severity.OK
+        level = Severity.FAULT if available < _TOO_LITTLE_NBYTES else level
+        advice = "" if level is Severity.OK else "give the machine, or the control group, more memory"
         text = f"{_size(available)} can be reserved by requests, answers and models"
-        yield Finding(level, "memory", text, advice)
+        yield Verdict(level, "memory", text, advice)
     if facts.is_overcommit_strict:
         left = "" if facts.commit_left_nbytes is None else f", {_size(facts.commit_left_nbytes)} are left"
-        yield Finding(
-            Level.WARNING,
+        yield Verdict(
+            Severity.WARNING,
             "memory",
             f"vm.overcommit_memory is 2: what is reserved counts at once{left}, and CUDA reserves much",
             "sysctl vm.overcommit_memory=0, if nothing else needs it",
@@ -151,12 +155,12 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield _shm(facts.shm_nbytes)
 
 
-def _shm(nbytes: int) -> Finding:
+def _shm(nbytes: int) -> Verdict:
     text = f"/dev/shm has {_size(nbytes)}"
     if nbytes > _SMALL_SHM_NBYTES:
-        return Finding(Level.OK, "shm", text)
-    return Finding(
-        Level.WARNING,
+        return Verdict(Severity.OK, "shm", text)
+    return Verdict(
+        Severity.WARNING,
         "shm",
         f"{text}: gpuserve itself needs none of it, but clients' system shared memory and PyTorch's "
         "DataLoader do",
@@ -164,68 +168,70 @@ def _shm(nbytes: int) -> Finding:
     )
 
 
-def _limits(facts: Facts) -> Iterator[Finding]:
+def _limits(facts: Facts) -> Iterator[Verdict]:
     _, most = facts.open_files
     needed = facts.max_connections + _SPARE_DESCRIPTORS
     if 0 <= most < needed:
         fits = max(0, most - _SPARE_DESCRIPTORS)
         text = f"a process may have {most} open files: about {fits} connections, of {facts.max_connections}"
-        yield Finding(Level.WARNING, "nofile", text, f"ulimit -Hn {needed}, or LimitNOFILE={needed}")
+        yield Verdict(Severity.WARNING, "nofile", text, f"ulimit -Hn {needed}, or LimitNOFILE={needed}")
     else:
-        yield Finding(Level.OK, "nofile", f"a process may have {_count(most)} open files")
+        yield Verdict(Severity.OK, "nofile", f"a process may have {_count(most)} open files")
     locked = facts.locked_nbytes[1]
     what = "any amount of memory" if locked < 0 else _size(locked)
-    yield Finding(Level.OK, "memlock", f"a process may lock {what}; gpuserve itself locks none")
+    yield Verdict(Severity.OK, "memlock", f"a process may lock {what}; gpuserve itself locks none")
 
 
-def _clock(facts: Facts) -> Iterator[Finding]:
+def _clock(facts: Facts) -> Iterator[Verdict]:
     if facts.is_clock_synchronized is False:
         text = (
             "the clock is not synchronized: traces and logs of several machines do not fit, and certificates "
             "may seem expired"
         )
-        yield Finding(Level.WARNING, "clock", text, "run an NTP client, such as chrony")
+        yield Verdict(Severity.WARNING, "clock", text, "run an NTP client, such as chrony")
     else:
         known = "" if facts.is_clock_synchronized is None else "synchronized"
-        yield Finding(Level.OK, "clock", known or "this machine does not tell whether it is synchronized")
+        yield Verdict(Severity.OK, "clock", known or "this machine does not tell whether it is synchronized")
     if facts.clock_source and facts.clock_source not in _QUICK_CLOCKS:
         text = f"the clock source is {facts.clock_source}: each look at the clock is a call into the kernel"
-        yield Finding(
-            Level.WARNING, "clock", text, "boot with clocksource=tsc, where the processor's is stable"
+        yield Verdict(
+            Severity.WARNING, "clock", text, "boot with clocksource=tsc, where the processor's is stable"
         )
 
 
 # ---- other servers, ports, the configuration -----------------------------------------------------
 
 
-def _servers(facts: Facts) -> Iterator[Finding]:
+def _servers(facts: Facts) -> Iterator[Verdict]:
     own = [f"{one.address} (process {one.pid})" for one in facts.servers if one.pid]
     if own:
-        yield Finding(Level.OK, "servers", f"of this user: {', '.join(own)}")
+        yield Verdict(Severity.OK, "servers", f"of this user: {', '.join(own)}")
     for one in facts.servers:
         if not one.pid:
             text = f"of user {one.uid}: {one.address}, which only that user and root can operate"
-            yield Finding(Level.OK, "servers", text)
+            yield Verdict(Severity.OK, "servers", text)
 
 
-def _port(port: Port) -> Finding:
+def _port(port: Port) -> Verdict:
     where = f"{port.role}, {port.address}"
     if not port.problem:
-        return Finding(Level.OK, "ports", f"{where}: free")
+        return Verdict(Severity.OK, "ports", f"{where}: free")
     by = f" by {port.holder}" if port.holder else ""
     text = f"{where}: {port.problem}{by}"
     if port.by_server:
-        return Finding(Level.WARNING, "ports", text, "that server has to end before another one starts here")
+        return Verdict(
+            Severity.WARNING, "ports", text, "that server has to end before another one starts here"
+        )
     advice = f"end what has it, or choose another: --{port.role}-port"
-    return Finding(Level.FAULT, "ports", text, advice)
+    return Verdict(Severity.FAULT, "ports", text, advice)
 
 
-def _config(facts: Facts) -> Iterator[Finding]:
+def _config(facts: Facts) -> Iterator[Verdict]:
     for one in facts.config_problems:
-        level = Level.FAULT if one.fatal else Level.WARNING
-        yield Finding(level, "config", one.text, "")
+        level = Severity.FAULT if one.fatal else Severity.WARNING
+        yield Verdict(level, "config", one.text, "")
     if facts.config is not None and not facts.config_problems:
-        yield Finding(Level.OK, "config", f"{facts.config} can be served here")
+        yield Verdict(Severity.OK, "config", f"{facts.config} can be served here")
 
 
 def _size(nbytes: int) -> str:

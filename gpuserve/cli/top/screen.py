@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from rich.text import Text
 
-from gpuserve.cli.console.event_view import event_line
 from gpuserve.cli.top import rows as of
+from gpuserve.cli.views.event_view import event_line
 from gpuserve.states import StepTable
 
 #: The keys, as a terminal sends them and as they are called here.
@@ -85,7 +85,7 @@ _STEPS: Final = StepTable(
 )
 
 
-class Command(NamedTuple):
+class KeyCommand(NamedTuple):
     """What a key asks for: a verb for the server with its arguments, or "quit"."""
 
     verb: str
@@ -93,7 +93,7 @@ class Command(NamedTuple):
     question: str = ""
 
 
-QUIT: Final = Command("quit", {})
+QUIT: Final = KeyCommand("quit", {})
 
 
 class Screen:
@@ -111,7 +111,7 @@ class Screen:
         self._held = False
         self._chosen = ""
         self._first = 0
-        self._asked: Command | None = None
+        self._asked: KeyCommand | None = None
         self._events: deque[Mapping[str, Any]] = deque(maxlen=_MAX_EVENTS)
 
     # ---- what comes in ------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Screen:
         elif not self._held:
             self._sample = event
 
-    def pressed(self, raw: str) -> Command | None:
+    def pressed(self, raw: str) -> KeyCommand | None:
         """Take a key, as the terminal sent it; what the server is to be asked, or that this is the end."""
         if self.view is View.FILTER:
             self._write_filter(raw)
@@ -139,7 +139,7 @@ class Screen:
 
     # ---- keys ---------------------------------------------------------------------------------
 
-    def _obey(self, key: str) -> Command | None:
+    def _obey(self, key: str) -> KeyCommand | None:
         match key:
             case "q" if self.view is View.MODELS:
                 return QUIT
@@ -197,7 +197,7 @@ class Screen:
         self._asked, self._back = command, self.view
         self._go(View.CONFIRM)
 
-    def _confirm(self, key: str) -> Command | None:
+    def _confirm(self, key: str) -> KeyCommand | None:
         command, self._asked = self._asked, None
         self._go(self._back)
         if key.lower() != "y" or command is None:
@@ -307,21 +307,23 @@ class Screen:
         return next((one for one in found if one["title"] == self._chosen), found[0] if found else None)
 
 
-def _command(key: str, row: of.Row | None) -> Command | None:
+def _command(key: str, row: of.Row | None) -> KeyCommand | None:
     if key == "d":
-        return Command("drain", {}, "drain the server")
+        return KeyCommand("drain", {}, "drain the server")
     if key == "u":
-        return Command("drain", {"undo": True}, "put the server back into service")
+        return KeyCommand("drain", {"undo": True}, "put the server back into service")
     if row is None:
         return None
     name = row["name"]
     if key == "r":
-        return Command("reload", {"model": name}, f"load {name} anew")
+        return KeyCommand("reload", {"model": name}, f"load {name} anew")
     now = max(_by_device(row["instances"]).values(), default=0)
     wanted = now + 1 if key == "+" else now - 1
     if wanted < 1:
         return None
-    return Command("scale", {"counts": {name: wanted}}, f"scale {name} from {now} to {wanted} on each device")
+    return KeyCommand(
+        "scale", {"counts": {name: wanted}}, f"scale {name} from {now} to {wanted} on each device"
+    )
 
 
 def _by_device(instances: Iterable[of.Row]) -> dict[str, int]:

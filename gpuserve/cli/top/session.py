@@ -18,7 +18,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from gpuserve.cli.console.keys import Terminal
-from gpuserve.cli.top.screen import QUIT, Command, Screen
+from gpuserve.cli.top.screen import QUIT, KeyCommand, Screen
 from gpuserve.control.operator_client import ask
 from gpuserve.errors import ControlError
 from gpuserve.follow.stream import EventStream, chosen_kinds
@@ -130,7 +130,7 @@ class TopSession:
         elif command is not None:
             threading.Thread(target=self._ask, args=(command,), daemon=True).start()
 
-    def _ask(self, command: Command) -> None:
+    def _ask(self, command: KeyCommand) -> None:
         try:
             outcome = ask(self._server, command.verb, command.arguments, self._tell)
         except ControlError as error:

@@ -32,7 +32,7 @@ def config(
       gpuserve config config.yaml --brief --http-port 9000
       gpuserve config models/ --json
     """
-    from gpuserve.cli.console.config_view import as_text
+    from gpuserve.cli.views.config_view import as_text
     from gpuserve.config.effective import effective
     from gpuserve.repository.target import load_target
 

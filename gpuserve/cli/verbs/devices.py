@@ -31,7 +31,7 @@ def devices(
       gpuserve devices
       gpuserve devices config.yaml --json
     """
-    from gpuserve.cli.console import device_report
+    from gpuserve.cli.views import device_report
     from gpuserve.errors import DeviceError
     from gpuserve.placement.libraries import installed_cupy
     from gpuserve.placement.server_devices import ServerDevices

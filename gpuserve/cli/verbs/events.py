@@ -59,7 +59,7 @@ def _write(event: dict[str, Any], as_json: bool) -> None:
 
         sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
     else:
-        from gpuserve.cli.console.event_view import event_line
+        from gpuserve.cli.views.event_view import event_line
 
         sys.stdout.write(event_line(event) + "\n")
     sys.stdout.flush()

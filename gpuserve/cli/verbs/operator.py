@@ -65,7 +65,7 @@ def status(
         outcome.result["stacks"] = texts
     if as_json or outcome.code:
         _show(outcome, as_json)
-    from gpuserve.cli.console.status_view import status_text
+    from gpuserve.cli.views.status_view import status_text
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     sys.stdout.write(status_text(outcome.result, width))

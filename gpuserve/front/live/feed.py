@@ -16,11 +16,11 @@ from typing import Any, Final, Protocol
 import orjson
 
 from gpuserve.errors import Unavailable
-from gpuserve.front.live.sampler import Sample, Sampler
+from gpuserve.front.live.sampler import LiveSampler, Sample
 from gpuserve.front.observe.history import INTERVAL_S
 from gpuserve.front.observe.rates import Of
 from gpuserve.front.observe.sliced_page import in_slices
-from gpuserve.front.service.events import FrontEvents
+from gpuserve.front.service.events import EventsInFront
 from gpuserve.front.service.health import ServerHealth
 from gpuserve.journal.event import Event
 
@@ -46,7 +46,7 @@ class LiveFeed:
     """
 
     def __init__(
-        self, sampler: Sampler, health: ServerHealth, events: FrontEvents, server: Mapping[str, Any]
+        self, sampler: LiveSampler, health: ServerHealth, events: EventsInFront, server: Mapping[str, Any]
     ) -> None:
         self.sampler = sampler
         self.more: Callable[[], Mapping[str, Any]] = dict

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from gpuserve.front.live.feed import LiveFeed
-from gpuserve.front.live.sampler import Sampler
+from gpuserve.front.live.sampler import LiveSampler
 from gpuserve.front.live.settings import ShownSettings
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import OFF, ServerSettings
@@ -25,7 +25,7 @@ def live_page(service: InferenceService, settings: ServerSettings, epoch: int) -
     """The page of a front, which is the server's ``epoch``-th; None where there is to be none."""
     if settings.dashboard == OFF:
         return None
-    sampler = Sampler(service.models, service.control.gpus, time.monotonic)
+    sampler = LiveSampler(service.models, service.control.gpus, time.monotonic)
     server = {**service.metadata(), "pid": os.getpid(), "restarts": epoch - 1}
     del server["extensions"]
     return LivePage(LiveFeed(sampler, service.health, service.events, server), ShownSettings(settings))

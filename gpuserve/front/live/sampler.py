@@ -33,7 +33,7 @@ class Sample(NamedTuple):
     gpus: list[Row]
 
 
-class Sampler:
+class LiveSampler:
     """Reads a server's models, each time what happened since the time before; ``clock`` gives seconds."""
 
     def __init__(self, models: ModelTable, gpus: GpuWatch, clock: Callable[[], float]) -> None:

@@ -21,7 +21,7 @@ PAUSE_S: Final = 10.0
 
 
 class Notice(NamedTuple):
-    """An event to be told."""
+    """An event that the front has seen and the supervisor is to tell."""
 
     kind: EventKind
     model: str

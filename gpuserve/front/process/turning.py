@@ -10,7 +10,7 @@ import os
 from typing import Final
 
 from gpuserve.control.process_state import how_it_is
-from gpuserve.control.pulse import Pulse, Silence, pulse_period_s
+from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
 from gpuserve.front.service.health import ServerHealth
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Turning:
         self._supervisors = Pulse(supervisors_fd)
         self._timeout_s = timeout_s
         self._health = health
-        self._silence = Silence()
+        self._silence = Stillness()
         self._is_told = False
 
     async def run(self) -> None:

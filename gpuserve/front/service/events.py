@@ -14,7 +14,7 @@ from gpuserve.journal.kinds import EventKind
 from gpuserve.journal.recent import KEPT_BY_FRONT, RecentEvents
 
 
-class FrontEvents:
+class EventsInFront:
     """The last events, also of before this front; follow ``recent`` for the next ones."""
 
     def __init__(self, say: Say) -> None:

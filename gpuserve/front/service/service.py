@@ -17,7 +17,7 @@ from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics_page import MetricsPage
 from gpuserve.front.observe.sliced_page import SlicedPage
 from gpuserve.front.service.control import AdminControl, LogControl, Questions, RepositoryControl, Say
-from gpuserve.front.service.events import FrontEvents
+from gpuserve.front.service.events import EventsInFront
 from gpuserve.front.service.health import ServerHealth
 from gpuserve.front.service.inference import Inference, NotedInference, Pins
 from gpuserve.front.service.model_table import ModelTable
@@ -74,7 +74,7 @@ class InferenceService:
     inflation: InflationLimits
     #: The statistics of all models, by JSON and as a message.
     statistics: tuple[SlicedPage, SlicedPage]
-    events: FrontEvents
+    events: EventsInFront
     version: str = VERSION
     extensions: tuple[str, ...] = EXTENSIONS
 
@@ -139,5 +139,5 @@ def inference_service(
         intake,
         inflation,
         statistics,
-        FrontEvents(say),
+        EventsInFront(say),
     )

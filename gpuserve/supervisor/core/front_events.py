@@ -16,7 +16,7 @@ _AT_ONCE: Final = 20
 _AGAIN_S: Final = 0.1
 
 
-class FrontEvents:
+class EventsForFront:
     """What the present front knows of the ``recent`` events, which are passed on from ``open()`` on."""
 
     def __init__(self, recent: RecentEvents, front: FrontKeeper, reactor: Reactor) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from gpuserve.control.process_state import how_it_is
-from gpuserve.control.pulse import Pulse, Silence, pulse_period_s
+from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
 from gpuserve.control.reactor import Reactor
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import EventKind
@@ -36,7 +36,7 @@ class FrontPulse:
         self._timeout_s = timeout_s
         self._fronts = Pulse()
         self._ours = Pulse()
-        self._silence = Silence()
+        self._silence = Stillness()
         self._is_watched = self._is_told = self._is_closed = False
 
     @property
@@ -55,7 +55,7 @@ class FrontPulse:
         self._reactor.call_later(period_s, self.open)
 
     def watch(self) -> None:
-        self._silence = Silence()
+        self._silence = Stillness()
         self._is_watched = True
 
     def unwatch(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
-from gpuserve.cli.console.client_command import client_command
+from gpuserve.cli.views.client_command import client_command
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.settings import logs
 from gpuserve.supervisor.core.server_life import ServerObserver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from gpuserve.cli.console.tables import table
+from gpuserve.cli.views.tables import table
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.devices.inventory import NOT_INSTALLED, Inventory
 from gpuserve.devices.machine import EXCLUSIVE, Gpu, MigInstance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gpuserve.cli.console.tables import fits, shortened, shortened_path, table, wrapped
+from gpuserve.cli.views.tables import fits, shortened, shortened_path, table, wrapped
 
 _MODEL_HEAD: Final = ("MODEL", "VERSION", "STATE", "QUEUED", "IN FLIGHT", "SLOTS", "SATURATION", "SOURCE")
 _INSTANCE_HEAD: Final = ("MODEL", "INSTANCE", "DEVICE", "STATE", "PID", "RESTARTS", "MEMORY", "GPU MEMORY")

@@ -1,0 +1,1 @@
+"""What a command prints: tables, lines and whole screens, as text. Nothing is asked here."""
