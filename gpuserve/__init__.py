@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpuserve_worker.calling.failure import UnrecoverableError
     from gpuserve_worker.calling.questions import ModelCallError
     from gpuserve_worker.calling.request import Request
+    from gpuserve_worker.calling.request_ids import current_request_ids
     from gpuserve_worker.calling.response import Response
 
 from gpuserve.settings.version import VERSION
@@ -40,6 +41,7 @@ __all__ = [
     "UnrecoverableError",
     "__version__",
     "current_model",
+    "current_request_ids",
     "events",
 ]
 
@@ -52,6 +54,7 @@ _HOMES = {
     "gpuserve_worker.calling.context": ("current_model",),
     "gpuserve_worker.calling.failure": ("UnrecoverableError",),
     "gpuserve_worker.calling.request": ("Request",),
+    "gpuserve_worker.calling.request_ids": ("current_request_ids",),
     "gpuserve_worker.calling.response": ("Response",),
 }
 

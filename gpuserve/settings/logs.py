@@ -21,6 +21,8 @@ from gpuserve.settings.log_writer import LineWriter
 ROOT: Final = "gpuserve"
 #: Attributes that a record may bring in ``extra`` and that are shown.
 FIELDS: Final = ("model", "instance", "device")
+#: And one that is a list, and shown in JSON alone.
+REQUEST_IDS: Final = "request_ids"
 _OUTPUT_LOGGER: Final = "gpuserve.output"
 _WARNINGS_LOGGER: Final = "py.warnings"
 
@@ -85,7 +87,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a record: ts, level, logger, msg, pid, the fields it has, and exc."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, Any] = {
             "ts": timestamp(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -93,6 +95,8 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             **_fields_of(record),
         }
+        if ids := [one for one in getattr(record, REQUEST_IDS, ()) if one]:
+            line[REQUEST_IDS] = ids
         if trace := _traceback_of(record):
             line["exc"] = trace
         return json.dumps(line, ensure_ascii=False, default=str)
@@ -233,7 +237,7 @@ def _is_log_object(text: str) -> bool:
 
 
 def log_with_text(
-    logger: logging.Logger, level: int, text: str, more: str, fields: Mapping[str, str]
+    logger: logging.Logger, level: int, text: str, more: str, fields: Mapping[str, object]
 ) -> None:
     """Log a line with a text of several lines below it, where a traceback would be."""
     if not logger.isEnabledFor(level):

@@ -25,6 +25,7 @@ from typing import Any, Final
 from gpuserve_worker.calling.failure import DeviceFailure
 from gpuserve_worker.calling.outputs import BatchAnswers
 from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.calling.request_ids import enter_requests
 from gpuserve_worker.calling.results import only_result, try_result
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.runtime import CudaError
@@ -263,6 +264,8 @@ class DeviceCalls:
     def _attempt(
         self, job: Job, run: wire.Run, inputs: BatchInputs, *, is_last: bool = False
     ) -> BatchAnswers | WireFailure | None:
+        if run.request_ids:
+            enter_requests(run.request_ids)
         try:
             inputs.admit()
             if not is_last:
@@ -283,6 +286,9 @@ class DeviceCalls:
             if is_last or not self._recovery.is_worth_it(error, run, was_alone=was_alone):
                 known = self._recovery.failure(error, run)
                 return known or self._execution.failure_of_call(error, job.session, inputs)
+        finally:
+            if run.request_ids:
+                enter_requests(())
         return None
 
     def _call(self, batch: Batch) -> Any:

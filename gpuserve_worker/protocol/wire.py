@@ -58,7 +58,7 @@ __all__ += ["Vocabulary", "WireError", "WireFailure", "WireRequest", "WireTensor
 __all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning, or a worker must know another message.
-PROTOCOL: Final = 10
+PROTOCOL: Final = 11
 
 #: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``. The
 #: first travels alone: the front has let it out when it gives credit for the rest of the window.
@@ -135,11 +135,12 @@ class Unrecoverable(NamedTuple):
 
 
 class Log(NamedTuple):
-    """A log record of the worker's own. ``level`` is a ``logging`` number."""
+    """A log record of the worker's own. ``level`` is a ``logging`` number, ``request_ids`` of what ran."""
 
     level: int
     text: str
     traceback: str
+    request_ids: tuple[str, ...] = ()
 
 
 class Imported(NamedTuple):
@@ -161,7 +162,7 @@ class Run(NamedTuple):
     come before the call: the front touches no byte of a client's region. The ``Place`` of an input is read
     where it is, which only a model with read-only inputs is asked to do. ``dropped`` sequences have ended
     since the last batch, without their last request. ``may_wait``: its answer may leave together with that of
-    the next one, which has begun by then.
+    the next one, which has begun by then. ``request_ids`` are there where lines of the log are to name them.
     """
 
     batch_id: int
@@ -170,6 +171,7 @@ class Run(NamedTuple):
     fills: tuple[Fill, ...] = ()
     dropped: tuple[int | str, ...] = ()
     may_wait: bool = False
+    request_ids: tuple[str, ...] = ()
 
 
 class Cancel(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from gpuserve_worker.calling.outputs import BatchAnswers
 from gpuserve_worker.calling.request import Batch, Request
+from gpuserve_worker.calling.request_ids import enter_requests
 from gpuserve_worker.calling.response import StreamStep
 from gpuserve_worker.calling.results import await_only_result, next_response, try_async_result
 from gpuserve_worker.memory.arena import OutOfMemory
@@ -112,6 +113,8 @@ class AsyncExecution:
     async def reply(self, batch: AsyncBatch) -> BatchReply:
         """Run a batch; the end of it that is to be sent. Earlier responses of a stream are sent from here."""
         batch_id = batch.run.batch_id
+        if batch.run.request_ids:  # the task is this batch's alone
+            enter_requests(batch.run.request_ids)
         try:
             watch = self._execution.new_watch()
             if self._model.context.decoupled:

@@ -23,6 +23,7 @@ from typing import Final
 
 from gpuserve_worker.calling.outputs import BatchAnswers
 from gpuserve_worker.calling.request import Batch, BatchedOutputs, Request
+from gpuserve_worker.calling.request_ids import enter_requests
 from gpuserve_worker.calling.results import only_result, try_result
 from gpuserve_worker.memory.regions import RegionError
 from gpuserve_worker.protocol import wire
@@ -153,6 +154,8 @@ class Loop:
         if inputs.failures and (refusals := inputs.refusals()) is not None:
             return refusals
         batch = inputs.batch
+        if run.request_ids:
+            enter_requests(run.request_ids)
         watch.called()
         try:
             if execution.takes_batch:
@@ -172,6 +175,8 @@ class Loop:
         finally:
             if not execution.takes_batch:  # no request is kept longer than by who runs it
                 self._backlog.running = _NOTHING_RUNS
+            if run.request_ids:
+                enter_requests(())
 
 
 def _is_by_itself(run: wire.Run) -> bool:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from gpuserve_worker.calling.request_ids import current_request_ids
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.wire import Imported, Log, Phase, Stop, Unrecoverable
 from gpuserve_worker.running.lifecycle import EXIT_FAILED, EXIT_STOPPED
@@ -37,13 +38,13 @@ class Reporter:
     # A log record is dropped rather than let inference wait for the log.
 
     def log(self, level: int, text: str) -> None:
-        self._boot.try_send(Log(level, text, ""))
+        self._boot.try_send(Log(level, text, "", current_request_ids()))
 
     def error(self, text: str, traceback: str = "") -> None:
-        self._boot.try_send(Log(_ERROR, text, traceback))
+        self._boot.try_send(Log(_ERROR, text, traceback, current_request_ids()))
 
     def warning(self, text: str, traceback: str = "") -> None:
-        self._boot.try_send(Log(_WARNING, text, traceback))
+        self._boot.try_send(Log(_WARNING, text, traceback, current_request_ids()))
 
     def info(self, text: str) -> None:
         self.log(_INFO, text)

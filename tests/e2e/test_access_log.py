@@ -26,7 +26,11 @@ def write_models(folder: Path, **server: Any) -> Path:
     x, y = [tensor("x", "INT32", -1)], [tensor("y", "INT32", -1)]
     echo = {"name": "echo", "callable": f"{MODELS / 'echo.py'}:batched", "max_batch_size": 8}
     count = {"name": "count", "callable": f"{MODELS / 'streams.py'}:count", "max_batch_size": 1}
+    logs = {"name": "logs", "callable": f"{MODELS / 'logs.py'}:tell", "max_batch_size": 8}
+    waits = {"name": "waits", "callable": f"{MODELS / 'logs.py'}:tell_later", "max_batch_size": 8}
     entries = [
+        {**logs, "inputs": x, "outputs": y},
+        {**waits, "inputs": x, "outputs": y},
         {**echo, "inputs": x, "outputs": y},
         {**count, "inputs": x, "outputs": y, "decoupled": True},
     ]
@@ -155,6 +159,22 @@ def test_a_client_that_leaves_is_told_of(server: Logged) -> None:
     assert line["aborted"] is True
     assert line["received_nbytes"] <= 2
     assert "status" not in line
+
+
+@pytest.mark.parametrize("model", ["logs", "waits"])
+def test_what_a_callable_logs_names_its_requests(server: Logged, model: str) -> None:
+    name = f"{model}-told"
+    assert post(server, f"/v2/models/{model}/infer", body(), x_request_id=name)[0] == 200
+    server.wait_log(f"ran ('{name}',)")
+    told = [one for one in server.messages() if one["msg"].startswith("ran ") and one["model"] == model]
+    assert [one["request_ids"] for one in told] == [[name]]
+    failing = body().replace(b"[1, 2]}", b"[0, 0]}")
+    name = f"{model}-failed"
+    assert post(server, f"/v2/models/{model}/infer", failing, x_request_id=name)[0] == 500
+    text = f"callable of model '{model}' raised ZeroDivisionError"
+    server.wait_log(text)
+    (raised,) = [one for one in server.messages() if text in one["msg"]]
+    assert raised["request_ids"] == [name]
 
 
 @pytest.mark.thorough

@@ -30,6 +30,8 @@ class BatchMessages:
         self._arena = arena
         self._sequences = SequenceRows(spec) if spec.in_sequences else None
         self.device_inputs = DeviceInputs(spec)
+        #: By which a request is to be known in what its callable logs; None where nobody wants to know.
+        self.request_id: Callable[[InferRequest], str] | None = None
 
     def is_repeatable(self, request: InferRequest) -> bool:
         """Whether a request with blocks can be run again: no callable can have written to its body."""
@@ -51,6 +53,8 @@ class BatchMessages:
         run = run_message(batch.batch_id, rows, requests, gathered, may_wait=batch.may_wait)
         if self._spec.request_details:
             run = _detailed(run, requests)
+        if self.request_id is not None:
+            run = run._replace(request_ids=tuple(map(self.request_id, requests)))
         return gathered, run if self._sequences is None else self._sequences.told(run, batch, members)
 
     def uncut(self, link: WorkerLink, batch: Batch, message: wire.Done, readers: int) -> WholeOutputs | None:

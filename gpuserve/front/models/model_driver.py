@@ -26,6 +26,7 @@ from gpuserve.front.models.model_workers import ModelWorkers
 from gpuserve.front.models.overdue_calls import OverdueCalls
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.observe.access_log import id_for_worker
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.statistics import FailureReason as Reason
 from gpuserve.front.v2.types import InferRequest
@@ -77,6 +78,10 @@ class ModelDriver(Driver):
 
     def statistics(self) -> SchedulerStatistics:
         return self._scheduler.statistics()
+
+    def name_requests(self) -> None:
+        """Tell workers how requests are known in the access log."""
+        self._messages.request_id = id_for_worker
 
     # ---- requests -------------------------------------------------------------------------
 

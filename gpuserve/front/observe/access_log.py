@@ -76,8 +76,9 @@ def notes_of(request: InferRequest) -> RequestNotes | None:
 
 
 def id_for_worker(request: InferRequest) -> str:
+    """By which a callable's lines name a request; its own id where another process notes its call."""
     notes = notes_of(request)
-    return "" if notes is None else notes.id_of(request)
+    return usable_id(request.id) if notes is None else notes.id_of(request)
 
 
 class AccessLog:

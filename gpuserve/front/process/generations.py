@@ -33,7 +33,7 @@ from gpuserve.front.process.model_calls import ModelCalls
 from gpuserve.front.process.ports import Spawn
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.server import ServerSettings
+from gpuserve.settings.server import OFF, ServerSettings
 from gpuserve_worker.protocol import datagram, wire
 
 logger = logging.getLogger(__name__)
@@ -156,6 +156,8 @@ class Generations:
         driver = ModelDriver(
             spec, most, metrics, cache, regions, self._limiter, on_other, self._front_lost_at
         )
+        if self._parts.settings.access_log != OFF:
+            driver.name_requests()
         self._of_workers[generation] = driver
         return driver
 

@@ -17,7 +17,7 @@ from gpuserve.control.reactor import Reactor
 from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.devices.names import CPU, OWN_GPU
 from gpuserve.errors import StartupError
-from gpuserve.settings.logs import log_with_text
+from gpuserve.settings.logs import REQUEST_IDS, log_with_text
 from gpuserve.settings.server import POLL
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import InstanceLife, InstanceState, LifeEvent, LiveInstance
@@ -236,9 +236,10 @@ class WorkerKeeper:
                 self._care.events.instance_unrecoverable(self, text)
             case wire.Imported(tuple(files)) if all(isinstance(one, str) for one in files):
                 self._care.events.instance_imported(self, files)
-            case wire.Log(int(level), str(text), str(traceback)):
-                if self._child is not None and self._child.may_log(text + traceback):
-                    log_with_text(logger, level, text, traceback, self._fields)
+            case wire.Log(int(level), str(text), str(traceback), tuple(ids)):
+                if self._child is not None and self._child.may_log(text + traceback + "".join(map(str, ids))):
+                    fields = {**self._fields, REQUEST_IDS: [str(one) for one in ids]}
+                    log_with_text(logger, level, text, traceback, fields)
             case _:
                 raise wire.WireError(f"{type(message).__name__} in state {self.life.state.name}")
 
