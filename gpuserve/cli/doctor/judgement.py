@@ -30,7 +30,7 @@ class Severity(enum.Enum):
     FAULT = "fault"
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """One thing that was looked at. ``advice`` is what to do, "" for nothing."""
 
     level: Severity
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
         return {**self._asdict(), "level": self.level.value}
 
 
-def findings(facts: Facts) -> list[Verdict]:
+def findings(facts: Facts) -> list[Judgement]:
     """Everything that was looked at, the machine first and the configuration last."""
     return [
         *_python(facts),
@@ -58,33 +58,33 @@ def findings(facts: Facts) -> list[Verdict]:
     ]
 
 
-def has_fault(found: Iterable[Verdict]) -> bool:
+def has_fault(found: Iterable[Judgement]) -> bool:
     return any(one.level is Severity.FAULT for one in found)
 
 
 # ---- this Python ------------------------------------------------------------------------------
 
 
-def _python(facts: Facts) -> Iterator[Verdict]:
+def _python(facts: Facts) -> Iterator[Judgement]:
     if facts.is_supported:
-        yield Verdict(Severity.OK, "python", facts.python)
+        yield Judgement(Severity.OK, "python", facts.python)
     else:
         advice = "run gpuserve with CPython 3.11 or later"
-        yield Verdict(Severity.FAULT, "python", f"{facts.python} is not supported", advice)
+        yield Judgement(Severity.FAULT, "python", f"{facts.python} is not supported", advice)
     wrong = [one for one in facts.packages if not one.version or is_older(one.version, one.least)]
     for package in wrong:
         yield _package(package)
     if not wrong:
         named = ", ".join(f"{one.name} {one.version}" for one in facts.packages)
-        yield Verdict(Severity.OK, "packages", named)
+        yield Judgement(Severity.OK, "packages", named)
 
 
-def _package(package: Package) -> Verdict:
+def _package(package: Package) -> Judgement:
     what = (
         f"{package.name} {package.version} is installed" if package.version else f"there is no {package.name}"
     )
     wanted = f"{package.name}>={package.least}" if package.least else package.name
-    return Verdict(
+    return Judgement(
         Severity.FAULT, "packages", f"{what}, and gpuserve needs {wanted}", f"pip install '{wanted}'"
     )
 
@@ -102,50 +102,50 @@ def _numbers(version: str) -> list[int]:
 # ---- the machine ------------------------------------------------------------------------------
 
 
-def _kernel(facts: Facts) -> Iterator[Verdict]:
+def _kernel(facts: Facts) -> Iterator[Judgement]:
     for one in facts.lacking:
-        yield Verdict(
+        yield Judgement(
             Severity.FAULT,
             "kernel",
             f"{facts.kernel} does not offer {one}, without which no server runs",
             "use Linux 5.4 or later; a sandbox such as gVisor, or a seccomp profile, has to let it through",
         )
     if not facts.lacking:
-        yield Verdict(Severity.OK, "kernel", facts.kernel)
+        yield Judgement(Severity.OK, "kernel", facts.kernel)
 
 
-def _gpus(facts: Facts) -> Iterator[Verdict]:
+def _gpus(facts: Facts) -> Iterator[Judgement]:
     if not facts.has_driver:
-        yield Verdict(Severity.OK, "gpus", f"{facts.gpus}: models run on the CPU")
+        yield Judgement(Severity.OK, "gpus", f"{facts.gpus}: models run on the CPU")
     elif facts.gpu_notes:
         text = f"{facts.gpus}: {'; '.join(facts.gpu_notes)}"
-        yield Verdict(Severity.WARNING, "gpus", text, "gpuserve devices shows what there is")
+        yield Judgement(Severity.WARNING, "gpus", text, "gpuserve devices shows what there is")
     else:
-        yield Verdict(Severity.OK, "gpus", facts.gpus)
+        yield Judgement(Severity.OK, "gpus", facts.gpus)
 
 
-def _processors(facts: Facts) -> Iterator[Verdict]:
+def _processors(facts: Facts) -> Iterator[Judgement]:
     text = f"{facts.processors:g} of {facts.machine_processors} may be used"
     if facts.processors < 1:
         advice = "give the container a processor at least: --cpus, or resources.limits.cpu"
-        yield Verdict(
+        yield Judgement(
             Severity.WARNING, "processors", f"{text}: front and workers wait for each other", advice
         )
     else:
-        yield Verdict(Severity.OK, "processors", text)
+        yield Judgement(Severity.OK, "processors", text)
 
 
-def _memory(facts: Facts) -> Iterator[Verdict]:
+def _memory(facts: Facts) -> Iterator[Judgement]:
     available = facts.available_nbytes
     if available is not None:
         level = Severity.WARNING if available < _LITTLE_NBYTES else Severity.OK
         level = Severity.FAULT if available < _TOO_LITTLE_NBYTES else level
         advice = "" if level is Severity.OK else "give the machine, or the control group, more memory"
         text = f"{_size(available)} can be reserved by requests, answers and models"
-        yield Verdict(level, "memory", text, advice)
+        yield Judgement(level, "memory", text, advice)
     if facts.is_overcommit_strict:
         left = "" if facts.commit_left_nbytes is None else f", {_size(facts.commit_left_nbytes)} are left"
-        yield Verdict(
+        yield Judgement(
             Severity.WARNING,
             "memory",
             f"vm.overcommit_memory is 2: what is reserved counts at once{left}, and CUDA reserves much",
@@ -155,11 +155,11 @@ def _memory(facts: Facts) -> Iterator[Verdict]:
         yield _shm(facts.shm_nbytes)
 
 
-def _shm(nbytes: int) -> Verdict:
+def _shm(nbytes: int) -> Judgement:
     text = f"/dev/shm has {_size(nbytes)}"
     if nbytes > _SMALL_SHM_NBYTES:
-        return Verdict(Severity.OK, "shm", text)
-    return Verdict(
+        return Judgement(Severity.OK, "shm", text)
+    return Judgement(
         Severity.WARNING,
         "shm",
         f"{text}: gpuserve itself needs none of it, but clients' system shared memory and PyTorch's "
@@ -168,33 +168,35 @@ def _shm(nbytes: int) -> Verdict:
     )
 
 
-def _limits(facts: Facts) -> Iterator[Verdict]:
+def _limits(facts: Facts) -> Iterator[Judgement]:
     _, most = facts.open_files
     needed = facts.max_connections + _SPARE_DESCRIPTORS
     if 0 <= most < needed:
         fits = max(0, most - _SPARE_DESCRIPTORS)
         text = f"a process may have {most} open files: about {fits} connections, of {facts.max_connections}"
-        yield Verdict(Severity.WARNING, "nofile", text, f"ulimit -Hn {needed}, or LimitNOFILE={needed}")
+        yield Judgement(Severity.WARNING, "nofile", text, f"ulimit -Hn {needed}, or LimitNOFILE={needed}")
     else:
-        yield Verdict(Severity.OK, "nofile", f"a process may have {_count(most)} open files")
+        yield Judgement(Severity.OK, "nofile", f"a process may have {_count(most)} open files")
     locked = facts.locked_nbytes[1]
     what = "any amount of memory" if locked < 0 else _size(locked)
-    yield Verdict(Severity.OK, "memlock", f"a process may lock {what}; gpuserve itself locks none")
+    yield Judgement(Severity.OK, "memlock", f"a process may lock {what}; gpuserve itself locks none")
 
 
-def _clock(facts: Facts) -> Iterator[Verdict]:
+def _clock(facts: Facts) -> Iterator[Judgement]:
     if facts.is_clock_synchronized is False:
         text = (
             "the clock is not synchronized: traces and logs of several machines do not fit, and certificates "
             "may seem expired"
         )
-        yield Verdict(Severity.WARNING, "clock", text, "run an NTP client, such as chrony")
+        yield Judgement(Severity.WARNING, "clock", text, "run an NTP client, such as chrony")
     else:
         known = "" if facts.is_clock_synchronized is None else "synchronized"
-        yield Verdict(Severity.OK, "clock", known or "this machine does not tell whether it is synchronized")
+        yield Judgement(
+            Severity.OK, "clock", known or "this machine does not tell whether it is synchronized"
+        )
     if facts.clock_source and facts.clock_source not in _QUICK_CLOCKS:
         text = f"the clock source is {facts.clock_source}: each look at the clock is a call into the kernel"
-        yield Verdict(
+        yield Judgement(
             Severity.WARNING, "clock", text, "boot with clocksource=tsc, where the processor's is stable"
         )
 
@@ -202,36 +204,36 @@ def _clock(facts: Facts) -> Iterator[Verdict]:
 # ---- other servers, ports, the configuration -----------------------------------------------------
 
 
-def _servers(facts: Facts) -> Iterator[Verdict]:
+def _servers(facts: Facts) -> Iterator[Judgement]:
     own = [f"{one.address} (process {one.pid})" for one in facts.servers if one.pid]
     if own:
-        yield Verdict(Severity.OK, "servers", f"of this user: {', '.join(own)}")
+        yield Judgement(Severity.OK, "servers", f"of this user: {', '.join(own)}")
     for one in facts.servers:
         if not one.pid:
             text = f"of user {one.uid}: {one.address}, which only that user and root can operate"
-            yield Verdict(Severity.OK, "servers", text)
+            yield Judgement(Severity.OK, "servers", text)
 
 
-def _port(port: Port) -> Verdict:
+def _port(port: Port) -> Judgement:
     where = f"{port.role}, {port.address}"
     if not port.problem:
-        return Verdict(Severity.OK, "ports", f"{where}: free")
+        return Judgement(Severity.OK, "ports", f"{where}: free")
     by = f" by {port.holder}" if port.holder else ""
     text = f"{where}: {port.problem}{by}"
     if port.by_server:
-        return Verdict(
+        return Judgement(
             Severity.WARNING, "ports", text, "that server has to end before another one starts here"
         )
     advice = f"end what has it, or choose another: --{port.role}-port"
-    return Verdict(Severity.FAULT, "ports", text, advice)
+    return Judgement(Severity.FAULT, "ports", text, advice)
 
 
-def _config(facts: Facts) -> Iterator[Verdict]:
+def _config(facts: Facts) -> Iterator[Judgement]:
     for one in facts.config_problems:
         level = Severity.FAULT if one.fatal else Severity.WARNING
-        yield Verdict(level, "config", one.text, "")
+        yield Judgement(level, "config", one.text, "")
     if facts.config is not None and not facts.config_problems:
-        yield Verdict(Severity.OK, "config", f"{facts.config} can be served here")
+        yield Judgement(Severity.OK, "config", f"{facts.config} can be served here")
 
 
 def _size(nbytes: int) -> str:

@@ -6,23 +6,23 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from gpuserve.cli.doctor.judgement import Severity, Verdict, has_fault
+from gpuserve.cli.doctor.judgement import Judgement, Severity, has_fault
 
 _LEVEL_WIDTH: Final = max(len(level.value) for level in Severity)
 
 
-def as_json(found: Sequence[Verdict]) -> dict[str, Any]:
+def as_json(found: Sequence[Judgement]) -> dict[str, Any]:
     return {"ok": not has_fault(found), "findings": [one.as_json() for one in found]}
 
 
-def as_text(found: Sequence[Verdict], width: int) -> str:
+def as_text(found: Sequence[Judgement], width: int) -> str:
     """Write a line for each finding, wrapped behind its topic, advice below it, and last how many are bad."""
     topics = max(len(one.topic) for one in found)
     lines = [line for one in found for line in _lines(one, topics, width)]
     return "\n".join([*lines, "", _summary(found)]) + "\n"
 
 
-def _lines(finding: Verdict, topics: int, width: int) -> Iterator[str]:
+def _lines(finding: Judgement, topics: int, width: int) -> Iterator[str]:
     head = f"{finding.level.value:<{_LEVEL_WIDTH}}  {finding.topic:<{topics}}  "
     rest = " " * len(head)
     for number, paragraph in enumerate(finding.text.split("\n")):
@@ -42,7 +42,7 @@ def _wrapped(text: str, head: str, rest: str, width: int) -> list[str]:
     )
 
 
-def _summary(found: Sequence[Verdict]) -> str:
+def _summary(found: Sequence[Judgement]) -> str:
     counts = {level: sum(one.level is level for one in found) for level in (Severity.FAULT, Severity.WARNING)}
     told = [f"{count} {level.value}{'s' if count != 1 else ''}" for level, count in counts.items() if count]
     return ", ".join(told) or "nothing is wrong"
