@@ -146,7 +146,8 @@ def test_reports_and_a_baseline(server: Addresses, tmp_path: Path) -> None:
     ]
     assert Path(first[3]).read_text().count("<svg") == 3
     again = bench(*load, "--baseline", first[0])
-    assert "| req/s ratio | p50 ratio | p99 ratio |" in again.stdout
+    for title in ("req/s", "p50", "p99"):
+        assert f"| {title} ratio |" in again.stdout
 
 
 def test_ctrl_c_shows_what_is_measured(server: Addresses) -> None:
@@ -192,7 +193,7 @@ def test_tls(tmp_path: Path) -> None:
         (("--output", "x.pdf"), "--output: expected a file that ends in .md, .csv, .json, .html"),
         (("--baseline", "/absent.json"), "--baseline: /absent.json cannot be read"),
         (("--duration", "0"), "--duration: expected seconds, given 0"),
-        (("--timeout", "-1"), "--timeout: expected more than 0 seconds, given -1"),
+        (("--timeout", "-1"), "'--timeout': expected a number of seconds or a time such as 500ms, 10s"),
         (("--tls-ca", "x"), "--tls-ca: goes with --url grpcs:// or https://"),
         (("--data", "absent.json"), "--data: absent.json cannot be read"),
         (("--arrivals", "often"), "--arrivals: expected one of poisson, constant, given 'often'"),

@@ -54,7 +54,8 @@ def test_a_search(config: Path, tmp_path: Path) -> None:
     assert lines[0] == "echo"
     assert lines[1].startswith("  1  max_batch_size 2: ")
     assert lines[2].startswith("  2  max_batch_size 8: ")
-    assert len(lines) == 3
+    assert len(lines) == 4
+    assert lines[3].startswith(f"{best} is {config} with models[0].max_batch_siz")
     assert done.stdout.startswith("# echo\n\n| max batch sizes | in flight | req/s | p99 ms |  |\n")
     assert done.stdout.count("| best |") == 1
     written = best.read_text()
@@ -113,7 +114,7 @@ def test_a_file_that_does_not_start(config: Path) -> None:
     ("arguments", "said"),
     [
         (("--latency-limit", "50ms"), "--latency-limit: expected one of mean, p50"),
-        (("--time-budget", "soon"), "--time-budget: expected a time such as 90s or 10m, given 'soon'"),
+        (("--time-budget", "soon"), "'--time-budget': expected a number of seconds or a time such as 500ms"),
         (("--model", "other"), "--model: the file has no model 'other', only echo"),
         (("--prefetch", "99"), "--prefetch: expected whole numbers from 0 to 16"),
         (("--output", "absent/best.yaml"), "--output: there is no folder 'absent'"),

@@ -364,6 +364,7 @@ def test_a_door_is_killed_under_load(tmp_path: Path, orders: Orders) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(300)  # 100 doors begin, a minute where nothing else runs
 def test_each_door_is_killed_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         kill_under_load(server, 50, 4)
