@@ -188,7 +188,8 @@ def test_what_a_stopped_door_has_not_taken_is_anothers_when_it_is_killed(
         stopped = doors_of(server)[0]
         os.kill(stopped, signal.SIGSTOP)
         asked = [InBackground(server.status, "/v2/health/ready") for _ in range(6)]
-        wait_until(lambda: sum(of_doors(server, "connections")) >= 3, "it has some")
+        # Where they come one after the other it gets only the first, for that is never closed.
+        wait_until(lambda: sum(of_doors(server, "connections")) >= 1, "it has some")
         os.kill(stopped, signal.SIGKILL)
         assert [one.result() for one in asked] == [200] * 6
         assert server.end() == 0
