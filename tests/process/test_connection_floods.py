@@ -104,6 +104,7 @@ def test_a_flood_of_connections_leaves_the_others_served(server: OperatedServer)
     assert sum("a connection is refused" in line for line in server.log) <= 3
 
 
+@pytest.mark.thorough
 def test_who_begins_and_does_not_go_on_is_left(server: OperatedServer) -> None:
     """One byte now and then does not keep what is begun."""
     before = {reason: server.metric("gpuserve_connections_late_total", reason=reason) for reason in COUNTS}

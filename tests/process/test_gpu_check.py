@@ -75,6 +75,7 @@ def test_a_section_that_fails_or_crashes_is_reported_and_the_others_go_on(
     assert "not on a GPU" in text
 
 
+@pytest.mark.thorough
 def test_a_section_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, environment: Mapping[str, str]
 ) -> None:
