@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -78,3 +80,14 @@ def serving(*command: str) -> Iterator[Addresses]:
         if reader.ident is not None:
             reader.join(END_TIMEOUT_S)
         process.stderr.close()
+
+
+def unlikely_port() -> int:
+    """A free port for a program that has to be told one: below those that the kernel gives to clients, so
+    that none of them takes it before the program does.
+    """
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("", port))
+            return port

@@ -22,10 +22,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from exploring import variants
 from processes import wait_until
-from serving import GPUSERVE
+from serving import GPUSERVE, unlikely_port
 from tritonclient.utils import InferenceServerException
-
-from gpuserve.compat.pytriton.check.utils import find_free_port
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 TIMEOUT_S = 90.0
@@ -35,7 +33,7 @@ ROLES = ("HTTP", "GRPC", "METRICS")
 @pytest.fixture
 def ports() -> dict[str, int]:
     """A free port for each role."""
-    return {role: find_free_port() for role in ROLES}
+    return {role: unlikely_port() for role in ROLES}
 
 
 def command(program: str, ports: dict[str, int], *flags: str) -> list[str]:

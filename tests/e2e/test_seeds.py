@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from bound import free_server
-from serving import GPUSERVE
+from serving import GPUSERVE, unlikely_port
 
 from gpuserve import ModelConfig, Tensor
-from gpuserve.compat.pytriton.check.utils import find_free_port
 from gpuserve.decorators import batch
 
 IMPORTS = """
@@ -213,7 +212,7 @@ def test_programs_of_the_seeds(
 ) -> None:
     (tmp_path / "program.py").write_text(imports + program)
     ports = {
-        f"PYTRITON_TRITON_CONFIG_{role}_PORT": str(find_free_port()) for role in ("HTTP", "GRPC", "METRICS")
+        f"PYTRITON_TRITON_CONFIG_{role}_PORT": str(unlikely_port()) for role in ("HTTP", "GRPC", "METRICS")
     }
     done = subprocess.run(
         [*command, "program.py"],

@@ -21,6 +21,7 @@ _SETS: dict[str, dict[str, Any]] = {
     "triton_ name": {"triton_other": 1},
     "triton_enable_empty_final_response": {"triton_enable_empty_final_response": True},
     "priority": {"priority": 1},
+    "priority above all levels": {"priority": 1 << 32},
     "negative priority": {"priority": -1},
     "priority as text": {"priority": "1"},
     "timeout": {"timeout": 1_000_000},

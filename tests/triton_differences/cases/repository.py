@@ -95,6 +95,8 @@ def _refused() -> Iterator[Case]:
     yield case("grpc load without a name", _load(""))
     yield case("grpc unload without a name", _unload(""))
     yield case("grpc load of a path", _load("../unloaded"))
+    for name in ("a b", "ünï", "unloaded:1", "-", "x" * 128):
+        yield case(f"grpc load and unload of {name[:12]!r}", _load(name), _unload(name))
     for parameter, value in (("config", "{"), ("other", "x")):
         request = pb.RepositoryModelLoadRequest(model_name="unloaded")
         request.parameters[parameter].string_param = value
