@@ -54,6 +54,13 @@ HTTP: tuple[Meant, ...] = (
         (Rule(("http inputs: data 120 deep", "http index: deep", "http body: deep")),),
     ),
     Meant(
+        "A request for inference without a body",
+        "200, an empty output",
+        "400",
+        "An empty `curl -d ''` is a mistake.",
+        (Rule(("no body",)),),
+    ),
+    Meant(
         "A body or `parameters` that is a JSON list where an object belongs",
         "ignored",
         "400",
@@ -343,7 +350,8 @@ EXTENSIONS: tuple[Meant, ...] = (
         (
             Rule(("http unload not JSON", "http unload of a path", "http unload with an unknown parameter")),
             Rule(("grpc load without a name", "grpc unload without a name", "grpc load of a path")),
-            Rule(("* load unknown", "grpc load with config {", "grpc load with a file and no config")),
+            Rule(("* load unknown", "grpc load and unload of *")),
+            Rule(("grpc load with config {", "grpc load with a file and no config")),
         ),
     ),
 )
