@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsSender(Protocol):
-    """Called by one thread."""
+    """Sends one page of metrics at a time to a collector, in the thread that calls it."""
 
     def send(self, page: bytes) -> None:
         """Send what a page says; ``OSError``, whose text says why, where it was not taken."""
