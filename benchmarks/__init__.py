@@ -16,6 +16,5 @@ The sections: ``request_section.py`` (the rows), ``sweeps.py`` (the plots), ``fo
 ``model_files/`` (files served without code, against their runtimes in a loop). What
 happens over time to one server is in ``scenarios/``, which has a command line of its own; what a request
 costs without a network server around it, in ``profile/``; what ``scripts/gpu_check`` measures on a GPU, in
-``gpu/``; what becomes of requests while pods are replaced, in ``rollout/``; what hostile
-clients do to others, in ``attacks/``.
+``gpu/``; what hostile clients do to others, in ``attacks/``.
 """

@@ -1,6 +1,7 @@
-"""``python -m benchmarks.attacks``: attacks a server of its own, or a running one, and prints a table.
+"""``python -m benchmarks.attacks``: attacks servers of its own, or a running one, and prints a table.
 
-stdout gets the table, stderr the progress. Exit 1: a limit was not held. ``scripts/attack`` calls it.
+stdout gets the table, stderr the progress. Exit status 1: a limit was not held. Exit status 2: this machine
+refuses the control group. ``scripts/attack`` calls this module.
 """
 
 from __future__ import annotations
@@ -15,81 +16,87 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from benchmarks.attacks.attacked import PLAIN, Setting, attacked
+from benchmarks.attacks.cases import Judgement
 from benchmarks.attacks.catalog import ATTACKS
-from benchmarks.attacks.limits import Finding, Limits, keeps, markdown
-from benchmarks.attacks.watched import Held, held
-from benchmarks.peers import PeerCache
-from benchmarks.servers.ours import GpuServe
-from benchmarks.servers.running import running
-from benchmarks.servers.server import ECHO, Ports
+from benchmarks.attacks.connections import Victim, address
+from benchmarks.attacks.limits import Finding, Limits, compared, keeps, markdown
+from benchmarks.attacks.watched import Held, held, held_by_requests
+from benchmarks.control_groups import Group, cpu_group
 
 _LOOK_S: Final = 0.2
 #: How long what was taken may be given back.
 _SETTLE_S: Final = 10.0
+#: How long the well-behaved client is watched when an attack is over; it asks for a MiB meanwhile.
+_AFTERWARDS_S: Final = 1.2
 #: A server that had as many descriptors in so many looks has what it needs.
 _SAME_LOOKS: Final = 8
 #: The largest bodies are made, and threads end, besides the attack itself.
 _ATTACKER_EXTRA_S: Final = 30.0
+#: An operator's commands take their time.
+_OPERATOR_EXTRA_S: Final = 400.0
 #: So many times the memory that it may take: the machine is other people's as well.
 _ENOUGH: Final = 8
-
-
-class Server(NamedTuple):
-    """Where the attacked server is, ``tls`` with TLS; with a pid of 0 its memory cannot be seen."""
-
-    http: str
-    grpc: str
-    tls: str
-    pid: int
-
-
-class Attacked(GpuServe):
-    """A server of our own, with the defaults of every setting, whose metrics port speaks TLS."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(PeerCache(folder))
-        self._pair = folder / "certificate.pem", folder / "key.pem"
-
-    def prepare(self) -> None:
-        super().prepare()
-        certificate, key = map(str, self._pair)
-        request = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost")
-        subprocess.run([*request, "-out", certificate, "-keyout", key], check=True, capture_output=True)
-
-    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        flags = zip(
-            ("--tls-certfile", "--tls-keyfile", "--tls-ports"), (*self._pair, '["metrics"]'), strict=True
-        )
-        return [*super().command(ports, models), *(str(part) for flag in flags for part in flag)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Attack, print, and say whether all limits were held."""
     given = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-    limits = Limits(p99_ms=given.p99_ms)
     findings: list[Finding] = []
-    while len(findings) < len(given.attacks):
-        with _server(given) as server, Bystander(server) as bystander:
-            _settle(server)
-            for name in given.attacks[len(findings) :]:
-                findings.append(attacked(server, bystander, name, given.seconds, limits))
-                broken = findings[-1].broken(limits)
-                print(f"{name}: {', '.join(broken) or 'held'}", file=sys.stderr, flush=True)
-                if broken and not given.url:
-                    break  # what it has left behind is no matter of the next one
-    print(markdown(findings, limits), end="")
-    return int(any(one.broken(limits) for one in findings))
+    with contextlib.ExitStack() as stack:
+        group = None
+        if given.cpu:
+            try:
+                group = stack.enter_context(cpu_group(given.cpu))
+            except OSError as error:
+                print(
+                    f"This machine does not allow a control group of {given.cpu:g} CPU: {error}",
+                    file=sys.stderr,
+                )
+                return 2
+        while len(findings) < len(given.attacks):
+            _attack_one_server(given, group, findings)
+    print(markdown(findings), end="")
+    if given.compare:
+        print("\n" + compared(findings, json.loads(given.compare.read_text())), end="")
+    if given.json:
+        given.json.write_text(json.dumps([one.document for one in findings], indent=1) + "\n")
+    return int(any(one.broken for one in findings))
+
+
+def _attack_one_server(given: argparse.Namespace, group: Group | None, findings: list[Finding]) -> None:
+    """Attack one server until an attack needs another configuration, or has broken a limit."""
+    names = given.attacks[len(findings) :]
+    setting = ATTACKS[names[0]].setting
+    with _server(given, setting, group) as server, Bystander(server, setting) as bystander:
+        _settle(server)
+        for name in names:
+            if ATTACKS[name].setting is not setting:
+                return
+            finding = _attacked(server, bystander, name, given.seconds, _limits(given, name))
+            findings.append(finding)
+            print(f"{name}: {', '.join(finding.broken) or 'held'}", file=sys.stderr, flush=True)
+            if finding.broken and not given.url:
+                return
+
+
+def _limits(given: argparse.Namespace, name: str) -> Limits:
+    """Return the limits of an attack; with a part of a CPU a request may take longer by as much."""
+    return Limits(p99_ms=(ATTACKS[name].p99_ms or given.p99_ms) / min(1.0, given.cpu or 1.0))
 
 
 class Bystander:
     """The well-behaved client, in a process of its own."""
 
-    def __init__(self, server: Server) -> None:
-        command = (sys.executable, "-m", "benchmarks.attacks.bystander", server.http, server.grpc)
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, server: Victim, setting: Setting) -> None:
+        addresses = (f"{host}:{port}" for host, port in (server.http, server.grpc))
+        command = (sys.executable, "-m", "benchmarks.attacks.bystander", *addresses, str(setting.patience_s))
+        self._process = subprocess.Popen(
+            (*command, *setting.asks), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def __enter__(self) -> Bystander:
         time.sleep(_LOOK_S)
@@ -100,7 +107,7 @@ class Bystander:
         self._process.communicate()
 
     def take(self) -> tuple[list[float], dict[str, int]]:
-        """Latencies, and errors by their text, since it was last asked."""
+        """Return latencies, and errors by their text, since the last call."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(file=self._process.stdin, flush=True)
@@ -110,14 +117,20 @@ class Bystander:
         return seen["latencies_s"], seen["errors"]
 
 
-def attacked(server: Server, bystander: Bystander, name: str, seconds: float, limits: Limits) -> Finding:
-    """One attack from its beginning until what it took is given back."""
+def _attacked(server: Victim, bystander: Bystander, name: str, seconds: float, limits: Limits) -> Finding:
+    """Attack in one way, and watch the server until what the attack took is given back."""
+    case = ATTACKS[name]
+    seconds = max(seconds, case.least_s)
     before = peak = after = _held(server)
-    bystander.take()
-    command = (sys.executable, "-m", "benchmarks.attacks.attacker", name, *server[:3], str(seconds))
-    with subprocess.Popen(command) as attacker:
+    where = (server.http, server.grpc, server.tls, server.pid, server.config, seconds)
+    command = (sys.executable, "-m", "benchmarks.attacks.attacker", name, json.dumps(where))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:
+        assert attacker.stdout is not None
+        attacker.stdout.readline()
+        bystander.take()
+        began_s = time.monotonic()
         try:
-            end_s = time.monotonic() + seconds + _ATTACKER_EXTRA_S
+            end_s = began_s + seconds + (_OPERATOR_EXTRA_S if case.by_operator else _ATTACKER_EXTRA_S)
             while attacker.poll() is None and time.monotonic() < end_s:
                 time.sleep(_LOOK_S)
                 peak = _highest(peak, _held(server))
@@ -125,17 +138,28 @@ def attacked(server: Server, bystander: Bystander, name: str, seconds: float, li
                     break
         finally:
             attacker.kill()
+        judgements = [Judgement(*json.loads(line)) for line in attacker.stdout]
+    watched_s = time.monotonic() - began_s
+    if attacker.returncode and attacker.returncode != -signal.SIGKILL:
+        judgements.append(Judgement(f"the attacker ended with {attacker.returncode}", is_good=False))
     latencies_s, errors = bystander.take()
     end_s = time.monotonic() + _SETTLE_S
-    while (after := _held(server)) and before and keeps(before, after, limits) and time.monotonic() < end_s:
+    while (after := _held(server)) and before and time.monotonic() < end_s:
+        if not keeps(before, after, limits) and not _held_by_requests(server):
+            break
         time.sleep(_LOOK_S)
-    return Finding(name, latencies_s, errors, before, peak, after)
+    bystander.take()
+    time.sleep(_AFTERWARDS_S)
+    afterwards = {f"afterwards: {text}": n for text, n in bystander.take()[1].items()}
+    requests_held = min(_held_by_requests(server) for _ in range(_SAME_LOOKS))
+    return Finding(
+        *(name, watched_s, limits, latencies_s, {**errors, **afterwards}),
+        *(before, peak, after, requests_held, judgements),
+    )
 
 
-def _settle(server: Server) -> None:
-    """Wait until the server has all that it starts by itself after it is ready, as the process that waits
-    until a door dies.
-    """
+def _settle(server: Victim) -> None:
+    """Wait until the server has all that it starts by itself after it is ready, such as spare processes."""
     end_s = time.monotonic() + _SETTLE_S
     n_same, before = 0, _held(server)
     while before is not None and n_same < _SAME_LOOKS and time.monotonic() < end_s:
@@ -145,8 +169,17 @@ def _settle(server: Server) -> None:
         before = now
 
 
-def _held(server: Server) -> Held | None:
+def _held(server: Victim) -> Held | None:
     return held(server.pid) if server.pid else None
+
+
+def _held_by_requests(server: Victim) -> int:
+    """Return what requests hold; 0 for a server whose metrics cannot be seen, or that does not answer."""
+    if not server.config:
+        return 0
+    with contextlib.suppress(OSError):
+        return held_by_requests(f"{server.tls[0]}:{server.tls[1]}")
+    return 0
 
 
 def _highest(one: Held | None, other: Held | None) -> Held | None:
@@ -154,20 +187,18 @@ def _highest(one: Held | None, other: Held | None) -> Held | None:
 
 
 @contextlib.contextmanager
-def _server(given: argparse.Namespace) -> Iterator[Server]:
-    """The one that was named, or one of our own."""
+def _server(given: argparse.Namespace, setting: Setting, group: Group | None) -> Iterator[Victim]:
+    """Give the server that was named, or start one."""
     if given.url:
         http = given.url.removeprefix("http://").strip("/")
-        yield Server(http, given.grpc or http, given.tls or http, given.pid)
+        yield Victim(*map(address, (http, given.grpc or http, given.tls or http)), given.pid)
         return
-    with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        ours = Attacked(Path(folder))
-        ours.prepare()
-        with running(ours, Path(folder), (ECHO,)) as one:
-            http, grpc, tls = (
-                f"127.0.0.1:{one}" for one in (one.ports.http, one.ports.grpc, one.ports.metrics)
-            )
-            yield Server(http, grpc, tls, one.pid)
+    with (
+        tempfile.TemporaryDirectory(prefix="attack-") as folder,
+        attacked(Path(folder), setting, given.doors, group) as (one, config),
+    ):
+        ports = (one.ports.http, one.ports.grpc, one.ports.metrics)
+        yield Victim(*(("127.0.0.1", port) for port in ports), one.pid, str(config))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -175,23 +206,43 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="scripts/attack",
         description="Attacks a server, one way after the other, and measures what a well-behaved client and\n"
         "the machine see of it. Exit status 1: a limit was not held.",
-        epilog="\n".join(["attacks:", *(f"  {name:16}{attack.__doc__}" for name, attack in ATTACKS.items())]),
+        epilog="\n".join(
+            ["attacks:", *(f"  {name:20}{one.attack.__doc__}" for name, one in ATTACKS.items())]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--attacks", type=_names, default=list(ATTACKS), metavar="NAME,...", help="default: all of them"
-    )
+    parser.add_argument("--attacks", type=_names, metavar="NAME,...", help="default: all of them")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
     parser.add_argument(
         "--p99-ms", type=float, default=Limits().p99_ms, help="of the client; default: %(default)g"
     )
     parser.add_argument(
-        "--url", help="HTTP address of a running server with the model echo; default: one is started"
+        "--doors", type=int, default=1, metavar="N", help="ingress processes; default: 1, none"
+    )
+    parser.add_argument(
+        "--cpu",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="CPUs of the server, by a control group; below 1, limits of p99 are divided by it",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    parser.add_argument(
+        "--compare", type=Path, metavar="FILE", help="print earlier results of --json beside these"
+    )
+    parser.add_argument(
+        "--url", help="HTTP address of a running server with the model echo; default: servers are started"
     )
     parser.add_argument("--grpc", metavar="HOST:PORT", help="its gRPC address; default: the same as --url")
     parser.add_argument("--tls", metavar="HOST:PORT", help="a port of it that speaks TLS")
     parser.add_argument("--pid", type=int, default=0, help="its supervisor, on this machine, for its memory")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    remote = [name for name, one in ATTACKS.items() if one.setting is PLAIN and not one.by_operator]
+    possible = remote if given.url else list(ATTACKS)
+    given.attacks = given.attacks or possible
+    if wrong := [name for name in given.attacks if name not in possible]:
+        parser.error(f"a server of --url cannot be attacked by {', '.join(wrong)}")
+    return given
 
 
 def _names(text: str) -> list[str]:

@@ -1,28 +1,31 @@
-"""``python -m benchmarks.attacks.attacker NAME HTTP GRPC TLS SECONDS``: one attack; then it goes."""
+"""``python -m benchmarks.attacks.attacker NAME VICTIM``: one attack, in a process of its own.
+
+``VICTIM`` is a ``Victim`` in JSON. The process prints an empty line when the attack begins, and a line of
+JSON for each judgement of the attack itself.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 
 from benchmarks.attacks.catalog import ATTACKS
-from benchmarks.attacks.connections import Address, Victim
+from benchmarks.attacks.connections import Victim
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Attack at ``host:port`` addresses for so long."""
-    name, http, grpc, tls, seconds = arguments
-    os.nice(10)  # whom it shares the machine with is measured
-    addresses = map(address, (http, grpc, tls))
-    ATTACKS[name](Victim(*addresses, time.monotonic() + float(seconds)))
-
-
-def address(text: str) -> Address:
-    """The host and the port."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
+    """Attack for so long."""
+    name, given = arguments
+    case = ATTACKS[name]
+    if not case.by_operator:
+        os.nice(10)  # the server that shares the machine with the attacker is measured
+    victim = Victim(*(tuple(one) if isinstance(one, list) else one for one in json.loads(given)))
+    begun: list[None] = []
+    victim.began = lambda: begun or begun.append(print(flush=True))
+    for judged in case.attack(victim) or ():
+        print(json.dumps(judged), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+import gzip
+from collections.abc import Sequence
+from itertools import count, cycle
 from typing import Final
 
+from benchmarks.attacks.attacked import SMALL_ARENA
+from benchmarks.attacks.cases import Case
 from benchmarks.attacks.connections import Attack, Calls, Victim, crowd
 from benchmarks.attacks.requests import (
     MIB,
+    MODEL,
     begin,
+    body_frames,
     bomb,
     call_headers,
     claim,
     data,
+    field,
     framed,
     http_claim,
     http_infer,
+    http_post,
     message,
+    typed_message,
 )
 from gpuserve.bench.calls import http2
 
 _CLAIMS: Final = 200
 _BOMB_NBYTES: Final = 1 << 30
 _LARGE_NBYTES: Final = 100 * MIB
+_PAUSE_S: Final = 0.005
+_TYPED_NBYTES: Final = 30 * MIB
 _ZIPPED: Final = (("grpc-encoding", "gzip"),)
 
 
@@ -59,14 +70,16 @@ def bombs_stream(victim: Victim) -> None:
 def _bombs(victim: Victim, method: str, n: int) -> None:
     start = message(_BOMB_NBYTES // 4, with_data=False) + b"\x3a\x80\x80\x80\x80\x04"
     body = framed(bomb(_BOMB_NBYTES, start), compressed=True) * n
-    _ask(victim, call_headers(method, _ZIPPED), body, 4)
+    _ask(victim, call_headers(method, _ZIPPED), (body,), 4)
 
 
-def _ask(victim: Victim, headers: bytes, body: bytes, n: int) -> None:
+def _ask(victim: Victim, headers: bytes, bodies: tuple[bytes, ...], n: int) -> None:
     def talk() -> None:
-        with Calls(victim.grpc, headers, (body,), victim.until_s) as calls:
-            while victim.left_s > 0:
-                calls.begin()
+        with Calls(victim.grpc, headers, bodies, victim.until_s) as calls:
+            for body in cycle(range(len(bodies))):
+                if victim.left_s <= 0:
+                    return
+                calls.begin(body)
                 calls.answer()
 
     crowd(victim, n, talk)
@@ -87,9 +100,51 @@ def bombs_http(victim: Victim) -> None:
     crowd(victim, 4, talk)
 
 
+def typed_contents(victim: Victim) -> None:
+    """Send messages of 30 MiB of integers, of empty strings and of floats, not as raw bytes."""
+    _ask(victim, call_headers(), tuple(map(framed, _typed())), 4)
+
+
+def typed_contents_gzip(victim: Victim) -> None:
+    """Send the same in some 130 KB of gzip each."""
+    bodies = tuple(framed(gzip.compress(one, 1), compressed=True) for one in _typed())
+    _ask(victim, call_headers(more=_ZIPPED), bodies, 4)
+
+
+def _typed() -> tuple[bytes, ...]:
+    zeros = bytes(_TYPED_NBYTES)
+    return (
+        typed_message("INT32", _TYPED_NBYTES, field(2, zeros)),
+        typed_message("BYTES", _TYPED_NBYTES // 2, field(8, b"") * (_TYPED_NBYTES // 2)),
+        typed_message("FP32", _TYPED_NBYTES // 4, field(6, zeros)),
+    )
+
+
+def late_bodies(victim: Victim) -> None:
+    """Send tensors whose last bytes come after the deadline, beside calls with short deadlines."""
+    bodies = [framed(message(n)) for n in (20_000, 75_000)]
+
+    def talk() -> None:
+        with Attack(victim.grpc, victim) as attack:
+            attack.pour([http2.opening({})])
+            for n, body in zip(count(), cycle(bodies)):
+                if victim.left_s <= 0:
+                    return
+                late, soon, timeout_ms = 4 * n + 1, 4 * n + 3, n % 30 + 1
+                headers = call_headers(more=[("grpc-timeout", f"{timeout_ms}m")])
+                attack.pour([begin(late, headers) + body_frames(late, body[:-1], end=False)])
+                attack.idle(timeout_ms / 1e3)
+                attack.pour(
+                    [data(late, body[-1:], end=True), begin(soon, headers) + body_frames(soon, bodies[0])]
+                )
+                attack.idle(_PAUSE_S)
+
+    crowd(victim, 6, talk)
+
+
 def large_bodies(victim: Victim) -> None:
     """Twelve requests of 100 MiB at once, all of them right, again and again."""
-    _ask(victim, call_headers(), framed(message(_LARGE_NBYTES // 4)), 12)
+    _ask(victim, call_headers(), (framed(message(_LARGE_NBYTES // 4)),), 12)
 
 
 def json_numbers(victim: Victim) -> None:
@@ -108,14 +163,17 @@ def json_values(victim: Victim) -> None:
 
 def _json(victim: Victim, document: bytes, n: int, element: bytes) -> None:
     body = document % (n, b",".join([element] * n))
-    head = http_infer(1)[0].partition(b"Inference-Header")[0]
-    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    post(victim, [http_post(f"/v2/models/{MODEL}/infer", body)])
+
+
+def post(victim: Victim, requests: Sequence[bytes], n: int = 4) -> None:
+    """Send these requests over HTTP/1.1 again and again, on so many connections."""
 
     def talk() -> None:
         with Attack(victim.http, victim) as attack:
-            attack.pour(repeat(request))
+            attack.pour(cycle(requests))
 
-    crowd(victim, 4, talk)
+    crowd(victim, n, talk)
 
 
 ATTACKS: Final = {
@@ -127,4 +185,7 @@ ATTACKS: Final = {
     "bombs-stream": bombs_stream,
     "bombs-http": bombs_http,
     "large-bodies": large_bodies,
+    "typed-contents": typed_contents,
+    "typed-contents-gzip": typed_contents_gzip,
 }
+CASES: Final = {"late-bodies": Case(late_bodies, SMALL_ARENA)}

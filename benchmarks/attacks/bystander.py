@@ -1,8 +1,13 @@
-"""``python -m benchmarks.attacks.bystander HTTP GRPC``: a well-behaved client, from another address.
+"""``python -m benchmarks.attacks.bystander HTTP GRPC PATIENCE_S ASK...``: a well-behaved client, from another
+address. What it asks for:
 
-It asks for a small inference fifty times a second over one connection, every 25th of a MiB, and ten times a
-second for the server's health over a new one, as a probe does. For each line on stdin it prints what it has
-seen since the last; it ends with stdin. A latency counts from when the request was due.
+- ``inference``: a small inference fifty times a second over one connection, every 25th of a MiB;
+- ``health``: the server's health ten times a second, each over a new connection, as a probe does;
+- ``completion``: a completion of OpenAI of one token ten times a second, each over a new connection.
+
+For each line on stdin the client waits some seconds until all requests that were due are answered, and prints
+what it has seen since the last line; the client ends with stdin. A latency counts from when the request was
+due. A client with patience asks again after an error, and its latency counts until the good answer.
 """
 
 from __future__ import annotations
@@ -15,15 +20,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from benchmarks.attacks.attacker import address
-from benchmarks.attacks.connections import TIMEOUT_S, Address, Calls
+from benchmarks.attacks.connections import TIMEOUT_S, Address, Calls, address
 from benchmarks.attacks.requests import MIB, call_headers, framed, message
 from gpuserve.bench.calls.call import ProtocolBroken
 
 _INFER_S: Final = 0.02
-_HEALTH_S: Final = 0.1
+_SELDOM_S: Final = 0.1
+_AGAIN_S: Final = 0.02
+#: How long the answers to requests that were due are waited for.
+_LAST_ANSWERS_S: Final = 15.0
 _EVERY_LARGE: Final = 25
 _BODIES: Final = 16, MIB // 4
 #: On the loopback all of 127/8 is this machine; the attacker has the first of them.
@@ -41,15 +49,26 @@ class Seen:
         self._lock = threading.Lock()
         self._latencies_s: list[float] = []
         self._errors: Counter[str] = Counter()
+        self._due_s: dict[str, float] = {}
+
+    def due(self, kind: str, due_s: float) -> None:
+        """Note when the next request of this kind is due, and so that all before are noted."""
+        self._due_s[kind] = due_s
 
     def note(self, latency_s: float, error: str) -> None:
-        """One request, with what was wrong of it."""
+        """Note one request, with its error."""
         with self._lock:
             self._latencies_s.append(latency_s)
             self._errors.update([error] if error else ())
 
     def take(self) -> str:
-        """All of it as JSON, once."""
+        """Return what was due until now, as JSON, once. A request without an answer counts as an error."""
+        now_s = time.monotonic()
+        while min(self._due_s.values()) <= now_s and time.monotonic() < now_s + _LAST_ANSWERS_S:
+            time.sleep(_INFER_S)
+        for kind, due_s in list(self._due_s.items()):
+            if due_s <= now_s:
+                self.note(time.monotonic() - due_s, f"{kind}: no answer")
         with self._lock:
             text = json.dumps({"latencies_s": self._latencies_s, "errors": self._errors})
             self._latencies_s, self._errors = [], Counter()
@@ -81,46 +100,64 @@ class Inference:
             if self._calls is not None:
                 self._calls.close()
             self._calls = None
-            raise Failed(f"inference: {error}") from error
+            raise Failed(str(error) or type(error).__name__) from error
 
     def _connected(self) -> Calls:
         return Calls(self._server, call_headers(), self._bodies, time.monotonic() + TIMEOUT_S, self._source)
 
 
-def probe(server: Address, source: str) -> None:
-    """Ask for the server's health as a kubelet does. Raises Failed: it is not ready, or says nothing."""
+def ask_http(server: Address, source: str, method: str, path: str, body: bytes = b"") -> None:
+    """Ask over a connection of its own. Raises Failed: the answer is no success."""
     connection = http.client.HTTPConnection(
         *server, timeout=TIMEOUT_S, source_address=(source, 0) if source else None
     )
     with contextlib.closing(connection):
-        connection.request("GET", "/v2/health/ready")
-        if (status := connection.getresponse().status) != http.HTTPStatus.OK:
-            raise Failed(f"status {status}")
+        connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+        response = connection.getresponse()
+        response.read()
+        if response.status != http.HTTPStatus.OK:
+            raise Failed(f"{path}: status {response.status}")
 
 
-def steadily(ask: Callable[[], None], every_s: float, seen: Seen) -> None:
+def steadily(kind: str, ask: Callable[[], None], every_s: float, patience_s: float, seen: Seen) -> None:
     """Ask at a steady pace, for ever; what was due while an answer was waited for is asked at once."""
     due_s = time.monotonic()
     while True:
         due_s = max(due_s + every_s, time.monotonic() - TIMEOUT_S)
+        seen.due(kind, due_s)
         time.sleep(max(0.0, due_s - time.monotonic()))
-        error = ""
-        try:
-            ask()
-        except (OSError, http.client.HTTPException, ProtocolBroken, Failed) as failure:
-            error = str(failure) or type(failure).__name__
+        while True:
+            error = ""
+            try:
+                ask()
+            except (OSError, http.client.HTTPException, ProtocolBroken, Failed) as failure:
+                error = f"{kind}: {failure or type(failure).__name__}"
+            if not error or time.monotonic() - due_s >= patience_s:
+                break
+            time.sleep(_AGAIN_S)
         seen.note(time.monotonic() - due_s, error)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Ask until stdin ends."""
-    http_address, grpc_address = map(address, arguments)
+    http_address, grpc_address = map(address, arguments[:2])
     source = _SOURCE if http_address[0].startswith("127.") else ""
     seen = Seen()
-    infer = Inference(grpc_address, source)
-    infer()
-    for ask, every_s in ((infer, _INFER_S), (lambda: probe(http_address, source), _HEALTH_S)):
-        threading.Thread(target=steadily, args=(ask, every_s, seen), daemon=True).start()
+    completion = json.dumps({"model": "talker", "prompt": "a"}).encode()
+    asks: dict[str, tuple[Callable[[], None], float]] = {
+        "inference": (Inference(grpc_address, source), _INFER_S),
+        "health": (partial(ask_http, http_address, source, "GET", "/v2/health/ready"), _SELDOM_S),
+        "completion": (
+            partial(ask_http, http_address, source, "POST", "/v1/completions", completion),
+            _SELDOM_S,
+        ),
+    }
+    for kind in arguments[3:]:
+        ask, every_s = asks[kind]
+        ask()
+        seen.due(kind, time.monotonic())
+        more = (kind, ask, every_s, float(arguments[2]), seen)
+        threading.Thread(target=steadily, args=more, daemon=True).start()
     for _ in sys.stdin:
         print(seen.take(), flush=True)
 

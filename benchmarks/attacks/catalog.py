@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from benchmarks.attacks import bodies, floods, waiting
-from benchmarks.attacks.connections import Victim
+from benchmarks.attacks import bodies, deaths, floods, openai, operator, waiting
+from benchmarks.attacks.cases import Case
 
-ATTACKS: Final[dict[str, Callable[[Victim], None]]] = {
-    **waiting.ATTACKS,
-    **bodies.ATTACKS,
-    **floods.ATTACKS,
+ATTACKS: Final[dict[str, Case]] = {
+    **{name: Case(attack) for one in (waiting, bodies, floods) for name, attack in one.ATTACKS.items()},
+    **bodies.CASES,
+    **openai.CASES,
+    **deaths.CASES,
+    **operator.CASES,
 }

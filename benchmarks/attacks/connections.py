@@ -8,7 +8,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
 
 from gpuserve.bench.calls import http2
 from gpuserve.bench.calls.call import Failure, TimedCall
@@ -25,19 +27,40 @@ _IDLE_TURN_S: Final = 0.5
 Address = tuple[str, int]
 
 
-class Victim(NamedTuple):
-    """Where the server listens, and when the attack is over, by the monotonic clock. ``tls``: a port that
-    speaks TLS.
+def address(text: str) -> Address:
+    """Return the host and the port of ``host:port``."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+@dataclass
+class Victim:
+    """Where the server listens. ``tls``: a port that speaks TLS. ``pid``, ``config``: the supervisor and the
+    configuration file of a server on this machine. ``seconds``: how long the attack takes from the first look
+    at what is left of them, when all bodies have been made; ``began`` is called then.
     """
 
     http: Address
     grpc: Address
     tls: Address
-    until_s: float
+    pid: int = 0
+    config: str = ""
+    seconds: float = 0.0
+    began: Callable[[], object] = field(default=lambda: None, compare=False)
+
+    @cached_property
+    def until_s(self) -> float:
+        """When the attack is over, by the monotonic clock."""
+        self.began()
+        return time.monotonic() + self.seconds
 
     @property
     def left_s(self) -> float:
         return self.until_s - time.monotonic()
+
+    def begin(self) -> None:
+        """Begin the attack, where nothing looks at what is left of it."""
+        _ = self.until_s
 
 
 class Attack:
@@ -180,6 +203,7 @@ def again(victim: Victim, talk: Callable[[], None]) -> int:
 
 def crowd(victim: Victim, n: int, talk: Callable[[], None]) -> None:
     """The same on so many connections at once."""
+    victim.begin()  # once, and not in each of the threads
     threads = [threading.Thread(target=again, args=(victim, talk)) for _ in range(n)]
     for one in threads:
         one.start()

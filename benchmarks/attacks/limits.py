@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from benchmarks.attacks.cases import Judgement
 from benchmarks.attacks.watched import Held
 from benchmarks.scenarios.figures import percentile
 from benchmarks.tables import table
 
 MIB: Final = 1 << 20
+#: The well-behaved client asks sixty times a second; of fewer answers than these no p99 is believed.
+_LEAST_PER_S: Final = 25
 _HEADER: Final = (
     "attack", "broken", "p50 ms", "p99 ms", "max ms", "requests", "errors", "MiB before", "peak", "after",
     "descriptors before", "peak", "after",
 )  # fmt: skip
+_EARLIER: Final = ("p99 ms earlier", "now", "MiB more earlier", "now", "broken earlier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,56 +36,101 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one attack did. ``before``, ``peak``, ``after``: what the server held, where that can be seen."""
+    """What one attack did. ``before``, ``peak``, ``after``: what the server held, where that can be seen.
+
+    ``requests_held``: what requests hold at the end by the metrics of the server. ``judgements``: those of
+    the attack itself.
+    """
 
     attack: str
+    seconds: float
+    limits: Limits
     latencies_s: Sequence[float]
     errors: Mapping[str, int]
     before: Held | None
     peak: Held | None
     after: Held | None
+    requests_held: int = 0
+    judgements: Sequence[Judgement] = ()
 
     def ms(self, percent: float) -> float:
-        """A percentile of the well-behaved client's latencies."""
+        """Return a percentile of the well-behaved client's latencies."""
         return percentile(self.latencies_s, percent) * 1e3 if self.latencies_s else math.inf
 
-    def broken(self, limits: Limits) -> list[str]:
+    @property
+    def more_nbytes(self) -> int:
+        """How much more memory the server took than before; 0 where that cannot be seen."""
+        return self.peak.nbytes - self.before.nbytes if self.before and self.peak else 0
+
+    @property
+    def broken(self) -> list[str]:
         """The limits that were not held, each in a word or two."""
-        wrong = []
-        if self.ms(99) > limits.p99_ms:
-            wrong.append("p99")
-        if self.errors:
-            wrong.append("errors")
-        if self.before and self.peak and self.peak.nbytes - self.before.nbytes > limits.more_nbytes:
-            wrong.append("memory")
-        return wrong + (["not given back"] if self.keeps(limits) else [])
+        wrong = {
+            "p99": self.ms(99) > self.limits.p99_ms,
+            "few requests": len(self.latencies_s) < _LEAST_PER_S * self.seconds,
+            "errors": bool(self.errors),
+            "memory": self.more_nbytes > self.limits.more_nbytes,
+            "not given back": bool(self.before and self.after)
+            and keeps(self.before, self.after, self.limits),
+            "blocks lost": self.requests_held > 0,
+            "judged": not all(one.is_good for one in self.judgements),
+        }
+        return [name for name, is_so in wrong.items() if is_so]
 
-    def keeps(self, limits: Limits) -> bool:
-        """Whether the server still holds what it did not hold before."""
-        return bool(self.before and self.after) and keeps(self.before, self.after, limits)
-
-    def row(self, limits: Limits) -> list[str]:
+    @property
+    def row(self) -> list[str]:
         """The line of the table."""
         latencies = [f"{self.ms(percent):.1f}" for percent in (50, 99, 100)]
         held = (self.before, self.peak, self.after)
         memory = [f"{one.nbytes / MIB:.0f}" if one else "" for one in held]
         descriptors = [str(one.descriptors) if one else "" for one in held]
         counts = [str(len(self.latencies_s)), str(sum(self.errors.values()))]
-        broken = ", ".join(self.broken(limits))
-        return [self.attack, broken, *latencies, *counts, *memory, *descriptors]
+        return [self.attack, ", ".join(self.broken), *latencies, *counts, *memory, *descriptors]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The finding for a file of JSON."""
+        return {
+            **{"attack": self.attack, "broken": self.broken, "p50_ms": self.ms(50), "p99_ms": self.ms(99)},
+            **{"max_ms": self.ms(100), "requests": len(self.latencies_s), "errors": dict(self.errors)},
+            **{"more_mib": self.more_nbytes / MIB, "judgements": [list(one) for one in self.judgements]},
+        }
 
 
 def keeps(before: Held, after: Held, limits: Limits) -> bool:
-    """Whether more is held afterwards than an allocator keeps."""
+    """Return whether more is held afterwards than an allocator keeps."""
     return (
         after.nbytes - before.nbytes > limits.kept_nbytes
         or after.descriptors - before.descriptors > limits.kept_descriptors
     )
 
 
-def markdown(findings: Sequence[Finding], limits: Limits) -> str:
-    """The table of all attacks, then what errors the well-behaved client saw."""
-    lines = [table(_HEADER, [one.row(limits) for one in findings], left=2)]
+def markdown(findings: Sequence[Finding]) -> str:
+    """Return the table of all attacks, then the errors of the well-behaved client, and what attacks judge."""
+    lines = [table(_HEADER, [one.row for one in findings], left=2), ""]
     for one in findings:
-        lines += [f"{one.attack}: {n} times {text}" for text, n in one.errors.items()]
-    return "\n".join(lines) + "\n"
+        lines += [f"- {one.attack}: {n} times {text}" for text, n in one.errors.items()]
+        if one.requests_held:
+            lines.append(
+                f"- {one.attack}: requests hold {one.requests_held} blocks and bytes when none is there"
+            )
+        lines += [
+            f"- {one.attack}: {'good' if is_good else 'BAD'}: {text}" for text, is_good in one.judgements
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def compared(findings: Sequence[Finding], earlier: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the attacks beside the documents of an earlier run."""
+    formerly = {one["attack"]: one for one in earlier}
+    rows = []
+    for one in findings:
+        then = formerly.get(one.attack)
+        was = (
+            (f"{then['p99_ms']:.1f}", f"{then['more_mib']:.0f}", ", ".join(then["broken"]))
+            if then
+            else ("",) * 3
+        )
+        now = f"{one.ms(99):.1f}", f"{one.more_nbytes / MIB:.0f}"
+        rows.append([one.attack, ", ".join(one.broken), was[0], now[0], was[1], now[1], was[2]])
+    return table((*_HEADER[:2], *_EARLIER), rows, left=2) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -20,12 +21,12 @@ _RAW_INPUTS: Final = b"\x3a"
 _AT_ONCE: Final = 400
 
 
-def message(n_values: int, with_data: bool = True) -> bytes:
-    """A ModelInferRequest of so many floats."""
+def message(n_values: int, with_data: bool = True, first: float = 0.0) -> bytes:
+    """Return a ModelInferRequest of so many floats, of which all but the first are 0."""
     request = pb.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="x", datatype="FP32", shape=[1, n_values])
     if with_data:
-        request.raw_input_contents.append(bytes(4 * n_values))
+        request.raw_input_contents.append(struct.pack("<f", first) + bytes(4 * (n_values - 1)))
     encoded: bytes = request.SerializeToString()
     return encoded
 
@@ -37,7 +38,7 @@ def framed(body: bytes, compressed: bool = False) -> bytes:
 
 def claim() -> bytes:
     """The first bytes of a message whose tensor, it says, has a GiB."""
-    begun = message(_CLAIMED_NBYTES // 4, with_data=False) + _RAW_INPUTS + _varint(_CLAIMED_NBYTES)
+    begun = message(_CLAIMED_NBYTES // 4, with_data=False) + _RAW_INPUTS + varint(_CLAIMED_NBYTES)
     return b"\0" + (len(begun) + _CLAIMED_NBYTES).to_bytes(4) + begun + bytes(16)
 
 
@@ -55,6 +56,29 @@ def begin(stream: int, block: bytes, end: bool = False) -> bytes:
 def data(stream: int, body: bytes, end: bool = False) -> bytes:
     """One DATA frame."""
     return http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, body)
+
+
+def body_frames(stream: int, body: bytes, end: bool = True) -> bytes:
+    """Return DATA frames of the largest size that every server takes."""
+    parts = [body[at : at + http2.FIRST_FRAME_NBYTES] for at in range(0, len(body), http2.FIRST_FRAME_NBYTES)]
+    return b"".join(data(stream, part, end and part is parts[-1]) for part in parts)
+
+
+def typed_message(datatype: str, n_values: int, contents: bytes) -> bytes:
+    """Return a ModelInferRequest whose values are in ``contents``, an encoded InferTensorContents."""
+    tensor = field(1, b"x") + field(2, datatype.encode()) + field(3, b"\1" + varint(n_values))
+    return field(1, MODEL.encode()) + field(5, tensor + field(5, contents))
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Return a field of bytes, a message or packed numbers, as protobuf encodes it."""
+    return bytes((number << 3 | 2,)) + varint(len(content)) + content
+
+
+def http_post(path: str, body: bytes) -> bytes:
+    """Return a request of JSON over HTTP/1.1."""
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def together(frames: Iterable[bytes], n: int = _AT_ONCE) -> Iterator[bytes]:
@@ -93,7 +117,8 @@ def bomb(nbytes: int, start: bytes = b"") -> bytes:
     return head + first + block * (nbytes // (4 * MIB)) + packer.flush() + bytes(8)
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Return a number as protobuf encodes it."""
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)

@@ -11,7 +11,16 @@ import time
 from typing import Final
 
 from benchmarks.attacks.connections import TIMEOUT_S, Attack, Calls, Victim, crowd
-from benchmarks.attacks.requests import MIB, begin, call_headers, data, framed, http_infer, message
+from benchmarks.attacks.requests import (
+    MIB,
+    begin,
+    body_frames,
+    call_headers,
+    data,
+    framed,
+    http_infer,
+    message,
+)
 from gpuserve.bench.calls import http2
 
 _CROWD: Final = 100
@@ -22,6 +31,11 @@ _MOST_IDLE: Final = 30_000
 _STREAMS: Final = 2000
 _N_ANSWERS: Final = 64
 _NOTHING_READ_S: Final = 2.0
+
+
+def none(victim: Victim) -> None:
+    """Do nothing, and so show what the machine itself does to the client."""
+    time.sleep(victim.left_s)
 
 
 def idle(victim: Victim) -> None:
@@ -151,13 +165,8 @@ def closed_windows(victim: Victim) -> None:
 def unread_http2(victim: Victim) -> None:
     """Answers of a MiB over HTTP/2 to a client that does not read, but for a byte every few seconds."""
     body = framed(message(MIB // 4))
-    parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
-
-    def call(stream: int) -> bytes:
-        frames = [data(stream, part, end=part is parts[-1]) for part in parts]
-        return begin(stream, call_headers()) + b"".join(frames)
-
-    _unread(victim, b"".join(map(call, range(1, 33, 2))), victim.grpc, http2.opening({}))
+    calls = [begin(one, call_headers()) + body_frames(one, body) for one in range(1, 33, 2)]
+    _unread(victim, b"".join(calls), victim.grpc, http2.opening({}))
 
 
 def unread_http1(victim: Victim) -> None:
@@ -185,6 +194,7 @@ def _unread(victim: Victim, requests: bytes, address: tuple[str, int], start: by
 
 
 ATTACKS: Final = {
+    "none": none,
     "idle": idle,
     "tls-stopped": tls_stopped,
     "tls-handshakes": tls_handshakes,

@@ -1,11 +1,19 @@
-"""The server as the machine sees it: the memory and the open descriptors of all its processes."""
+"""The server as the machine and its own metrics see it: memory and open descriptors of all its processes, and
+what requests hold.
+"""
 
 from __future__ import annotations
 
+import http.client
 import os
-from typing import NamedTuple
+import ssl
+from typing import Final, NamedTuple
 
 from benchmarks.processes import tree
+
+#: Gauges of what requests hold, which is nothing when no request is there.
+_HELD: Final = ("gpuserve_arena_blocks", "gpuserve_door_arena_blocks", "gpuserve_intake_bytes")
+_TIMEOUT_S: Final = 5.0
 
 
 class Held(NamedTuple):
@@ -16,7 +24,7 @@ class Held(NamedTuple):
 
 
 def held(root_pid: int) -> Held:
-    """What the process and its descendants hold; nothing where they are gone."""
+    """Return what the process and its descendants hold; nothing of those that are gone."""
     nbytes = descriptors = 0
     for one in tree(root_pid):
         try:
@@ -25,3 +33,20 @@ def held(root_pid: int) -> Held:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return Held(nbytes, descriptors)
+
+
+def held_by_requests(metrics: str) -> int:
+    """Return blocks and bytes that requests hold, by the metrics page at this address, which speaks TLS.
+
+    Raises:
+        OSError: The page does not answer.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection(metrics, timeout=_TIMEOUT_S, context=context)
+    try:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    finally:
+        connection.close()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(_HELD))

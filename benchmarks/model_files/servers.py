@@ -28,8 +28,8 @@ class FileServer(GpuServe):
 
     def environment(self) -> dict[str, str]:
         variable = f"GPUSERVE_MODELS__{self._file.name.upper()}__KWARGS".replace("-", "_")
-        kwargs = {variable: json.dumps({"trusted": self._file.trusted})} if self._file.trusted else {}
-        return super().environment() | kwargs
+        said = {"trust": True} if self._path.suffix == ".pt2" else {"trusted": self._file.trusted}
+        return super().environment() | ({variable: json.dumps(said)} if any(said.values()) else {})
 
 
 class MLServerFile(MLServer):
