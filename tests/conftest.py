@@ -10,9 +10,12 @@ from collections.abc import Iterator
 
 import doors
 import leaks
+import long_turns
 import pytest
 from exploring import examples
 from hypothesis import HealthCheck, settings
+
+from gpuserve_worker.memory.orphans import ORPHANS
 
 # How fast examples are made says something about the machine, and nothing about what is tested.
 settings.register_profile(
@@ -24,8 +27,11 @@ settings.load_profile("any machine")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Without it onnxruntime keeps a database open in which it collects what it sends to its maker.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# Servers of tests have no runtime folder, unless the test makes one.
+os.environ.pop("XDG_RUNTIME_DIR", None)
 
 doors.tell_commands()
+long_turns.tell_servers()
 
 # Servers of the tests take these two, and a shell that runs the tests in the background ignores them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,6 +45,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _no_turn_is_long() -> Iterator[None]:
+    """Fails the test in which an event loop of a server had a turn over the limit."""
+    long_turns.since_last()
+    yield
+    found = long_turns.since_last()
+    assert not found, "turns of event loops over the limit:\n" + "\n".join(found)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """Fails the test after which a process, descriptor, shared memory or socket file is left."""
     mark = uuid.uuid4().hex
@@ -46,6 +61,7 @@ def _nothing_is_left() -> Iterator[None]:
     before = leaks.census(mark)
     yield
     del os.environ[leaks.MARK]
+    ORPHANS.reclaim()  # as an event loop does, of blocks that the test did not free
     found = leaks.leaks(before)
     for pid in leaks.processes(before) if found else ():
         os.kill(pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ A process of ours is told by a mark in its environment, which the children of th
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -122,7 +123,11 @@ def _published() -> frozenset[str]:
 
 
 def _sockets() -> frozenset[str]:
-    return frozenset(entry.path for entry in os.scandir(tempfile.gettempdir()) if _is_socket(entry))
+    entries = list(os.scandir(tempfile.gettempdir()))
+    for one in [entry for entry in entries if entry.name.startswith(_OF_TESTS) and entry.is_dir()]:
+        with contextlib.suppress(FileNotFoundError):  # the runtime folder of a test, which may be another's
+            entries += os.scandir(Path(one.path, "gpuserve"))
+    return frozenset(entry.path for entry in entries if _is_socket(entry))
 
 
 def _is_socket(entry: os.DirEntry[str]) -> bool:

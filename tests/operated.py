@@ -88,6 +88,10 @@ class InBackground:
         except BaseException as error:
             self._error = error
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def result(self) -> Any:
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "no answer came"

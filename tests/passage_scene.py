@@ -7,8 +7,10 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpuserve.front.doors.passing_door import refuse
 from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Exchange, Head, Header, Piece, Release
 from gpuserve.front.exchange.exchange import Sink as SinkOfBody
+from gpuserve.front.passage.absence import FrontAbsence
 from gpuserve.front.passage.forwarded import ForwardedExchanges
 from gpuserve.front.passage.forwarding import Forwarding
 from gpuserve.front.passage.passage import Passage
@@ -31,7 +33,7 @@ class Way:
         self.front = Passage(ours, self._on_front, lambda: self.lost.append("front"))
         self.door = Passage(theirs, self._on_door, lambda: self.lost.append("door"))
         self.forwarded = ForwardedExchanges(self.front, accept)
-        self.forwarding = Forwarding(self.door)
+        self.forwarding = Forwarding(self.door, FrontAbsence(), refuse)
         self.front.open()
         self.door.open()
 

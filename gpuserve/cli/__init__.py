@@ -22,6 +22,7 @@ def main() -> NoReturn:
     import gc
     import sys
 
+    _open_standard_descriptors()
     gc.disable()  # until all is imported: nothing of that is garbage
     try:
         if _only_prints(sys.argv):
@@ -39,6 +40,24 @@ def main() -> NoReturn:
         from gpuserve.cli.console.exit_codes import INTERRUPTED
 
         sys.exit(INTERRUPTED)
+
+
+def _open_standard_descriptors() -> None:
+    """Open /dev/null on those of the descriptors 0, 1 and 2 that are closed, so that no socket gets their
+    numbers and what is printed goes nowhere.
+    """
+    import os
+    import sys
+
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            stream = os.fdopen(fd, "r" if fd == 0 else "w", closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def _only_prints(command: list[str]) -> bool:

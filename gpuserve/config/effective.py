@@ -15,9 +15,8 @@ from gpuserve.config.load import Configuration
 from gpuserve.config.messages import Origin, dotted
 from gpuserve.config.positions import Path
 from gpuserve.config.sources import Sources
+from gpuserve.settings.urls import MASK, without_userinfo
 
-#: What stands for a value that is not for a terminal or a log.
-MASK: Final = "********"
 #: Who reads a model's entry wants these first.
 _FIRST: Final = ("name", "callable")
 #: Arguments of a callable are the user's own: what is called so is nobody else's to see.
@@ -85,4 +84,4 @@ def _masked(value: Any) -> Any:
         return {key: MASK if _LOOKS_SECRET.search(str(key)) else _masked(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_masked(one) for one in value]
-    return value
+    return without_userinfo(value) if isinstance(value, str) else value

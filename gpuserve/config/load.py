@@ -28,6 +28,8 @@ from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_who
 
 #: How a config file may be called whatever is in it.
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
+#: No config is larger.
+MAX_CONFIG_NBYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,10 @@ def _reading_order(problem: Problem) -> tuple[int, int, int]:
 def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8-sig") as file:
-            return file.read()
+            content = file.read(MAX_CONFIG_NBYTES + 1)
+        if len(content) <= MAX_CONFIG_NBYTES:
+            return content
+        text = f"is larger than a config may be, {MAX_CONFIG_NBYTES >> 20} MiB"
     except OSError as error:
         text = f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
     except UnicodeDecodeError as error:

@@ -16,9 +16,12 @@ from gpuserve.config.entries.kinds import MISSING, UNKNOWN, WRONG, Mistake
 from gpuserve.config.positions import Path, Span
 from gpuserve.errors import ConfigError
 from gpuserve.options import nearest
+from gpuserve.settings.urls import without_userinfo
 
 _MAX_EXCERPT = 100
 _MAX_GIVEN = 80
+#: A config that a program has written may be one line of megabytes.
+_MAX_LINE = 4096
 #: The key, even if it is misspelt, and its value up to the end of it.
 _TOKEN = re.compile(
     r"""((?:ac+es+[_-]?)?to?ke?n["']?\s*:\s*)("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}]+)""", re.IGNORECASE
@@ -91,8 +94,12 @@ def dotted(path: Path) -> str:
 
 
 def without_token(line: str) -> str:
-    """A source line as it may be shown: an access token in it becomes asterisks, of the same length."""
-    return _TOKEN.sub(lambda found: found[1] + "*" * len(found[2]), line)
+    """Mask the access token in a source line by asterisks, and the user and the password of a URL; show no
+    line that is too long to be read.
+    """
+    if len(line) > _MAX_LINE:
+        return ""
+    return without_userinfo(_TOKEN.sub(lambda found: found[1] + "*" * len(found[2]), line))
 
 
 def describe(value: Any) -> str:
@@ -105,7 +112,7 @@ def describe(value: Any) -> str:
         case int() | float():
             return f"the number {value}"[:_MAX_GIVEN]
         case str():
-            quoted = repr(value)
+            quoted = repr(without_userinfo(value))
             return f"the string {quoted if len(quoted) <= _MAX_GIVEN else quoted[:_MAX_GIVEN] + '…'}"
         case list() | tuple():
             return f"a list of {len(value)}" if value else "an empty list"

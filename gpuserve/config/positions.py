@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -24,6 +24,11 @@ _TEXT_TAGS = frozenset(_TAG + kind for kind in ("str", "timestamp", "value", "me
 #: A number as a key is its text, as in JSON.
 _KEY_TAGS = _TEXT_TAGS | {_TAG + "int"}
 _MERGE_KEY = "<<"
+#: Python prints no integer that is much longer, and none of the keys takes one.
+_MAX_BITS: Final = 4096
+#: What a document may have: the values in it, each alias as often as it stands there, and their depth.
+_MAX_VALUES: Final = 1_000_000
+_MAX_DEPTH: Final = 100
 
 
 class Span(NamedTuple):
@@ -147,12 +152,19 @@ class _Builder:
         self._constructor = constructor
         self._lines = lines
         self._open: set[int] = set()  # nodes being built: meeting one again is a cycle of aliases
+        self._n_values = 0
+        self._key = "the document"  # the last key, for messages
 
     def build(self, node: Node) -> Any:
         if id(node) in self._open:
             return self._fault("an alias cannot stand inside the value it names", node)
+        self._n_values += 1
+        if self._n_values > _MAX_VALUES:
+            self._refuse(f"more than {_MAX_VALUES} values, those behind aliases included", node)
         if isinstance(node, ScalarNode):
             return self._scalar(node)
+        if len(self._open) >= _MAX_DEPTH:
+            self._refuse(f"nested more than {_MAX_DEPTH} deep", node)
         if node.tag not in {_TAG + "map", _TAG + "seq"}:
             return self._fault(f"the tag {node.tag} is not supported", node)
         self._open.add(id(node))
@@ -169,7 +181,13 @@ class _Builder:
         if node.tag not in _BUILT_TAGS:
             return self._fault(f"the tag {node.tag} is not supported", node)
         try:
-            return self._constructor.construct_object(node)
+            value = self._constructor.construct_object(node)
+            if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+                text = (
+                    f"{self._key}: expected an integer of at most 64 bits, given one of {value.bit_length()}"
+                )
+                return self._fault(text, node)
+            return value
         except (ValueError, KeyError, MarkedYAMLError):
             return self._fault(f"{node.value!r} is no {node.tag.removeprefix(_TAG)}", node)
 
@@ -185,6 +203,7 @@ class _Builder:
                 self._fault(f"key {key.value!r} is already given in line {lines_of[key.value]}", key)
             else:
                 lines_of[key.value] = key.start_mark.line + 1
+                self._key = key.value
                 built[key.value] = self.build(value)
         return self._merged(node) | built
 
@@ -198,6 +217,9 @@ class _Builder:
             else:
                 self._fault("'<<' takes a mapping or a list of mappings", source)
         return merged
+
+    def _refuse(self, text: str, node: Node) -> NoReturn:
+        raise YamlSyntaxError(YamlFault(text, _span(node, self._lines)), self._lines)
 
     def _fault(self, text: str, node: Node) -> None:
         self.faults.append(YamlFault(text, _span(node, self._lines)))

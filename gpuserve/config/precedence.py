@@ -23,8 +23,11 @@ _SEPARATOR = "__"
 _SERVICE_NAME = re.compile(r"[A-Z0-9_]*(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?)")
 _SERVICE_LINK = re.compile(r"[A-Z0-9_]*PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
-#: For a worker that is profiled, and for the tests of a machine with a GPU; no keys of the schema.
-_NO_KEYS = frozenset({"GPUSERVE_CUDA_TIMELINE", "GPUSERVE_TEST_REAL_GPU"})
+#: For a worker that is profiled, for the tests of a machine with a GPU, and for the limit on turns of the
+#: event loop; no keys of the schema.
+_NO_KEYS = frozenset(
+    {"GPUSERVE_CUDA_TIMELINE", "GPUSERVE_TEST_REAL_GPU", "GPUSERVE_TURN_LIMIT_MS", "GPUSERVE_TURN_FILE"}
+)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The attachment of a program to a server of the same machine: where the server is found, what the two say,
 and the sockets that they say it on. What either side does about it is in ``supervisor/attach``.
 
-A server listens on one abstract AF_UNIX name for each of its ports, which a client can compute from the port.
+A server listens on one AF_UNIX socket for each of its ports; a client computes the addresses of the socket
+from the port (``local_address.py``).
 
 ::
 
@@ -26,6 +27,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from gpuserve.control.channel import Channel
+from gpuserve.control.local_address import local_addresses
 from gpuserve.control.reactor import Reactor
 from gpuserve.errors import AttachError
 from gpuserve_worker.protocol import datagram
@@ -49,6 +51,11 @@ PROTOCOL: Final = 2
 def attach_name(uid: int, port: int) -> bytes:
     """Return the abstract name on which a user's server with this port takes attachments."""
     return f"\0gpuserve/{uid}/port-{port}".encode()
+
+
+def attach_addresses(port: int, *, create: bool = False) -> list[bytes]:
+    """Return the addresses on which this user's server with this port takes attachments."""
+    return local_addresses(f"port-{port}", attach_name(os.geteuid(), port), create=create)
 
 
 def may_attach(own_uid: int, peer_uid: int) -> bool:
@@ -210,11 +217,26 @@ class PeerCredentials(NamedTuple):
 
 
 def connect(port: int) -> socket.socket:
-    """Connect to this user's server of the port; ``OSError`` where none listens there, or accepts now."""
+    """Connect to this user's server of the port. Raises OSError: none listens there, or accepts now;
+    PermissionError: a process of another user listens there.
+    """
+    *files, name = attach_addresses(port)
+    for path in files:
+        with contextlib.suppress(
+            FileNotFoundError, ConnectionRefusedError
+        ):  # no server has the file (any more)
+            return _connected(path)
+    return _connected(name)
+
+
+def _connected(address: bytes) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)  # a server that does not accept has a full backlog
-        sock.connect(attach_name(os.geteuid(), port))
+        sock.connect(address)
+        peer = peer_credentials(sock)
+        if not may_attach(os.geteuid(), peer.uid):
+            raise PermissionError(f"process {peer.pid} listens there and belongs to user {peer.uid}")
     except OSError:
         sock.close()
         raise

@@ -4,10 +4,11 @@
 
     supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, Outcome, InstanceUp,
                           InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState, Adjust,
-                          Quiesce, Resume, TakeCensus, Happened, WatchRates
+                          Quiesce, Resume, TakeCensus, Happened, WatchRates, IngressUp, IngressDown
     front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
-                          Quiesced, Census, ExecutionHung, Noticed, Rates
+                          Quiesced, Census, ExecutionHung, IsolatedDeath, Noticed, Rates, StartIngress
     either way            Changed, LostGpus
+    supervisor -> ingress process   AttachFront
 
 A *generation* is one load of one version of a model. Its number is never used again by the same server, so
 that of two generations of one version, of which one replaces the other, it is clear which is meant.
@@ -299,6 +300,16 @@ class ExecutionHung(NamedTuple):
     limit_s: float
 
 
+class IsolatedDeath(NamedTuple):
+    """An instance, whose worker was the process ``pid``, died under a request of a client whose requests had
+    killed workers before. Others do not wait for that: the instance starts again without restart back-off.
+    """
+
+    generation: int
+    instance: str
+    pid: int
+
+
 class Changed(NamedTuple):
     """Settings that clients have changed while the server runs; ``kind`` is "log" or "trace". From a front:
     all of that kind, to be remembered. To a front: what its predecessor said last.
@@ -328,12 +339,50 @@ class CudaState(NamedTuple):
     works: bool
 
 
+# Ingress processes: the supervisor is their parent, the front decides which of them are to run.
+
+
+class StartIngress(NamedTuple):
+    """Connect the ingress process of this number to the front; start one if none is running. ``IngressUp`` or
+    ``IngressDown`` answers.
+    """
+
+    number: int
+
+
+class IngressUp(NamedTuple):
+    """An ingress process runs and gets the other end of the channel whose descriptor rides beside this,
+    before the pidfd of the process. ``restarts`` counts the processes of this number before it. ``survived``:
+    it was connected to a front before, and may have connections.
+    """
+
+    number: int
+    pid: int
+    restarts: int
+    survived: bool
+
+
+class IngressDown(NamedTuple):
+    """The ingress process with this pid has ended, and is reaped; with pid 0: it could not be started."""
+
+    number: int
+    pid: int
+    reason: str
+
+
+class AttachFront(NamedTuple):
+    """Serve a front from now on, over the channel whose descriptor rides beside this. The front before it has
+    ended, and all that it sent is in the channel before this one.
+    """
+
+
 # Both ends are of one version, so a tag is the place in this list.
 # fmt: off
 CONTROL: Final = Vocabulary(dict(enumerate((
     Setup, AddModel, RemoveModel, ServeModel, Resize, RetireInstance, ModelStates, Outcome, InstanceUp,
     InstanceDown, Serving, Drain, Quiesce, Resume, TakeCensus, Quit, FrontReady, Retired, InstanceRetired,
     LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,
-    Happened, Noticed, WatchRates, Rates, ExecutionHung,
+    Happened, Noticed, WatchRates, Rates, ExecutionHung, IsolatedDeath, StartIngress, IngressUp,
+    IngressDown, AttachFront,
 ), start=1)))
 # fmt: on

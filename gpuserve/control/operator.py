@@ -10,7 +10,6 @@ because a peer is not trusted. Framed as in ``messages.py``; one connection is o
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -118,7 +117,7 @@ def timeout_s(arguments: Mapping[str, Any]) -> float | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_TIMEOUT_S:
+    if not is_number or not 0 <= value <= MAX_TIMEOUT_S:
         raise InvalidArgument(f"timeout_s: expected 0 to {MAX_TIMEOUT_S:g} seconds, got {_shown(value)}")
     return float(value)
 
@@ -161,4 +160,7 @@ def near(name: object, known: Collection[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:_SHOWN_CHARACTERS]
+    try:
+        return repr(value)[:_SHOWN_CHARACTERS]
+    except ValueError:  # Python prints no integer of thousands of digits
+        return "a number that is too large to be shown"

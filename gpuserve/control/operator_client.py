@@ -1,7 +1,8 @@
 """How an operator's command finds a running server of its machine and asks it. Blocking. A server listens on
-one abstract AF_UNIX name for each of its ports, as it does for programs that attach (``attach.py``). This one
-has the address as well: several servers of a machine may have one port. Nothing heavy is imported here: a
-probe may run a command every few seconds.
+one AF_UNIX socket for each of its ports, as it does for programs that attach (``attach.py``). The names of
+these sockets have the address as well, because several servers of a machine may have one port. Commands find
+the files and the abstract names of the sockets (``local_address.py``) in the kernel's table. Nothing heavy is
+imported here: a probe may run a command every few seconds.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import os
 import select
 import socket
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gpuserve.control.attach import DEFAULT_PORTS, may_attach, peer_credentials, server_url
+from gpuserve.control.local_address import local_addresses, private_owner
 from gpuserve.control.operator import OPERATE, PROTOCOL, Alive, Answered, Ask, Told, VerbOutcome
 from gpuserve.control.process_state import STOPPED, how_it_is, state_of
 from gpuserve.errors import ControlError
@@ -25,10 +28,14 @@ from gpuserve_worker.protocol.wire import WireError
 #: In /proc/net/unix: the socket listens.
 _LISTENING: Final = "00010000"
 _COLUMNS: Final = 8
+#: The name of a socket's file begins so.
+_FILE: Final = "control-"
 #: A server that listens on one of these is reached at every address of its machine.
 _UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})
-#: Seconds and microseconds: a server takes a connection soon, or hangs.
-_CONNECT_TIMEOUT: Final = struct.pack("ll", 5, 0)
+#: A server takes a connection within this time, or hangs. Many names together get the time once: other users
+#: may hold any number of abstract names and accept nothing there.
+_CONNECT_TIMEOUT_S: Final = 5.0
+_MIN_CONNECT_TIMEOUT_S: Final = 0.001
 #: A server that has said nothing for so long hangs: it says so often that it is alive.
 SILENCE_TIMEOUT_S: Final = 15.0
 #: So often it is looked meanwhile whether its process is stopped.
@@ -122,7 +129,8 @@ def _found(server: str | None) -> ControlName:
 
 def _names() -> list[ControlName]:
     uid, text = os.geteuid(), Path("/proc/net/unix").read_text("utf-8", "replace")
-    return [one for one in listening_names(text) if may_attach(one.uid, uid)]
+    names = [one for one in listening_names(text) if may_attach(one.uid, uid)]
+    return sorted(names, key=lambda one: not one.path)  # no other user can hold a file
 
 
 def _addresses(host: str) -> set[str]:
@@ -148,9 +156,10 @@ def _is_here(family: int, address: Any) -> bool:
 
 def _by_process(names: Iterable[ControlName]) -> dict[tuple[int, int], list[ControlName]]:
     found: dict[tuple[int, int], list[ControlName]] = defaultdict(list)
+    until = time.monotonic() + _CONNECT_TIMEOUT_S
     for name in names:
         try:
-            with _connected(name) as sock:
+            with _connected(name, until - time.monotonic()) as sock:
                 peer = peer_credentials(sock)
         except ControlError:  # it has just ended, or is not what it says
             continue
@@ -162,12 +171,15 @@ def _listed(servers: Mapping[tuple[int, int], list[ControlName]]) -> str:
     return ", ".join(f"{min(names)} (process {pid})" for (_, pid), names in sorted(servers.items()))
 
 
-def _connected(name: ControlName) -> socket.socket:
+def _connected(name: ControlName, timeout_s: float = _CONNECT_TIMEOUT_S) -> socket.socket:
     """Connect to the server of a name; ``ControlError`` where none is there, or one of another user."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         # Python's own timeout would not wait where the backlog is full.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _CONNECT_TIMEOUT)
+        seconds, rest = divmod(max(timeout_s, _MIN_CONNECT_TIMEOUT_S), 1.0)
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6))
+        )
         sock.connect(name.encode())
         peer = peer_credentials(sock)
     except OSError as error:
@@ -183,14 +195,24 @@ def _connected(name: ControlName) -> socket.socket:
 
 
 class ControlName(NamedTuple):
-    """An abstract name on which a server takes its operator's commands; it has one for each of its ports."""
+    """A socket on which a server takes its operator's commands; the server has one for each of its ports.
+    ``path`` is the socket's file, "" for its abstract name.
+    """
 
     uid: int
     address: str
     port: int
+    path: str = ""
 
     def encode(self) -> bytes:
+        """Return the address for ``connect``."""
+        if self.path:
+            return os.fsencode(self.path)
         return f"\0gpuserve/{self.uid}/control/{self.address}:{self.port}".encode()
+
+    def addresses(self) -> list[bytes]:
+        """Return the addresses on which a server of this process's user listens."""
+        return local_addresses(f"{_FILE}{self.address}:{self.port}", self.encode(), create=True)
 
     def __str__(self) -> str:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
@@ -207,13 +229,21 @@ def listening_names(proc_net_unix: str) -> list[ControlName]:
 
 
 def _parsed(path: str) -> ControlName | None:
-    """Read a name as the kernel prints it, with an @ for the zero byte; None where it is not ours."""
-    root, _, rest = path.partition("/")
-    uid, _, where = rest.partition("/control/")
+    """Read an abstract name as the kernel prints it, with an @ for the zero byte, or the path of a socket
+    file, whose folder tells the user. Returns None if the name is not ours.
+    """
+    if path.startswith("/"):
+        folder, _, file = path.rpartition("/")
+        is_ours = folder.endswith("/gpuserve") and file.startswith(_FILE)
+        owner, where = private_owner(folder) if is_ours else None, file.removeprefix(_FILE)
+    else:
+        root, _, rest = path.partition("/")
+        uid, _, where = rest.partition("/control/")
+        owner, path = int(uid) if root == "@gpuserve" and uid.isdecimal() else None, ""
     address, _, port = where.rpartition(":")
-    if root != "@gpuserve" or not uid.isdecimal() or not port.isdecimal() or not address:
+    if owner is None or not port.isdecimal() or not address:
         return None
-    return ControlName(int(uid), address, int(port))
+    return ControlName(owner, address, int(port), path)
 
 
 def host_and_port(server: str) -> tuple[str, int]:

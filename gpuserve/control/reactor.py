@@ -15,9 +15,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Callback: TypeAlias = Callable[[], object]
+#: Takes an unexpected exception of a callback. If the exception is raised again, ``run()`` ends with it.
+OnError: TypeAlias = Callable[[Exception], None]
+
+#: A descriptor whose callback failed is not watched for this time: it may stay readable.
+REST_S: Final = 1.0
+#: The longest time in one ``select``; epoll refuses 25 days.
+_LONGEST_S: Final = 3600.0
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class Reactor:
@@ -25,7 +36,10 @@ class Reactor:
     from signal handlers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_error: OnError = _raise) -> None:
+        self._on_error = on_error
+        #: Descriptors that are not watched for a moment, because their callbacks failed.
+        self._resting: dict[int, Callback] = {}
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callback]] = []
         self._order = itertools.count()
@@ -38,9 +52,11 @@ class Reactor:
 
     def watch(self, fd: int, callback: Callback) -> None:
         self._selector.register(fd, selectors.EVENT_READ, callback)
+        self._resting.pop(fd, None)
 
     def unwatch(self, fd: int) -> None:
         """Do not call back for the descriptor any more; an unknown one is ignored."""
+        self._resting.pop(fd, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(fd)
 
@@ -63,8 +79,9 @@ class Reactor:
                 self._run_due()
                 for key, _ in self._selector.select(self._timeout_s()):
                     # An earlier callback of this round may have unwatched the descriptor.
-                    if not self._stopped and self._selector.get_map().get(key.fd) == key:
-                        key.data()
+                    is_watched = not self._stopped and self._selector.get_map().get(key.fd) == key
+                    if is_watched and not self._has_run(key.data):
+                        self._rest(key)
 
     @contextlib.contextmanager
     def _woken_by_signals(self) -> Iterator[None]:
@@ -102,14 +119,37 @@ class Reactor:
             return 0.0
         if not self._timers:
             return None
-        return max(0.0, self._timers[0][0] - time.monotonic())
+        return min(_LONGEST_S, max(0.0, self._timers[0][0] - time.monotonic()))
 
     def _run_due(self) -> None:
         while self._calls and not self._stopped:
-            self._calls.popleft()()
+            self._has_run(self._calls.popleft())
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now and not self._stopped:
-            heapq.heappop(self._timers)[2]()
+            self._has_run(heapq.heappop(self._timers)[2])
+
+    def _has_run(self, callback: Callback) -> bool:
+        """Run a callback; False: the callback raised, and ``on_error`` lets the loop go on."""
+        try:
+            callback()
+        except Exception as error:
+            self._on_error(error)
+            return False
+        return True
+
+    def _rest(self, key: selectors.SelectorKey) -> None:
+        """Watch a descriptor again after a moment, unless its owner has let go of it meanwhile."""
+        if self._selector.get_map().get(key.fd) != key:
+            return
+        self.unwatch(key.fd)
+        self._resting[key.fd] = key.data
+
+        def watch_again() -> None:
+            callback = self._resting.get(key.fd)
+            if callback is not None and callback is key.data:
+                self.watch(key.fd, callback)
+
+        self.call_later(REST_S, watch_again)
 
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -7,7 +7,7 @@ steps are a graph, which must have no cycle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.declare.rules import DeclarationFault, Place
 from gpuserve.declare.spec import ModelSpec, StepSpec
@@ -19,6 +19,10 @@ from gpuserve_worker.protocol.tensor import TensorSpec
 Known: TypeAlias = Mapping[str, Sequence[ModelSpec]]
 #: A shape with the batch axis in front, where there is one.
 _Shape: TypeAlias = tuple[int, ...]
+
+
+#: So deep may ensembles be nested.
+MAX_DEPTH: Final = 64
 
 
 class _Typed(NamedTuple):
@@ -187,14 +191,28 @@ def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> It
         yield DeclarationFault(
             place, f"model {member.name!r} is decoupled, and a step gives one response to a request"
         )
-    if reaches(member, spec.name, known):
-        yield DeclarationFault(place, f"model {member.name!r} leads back to the ensemble itself")
+    if _is_deep(member, known):
+        text = f"model {member.name!r} leads back to the ensemble itself"
+        if not reaches(member, spec.name, known):
+            text = f"by model {member.name!r} the ensemble has more than {MAX_DEPTH} others below one another"
+        yield DeclarationFault(place, text)
     if member.max_batch_size and spec.max_batch_size > member.max_batch_size:
         text = (
             f"the ensemble has a max_batch_size of {spec.max_batch_size}, "
             f"model {member.name!r} one of {member.max_batch_size}"
         )
         yield DeclarationFault(place, text)
+
+
+def _is_deep(spec: ModelSpec, known: Known) -> bool:
+    """Return whether over ``MAX_DEPTH`` models lie below one another from this model on, as in a cycle."""
+    level = [spec]
+    for _ in range(MAX_DEPTH):
+        found = {(step.model, step.version): step for one in level for step in one.steps}
+        level = [one for step in found.values() if isinstance(one := _member(step, known), ModelSpec)]
+        if not level:
+            return False
+    return True
 
 
 def reaches(spec: ModelSpec, name: str, known: Known) -> bool:

@@ -14,6 +14,7 @@
     │   │   └── Stopping            the server ends: another one may take it
     │   ├── ResourceExhausted       larger than a limit
     │   ├── NoMemory                not now: the memory for requests is full; another try may succeed
+    │   ├── RateLimited             not now: the client is over its rate limit
     │   ├── DeadlineExceeded
     │   ├── Cancelled               the client went away
     │   ├── Unimplemented
@@ -51,6 +52,7 @@ class Code(enum.Enum):
     UNAVAILABLE = "UNAVAILABLE"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     NO_MEMORY = "NO_MEMORY"
+    RATE_LIMITED = "RATE_LIMITED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     UNIMPLEMENTED = "UNIMPLEMENTED"
@@ -118,6 +120,16 @@ class NoMemory(RequestError):
     """The server has no memory for the request now; another try may succeed."""
 
     code = Code.NO_MEMORY
+
+
+class RateLimited(RequestError):
+    """The client sends more requests a second than it may; another try succeeds after ``retry_after_s``."""
+
+    code = Code.RATE_LIMITED
+
+    def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(RequestError):

@@ -40,7 +40,7 @@ _PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
 _TIME_KEYS: Final = ("lame_duck_s", "drain_timeout_s", "load_timeout_s")
 #: Grace periods and counts of probes have 32 bits with a sign, and some of these are added up.
 _LONGEST_S: Final = 500_000_000
-_WRITABLE: Final = ("/tmp/", "/dev/")
+_WRITABLE: Final = ("/tmp/", "/dev/")  # nosec B108
 
 
 def monitoring_violations(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:

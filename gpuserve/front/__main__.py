@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
 async def _run(control: socket.socket) -> None:
     from gpuserve.front.process.front import Front
 
-    await Front(control, interpreter.log_as_told, lambda: interpreter.leave(1)).run()
+    await Front(control, interpreter.set_up, lambda: interpreter.leave(1)).run()
     # Nothing is left to be done; and grpc's server, taken apart, would cancel calls that have just come.
     interpreter.leave(0)
 

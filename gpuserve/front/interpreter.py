@@ -34,6 +34,9 @@ _KEPT_NBYTES: Final = 32 << 20
 #: How long the loop waits for another thread that computes. With Python's default, 5 ms, each system call of
 #: the loop while a long JSON is read gave the thread as long.
 _SWITCH_S: Final = 0.0001
+#: For tests: the milliseconds of CPU that a turn of the loop may take, and the file that names longer ones.
+_TURN_LIMIT: Final = "GPUSERVE_TURN_LIMIT_MS"
+_TURN_FILE: Final = "GPUSERVE_TURN_FILE"
 
 
 def begin() -> None:
@@ -89,7 +92,12 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def log_as_told(settings: ServerSettings) -> None:
+def set_up(settings: ServerSettings) -> None:
+    """Log as the settings say, and report long turns after the present one, if a variable asks for that."""
     from gpuserve.settings.logs import configure
 
     configure(settings.log_format, settings.log_level)
+    if limit_ms := os.environ.get(_TURN_LIMIT):
+        from gpuserve.front.turn_limit import limit_turns
+
+        limit_turns(float(limit_ms) / 1e3, os.environ.get(_TURN_FILE, ""))

@@ -74,3 +74,13 @@ class NoSuchEndpoint(Exception):
     """The model does not answer this endpoint."""
 
     code = _Code("NOT_FOUND")
+
+
+def without_frames(error: Exception) -> Exception:
+    """Return the error without its traceback, cause and context.
+
+    Their frames refer to the request, which keeps the error as its answer: without this, the body of a
+    request that failed stays in memory until the garbage collector runs.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuserve.openai.answers import Token, ToolCall, Usage
-from gpuserve.openai.stops import StopText
+from gpuserve.openai.stops import Stops, StopText
 
 STOP: Final = "stop"
 LENGTH: Final = "length"
 TOOL_CALLS: Final = "tool_calls"
 FINISH_REASONS: Final = frozenset({STOP, LENGTH, TOOL_CALLS, "content_filter", "function_call"})
+#: Of a delta beside its text, and of a token with its log probability.
+_DELTA_COST: Final = 64
+_LIKELIHOOD_COST: Final = 64
 
 
 class Delta(NamedTuple):
@@ -26,13 +29,22 @@ class Delta(NamedTuple):
     tool_call: ToolCall | None = None
     finish_reason: str = ""
 
+    def cost(self, *, with_logprobs: bool) -> int:
+        """Return about how many characters this is in an answer, or in memory until the answer is whole."""
+        cost = _DELTA_COST + len(self.text)
+        if self.tool_call is not None:
+            cost += len(self.tool_call.arguments)
+        if with_logprobs:
+            cost += sum([_LIKELIHOOD_COST * (1 + len(one.top_logprobs)) for one in self.tokens])
+        return cost
+
 
 class Choice:
     """One answer. ``over``: no more is wanted of the callable."""
 
     __slots__ = ("_calls_tool", "_count", "_limit", "_stop", "_tokens", "_usage", "over")
 
-    def __init__(self, limit: int | None, stops: Sequence[str]) -> None:
+    def __init__(self, limit: int | None, stops: Stops) -> None:
         self._limit = limit
         self._stop = StopText(stops)
         self._usage = Usage()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuserve.openai import embeddings
-from gpuserve.openai.answers import BadRequest, NoSuchEndpoint
+from gpuserve.openai.answers import BadRequest, NoSuchEndpoint, without_frames
 from gpuserve.openai.choice import Choice, Delta
 from gpuserve.openai.documents import ChatDocuments, CompletionDocuments, Documents, usage_document
 from gpuserve.openai.given import each_given, merged
@@ -27,6 +27,7 @@ from gpuserve.openai.requests import (
     each_answer,
     parse,
 )
+from gpuserve.openai.stops import Stops
 
 if TYPE_CHECKING:
     from gpuserve_worker.calling.request import Request
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _REQUEST: Final = "request"
 _RESPONSE: Final = "response"
 _ENDPOINT: Final = "endpoint"
+#: Of an answer that is gathered before it is sent, where a piece counts at least as 64.
+MAX_ANSWER_CHARACTERS: Final = 64 << 20
 #: An answer to a request of a batch: a response, an error, or nothing yet.
 Answer = Mapping[str, Any] | Exception | None
 
@@ -64,7 +67,7 @@ class Asked:
             self.endpoint = _endpoint(request.parameters, handlers)
             self.request: Any = _parsed(request, self.endpoint, handlers[self.endpoint].takes)
         except (BadRequest, NoSuchEndpoint) as error:
-            self.answer = error
+            self.answer = without_frames(error)
 
     def response(self, document: bytes) -> dict[str, Any]:
         tensor = np.empty(self._shape, dtype=object)
@@ -141,12 +144,12 @@ class OpenAIModel:
                 async for document in documents:
                     yield one.response(document)
         except BadRequest as error:
-            yield error
+            yield without_frames(error)
         except Exception as error:  # user code may raise anything; the others of the batch go on
             if alone:
                 raise
             traceback.print_exception(error)
-            yield error
+            yield without_frames(error)
 
 
 # ---- embeddings -----------------------------------------------------------------------------------
@@ -182,7 +185,7 @@ class EmbeddingGroup:
             try:
                 one.answer = one.response(embeddings.answer(one.request, vectors))
             except BadRequest as error:
-                one.answer = error
+                one.answer = without_frames(error)
 
     @contextmanager
     def answering(self, *, alone: bool) -> Iterator[None]:
@@ -197,7 +200,7 @@ class EmbeddingGroup:
             if not isinstance(error, BadRequest):
                 traceback.print_exception(error)
             for one in self._members:
-                one.answer = error
+                one.answer = without_frames(error)
 
 
 def _groups(handler: Handler | None, batch: Sequence[Asked]) -> list[EmbeddingGroup]:
@@ -226,15 +229,24 @@ async def _text(call: Callable[[Any], Any], asked: ChatRequest | CompletionReque
         ChatDocuments(asked) if isinstance(asked, ChatRequest) else CompletionDocuments(asked)
     )
     wanted = each_answer(asked)
-    choices = [Choice(asked.token_limit, asked.stop) for _ in wanted]
+    stops = Stops(asked.stop)
+    choices = [Choice(asked.token_limit, stops) for _ in wanted]
     streams = [_deltas(call, one, choice) for one, choice in zip(wanted, choices, strict=True)]
     whole: list[list[Delta]] = [[] for _ in wanted]
+    cost, with_logprobs = 0, bool(asked.logprobs)
     async with aclosing(merged(streams)) as deltas:
         async for index, delta in deltas:
             if asked.stream:
                 yield documents.chunk(index, delta)
-            else:
-                whole[index].append(delta)
+                continue
+            whole[index].append(delta)
+            cost += delta.cost(with_logprobs=with_logprobs)
+            if cost > MAX_ANSWER_CHARACTERS:
+                raise BadRequest(
+                    f"the answer is over the limit of {MAX_ANSWER_CHARACTERS} characters for one that is not "
+                    "streamed: expected stream: true, or smaller values of max_tokens and n",
+                    "stream",
+                )
     usage = _usage(choices, asked.n)
     if not asked.stream:
         yield documents.whole(whole, usage)

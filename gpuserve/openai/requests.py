@@ -21,7 +21,12 @@ from pydantic import (
 from gpuserve.openai.answers import BadRequest
 
 MAX_STOPS: Final = 16
+MAX_STOP_CHARACTERS: Final = 1024
 MAX_CHOICES: Final = 256
+#: Of all prompts in all answers together.
+MAX_ECHOED_CHARACTERS: Final = 4 << 20
+#: Each answer has a copy of the table of them.
+MAX_MORE_MEMBERS: Final = 256
 MAX_INPUTS: Final = 2048
 #: Of a value that is wrong, so much is told.
 _SHOWN: Final = 64
@@ -51,6 +56,8 @@ def _stops(value: Any) -> tuple[str, ...]:
         raise ValueError("expected a string or a list of strings")
     if len(found) > MAX_STOPS:
         raise ValueError(f"expected at most {MAX_STOPS} strings, given {len(found)}")
+    if (longest := max(map(len, found), default=0)) > MAX_STOP_CHARACTERS:
+        raise ValueError(f"expected at most {MAX_STOP_CHARACTERS} characters in a string, given {longest}")
     return tuple([one for one in found if one])
 
 
@@ -110,7 +117,7 @@ class ChatMessage(_Part):
 class OpenAIRequest(_Part):
     """What all requests have. ``parameters`` are what the server forwards of the request's headers."""
 
-    model: str
+    model: Annotated[str, Field(max_length=128)]
     user: str | None = None
     _parameters: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -214,6 +221,8 @@ def parse(kind: type[Asked], body: bytes, parameters: Mapping[str, Any]) -> Aske
     except ValidationError as error:
         raise _told(error) from None
     asked._parameters = parameters
+    if (n := len(asked.model_extra or ())) > MAX_MORE_MEMBERS:
+        raise BadRequest(f"expected at most {MAX_MORE_MEMBERS} members that OpenAI's API has not, given {n}")
     if isinstance(asked, _TextRequest):
         _check_together(asked)
     return asked
@@ -243,9 +252,16 @@ def _check_together(asked: _TextRequest) -> None:
     if asked.best_of is not None and asked.best_of > asked.n:
         raise BadRequest("every answer that is made is given: expected at most n", "best_of")
     if len(asked.prompts) * asked.n > MAX_CHOICES:
-        raise BadRequest(f"expected at most {MAX_CHOICES} answers, prompts times n", "prompt")
+        raise BadRequest(
+            f"expected at most {MAX_CHOICES} answers, prompts times n, given {len(asked.prompts) * asked.n}",
+            "prompt",
+        )
     if asked.echo and not all(isinstance(one, str) for one in asked.prompts):
         raise BadRequest("only a prompt of text can be echoed", "echo")
+    if asked.echo and (n := sum(map(len, asked.prompts)) * asked.n) > MAX_ECHOED_CHARACTERS:
+        raise BadRequest(
+            f"expected at most {MAX_ECHOED_CHARACTERS} characters of prompts times n, given {n}", "echo"
+        )
 
 
 def _told(error: ValidationError) -> BadRequest:
@@ -256,11 +272,13 @@ def _told(error: ValidationError) -> BadRequest:
     text = text[:1].lower() + text[1:]
     if first["type"] not in {"missing", "value_error"}:
         text += f", given {_shown(first['input'])}"
-    return BadRequest(text, ".".join(map(str, first["loc"])))
+    return BadRequest(text, ".".join([str(one)[:_SHOWN] for one in first["loc"]]))
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value[: _SHOWN + 1] if isinstance(value, str) else value, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import operator
 import types
 import typing
@@ -22,6 +23,8 @@ from gpuserve.options import durations
 _Value = TypeVar("_Value")
 _Table = TypeVar("_Table")
 _KEY: Final = "option"
+#: The integers that a message between processes can hold.
+WIRE_INTEGERS: Final = range(-(2**63), 2**64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +306,7 @@ def _key(kind: Any, key: Any, name: str, by_program: bool) -> Any:
 def _duration(unit: str, name: str, text: str) -> float:
     try:
         return durations.whole(durations.duration(text, unit), unit)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"{name}: {error}") from None
 
 
@@ -317,10 +320,20 @@ def _listed(kind: Any, said: Option, written: Mapping[type, type]) -> str:
 
 def integer(name: str, value: Any, least: float | None = 0, most: float | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
-        raise ValueError(f"{name} must be an integer{_bounds(Option('', least))}, got {value!r}")
+        raise ValueError(f"{name} must be an integer{_bounds(Option('', least))}, got {_given(value)}")
     if most is not None and value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value!r}")
+        raise ValueError(f"{name} must be at most {most}, got {_given(value)}")
+    if value not in WIRE_INTEGERS:
+        raise ValueError(f"{name} must be an integer of at most 64 bits, got {_given(value)}")
     return value
+
+
+def _given(value: Any) -> str:
+    """Show a value; an integer of thousands of digits, which Python refuses to print, by its size."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:
+        return f"an integer of {value.bit_length()} bits"
 
 
 def _integer(said: Option, name: str, value: Any) -> int:
@@ -340,7 +353,11 @@ def boolean(name: str, value: Any) -> bool:
 def number(name: str, value: Any, least: float | None = None, most: float | None = None) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (least is not None and value < least) or (most is not None and value > most):
-        raise ValueError(f"{name} must be a number{_bounds(Option('', least, most))}, got {value!r}")
+        raise ValueError(f"{name} must be a number{_bounds(Option('', least, most))}, got {_given(value)}")
+    if isinstance(value, int) and value not in WIRE_INTEGERS:
+        raise ValueError(f"{name} must be a number of at most 64 bits, got {_given(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
     return float(value)
 
 

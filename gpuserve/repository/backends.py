@@ -79,7 +79,7 @@ BACKENDS: Final[Mapping[str, Backend]] = {
             PYTORCH,
             "gpuserve.runtimes.pytorch:PytorchModel",
             ("model.pt", "model.pt2"),
-            {"INTRA_OP_THREAD_COUNT": ("num_threads", _count)},
+            {"INTRA_OP_THREAD_COUNT": ("num_threads", _count), "TRUST": ("trust", _FLAG)},
             options={"array": "torch"},
             platform="pytorch_libtorch",
         ),

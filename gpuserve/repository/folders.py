@@ -4,6 +4,7 @@ Nothing is understood here, and no model's file is opened.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -14,6 +15,9 @@ from typing import Final
 from gpuserve.stamps import folder_stamp
 
 CONFIG: Final = "config.pbtxt"
+#: No config.pbtxt is larger.
+MAX_CONFIG_NBYTES: Final = 4 << 20
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _VERSION: Final = re.compile(r"[1-9]\d{0,17}")
 
 
@@ -90,6 +94,8 @@ def model_folder(repository: str, name: str) -> ModelFolder:
     path = os.path.join(repository, name)
     try:
         config, problem = _config(os.path.join(path, CONFIG)), ""
+        if config is not None and len(config) > MAX_CONFIG_NBYTES:
+            config, problem = None, f"is larger than a config.pbtxt may be, {MAX_CONFIG_NBYTES >> 20} MiB"
     except OSError as error:
         config, problem = None, f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
     except UnicodeDecodeError as error:
@@ -100,7 +106,7 @@ def model_folder(repository: str, name: str) -> ModelFolder:
 def _config(path: str) -> str | None:
     try:
         with open(path, encoding="utf-8-sig") as file:
-            return file.read()
+            return file.read(MAX_CONFIG_NBYTES + 1)
     except FileNotFoundError:
         return None
 
@@ -115,7 +121,9 @@ def _listed(path: str) -> list[str]:
     """What is in a folder; nothing where it cannot be read, or goes away just now."""
     try:
         return sorted(os.listdir(path))
-    except OSError:
+    except OSError as error:
+        if error.errno in _EXHAUSTED:  # the folder is there: without it the model would be unloaded
+            raise
         return []
 
 

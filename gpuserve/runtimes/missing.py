@@ -1,5 +1,6 @@
-"""What is not there when a model file is to be loaded: the file itself, or the library that reads it. Each is
-one sentence that says what to do. No kind of file is known here.
+"""The checks before a model file is loaded: the file exists, the library that reads the file is installed,
+and the operator trusts a file that can run code. Each failure is one sentence that says what to do. No kind
+of file is known here.
 """
 
 from __future__ import annotations
@@ -43,3 +44,23 @@ def existing_file(path: str) -> str:
     if not os.path.exists(path):
         raise ModelFileError(f"there is no file {path!r}")
     return path
+
+
+def require_trust(path: str, trust: object, why: str, instead: str) -> None:
+    """Refuse a file that can run code, unless the operator trusts the file.
+
+    Args:
+        path: Path of the file.
+        trust: Value of the model's keyword argument ``trust``. Only ``True`` counts, so that a quoted
+            ``"false"`` does not trust the file.
+        why: Completes "FILE is …": what the file is, and that loading the file runs code.
+        instead: Completes "or …": a file that needs no trust.
+
+    Raises:
+        ModelFileError: ``trust`` is not True.
+    """
+    if trust is not True:
+        raise ModelFileError(
+            f"{os.path.basename(path)!r} is {why}; if you trust who made it, say kwargs: {{trust: true}}, or "
+            f"{instead}"
+        )

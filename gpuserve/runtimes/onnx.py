@@ -14,7 +14,8 @@ import numpy as np
 
 from gpuserve.decorators import batch
 from gpuserve.runtimes.missing import ModelFileError, existing_file, library
-from gpuserve.runtimes.served import MAX_BATCH_SIZE, is_single, served_model, threads_of
+from gpuserve.runtimes.served import MAX_BATCH_SIZE, each_alone, is_single, served_model, threads_of
+from gpuserve_worker.calling.request import accept_batch
 from gpuserve_worker.protocol.tensor import BF16, BYTES, numpy_dtype
 
 if TYPE_CHECKING:
@@ -102,8 +103,20 @@ class OnnxModel:
             "max_batch_size": MAX_BATCH_SIZE * first,
         }
 
+    def __call__(self, requests: Any) -> Any:
+        """Answer all requests by one run of the session. If that fails on the CPU, answer each by itself: one
+        text that is no UTF-8, or one index that is out of range, fails no other request.
+        """
+        answer: Any = self._answer  # for type checkers it takes arrays still
+        try:
+            return answer(requests)
+        except Exception:
+            if self._device != "cpu" or (answers := each_alone(answer, requests)) is None:
+                raise
+            return answers
+
     @batch
-    def __call__(self, /, **arrays: Any) -> dict[str, Any]:
+    def _answer(self, /, **arrays: Any) -> dict[str, Any]:
         if self._is_single:
             arrays = {name: array[None] for name, array in arrays.items()}
         if any(map(_is_on_device, arrays.values())):
@@ -150,6 +163,9 @@ class OnnxModel:
         return [
             _DeviceArray(one) if one.device_name() == "cuda" else _array(one) for one in binding.get_outputs()
         ]
+
+
+accept_batch(OnnxModel.__call__)
 
 
 def _onnxruntime() -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from gpuserve.decorators import batch
-from gpuserve.runtimes.missing import ModelFileError, existing_file, library
+from gpuserve.runtimes.missing import ModelFileError, existing_file, library, require_trust
 from gpuserve.runtimes.served import MAX_BATCH_SIZE, is_single, served_model, threads_of
 from gpuserve_worker.calling.torch_tensors import as_tensor
 
@@ -39,17 +39,25 @@ class PytorchModel:
         device: "cpu" or "cuda:0".
         instances: how many share the processors, by which threads are counted where nothing is said.
         num_threads: how many threads an operator may have.
+        trust: Whether a file may run code: every .pt2, and TorchScript that can reach files.
 
     Raises:
         ModelFileError: the file cannot be served, or has other tensors than the model declares.
     """
 
-    def __init__(self, file: str, device: str = "cpu", instances: int = 1, num_threads: int = 0) -> None:
-        torch = library("torch", "pytorch")
+    def __init__(
+        self,
+        file: str,
+        device: str = "cpu",
+        instances: int = 1,
+        num_threads: int = 0,
+        trust: bool = False,
+    ) -> None:
+        torch = _torch_for(file, trust)
         torch.set_num_threads(num_threads or threads_of(instances))
         self._torch = torch
         self._device = torch.device(device)
-        self._loaded = _loaded(torch, file, device)
+        self._loaded = _loaded(torch, file, device, trust)
         model = served_model()
         inputs = self._loaded.inputs if model is None else [one.name for one in model.inputs]
         outputs = self._loaded.outputs if model is None else [one.name for one in model.outputs]
@@ -58,12 +66,12 @@ class PytorchModel:
         self._is_single = is_single(self._loaded.ranks)
 
     @classmethod
-    def declare(cls, file: str, **_options: Any) -> dict[str, Any]:
+    def declare(cls, file: str, trust: bool = False, **_options: Any) -> dict[str, Any]:
         """The tensors of an exported program, and whether it batches. Raises ModelFileError: the file does
         not tell them.
         """
-        torch = library("torch", "pytorch")
-        return _loaded(torch, file, "cpu").declaration() | {"array": "torch"}
+        torch = _torch_for(file, trust)
+        return _loaded(torch, file, "cpu", trust).declaration() | {"array": "torch"}
 
     @batch
     def __call__(self, /, **tensors: Any) -> dict[str, Any]:
@@ -138,10 +146,26 @@ class _Loaded(Protocol):
     def declaration(self) -> dict[str, Any]: ...
 
 
-def _loaded(torch: Any, file: str, device: str) -> _Loaded:
+def _torch_for(file: str, trust: bool) -> Any:
+    """Return the library that reads an existing file. Raise ModelFileError if nobody trusts a .pt2 file."""
     existing_file(file)
+    if file.lower().endswith(_EXPORTED):
+        # Not only the pickles in the archive run code: symbolic sizes are evaluated as Python, nodes of the
+        # graph name any function that can be reached from torch, and a compiled program is a shared library.
+        require_trust(
+            file,
+            trust,
+            "a program of torch.export, and loading one runs whatever code is in it",
+            "convert the program to ONNX with torch.onnx.export instead",
+        )
+    return library("torch", "pytorch")
+
+
+def _loaded(torch: Any, file: str, device: str, trust: bool) -> _Loaded:
     kind = _Program if file.lower().endswith(_EXPORTED) else _Script
     try:
+        if kind is _Script:
+            _refuse_file_access(torch, file, trust)
         with _quiet():
             return kind(torch, file, device)
     except ModelFileError:
@@ -253,6 +277,31 @@ def _output_names(spec: Any, count: int) -> list[str]:
     if keys is not None and len(keys) == count:
         return [str(one) for one in keys]
     return [f"OUTPUT__{position}" for position in range(count)]
+
+
+#: Operators of TorchScript that read or write files, and the function that can name them by a string.
+_FILE_OPERATORS: Final = re.compile(rb"\b(?:save|from_file|read_file|write_file|getattr)\b")
+#: Classes in C++ that a program can make, but for the packed weights of quantized and prepacked layers.
+_NATIVE_CLASSES: Final = re.compile(rb"\btorch\.classes\.(?!quantized\.|mkldnn\.|xnnpack\.)[\w.]+")
+
+
+def _refuse_file_access(torch: Any, file: str, trust: bool) -> None:
+    """Refuse TorchScript that can reach files: its ``__setstate__`` methods run when it is loaded."""
+    reader = torch._C.PyTorchFileReader(file)  # that of torch.jit.load, so that both see the same records
+    for record in reader.get_all_records():
+        if not record.endswith((".py", ".pkl")):
+            continue
+        content = reader.get_record(record)
+        found = _NATIVE_CLASSES.search(content)
+        if found is None and record.endswith(".py"):
+            found = _FILE_OPERATORS.search(content)
+        if found is not None:
+            require_trust(
+                file,
+                trust,
+                f"TorchScript that uses {found[0].decode()!r}, which can read and write files",
+                "write the program without that",
+            )
 
 
 class _Script:

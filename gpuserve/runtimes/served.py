@@ -4,11 +4,12 @@ of file is known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from gpuserve.settings.processors import n_processors
 from gpuserve_worker.calling.context import ModelContext, current_model
+from gpuserve_worker.calling.request import Batch
 
 #: The largest batch of a file that batches, where the config says nothing.
 MAX_BATCH_SIZE: Final = 32
@@ -35,3 +36,28 @@ def is_single(ranks: Mapping[str, int]) -> bool:
     if model is None or model.batching or not model.inputs:
         return False
     return all(len(one.shape) + 1 == ranks.get(one.name) for one in model.inputs)
+
+
+def each_alone(
+    answer: Callable[[list[Any]], Any], requests: Any, refused: type[Exception] = Exception
+) -> list[Any] | None:
+    """Answer each request of a batch that failed by itself, so that a bad request fails no other one.
+
+    Args:
+        answer: Answers a list of requests, or raises.
+        requests: The batch or list of requests that failed.
+        refused: Type of the errors that are the answer to the request that raised them.
+
+    Returns:
+        An answer or an error for each request; None if there is only one, so that its error is known.
+    """
+    alone = requests.as_list() if isinstance(requests, Batch) else requests
+    if len(alone) == 1:
+        return None
+    answers: list[Any] = []
+    for one in alone:
+        try:
+            answers.append(answer([one])[0])
+        except refused as error:
+            answers.append(error)
+    return answers

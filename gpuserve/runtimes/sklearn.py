@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from gpuserve.decorators import batch
 from gpuserve.errors import InvalidArgument
 from gpuserve.runtimes.missing import ModelFileError
-from gpuserve.runtimes.served import served_model
+from gpuserve.runtimes.served import each_alone, served_model
 from gpuserve.runtimes.sklearn_files import load_estimator
 from gpuserve.runtimes.sklearn_inputs import Columns, form_of
 from gpuserve.runtimes.sklearn_outputs import Output, methods_of, output_named, results, tried
@@ -86,16 +87,10 @@ class SklearnModel:
         try:
             return self._answers(outputs, requests)
         except ValueError as error:  # scikit-learn's word for an input that it does not take
-            alone = requests.as_list() if isinstance(requests, Batch) else requests
-            if len(alone) == 1:
+            answers = each_alone(partial(self._answers, outputs), requests, ValueError)
+            if answers is None:
                 raise InvalidArgument(str(error)) from error
-            return [self._answer_alone(outputs, one) for one in alone]
-
-    def _answer_alone(self, outputs: Sequence[Output], request: Any) -> Any:
-        try:
-            return self._answers(outputs, [request])[0]
-        except ValueError as error:
-            return InvalidArgument(str(error))
+            return [InvalidArgument(str(one)) if isinstance(one, ValueError) else one for one in answers]
 
     def _answers(self, outputs: Sequence[Output], requests: Any) -> Any:
         over_requests: Any = self._answer  # for type checkers it takes arrays still

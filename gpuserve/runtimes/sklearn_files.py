@@ -6,11 +6,11 @@ made.
 from __future__ import annotations
 
 import os
-import pickle
+import pickle  # nosec B403
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gpuserve.runtimes.missing import ModelFileError, existing_file, library
+from gpuserve.runtimes.missing import ModelFileError, existing_file, library, require_trust
 
 SKOPS: Final = (".skops",)
 #: joblib reads plain pickles too.
@@ -62,11 +62,12 @@ def _from_skops(file: str, trusted: Sequence[str]) -> Any:
 
 def _from_pickle(file: str, trust: bool) -> Any:
     name = os.path.basename(file)
-    if trust is not True:
-        raise ModelFileError(
-            f"{name!r} is a pickle, and loading one runs whatever code is in it; if you trust who made it, "
-            "say kwargs: {trust: true}, or save the model with skops.io.dump instead"
-        )
+    require_trust(
+        file,
+        trust,
+        "a pickle, and loading one runs whatever code is in it",
+        "save the model with skops.io.dump instead",
+    )
     try:
         return library("joblib", "sklearn").load(file)
     except ModelFileError:

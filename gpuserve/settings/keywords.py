@@ -66,6 +66,8 @@ class ServerKeywords(TypedDict, total=False):
     answer_grace_s: Seconds
     min_answer_rate: int
     max_unsent_nbytes: int
+    max_requests_per_s: int | None
+    max_request_burst: int | None
     load_timeout_s: Seconds
     hang_timeout_s: Seconds
     max_request_nbytes: int

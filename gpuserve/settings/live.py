@@ -10,6 +10,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from gpuserve.settings.server import NATIVE, ServerSettings, live_settings
+from gpuserve.settings.urls import without_userinfo
 
 #: Those that only the server's own transport can change.
 _NATIVE_ALONE: Final = frozenset(
@@ -72,4 +73,4 @@ def described(name: str, before: ServerSettings, now: ServerSettings) -> str:
 
 
 def shown(value: Any) -> str:
-    return json.dumps(value, default=repr)
+    return without_userinfo(json.dumps(value, default=repr))

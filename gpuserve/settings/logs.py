@@ -17,6 +17,7 @@ from typing import Any, Final, TextIO
 
 from gpuserve.settings.log import ISO8601, LogSettings
 from gpuserve.settings.log_writer import LineWriter
+from gpuserve.settings.urls import without_userinfo
 
 ROOT: Final = "gpuserve"
 #: Attributes that a record may bring in ``extra`` and that are shown.
@@ -99,7 +100,7 @@ class JsonFormatter(logging.Formatter):
             line[REQUEST_IDS] = ids
         if trace := _traceback_of(record):
             line["exc"] = trace
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return without_userinfo(json.dumps(line, ensure_ascii=False, default=str))
 
 
 class TextFormatter(logging.Formatter):
@@ -114,7 +115,7 @@ class TextFormatter(logging.Formatter):
         line = f"{head} {_prefix(_fields_of(record))}{record.getMessage()}"
         if trace := _traceback_of(record):
             line += "\n" + trace
-        return line
+        return without_userinfo(line)
 
 
 def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> None:

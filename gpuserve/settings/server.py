@@ -20,6 +20,7 @@ from gpuserve.settings.access import (
     read_token,
 )
 from gpuserve.settings.doors import AUTO, read_doors
+from gpuserve.settings.urls import without_userinfo
 
 #: What the front and the supervisor call the trace settings that clients have changed.
 TRACE: Final = "trace"
@@ -57,6 +58,7 @@ ALL: Final = "all"
 #: What a new value of a limit of connections is for.
 _ADMITTED: Final = "connections and streams that are made from now on; transport native alone"
 _AT_ONCE: Final = "all connections at once; transport native alone"
+_COUNTED: Final = "requests from now on, with full token buckets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +100,19 @@ def read_resource(text: Any) -> str:
     return str(text)
 
 
+def _shown(url: Any) -> str:
+    return f"{without_userinfo(str(url))!r:.200}"
+
+
 def read_url(url: Any) -> str:
     if not isinstance(url, str) or _URL.match(url) is None:
-        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/traces', given {url!r:.200}")
+        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/traces', given {_shown(url)}")
     return url
 
 
 def read_metrics_url(url: Any) -> str:
     if not isinstance(url, str) or _URL.match(url) is None:
-        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/metrics', given {url!r:.200}")
+        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/metrics', given {_shown(url)}")
     return url
 
 
@@ -281,6 +287,22 @@ class ServerSettings:
         least=1,
         live=_AT_ONCE,
     )
+    max_requests_per_s: int | None = option(
+        None,
+        "Requests a second that each client may send, by a token bucket; null is no limit. A client is an "
+        "access token of access_rules, or without one an address (of IPv6: one /64 network).",
+        least=1,
+        most=1_000_000,
+        live=_COUNTED,
+    )
+    max_request_burst: int | None = option(
+        None,
+        "With max_requests_per_s: requests that a client may send at once, the capacity of its token bucket; "
+        "null: as many as in a second.",
+        least=1,
+        most=1_000_000,
+        live=_COUNTED,
+    )
     load_timeout_s: float = option(
         900.0,
         "Seconds that a model may take to load; 0 is no limit.",
@@ -289,8 +311,9 @@ class ServerSettings:
     )
     hang_timeout_s: float = option(
         30.0,
-        "Seconds after which a front whose loop does not turn is replaced; its stacks are in the log after a "
-        "third of them. After twice as many a server whose supervisor does not turn is not live. 0: neither.",
+        "Seconds after which a front whose loop does not turn is replaced, not counting time in which it "
+        "could run and had no CPU; its stacks are in the log after a third of them. After twice as many a "
+        "server whose supervisor does not turn is not live. 0: neither.",
         least=0,
     )
     max_request_nbytes: int = option(4 << 30, "Largest request that is accepted, in bytes.", least=1)
@@ -396,8 +419,8 @@ class ServerSettings:
     )
     require_control: bool = option(
         False,
-        "Whether the server ends at its start where another process has a name by which operators or "
-        "programs would reach it on this machine; else that is an error in the log.",
+        "Whether the server ends at its start where other processes have every address by which operators "
+        "or programs would reach it on this machine; else that is an error in the log.",
     )
     model_control: str = option(
         NO_CONTROL,

@@ -10,6 +10,7 @@ from gpuserve.control import messages
 from gpuserve.errors import StartupError
 from gpuserve.journal.kinds import EventKind
 from gpuserve.supervisor.attach.attached_models import AttachedModels
+from gpuserve.supervisor.core.ingress import IngressProcesses
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState
 from gpuserve.supervisor.models.served_models import ServedModels
@@ -27,12 +28,18 @@ class ServerEnding:
     """The end of one server. The reactor stops when all is done."""
 
     def __init__(
-        self, core: ServerCore, models: ServedModels, attached: AttachedModels, quiescence: Quiescence
+        self,
+        core: ServerCore,
+        models: ServedModels,
+        attached: AttachedModels,
+        quiescence: Quiescence,
+        ingress: IngressProcesses,
     ) -> None:
         self._core = core
         self._models = models
         self._attached = attached
         self._quiescence = quiescence
+        self._ingress = ingress
         #: Requests that the front had to give up when it drained.
         self._unfinished = 0
 
@@ -87,6 +94,7 @@ class ServerEnding:
 
     def front_ended(self) -> None:
         """Stop the workers, because the front has closed its connections."""
+        self._ingress.close()  # those that are left of a front that was killed
         self._attached.end()
         self._models.stop()
         # What outlived the drain has nobody to answer to.

@@ -5,6 +5,7 @@ life of a server, told from top to bottom; ``_Parts`` puts the parts of a server
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -23,6 +24,7 @@ from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.front_events import EventsForFront
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
+from gpuserve.supervisor.core.ingress import IngressProcesses
 from gpuserve.supervisor.core.listeners import Listeners
 from gpuserve.supervisor.core.log_lines import LogLines
 from gpuserve.supervisor.core.processes import Child, front_process
@@ -55,6 +57,8 @@ from gpuserve.supervisor.workers.worker_events import tell_changed, tell_lost, t
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 from gpuserve_worker.protocol.wire import WireError
 
+logger = logging.getLogger(__name__)
+
 #: With a model that cannot go on, the others finish what is queued within this time, or the drain time
 #: where that is shorter: whoever starts the server again should not wait long.
 BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
@@ -70,6 +74,8 @@ class _Parts:
         source: ConfigSource | None,
         watch: FileWatch | None,
     ) -> None:
+        relayed = care.relay_output
+        self.ingress = IngressProcesses(core.reactor, core.front, core.lines, relay_output=relayed)
         numbers = itertools.count(1)
         table = GenerationTable(repository, care, core.front, numbers)
         self._core = core
@@ -86,7 +92,7 @@ class _Parts:
         self.loads = LoadRequests(core.life, models, attached, devices, background.run, self.config.loaded)
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config, self.publication)
         self.control = ControlSocket(core.reactor, self.operator.ask)
-        self.ending = ServerEnding(core, models, attached, self.operator.quiescence)
+        self.ending = ServerEnding(core, models, attached, self.operator.quiescence, self.ingress)
 
     def _adjust(self, changes: dict[str, Any]) -> None:
         """Let changed settings hold, from the next look at the files on as well."""
@@ -113,6 +119,8 @@ class _Parts:
                 self.operator.census.answer(ticket, message)
             case messages.LostGpus(tuple(gpus)):
                 self.gpus.gpus_lost(gpus)
+            case messages.StartIngress(int(number)):
+                self.ingress.start(number)
             case _:
                 self._hear(message)
 
@@ -121,6 +129,8 @@ class _Parts:
         match message:
             case messages.ExecutionHung(int(generation), str(), int(), float(), float()):
                 self._execution_hung(generation, Hang(*message[1:]))
+            case messages.IsolatedDeath(int(generation), str(instance), int(pid)):
+                self.models.death_isolated(generation, instance, pid)
             case messages.Rates(tuple()):
                 self._sample(message)
             case messages.Noticed(str(), str(), int(), str(), dict()):
@@ -177,7 +187,7 @@ class Supervisor:
         self.started: Future[dict[str, str]] = Future()
         self._observer = observer
         self._failure: GpuserveError | None = None
-        reactor, listeners, in_force = Reactor(), Listeners(), SettingsInForce(settings)
+        reactor, listeners, in_force = Reactor(self._on_error), Listeners(), SettingsInForce(settings)
         events = EventJournal()
         lines = LogLines(reactor)
         front = FrontKeeper(reactor, listeners, in_force, events, lines, partial(start_front, relay_output))
@@ -284,6 +294,7 @@ class Supervisor:
         self._parts.gpus.close()
         self._parts.attached.end()
         self._core.front.kill()
+        self._parts.ingress.close()
         self._parts.models.kill()
         self._core.front.close()
 
@@ -291,6 +302,14 @@ class Supervisor:
         if not self.started.done():
             self.started.set_exception(error)
         self._parts.models.abandon(error if isinstance(error, GpuserveError) else ended())
+
+    def _on_error(self, error: Exception) -> None:
+        """Log an unexpected exception of a callback, and go on while the server serves or drains; the
+        exception ends a server that starts or stops.
+        """
+        if self.state not in {ServerState.SERVING, ServerState.DRAINING}:
+            raise error
+        logger.error("a task of the supervisor failed, and the server goes on: %r", error, exc_info=error)
 
     # ---- what the workers tell ------------------------------------------------------------
 
@@ -345,12 +364,14 @@ class Supervisor:
             self._core.front.send(messages.Serving(tuple(parts.models.missing)))
 
     def front_ready(self) -> None:
+        self._parts.ingress.front_ready()
         self._parts.events.front_ready()
         self._parts.publication.front_ready()
         self._check_started()
 
     def front_lost(self, reason: str, hopeless: bool) -> None:
         """Fail the start where a front cannot even start; later it is just replaced, or was to end."""
+        self._parts.ingress.front_lost()
         if self.state is ServerState.STOPPING:
             self._parts.ending.front_ended()
             return
@@ -374,9 +395,9 @@ class Supervisor:
         except StartupError as failure:
             self._fail(failure)
             return
-        core.life.move(ServerState.SERVING)
         core.front.send(messages.Serving(tuple(parts.models.missing)))
-        self._observer.server_ready(addresses)
+        self._observer.server_ready(addresses)  # before SERVING: an error here is one of the start
+        core.life.move(ServerState.SERVING)
         self.started.set_result(addresses)
         parts.config.started()
         parts.polling.start()

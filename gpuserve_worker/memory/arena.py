@@ -17,9 +17,10 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from gpuserve_worker.memory.available import available_nbytes
+from gpuserve_worker.memory.orphans import ARENA_BLOCK, ORPHANS
 from gpuserve_worker.memory.segments import OwnedSegment, huge_pages_are_given, unmap
 
 #: Blocks start on this boundary: enough for any vector load, and rows of a batch stay aligned.
@@ -34,8 +35,17 @@ _LOCKED_BLOCKS: Final = 4
 SPARED_NBYTES: Final = 32 << 20
 #: Segments that claims may leave without some of their pages; each takes two descriptors.
 MAX_SPARSE_SEGMENTS: Final = 32
+#: An arena is full if blocks hold so large a part of its limit.
+_FULL: Final = 7 / 8
+#: A client may hold so many times what is left free: 7/8 of a limit if it is alone, 7/15 beside another
+#: client that takes all it can get, and so on. (The dynamic thresholds of buffers that switches share.)
+SHARE_OF_FREE: Final = 7
 #: So much is reserved until the machine is asked again what it has left.
 _STEP_NBYTES: Final = 4 << 20
+
+
+#: The address of a client, as connections are counted by it.
+Source: TypeAlias = str | bytes
 
 
 class OutOfMemory(Exception):
@@ -93,6 +103,10 @@ class Allocator:
                 del self._offsets[right], self._lengths[right]
 
     @property
+    def free_nbytes(self) -> int:
+        return sum(self._lengths)
+
+    @property
     def empty(self) -> bool:
         return self._lengths == [self._nbytes]
 
@@ -117,9 +131,13 @@ def _no_memory(nbytes: int, error: OSError) -> OutOfMemory:
 
 
 class Block:
-    """``nbytes`` in an arena of this process, at ``offset`` of a segment, and a writable view of them."""
+    """``nbytes`` in an arena of this process, at ``offset`` of a segment, and a writable view of them. Of a
+    free block ``arena`` is None. A block that is deleted before is an orphan, and is reclaimed.
+    """
 
-    __slots__ = ("arena", "nbytes", "offset", "segment", "view")
+    __slots__ = ("arena", "counted_nbytes", "nbytes", "offset", "segment", "source", "view")
+
+    memory_kind = ARENA_BLOCK
 
     def __init__(
         self, segment: int, offset: int, nbytes: int, view: memoryview, arena: Arena | None = None
@@ -129,19 +147,31 @@ class Block:
         self.offset = offset
         self.nbytes = nbytes
         self.view = view
+        #: The client whose share of the arena it counts to, and how much of it does.
+        self.source: Source = ""
+        self.counted_nbytes = 0
 
     def __len__(self) -> int:
         return self.nbytes
 
+    def __del__(self) -> None:
+        if self.arena is not None and self.arena.has(self):
+            ORPHANS.add(self)
+
     def free(self) -> None:
+        """Give the block back; does nothing if the block is free already."""
         if self.arena is not None:
             self.arena.free(self)
 
-    def reserve(self, nbytes: int) -> int:
-        """Have the first so many bytes of a claimed block be there to be written; how many are.
-        ``OutOfMemory``: the arena's limit or the machine does not allow it.
+    def reclaim(self) -> None:
+        self.free()
+
+    def reserve(self, nbytes: int, source: Source = "") -> int:
+        """Reserve the first ``nbytes`` of a claimed block for a client ("": unknown, and not counted). Return
+        how many can be written. Raise OutOfMemory if the client's share, the arena's limit or the machine
+        does not allow it.
         """
-        return self.nbytes if self.arena is None else self.arena.reserve(self, nbytes)
+        return self.nbytes if self.arena is None else self.arena.reserve(self, nbytes, source)
 
 
 class ArenaStatistics(NamedTuple):
@@ -189,6 +219,9 @@ class Arena:
         self._recent = _RecentUse(0, 0)
         self._allocated = 0
         self._freed = 0
+        #: What claimed blocks hold, altogether and by client.
+        self._counted_nbytes = 0
+        self._by_source: dict[Source, int] = {}
 
     def allocate(self, nbytes: int) -> Block:
         """A block, not cleared; ``OutOfMemory``: the arena's limit or the machine does not allow it."""
@@ -209,9 +242,39 @@ class Arena:
         """
         return self._place(nbytes, is_claim=True)
 
-    def reserve(self, block: Block, nbytes: int) -> int:
+    def reserve(self, block: Block, nbytes: int, source: Source = "") -> int:
         """As ``Block.reserve``. What bodies take will take as much again, for joined batches and answers."""
-        return self._reserve(block, nbytes, is_body=True)
+        counts = bool(source) and self.has(block)
+        if counts:
+            self._check_share(block, nbytes, source)
+        there = self._reserve(block, nbytes, is_body=True)
+        if counts:
+            block.source = source
+            self._count(block, there)
+        return there
+
+    def _check_share(self, block: Block, nbytes: int, source: Source) -> None:
+        """Raise OutOfMemory if a client would hold too much; its only block may have any size."""
+        held_nbytes = self._by_source.get(source, 0)
+        more_nbytes = nbytes - block.counted_nbytes
+        free_nbytes = self.limit_nbytes - self._counted_nbytes - more_nbytes
+        is_first = held_nbytes == block.counted_nbytes
+        if more_nbytes > 0 and not is_first and held_nbytes + more_nbytes > SHARE_OF_FREE * free_nbytes:
+            raise OutOfMemory(
+                f"requests from this address hold {held_nbytes} bytes of the arena, expected at most "
+                f"{SHARE_OF_FREE} times what is free of {self.limit_nbytes} with {more_nbytes} more"
+            )
+
+    def _count(self, block: Block, nbytes: int) -> None:
+        """Count so much of a block to its client's share."""
+        more_nbytes = nbytes - block.counted_nbytes
+        block.counted_nbytes = nbytes
+        self._counted_nbytes += more_nbytes
+        of_source = self._by_source.get(block.source, 0) + more_nbytes
+        if of_source:
+            self._by_source[block.source] = of_source
+        else:
+            self._by_source.pop(block.source, None)
 
     def _reserve(self, block: Block, nbytes: int, *, is_body: bool = False) -> int:
         """Borrowers are told of a segment once a block of it is all there: they need it no earlier."""
@@ -237,13 +300,20 @@ class Arena:
                 raise _no_memory(last - first, error) from error
             self._nbytes += last - first
 
+    def has(self, block: Block) -> bool:
+        """Return whether the segment of a block is still there: not given up with its model."""
+        return block.segment in self._segments
+
     def free(self, block: Block) -> None:
         """Take a block back. Its view must not be used any more. It may come back after ``close()``."""
+        block.arena = None
         size = max(ALIGNMENT, -(-block.nbytes // ALIGNMENT) * ALIGNMENT)
         block.view.release()
         segment = self._segments.get(block.segment)
         if segment is None:  # given up already, and its memory gone with this view
             return
+        if block.counted_nbytes:
+            self._count(block, 0)
         segment.allocator.free(block.offset, size)
         self._freed += 1
         self._block_nbytes -= size
@@ -269,6 +339,17 @@ class Arena:
                 segment.is_idle = segment.allocator.empty
 
     @property
+    def is_full(self) -> bool:
+        """Return whether blocks hold most of what the limit allows. Free parts of a segment count once all of
+        its pages are there.
+        """
+        held_nbytes = 0
+        for segment in self._segments.values():
+            is_whole = segment.reserved_nbytes == segment.nbytes
+            held_nbytes += segment.reserved_nbytes - (segment.allocator.free_nbytes if is_whole else 0)
+        return held_nbytes >= _FULL * self.limit_nbytes
+
+    @property
     def _retained_nbytes(self) -> int:
         return max(RETAINED_NBYTES, self._recent.peak_nbytes, _LOCKED_BLOCKS * self._recent.largest_nbytes)
 
@@ -285,6 +366,15 @@ class Arena:
             self._allocated,
             self._freed,
         )
+
+    def abandon(self) -> None:
+        """Begin anew with other segments. Blocks that are not freed yet lie in memory that nobody uses again,
+        and do not count any more.
+        """
+        self.close()
+        self._empty_nbytes = self._block_nbytes = self._counted_nbytes = 0
+        self._by_source.clear()
+        self._freed = self._allocated
 
     def close(self) -> None:
         for number in list(self._segments):

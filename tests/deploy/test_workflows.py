@@ -17,11 +17,13 @@ from serving import REPOSITORY
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yaml"))
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 READ_ONLY = {"contents": "read"}
-#: Who may do more than read, and what for: a page of its own, the package index by identity, images.
+#: Jobs that may do more than read: publish a page, a package by identity, a release, images, code alerts.
 WRITES = {
     ("docs", "publish"): {"id-token": "write", "pages": "write"},
     ("wheels", "publish"): {"id-token": "write"},
+    ("wheels", "release"): {"contents": "write"},
     ("images", "image"): {"contents": "read", "packages": "write"},
+    ("security", "codeql"): {"contents": "read", "security-events": "write"},
 }
 
 
@@ -37,8 +39,8 @@ def steps() -> list[dict[str, Any]]:
     return [step for _, _, job in jobs() for step in job["steps"]]
 
 
-def test_they_are_those_of_tests_docs_wheels_and_images() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "images", "wheels"]
+def test_every_workflow_is_known() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "fuzz", "images", "security", "wheels"]
 
 
 @pytest.mark.thorough
@@ -57,7 +59,7 @@ def test_only_what_publishes_may_write() -> None:
 
 def test_actions_are_pinned_and_a_checkout_leaves_no_token() -> None:
     for step in (step for step in steps() if "uses" in step):
-        assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
+        assert re.fullmatch(r"[\w-]+(/[\w-]+)+@(v\d+|release/v\d+)", step["uses"])
         if step["uses"].startswith("actions/checkout@"):
             assert step["with"]["persist-credentials"] is False
 
@@ -68,7 +70,7 @@ def test_every_job_ends() -> None:
 
 def test_scripts_that_are_run_are_there() -> None:
     run = {word for step in steps() for word in re.findall(r"scripts/\w+", step.get("run", ""))}
-    assert run == {"scripts/docs", "scripts/test", "scripts/test_thorough"}
+    assert run >= {"scripts/docs", "scripts/fuzz", "scripts/test", "scripts/test_thorough"}
     assert all((REPOSITORY / script).stat().st_mode & 0o111 for script in run)
 
 

@@ -1,25 +1,29 @@
-"""``scripts/attack`` in its short form: the server holds, and what it does not hold is seen."""
+"""``scripts/attack`` in its short form: the server holds, and a broken limit is found."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from serving import REPOSITORY
 
-from benchmarks.attacks.limits import MIB, Finding, Limits
+from benchmarks.attacks.cases import Judgement
+from benchmarks.attacks.limits import MIB, Finding, Limits, compared, markdown
 from benchmarks.attacks.watched import Held
 
-#: The tests share the machine with others: that a client waits is no fault here, that it gets no answer is.
+#: The tests share the machine with others: a client that waits is no failure here, one without an answer is.
 PATIENCE_MS = "4000"
 
 
-def attack(names: str, seconds: str) -> subprocess.CompletedProcess[str]:
+def attack(names: str, seconds: str, *flags: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "benchmarks.attacks", "--seconds", seconds, "--p99-ms", PATIENCE_MS)
     return subprocess.run(
-        [*command, "--attacks", names],
+        [*command, "--attacks", names, *flags],
         cwd=REPOSITORY,
         env=dict(os.environ),
         capture_output=True,
@@ -29,21 +33,27 @@ def attack(names: str, seconds: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def attacks_of(table: str) -> list[str]:
+    rows = [line for line in table.splitlines()[2:] if line.startswith("| ")]
+    return [row.split(" | ")[0].strip("| ") for row in rows]
+
+
 @pytest.mark.parametrize(
-    ("names", "seconds"),
+    ("names", "seconds", "flags"),
     [
-        ("priority", "0.3"),
-        pytest.param("slow-heads,rapid-reset,continuation,empty-data", "1", marks=pytest.mark.thorough),
+        ("priority", "0.3", ()),
+        pytest.param("slow-heads,rapid-reset,continuation,empty-data", "1", (), marks=pytest.mark.thorough),
         pytest.param(
-            "settings,dribble,open-streams,empty-lines,made-you-reset", "1", marks=pytest.mark.thorough
+            "settings,dribble,open-streams,empty-lines,made-you-reset", "1", (), marks=pytest.mark.thorough
         ),
+        pytest.param("ping,pipelined,claims-http", "1", ("--doors", "2"), marks=pytest.mark.thorough),
+        pytest.param("openai-json-none", "1", (), marks=pytest.mark.thorough),
     ],
 )
-def test_a_client_beside_an_attacker_is_served(names: str, seconds: str) -> None:
-    done = attack(names, seconds)
+def test_a_client_beside_an_attacker_is_served(names: str, seconds: str, flags: tuple[str, ...]) -> None:
+    done = attack(names, seconds, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split(" | ")[0].strip("| ") for line in done.stdout.splitlines()[2:]]
-    assert rows == names.split(",")
+    assert attacks_of(done.stdout) == names.split(",")
 
 
 @pytest.mark.thorough
@@ -60,26 +70,68 @@ def test_what_an_attacker_took_is_given_back_when_it_has_gone(name: str, most_mi
     assert held["after"] - held["before"] < 64, done.stdout
 
 
+@pytest.mark.thorough
+def test_a_server_with_half_a_cpu_is_attacked_or_the_refusal_is_said(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    done = attack("ping", "1", "--cpu", "0.5", "--json", str(results))
+    if done.returncode == 2:
+        assert done.stderr.startswith("This machine refuses a control group with 0.5 CPUs: ")
+        assert not results.exists()
+        return
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(results.read_text())
+    assert found["attack"] == "ping"
+    assert found["requests"] > 25
+
+
+def test_a_running_server_is_not_attacked_in_ways_that_need_another_one() -> None:
+    done = attack("ping,poison,reload-chain", "1", "--url", "http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "poison, reload-chain" in done.stderr
+
+
 CALM = Held(100 * MIB, 40)
 QUICK = [0.001] * 99
 
 
+def finding(**seen: Any) -> Finding:
+    values: dict[str, Any] = {
+        **{"attack": "one", "seconds": 1.0, "limits": Limits(), "latencies_s": QUICK, "errors": {}},
+        **{"before": CALM, "peak": CALM, "after": CALM},
+    }
+    return Finding(**{**values, **seen})
+
+
 @pytest.mark.parametrize(
-    ("latencies_s", "errors", "peak", "after", "broken"),
+    ("seen", "broken"),
     [
-        ([*QUICK, 0.3], {}, CALM, CALM, []),
-        ([*QUICK, 0.3, 0.3], {}, CALM, CALM, ["p99"]),
-        ([], {}, CALM, CALM, ["p99"]),
-        (QUICK, {"refused": 1}, None, None, ["errors"]),
-        (QUICK, {}, Held(400 * MIB, 4000), CALM, []),
-        (QUICK, {}, Held(401 * MIB, 40), CALM, ["memory"]),
-        (QUICK, {}, CALM, Held(165 * MIB, 40), ["not given back"]),
-        (QUICK, {}, CALM, Held(100 * MIB, 57), ["not given back"]),
+        ({"latencies_s": [*QUICK, 0.3]}, []),
+        ({"latencies_s": [*QUICK, 0.3, 0.3]}, ["p99"]),
+        ({"latencies_s": [*QUICK, 0.3, 0.3], "limits": Limits(p99_ms=500.0)}, []),
+        ({"latencies_s": []}, ["p99", "few requests"]),
+        ({"seconds": 10.0}, ["few requests"]),
+        ({"errors": {"refused": 1}, "before": None, "peak": None, "after": None}, ["errors"]),
+        ({"peak": Held(400 * MIB, 4000)}, []),
+        ({"peak": Held(401 * MIB, 40)}, ["memory"]),
+        ({"after": Held(165 * MIB, 40)}, ["not given back"]),
+        ({"after": Held(100 * MIB, 57)}, ["not given back"]),
+        ({"requests_held": 1}, ["blocks lost"]),
+        ({"judgements": [Judgement("in time", True), Judgement("too late", False)]}, ["judged"]),
     ],
 )
-def test_what_is_not_held(
-    latencies_s: list[float], errors: dict[str, int], peak: Held | None, after: Held | None, broken: list[str]
-) -> None:
-    finding = Finding("one", latencies_s, errors, CALM, peak, after)
-    assert finding.broken(Limits()) == broken
-    assert finding.row(Limits())[1] == ", ".join(broken)
+def test_what_is_not_held(seen: dict[str, Any], broken: list[str]) -> None:
+    one = finding(**seen)
+    assert one.broken == broken
+    assert one.row[1] == ", ".join(broken)
+    assert one.document["broken"] == broken
+
+
+def test_errors_and_judgements_stand_below_the_table() -> None:
+    text = markdown([finding(errors={"refused": 3}, judgements=[Judgement("status was late", False)])])
+    assert text.endswith("\n\n- one: 3 times refused\n- one: BAD: status was late\n")
+
+
+def test_earlier_results_stand_beside_the_new_ones() -> None:
+    earlier = finding(latencies_s=[*QUICK, 0.5, 0.5], peak=Held(450 * MIB, 40)).document
+    rows = compared([finding(), finding(attack="new")], [json.loads(json.dumps(earlier))]).splitlines()[2:]
+    assert rows == ["| one |  | 500.0 | 1.0 | 350 | 0 | p99, memory |", "| new |  |  | 1.0 |  | 0 |  |"]

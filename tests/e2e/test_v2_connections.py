@@ -27,7 +27,7 @@ from tritonclient.utils import InferenceServerException
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LARGE_NBYTES = 32 << 20
 TIMEOUT_S = 10.0
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nAccept: application/json\r\n\r\n"
 POST = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -184,7 +184,7 @@ def test_a_connection_goes_on_after_an_early_answer(
 
 def test_pipelined_requests_are_answered_in_order(server: OperatedServer) -> None:
     with connected(server) as connection:
-        connection.sendall(LIVE + b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(LIVE + LIVE.replace(b"live", b"ready"))
         answers = until(connection, b'{"ready":true}')
     assert answers.index(b'{"live":true}') < answers.index(b'{"ready":true}')
 

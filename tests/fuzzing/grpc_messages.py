@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import expensive
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
+from fuzzing import costs
 from gpuserve.errors import RequestError
-from gpuserve.front.doors.grpc.requests import decode, infer_request, parse_infer_request
+from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
+from gpuserve.front.doors.grpc.requests import SHORT_NBYTES, decode, infer_request, parse_infer_request
+from gpuserve.front.memory.intake import Intake, Share
 from gpuserve.front.v2.types import InferRequest, RegionSlice
 
 NAMES = st.sampled_from(["", "x", "y", "modèle", "a" * 130])
@@ -149,13 +153,35 @@ def plain(data: object) -> object:
     return (data.region, data.offset, data.nbytes) if isinstance(data, RegionSlice) else data
 
 
+@st.composite
+def expensive_requests(draw: st.DrawFn) -> bytes:
+    """Many fields, elements or texts, as deep as fields nest."""
+    if draw(st.booleans()):
+        return draw(costs.expensive(expensive.GRPC))
+    body = draw(costs.repeated(st.one_of(fields(), tensors(), st.binary(min_size=1, max_size=6)), fields()))
+    for number in draw(st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8]), max_size=3)):
+        body = field(number, body)
+    return body
+
+
 INPUTS = st.one_of(
     plain_requests(),
     requests_with_regions(),
     spoilt(),
     st.lists(fields(), max_size=8).map(b"".join),
     st.binary(max_size=24),
+    expensive_requests(),
 )
+
+
+def read(body: bytes) -> InferRequest:
+    """As a call reads a message: at once if it is short, else part by part."""
+    if len(body) <= SHORT_NBYTES:
+        return parse_infer_request(body)
+    scanner = GrpcBodyScanner(lambda *_: None, 1 << 30, Share(Intake(1 << 40, lambda: None)), framed=False)
+    for at in range(0, len(body), SHORT_NBYTES):
+        scanner.feed(body[at : at + SHORT_NBYTES])
+    return scanner.finish()
 
 
 def check(body: bytes) -> None:

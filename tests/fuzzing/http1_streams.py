@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import h11
 from http1_talk import Talk, answer_ok
 from hypothesis import strategies as st
@@ -60,6 +62,10 @@ def _spoilt(draw: st.DrawFn) -> bytes:
 INPUTS = st.one_of(_spoilt(), st.binary(max_size=100))
 
 
+#: Before a request line (RFC 9112, 2.2).
+_EMPTY_LINES = re.compile(rb"\A(?:\r\n)+")
+
+
 def ours(data: bytes) -> list[tuple[str, bytes, bytes]]:
     """Method, target and body of each request that is whole."""
     talk = Talk(answer_ok, hurried=len(data) % 2 == 1).feed(data, cuts_of(data))
@@ -68,28 +74,37 @@ def ours(data: bytes) -> list[tuple[str, bytes, bytes]]:
 
 
 def theirs(data: bytes) -> tuple[list[tuple[str, bytes, bytes]], bool]:
-    """The same, and whether what follows is none."""
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
+    """The same, and whether what follows is none. Empty lines before a request are removed: h11 has none."""
     found: list[tuple[str, bytes, bytes]] = []
-    connection.receive_data(data)
-    try:
-        while True:
-            event = connection.next_event()
-            if isinstance(event, h11.Request):
-                request, body = event, b""
-            elif isinstance(event, h11.Data):
-                body += event.data
-            elif isinstance(event, h11.EndOfMessage):
-                found.append((request.method.decode(), request.target.removeprefix(b"http://a"), body))
-                connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-                connection.send(h11.EndOfMessage())
-                if connection.our_state is h11.MUST_CLOSE:
-                    return found, False
-                connection.start_next_cycle()
-            else:
+    while True:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
+        connection.receive_data(_EMPTY_LINES.sub(b"", data))
+        try:
+            request = connection.next_event()
+            if not isinstance(request, h11.Request):
                 return found, False
-    except h11.RemoteProtocolError:
-        return found, True
+            body = b""
+            while isinstance(event := connection.next_event(), h11.Data):
+                body += event.data
+        except h11.RemoteProtocolError:
+            return found, True
+        if not isinstance(event, h11.EndOfMessage):
+            return found, False
+        found.append((request.method.decode(), _origin_form(request.target), body))
+        connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+        connection.send(h11.EndOfMessage())
+        if connection.our_state is h11.MUST_CLOSE:
+            return found, False
+        data = connection.trailing_data[0]
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Return the path and query of a target, which may be an absolute URL."""
+    scheme, found, rest = target.partition(b"://")
+    if not found or scheme.lower() not in {b"http", b"https"}:
+        return target
+    path = rest[min(rest.find(mark) % (len(rest) + 1) for mark in (b"/", b"?")) :]
+    return path if path.startswith(b"/") else b"/" + path
 
 
 def check(data: bytes) -> None:

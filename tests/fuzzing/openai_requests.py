@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.doors.openai.errors import failure
-from gpuserve.front.doors.openai.requests import parsed
+from gpuserve.front.doors.openai.outline import outline
+from gpuserve.front.doors.openai.requests import read_body
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest
 from gpuserve.openai.requests import parse
 
@@ -40,7 +41,7 @@ INPUTS = st.binary(max_size=64) | _DOCUMENTS.map(lambda one: json.dumps(one).enc
 
 def check(body: bytes) -> None:
     try:
-        request = parsed("chat", lambda _: _MODEL, body)
+        request = read_body([body])
     except RequestError as error:
         told = json.loads(failure(error).body)["error"]
         assert told.keys() == {"message", "type", "param", "code"}
@@ -48,6 +49,9 @@ def check(body: bytes) -> None:
         return
     document: Any = json.loads(body)
     assert request.streams is (document.get("stream") is True)
+    outlined = json.loads(outline([body[:7], body[7:]]))
+    assert outlined["model"] == document["model"], "a long body goes where a short one does"
+    assert outlined.get("stream") == document.get("stream")
     for kind in _KINDS:
         try:
             asked = parse(kind, body, {})

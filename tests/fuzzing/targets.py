@@ -18,6 +18,7 @@ from fuzzing import (
     openai_requests,
     worker_messages,
 )
+from fuzzing.costs import check_cost
 
 CORPUS = Path(__file__).parent / "corpus"
 #: By name: a file with INPUTS and check.
@@ -30,6 +31,12 @@ TARGETS: dict[str, Any] = {
     "openai-requests": openai_requests,
     "worker-messages": worker_messages,
 }
+
+
+#: What reads the bytes of a client, by the same names, and is judged by what it costs.
+READERS: dict[str, Any] = {"grpc-messages": grpc_messages.read, "json-requests": json_requests.read}
+#: Smaller inputs cost next to nothing.
+_JUDGED_NBYTES = 4 << 10
 
 
 class Failed(NamedTuple):
@@ -55,6 +62,8 @@ def explore(target: str, first_seed: int, n: int) -> Failed | None:
         nonlocal last
         last = data
         TARGETS[target].check(data)
+        if target in READERS and len(data) >= _JUDGED_NBYTES:
+            check_cost(READERS[target], data)
 
     # No explanation of a failure is wanted, which takes longer than to find it.
     phases = (Phase.generate, Phase.target, Phase.shrink)
@@ -64,6 +73,18 @@ def explore(target: str, first_seed: int, n: int) -> Failed | None:
     except Exception as error:  # whatever it is: the target raises what nobody has thought of
         return Failed(target, last, error)
     return None
+
+
+def made(target: str, n: int) -> list[bytes]:
+    """Return so many inputs of a target's generator; the same each time."""
+    inputs: list[bytes] = []
+
+    def one(data: bytes) -> None:
+        inputs.append(data)
+
+    run = settings(max_examples=n, database=None, deadline=None, phases=(Phase.generate,))
+    seed(0)(run(given(TARGETS[target].INPUTS)(one)))()
+    return inputs
 
 
 def kept() -> Iterator[tuple[str, Path]]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from bound import FLOATS_IN_AND_OUT, ask, free_server
+from commands import ask as operate
 from exploring import variants
 from operated import LARGE, InBackground, OperatedServer, Orders, config, model
 from processes import children, command_line, measured, wait_ended, wait_until
@@ -228,7 +229,8 @@ def test_programs_that_come_and_go_leave_no_descriptors(operated: OperatedServer
             program.kill()
             wait_until(lambda: operated.infer("m", 1.0).status == 404, "the model is gone")
 
-    come_and_go()  # what is opened once and kept is open now
+    come_and_go()  # what is opened once and kept is open now, as for subscribers to events
+    operate(operated.addresses["HTTP"], "events")
     before = descriptors()
     for _ in range(2):
         come_and_go()

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from config_file import model, tensor, write_config
 from operated import InBackground, OperatedServer
-from processes import wait_until
 from serving import FREE_PORTS, GPUSERVE
 
 from benchmarks.attacks.connections import Calls
 from benchmarks.attacks.requests import call_headers, framed, message
+from benchmarks.control_groups import Group, memory_group
 from gpuserve.config.load import load_file
 from gpuserve.export.sizing.options import ExportOptions
 from gpuserve.export.sizing.sizing import sizes
@@ -33,64 +33,28 @@ MIB = 1 << 20
 BODY_NBYTES = 100 * MIB
 TIMEOUT_S = 60.0
 ECHO = model("echo", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 64)
-#: By the version of cgroups: where groups are mounted, and the files of the limit and of what is used.
-VERSIONS = {
-    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    "": ("/sys/fs/cgroup", "memory.max", "memory.current"),
-}
+#: Of version 1 and 2 of control groups: what is used, and how often the kernel has killed for want of memory.
+USED = "memory.usage_in_bytes", "memory.current"
+EVENTS = "memory.oom_control", "memory.events"
 
 
-class Group:
-    """A control group below that of the tests."""
+def read(group: Group, names: tuple[str, ...]) -> str:
+    return next(path.read_text() for name in names if (path := group.folder / name).exists())
 
-    def __init__(self, folder: Path, usage: str) -> None:
-        self.folder = folder
-        self._usage = usage
 
-    @property
-    def used_nbytes(self) -> int:
-        return int((self.folder / self._usage).read_text())
-
-    @property
-    def kills(self) -> int:
-        """How often the kernel has killed for want of memory."""
-        for name in ("memory.oom_control", "memory.events"):
-            with contextlib.suppress(OSError):
-                lines = (self.folder / name).read_text().splitlines()
-                return int(dict(line.split() for line in lines)["oom_kill"])
-        raise AssertionError("no file says how often the kernel has killed")
-
-    def within(self, *command: str) -> tuple[str, ...]:
-        """A command that runs in this group."""
-        enter = f'echo $$ > {self.folder}/cgroup.procs && exec "$@"'
-        return ("/bin/sh", "-c", enter, "sh", *command)
+def kills(group: Group) -> int:
+    return int(dict(line.split() for line in read(group, EVENTS).splitlines())["oom_kill"])
 
 
 @contextlib.contextmanager
 def control_group(limit_nbytes: int) -> Iterator[Group]:
     """A group with this limit; skips the test where none can be made."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        mount, limit, usage = VERSIONS.get(controllers, ("", "", ""))
-        folder = Path(mount + path) / f"gpuserve-test-{time.monotonic_ns()}"
-        with contextlib.suppress(OSError):
-            folder.mkdir()
-            try:
-                if (folder / limit).exists():
-                    (folder / limit).write_text(str(limit_nbytes))
-                    yield Group(folder, usage)
-                    return
-            finally:
-                wait_until(lambda folder=folder: _removed(folder), "the group is empty")
-    pytest.skip("needs the right to make a control group with a limit of memory below our own")
-
-
-def _removed(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError:
-        return False
-    return True
+    with contextlib.ExitStack() as stack:
+        try:
+            group = stack.enter_context(memory_group(limit_nbytes))
+        except OSError as error:
+            pytest.skip(f"needs the right to make a control group with a limit of memory: {error}")
+        yield group
 
 
 @contextlib.contextmanager
@@ -101,7 +65,7 @@ def served(group: Group, folder: Path, **settings: Any) -> Iterator[OperatedServ
     with OperatedServer(config, command=command) as server:
         family = server.wait_ready().family()
         yield server
-        assert group.kills == 0
+        assert kills(group) == 0
         assert server.family() == family
         assert server.infer("echo", 1.0).status == 200
         for gauge in ("gpuserve_intake_bytes", "gpuserve_arena_blocks"):
@@ -177,6 +141,6 @@ def test_page_cache_is_no_memory_in_use(tmp_path: Path) -> None:
     write = f"import os; f = open({str(cached)!r}, 'wb'); f.write(bytes({450 * MIB})); os.fsync(f)"
     with control_group(800 * MIB) as group, served(group, tmp_path) as server:
         subprocess.run(group.within(sys.executable, "-c", write), check=True, timeout=TIMEOUT_S)
-        if group.used_nbytes < 500 * MIB:
+        if int(read(group, USED)) < 500 * MIB:
             pytest.skip("this file system's cache is not the group's")
         assert together(by_http, server, 2)["answered"] == 2

@@ -30,6 +30,7 @@ class Scene:
         self.trusted = authority.certificate
         self.own, self.client = Pair(folder / "c.pem", folder / "k.pem"), authority.issue("client")
         self.renewed = authority.issue("renewed")
+        self.renewed_again = authority.issue("again")
         self.stranger = Authority(folder / "stranger").issue("stranger")
         authority.issue("server").copy_to(self.own)
         entries = [model("m", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)]
@@ -146,3 +147,20 @@ def test_renewed_certificates_are_those_of_every_door_and_of_those_that_come(sce
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: all(one["state"] == "UP" and one["pid"] != victim for one in scene.rows()), "another")
     assert all(scene.shown() in renewed for _ in range(4))
+
+
+def test_connections_survive_the_front_and_certificates_renewed_without_one_are_used(scene: Scene) -> None:
+    host, _, port = scene.server.addresses["HTTP"].rpartition(":")
+    context = scene.context(scene.client)
+    kept = http.client.HTTPSConnection(host, int(port), timeout=TIMEOUT_S, context=context)
+    with contextlib.closing(kept):
+        for _ in range(2):
+            kept.request("GET", "/v2")
+            answer = kept.getresponse()
+            assert (answer.status, bool(answer.read())) == (200, True)
+            kept.auto_open = 0
+            if scene.own.certificate.read_text() != scene.renewed_again.certificate.read_text():
+                os.kill(scene.server.front, signal.SIGKILL)
+                scene.renewed_again.copy_to(scene.own)
+        now = scene.own.certificate.read_text()
+        wait_until(lambda: [scene.shown() in now for _ in range(2)] == [True, True], "both doors use it")

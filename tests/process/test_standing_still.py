@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from operated import OperatedServer, Orders, config, model
 from processes import children, command_line, wait_until
 from serving import GPUSERVE
 
+from gpuserve.control.process_state import CpuTimes, cpu_times, state_of
 from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
 from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
 
@@ -113,6 +116,83 @@ def test_only_looks_that_come_in_time_count() -> None:
     assert silence.look(False, 100.0, 1.0) == 2.0  # who looks stood still
     assert [silence.look(False, now, 1.0) for now in (101.0, 102.0)] == [3.0, 4.0]
     assert silence.look(True, 103.0, 1.0) == 0.0
+
+
+def silent_s(*looks: CpuTimes | None) -> float:
+    """How long a process is found silent that has these times, a second apart, and does not beat."""
+    silence = Stillness()
+    return [silence.look(False, 10.0 + n, 1.0, one) for n, one in enumerate((None, *looks))][-1]
+
+
+def test_a_process_that_gets_no_cpu_does_not_hang() -> None:
+    starved = [CpuTimes(5.0, 9.0, is_runnable=True) for _ in range(60)]
+    assert silent_s(*starved) == 1.0  # of the first look it is not known
+    throttled = [CpuTimes(0.01 * n, 0.99 * n, is_runnable=True) for n in range(60)]
+    assert silent_s(*throttled) == pytest.approx(1.59)
+    waited = [CpuTimes(0.0, 1.0 * n, is_runnable=False) for n in range(60)]
+    assert silent_s(*waited) == 1.0
+
+
+def test_a_process_hangs_that_runs_or_sleeps_without_a_beat() -> None:
+    busy = [CpuTimes(1.0 * n, 0.0, is_runnable=True) for n in range(31)]
+    halved = [CpuTimes(0.5 * n, 0.5 * n, is_runnable=True) for n in range(31)]
+    stopped = [CpuTimes(5.0, 9.0, is_runnable=False)] * 31
+    assert [silent_s(*looks) for looks in (busy, halved, stopped, [None] * 31)] == [31.0, 16.0, 31.0, 31.0]
+
+
+def test_the_kernel_tells_the_times_of_a_process_that_runs_and_of_one_that_waits() -> None:
+    began = cpu_times(os.getpid())
+    sum(range(3_000_000))
+    now = cpu_times(os.getpid())
+    assert began is not None
+    assert now is not None
+    assert now.is_runnable
+    assert now.ran_s > began.ran_s
+    with subprocess.Popen(["sleep", "60"]) as sleeping:
+        wait_until(lambda: state_of(sleeping.pid) == "S", "it sleeps")
+        asleep = cpu_times(sleeping.pid)
+        sleeping.kill()
+    assert asleep is not None
+    assert not asleep.is_runnable
+    assert cpu_times(sleeping.pid) is None
+
+
+BURN = "print(flush=True)\nwhile True: pass"
+
+
+@pytest.mark.thorough
+def test_a_front_that_others_keep_from_the_cpu_is_not_replaced(tmp_path: Path) -> None:
+    """A process of real-time priority leaves it a twentieth of its CPU, in one piece a second."""
+    cpus = os.sched_getaffinity(0)
+    if len(cpus) < 2:
+        pytest.skip("the supervisor needs a CPU of its own")
+    path = config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S)
+    with OperatedServer(path, "--doors", "1") as server, contextlib.ExitStack() as others:
+        server.wait_ready()
+        front, cpu = server.front, max(cpus)
+        burning = subprocess.Popen([sys.executable, "-c", BURN], stdout=subprocess.PIPE)
+        others.enter_context(burning)
+        others.callback(burning.kill)
+        assert burning.stdout is not None
+        burning.stdout.readline()
+        os.sched_setaffinity(server.pid, cpus - {cpu})
+        os.sched_setaffinity(front, {cpu})
+        os.sched_setaffinity(burning.pid, {cpu})
+        before = cpu_times(front)
+        try:
+            os.sched_setscheduler(burning.pid, os.SCHED_FIFO, os.sched_param(1))
+        except PermissionError:
+            pytest.skip("real-time priority takes CAP_SYS_NICE")
+        with pytest.raises(subprocess.TimeoutExpired):
+            burning.wait(5 * HANG_S)
+        others.close()
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        after = cpu_times(front)
+        assert before is not None
+        assert after is not None  # or it was replaced
+        assert after.waited_s - before.waited_s > 2 * HANG_S  # or it was kept from nothing
+        assert server.front == front
+        assert server.end() == 0
 
 
 def test_a_pulse_is_seen_once_however_often_it_beat() -> None:

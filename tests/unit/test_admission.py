@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from gpuserve.errors import ResourceExhausted
+from gpuserve.front.exchange.bounded_log import LOG_INTERVAL_S
 from gpuserve.front.exchange.exchange import Ends, Head
-from gpuserve.front.exchange.limits import LOG_INTERVAL_S, Admission, Limits
+from gpuserve.front.exchange.limits import Admission, Limits
 
 
 def admission(most: int = 100, of_address: int = 100, n_descriptors: int = 1 << 16) -> Admission:
@@ -99,7 +100,7 @@ def test_refusals_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> N
         assert not any(one.admit(None, 5) for _ in range(4))
     assert [record.getMessage() for record in caplog.records] == [
         "a connection is refused: max_connections is 1",
-        "a connection is refused: max_connections is 1 (and 2 times the like before)",
+        "a connection is refused: max_connections is 1 (2 similar warnings suppressed before)",
     ]
 
 

@@ -54,7 +54,10 @@ class Asked:
         self.config = ConfigReload(file, self.life, self.events, self.work, self.adjusted.append, self.run)  # type: ignore[arg-type]
 
     def run(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        then(call())
+        try:
+            then(call())
+        except GpuserveError as error:
+            then(error)
 
     def serve(self) -> Asked:
         self.life.move(ServerState.SERVING)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from gpuserve.control.operator_client import ControlName, host_and_port, listening_names, meant
+from gpuserve.control.operator_client import ControlName, host_and_port, listening_names, meant, running
 from gpuserve.errors import ControlError
 
 HEAD = "Num       RefCount Protocol Flags    Type St Inode Path\n"
@@ -56,6 +59,24 @@ def test_the_table_of_this_machine() -> None:
         listener.listen()
         assert name in listening_names(Path("/proc/net/unix").read_text("utf-8", "replace"))
     assert name not in listening_names(Path("/proc/net/unix").read_text("utf-8", "replace"))
+
+
+@pytest.mark.thorough
+def test_names_that_take_nobody_in_delay_commands_once() -> None:
+    with contextlib.ExitStack() as opened:
+        for port in (1, 2, 3):
+            name = ControlName(os.geteuid(), "127.0.0.78", port).encode()
+            listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener.bind(name)
+            listener.listen(0)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    waiting = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                    waiting.setblocking(False)
+                    waiting.connect(name)
+        started = time.monotonic()
+        running()
+        assert time.monotonic() - started < 9.0  # 15 s if each was waited for
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def scheduler(
     *up: str, queue: QueueSpec | None = None, delay_us: int = 0, prefetch: int = 0, max_batch_size: int = 8
 ) -> DeviceScheduler:
     made = DeviceScheduler(
-        lambda slots: ModelScheduler(
+        lambda slots, suspects: ModelScheduler(
             model_spec(
                 max_batch_size=max_batch_size,
                 batching=BatchingSpec(max_queue_delay_us=delay_us),
@@ -39,6 +39,7 @@ def scheduler(
                 retry_on_worker_death=True,
             ),
             slots,
+            suspects,
         )
     )
     for name in up:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ class DeviceMachine(RuleBasedStateMachine):
     )
     def start(self, max_batch_size: int, prefetch: int, up: set[str]) -> None:
         self.scheduler = DeviceScheduler(
-            lambda slots: ModelScheduler(
+            lambda slots, suspects: ModelScheduler(
                 model_spec(
                     max_batch_size=max_batch_size,
                     batching=BatchingSpec(),
@@ -45,6 +46,7 @@ class DeviceMachine(RuleBasedStateMachine):
                     retry_on_worker_death=True,
                 ),
                 slots,
+                suspects,
             )
         )
         self.capacity = 1 + prefetch
@@ -167,7 +169,7 @@ def test_where_no_request_names_a_device_it_is_the_scheduler_that_all_models_hav
     queue, batching = QueueSpec(max_requests=5), BatchingSpec(max_queue_delay_us=delay_us)
     options: dict[str, Any] = {"max_batch_size": max_batch_size, "batching": batching, "queue": queue}
     options |= {"prefetch": prefetch, "retry_on_worker_death": True}
-    several = DeviceScheduler(lambda slots: ModelScheduler(model_spec(**options), slots))
+    several = DeviceScheduler(partial(ModelScheduler, model_spec(**options)))
     both: list[Scheduler] = [ModelScheduler(model_spec(**options)), several]
     seen = [_play(scheduler, events) for scheduler in both]
     assert seen[0] == seen[1]

@@ -10,13 +10,16 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuserve.control.messages import IngressUp
+from gpuserve.control.reactor import Reactor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
 from gpuserve.front.exchange.limits import Admission
@@ -25,6 +28,8 @@ from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.service.service import inference_service
 from gpuserve.settings.server import ServerSettings
+from gpuserve.supervisor.core.ingress import IngressProcesses
+from gpuserve.supervisor.core.log_lines import LogLines
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = AnswerHead(200, ())
@@ -48,18 +53,51 @@ def accept(exchange: Exchange) -> Sink:
     return Answered(exchange)
 
 
+class Supervisor:
+    """The ingress processes of a supervisor, in a reactor of its own thread; their front is ``doors`` in the
+    running loop.
+    """
+
+    def __init__(self) -> None:
+        self.doors: Doors
+        self._loop = asyncio.get_running_loop()
+        self._reactor = Reactor()
+        self._ingress = IngressProcesses(self._reactor, self, LogLines(self._reactor), relay_output=False)
+        self._thread = threading.Thread(target=self._reactor.run)
+        self._thread.start()
+
+    def ask(self, number: int) -> None:
+        self._reactor.call_soon_threadsafe(partial(self._ingress.start, number))
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        kept = [os.dup(fd) for fd in fds]
+        if isinstance(message, IngressUp):
+            self._loop.call_soon_threadsafe(lambda: self.doors.door_up(message, kept))
+        else:
+            self._loop.call_soon_threadsafe(lambda: self.doors.door_down(message))
+
+    def close(self) -> None:
+        self._reactor.call_soon_threadsafe(self._ingress.close)
+        self._reactor.call_soon_threadsafe(self._reactor.stop)
+        self._thread.join()
+        self._reactor.close()
+
+
 @contextlib.asynccontextmanager
 async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[Doors]:
-    setup = DoorSetup(ServerSettings(doors=n).to_wire(), 0, ())
+    setup, supervisor = DoorSetup(ServerSettings(doors=n).to_wire(), 0, (), {}), Supervisor()
     serve = partial(ServedDoor, inference_service(ServerSettings()), accept)
     speak_tls = {os.dup(listener.fileno()): False}
     events = inference_service(ServerSettings()).events
-    doors = Doors(speak_tls, serve, AwaitedRequests(), admission, setup, None, events.tell)
-    await doors.start()
+    doors = supervisor.doors = Doors(
+        speak_tls, serve, AwaitedRequests(), admission, setup, None, events.tell, supervisor.ask
+    )
     try:
+        await doors.start()
         yield doors
-    finally:
         await doors.stop()
+    finally:
+        supervisor.close()
     assert [row.state for row in doors.doors()] == ["ENDED"] * n
 
 
@@ -144,6 +182,7 @@ def test_a_door_that_cannot_be_started_is_tried_again(
     monkeypatch.setattr(subprocess, "Popen", start)
     with caplog.at_level(logging.ERROR):
         run(listener, test, n=1)
-    assert caplog.messages == [
-        "door 0 ended (it cannot be started: no descriptor is left); it is started again at once"
-    ]
+    assert caplog.messages[0] == (
+        "door 0 ended (cannot start a process of gpuserve.front.door: no descriptor is left); "
+        "it is started again at once"
+    )

@@ -11,9 +11,10 @@ from serving import REPOSITORY
 
 from gpuserve.cli.app import run
 from gpuserve.cli.views.config_view import as_text
-from gpuserve.config.effective import MASK, effective
+from gpuserve.config.effective import effective
 from gpuserve.config.load import load_data, load_file
 from gpuserve.config.positions import parse
+from gpuserve.settings.urls import MASK
 
 FILE = """\
 server:

@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 from passage_scene import ENDS, HEAD, DoorExchange, FrontSink, Way
 
 from gpuserve.front.doors.access.users import user_of
+from gpuserve.front.doors.passing_door import refuse
 from gpuserve.front.exchange.exchange import AnswerHead, Ends, Exchange, Head
 from gpuserve.front.exchange.exchange import Sink as SinkOfBody
+from gpuserve.front.passage.absence import FrontAbsence
+from gpuserve.front.passage.forwarding import Forwarding
 
 MIB: Final = 1 << 20
 OK: Final = AnswerHead(200, ((b"a", b"b"),), ((b"c", b"d"),))
@@ -320,7 +323,7 @@ async def test_a_door_that_is_gone_takes_its_exchanges_with_it(scene: Scene) -> 
         sink.exchange.consumed(1)
         scene.answer(sink, b"late")
     assert scene.released == [0, 0, 1, 2]  # the first of them has been given two bodies
-    scene.way.forwarding = type(scene.way.forwarding)(scene.way.door)  # that process has ended
+    scene.way.forwarding = Forwarding(scene.way.door, FrontAbsence(), refuse)  # that process has ended
 
 
 @in_a_scene

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,24 @@ def test_what_has_failed_once(target: str, path: Path) -> None:
     targets.TARGETS[target].check(path.read_bytes())
 
 
+@pytest.mark.thorough
+def test_inputs_are_guided_by_coverage(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("atheris")
+    assert main(["--minutes", "0.05", "--targets", "worker-messages", "--mode", "guided"]) == 0
+    tried = re.search(r"worker-messages: (\d+) inputs", capsys.readouterr().out)
+    assert tried is not None
+    assert int(tried[1]) > 100
+
+
+def test_one_input_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(b"no message")
+    assert main(["--targets", "worker-messages", "--input", str(path)]) == 0
+    with pytest.raises(SystemExit):
+        main(["--targets", "nothing", "--input", str(path)])
+    assert "no such target: nothing; there are grpc-messages," in capsys.readouterr().err
+
+
 def test_what_fails_is_made_small_printed_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,4 +56,6 @@ def test_what_fails_is_made_small_printed_and_kept(
     )
     assert main(["--minutes", "0", "--targets", "letters", "--seed", "3"]) == 1
     assert "letters, seed 3000000: kept as" in capsys.readouterr().out
-    assert [path.read_bytes() for _, path in targets.kept()] == [b"a"]
+    ((_, kept),) = targets.kept()
+    assert kept.read_bytes() == b"a"
+    assert main(["--targets", "letters", "--input", str(kept)]) == 1

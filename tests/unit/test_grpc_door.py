@@ -25,6 +25,7 @@ from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.grpc.framing import Unframer, frame
 from gpuserve.front.doors.grpc.headers import MAX_MESSAGE_NBYTES, grpc_message
 from gpuserve.front.doors.grpc.reflection import METHODS as REFLECTION
+from gpuserve.front.doors.grpc.responses import varint
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.service.service import inference_service
 from gpuserve.settings.server import AccessRule, ServerSettings
@@ -220,7 +221,7 @@ def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: 
         (framed(message()) + b"x", (), 3),
         (b"\0" + (LIMIT_NBYTES + 1).to_bytes(4), (), 8),
         (framed(b"\xff"), (), 3),
-        (packed(bytes(LIMIT_NBYTES + 1)), (("grpc-encoding", "gzip"),), 8),
+        (packed(b"\x3a" + varint(LIMIT_NBYTES) + bytes(LIMIT_NBYTES)), (("grpc-encoding", "gzip"),), 8),
         (b"\1\0\0\0\1x", (("grpc-encoding", "gzip"),), 3),
         (framed(message()), (("grpc-encoding", "br"),), 12),
     ],

@@ -234,8 +234,16 @@ def test_a_small_block_of_a_large_head_is_refused() -> None:
     """One large entry, and its index again and again."""
     decoder = Decoder(LIMIT)
     block = kept(b"a", bytes(4000)) + indexed(NEWEST) * 16_000
+    with pytest.raises(HpackError, match="far over the limit of 65536 bytes"):
+        decoder.decode(block)
+
+
+def test_a_head_over_the_limit_leaves_the_tables_equal() -> None:
+    decoder = Decoder(LIMIT)
+    block = kept(b"a", bytes(4000)) + indexed(NEWEST) * 20 + kept(b"b", b"c")
     with pytest.raises(HeadTooLarge, match="65536 bytes"):
         decoder.decode(block)
+    assert decoder.decode(indexed(NEWEST)) == [(b"b", b"c")]
 
 
 def test_empty_fields_count() -> None:

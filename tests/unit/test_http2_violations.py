@@ -122,7 +122,7 @@ def stated(sent: bytes, cut: bool) -> Talk:
         (COMPRESSION_ERROR, frame(HEADERS, END_HEADERS, 1, BLOCK + b"\x40")),
         (COMPRESSION_ERROR, OPEN + frame(HEADERS, END_HEADERS | END_STREAM, 1, b"\xff\xff\x01")),
         (ENHANCE_YOUR_CALM, frame(HEADERS, END_HEADERS, 1, b"\x20" * 66_000)),
-        (ENHANCE_YOUR_CALM, frame(HEADERS, END_HEADERS, 1, b"\x82" * 3000)),
+        (COMPRESSION_ERROR, frame(HEADERS, END_HEADERS, 1, b"\x82" * 10_000)),
         (ENHANCE_YOUR_CALM, UNFINISHED + frame(CONTINUATION, 0, 1, b"\x20" * 40_000) * 2),
     ],
     ids=code_alone,
@@ -178,6 +178,7 @@ def longer(n: str) -> bytes:
         (STREAM_CLOSED, HALF_CLOSED + frame(HEADERS, END_HEADERS | END_STREAM, 1, b"\x83\x86\x84")),
         (STREAM_CLOSED, OPEN + reset(1) + data(1, b"x")),
         (PROTOCOL_ERROR, frame(HEADERS, END_HEADERS | END_STREAM, 1, longer("1"))),
+        (ENHANCE_YOUR_CALM, frame(HEADERS, END_HEADERS, 1, b"\x82" * 3000)),
         (PROTOCOL_ERROR, frame(HEADERS, END_HEADERS, 1, longer("3")) + data(1, b"ab", end=True)),
         (PROTOCOL_ERROR, frame(HEADERS, END_HEADERS, 1, longer("3")) + data(1, b"ab") + data(1, b"cd")),
         (
@@ -195,6 +196,19 @@ def test_what_ends_the_stream(code: int, sent: bytes, cut: bool) -> None:
     assert sum(sink.n_abandoned for sink in talk.sinks) == len(talk.sinks)
     talk.feed(frame(HEADERS, END_HEADERS | END_STREAM, 7, b"\x83\x86\x84"))
     assert talk.sink(7).ended
+
+
+def test_a_head_over_the_limit_ends_no_other_stream_of_its_connection() -> None:
+    talk = stated(OPEN, False)
+    for number in range(3, 3 + 2 * 10, 2):
+        talk.feed(frame(HEADERS, END_HEADERS, number, b"\x82" * 3000))
+        assert talk.peer.responses[number].reset == ENHANCE_YOUR_CALM
+    talk.feed(data(1, b"", end=True))
+    assert talk.sinks[0].ended
+    numbers = iter(range(101, 301, 2))
+    while not talk.is_over:  # so many are an attack
+        talk.feed(frame(HEADERS, END_HEADERS, next(numbers), b"\x82" * 3000))
+    assert talk.peer.error == ENHANCE_YOUR_CALM
 
 
 def test_the_length_that_was_said_may_be_right() -> None:

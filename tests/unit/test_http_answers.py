@@ -13,7 +13,6 @@ from gpuserve.front.doors.http.answers import (
     error_body,
     failure,
     forbidden,
-    health_answer,
     json_answer,
     refused,
 )
@@ -24,9 +23,6 @@ JSON = (b"content-type", b"application/json")
 
 
 def test_written_forms() -> None:
-    assert health_answer("live", True) == (JSON_OK, b'{"live":true}')
-    assert health_answer("ready", False).body == b'{"ready":false}'
-    assert health_answer("ready", False).head.status == 400
     assert error_body('no "x"') == b'{"error":"no \\"x\\""}'
     assert json_answer([1, {"a": None}]) == (JSON_OK, b'[1,{"a":null}]')
     assert json_answer(b"written already") == (JSON_OK, b"written already")

@@ -118,14 +118,14 @@ def test_compressed_bodies_and_answers(
 def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "THREAD_NBYTES", 1)
     may_go_on, working = threading.Event(), threading.Event()
-    result_of = offload._result_of
+    result_of = offload.result_of
 
     def slowly(work: Any) -> Any:
         working.set()
         may_go_on.wait()
         return result_of(work)
 
-    monkeypatch.setattr(offload, "_result_of", slowly)
+    monkeypatch.setattr(offload, "result_of", slowly)
 
     async def test(house: House) -> None:
         leaves = house.talk().feed(post(gzip.compress(BODY), b"Content-Encoding: gzip\r\n", INFER))
@@ -348,6 +348,19 @@ def test_what_changes_the_server_is_for_its_own_machine(address: str, status: in
         assert house.talk((address, 1)).feed(post(b"", line=line)).status == status
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("accept", "body"), [(b"", b""), (b"Accept: application/json\r\n", b'{"ready":false}')]
+)
+def test_not_ready_is_told_by_the_status_and_for_json_by_the_body(accept: bytes, body: bytes) -> None:
+    async def test(house: House) -> None:
+        request = b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n" + accept + b"\r\n"
+        talk = Talk(door=house.door.accept_metrics).feed(request)
+        await until(lambda: talk.way.sent)
+        assert (talk.status, talk.responses()[0][1]) == (400, body)
+
+    run(test, SPEC, CLOSED)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optional_packages import needs
 
 from gpuserve.runtimes.huggingface import HuggingFaceModel
 from gpuserve.runtimes.huggingface.folders import (
@@ -106,7 +107,7 @@ def test_a_folder_that_is_not_there_may_have_been_meant_as_a_name() -> None:
         HuggingFaceModel.declare(file="org/name")
 
 
-@pytest.mark.parametrize("library", ["torch", "transformers"])
+@pytest.mark.parametrize("library", ["torch", pytest.param("transformers", marks=needs("torch"))])
 def test_a_library_that_is_missing_is_said_with_the_command(
     tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

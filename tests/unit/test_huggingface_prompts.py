@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from gpuserve.runtimes.huggingface.prompts import (
     prompt_of,
     read_parameters,
 )
+from gpuserve.runtimes.huggingface.tokens import SHORT_CHARACTERS, SharedTokens
 
 
 def decode(tokens: list[int]) -> str:
@@ -72,6 +75,20 @@ def test_a_prompt_leaves_as_much_room_as_there_is() -> None:
         prompt_of([], {}, default, 256, 32)
 
 
+def test_bytes_that_never_become_a_character_are_told_in_time() -> None:
+    decoded = 0
+
+    def broken(tokens: list[int]) -> str:
+        nonlocal decoded
+        decoded += len(tokens)
+        return "\N{REPLACEMENT CHARACTER}" * len(tokens)
+
+    text = TextOfTokens(broken)
+    told = "".join([text.push(1) for _ in range(1000)]) + text.rest()
+    assert len(told) == 1000
+    assert decoded < 1000 * 64, "the tokens are not all decoded again with each"
+
+
 def row(told: list[Any], limit: int = 9) -> Row:
     return Row(Prompt([1], limit, Sampling()), told.append, TextOfTokens(decode), frozenset({0}))
 
@@ -117,3 +134,36 @@ def test_a_batch_that_fails_tells_the_rows_that_are_not_over() -> None:
         one.fail(error)
     assert over == [Piece("a", 1, "length")]
     assert open_ == [error]
+
+
+@pytest.mark.parametrize("n_characters", [10, SHORT_CHARACTERS + 1])
+def test_the_answers_of_a_request_share_the_tokens_of_its_prompt(n_characters: int) -> None:
+    made: list[str] = []
+    may_end = threading.Event()
+
+    def tokens(text: str) -> list[int]:
+        if n_characters > SHORT_CHARACTERS:
+            assert may_end.wait(20), "the loop waits for a long prompt"
+        made.append(text)
+        if text == "bad":
+            raise InvalidArgument("refused")
+        return [len(text)]
+
+    async def all_of_them() -> list[Any]:
+        shared = SharedTokens()
+
+        def wanted(text: str, n: int) -> list[Any]:
+            return [shared.of(text, n_characters, lambda: tokens(text)) for _ in range(n)]
+
+        answers = asyncio.gather(*wanted("good", 128), *wanted("bad", 2), return_exceptions=True)
+        given_up = asyncio.ensure_future(wanted("good", 1)[0])
+        await asyncio.sleep(0)
+        given_up.cancel()
+        may_end.set()
+        again = await answers, await shared.of("good", n_characters, lambda: tokens("good"))
+        return [*again[0], again[1]]
+
+    *good, bad, also_bad, again = asyncio.run(all_of_them())
+    assert [*good, again] == [[4]] * 129
+    assert all(isinstance(one, InvalidArgument) for one in (bad, also_bad))
+    assert made == ["good", "bad", "good"]

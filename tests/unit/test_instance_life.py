@@ -119,3 +119,44 @@ def test_a_stopped_instance_plans_no_restart() -> None:
     life = life_in(S.STOPPING)
     life.apply(E.DIED, 5.0)
     assert (life.state, life.restarts, life.restart_at) == (S.STOPPED, 0, 0.0)
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_death_that_is_excused_raises_no_back_off(told_first: bool) -> None:
+    """Whoever hears of the death first: the front, which excuses it, or the supervisor."""
+    life = InstanceLife("m/0")
+    assert [death(life, now, ready_for_s=0.0) for now in (0.0, 1.0)] == [0.0, FIRST_BACKOFF_S]
+    for now in (10.0, 20.0, 30.0):
+        life.apply(E.DUE, now)
+        life.apply(E.SPAWNED, now)
+        life.apply(E.LOADED, now)
+        if told_first:
+            life.excuse(now)
+        life.apply(E.DIED, now)
+        if not told_first:
+            life.excuse(now)
+        assert life.restart_in_s(now) == 0.0
+    assert death(life, 40.0, ready_for_s=0.0) == 2 * FIRST_BACKOFF_S  # as if those had not been
+
+
+def test_an_excuse_is_for_one_worker() -> None:
+    life = InstanceLife("m/0")
+    death(life, 0.0, ready_for_s=0.0)
+    life.apply(E.DUE, 1.0)
+    life.apply(E.SPAWNED, 1.0)
+    life.apply(E.LOADED, 1.0)
+    life.excuse(1.0)
+    life.apply(E.DIED, 1.0)
+    assert death(life, 2.0, ready_for_s=0.0) == FIRST_BACKOFF_S
+
+
+def test_a_successor_that_has_started_meanwhile_goes_on() -> None:
+    life = InstanceLife("m/0")
+    assert death(life, 0.0, ready_for_s=0.0) == 0.0
+    life.apply(E.DUE, 0.0)
+    life.apply(E.SPAWNED, 0.0)
+    life.excuse(0.0)
+    assert life.state is S.LOADING
+    life.apply(E.LOADED, 1.0)
+    life.apply(E.DIED, 1.0)
+    assert life.restart_in_s(1.0) == 0.0

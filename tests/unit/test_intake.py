@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 
 import pytest
+from exploring import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, NoMemory
 from gpuserve.front.memory.intake import AHEAD_NBYTES, REQUEST_NBYTES, Intake, Share
 from gpuserve.front.v2.status import STATUS
 from gpuserve.front.v2.validation import check_claim
-from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 MIB = 1 << 20
@@ -39,16 +42,84 @@ def test_one_address_cannot_have_all_of_it() -> None:
     first, second, other = Share(intake, "10.0.0.1"), Share(intake, "10.0.0.1"), Share(intake, b"2001:db8")
     first.hold(6 * MIB)
     with pytest.raises(
-        NoMemory, match=f"from this address hold {6 * MIB} bytes, expected at most seven eighths"
+        NoMemory, match=f"from this address hold {6 * MIB} bytes, expected at most 7 times what of {8 * MIB}"
     ):
         second.hold(MIB + 1)
     second.hold(MIB)
-    other.hold(MIB)
+    other.hold(MIB // 2)
     first.hold(0)
-    second.hold(7 * MIB)
+    second.hold(6 * MIB)
     for share in (second, other):
         share.hold(0)
     assert intake.nbytes == 0
+
+
+@settings(max_examples=examples(20))
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=400),
+    st.sampled_from(["intake", "arena"]),
+)
+def test_no_address_gets_more_than_half_while_others_ask(turns: list[tuple[str, bool]], kind: str) -> None:
+    """In whichever order requests of an address that takes all it can, and of two others, come and go."""
+    limit_nbytes = 64 * MIB
+    intake = Intake(limit_nbytes, lambda: None)
+    arena = Arena(limit_nbytes, lambda *_: None, lambda _: None)
+    held: dict[str, list[tuple[Share, Block | None]]] = {"a": [], "b": [], "c": []}
+
+    def ask(source: str) -> bool:
+        share, block = Share(intake, source), None
+        try:
+            if kind == "intake":
+                share.hold(MIB)
+            else:
+                block = arena.claim(MIB)
+                assert block is not None
+                share.reserve(block, MIB)
+        except NoMemory:
+            if block is not None:
+                block.free()
+            return False
+        held[source].append((share, block))
+        return True
+
+    def leave(source: str) -> None:
+        share, block = held[source].pop()
+        share.hold(0)
+        if block is not None:
+            block.free()
+
+    for source, leaves in turns:
+        if leaves and held[source]:
+            leave(source)
+        else:
+            ask(source)
+    while ask("a"):
+        pass
+    assert len(held["a"]) <= 56, "alone it gets 7/8"
+    assert held["b"] or held["c"] or ask("b"), "others get something at once"
+    for _ in range(80):  # bodies come and go, and all ask for as much as they get
+        for source in "abc":
+            if held[source]:
+                leave(source)
+        for source in "bca":
+            while ask(source):
+                pass
+    assert all(len(one) <= 32 for one in held.values()), "no address has more than half"
+    assert sum(map(len, held.values())) >= 56, "nearly all of it is used"
+    for source, left in held.items():
+        while left:
+            leave(source)
+    assert (intake.nbytes, arena.statistics().blocks) == (0, 0)
+    arena.close()
+
+
+def test_the_only_body_of_an_address_may_take_the_whole_arena() -> None:
+    intake, arena = Intake(MIB, lambda: None), Arena(32 * MIB, lambda *_: None, lambda _: None)
+    block = arena.claim(32 * MIB)
+    assert block is not None
+    assert Share(intake, "10.0.0.1").reserve(block, 32 * MIB) == 32 * MIB
+    block.free()
+    arena.close()
 
 
 def test_the_objects_of_a_request_count_while_it_holds_anything() -> None:

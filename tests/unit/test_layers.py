@@ -117,11 +117,11 @@ ALLOWED = {
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
         "gpuserve/settings gpuserve/states",
     "gpuserve/front/door":
-        "gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/memory "
+        "gpuserve/control gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/memory "
         "gpuserve/front/observe gpuserve/front/passage gpuserve/front/remote gpuserve/front/server "
-        "gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors":
-        "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
         "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/live gpuserve/front/observe "
         "gpuserve/front/service gpuserve/settings",
     "gpuserve/front/doors/access":
@@ -134,7 +134,8 @@ ALLOWED = {
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/exchange gpuserve/settings",
     "gpuserve/front/doors/health":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
-        "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/v2",
+        "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve_worker/protocol",
     "gpuserve/front/doors/http":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/doors/access "
         "gpuserve/front/doors/http/dashboard_page gpuserve/front/doors/http/docs_page "
@@ -163,7 +164,7 @@ ALLOWED = {
     "gpuserve/front/models":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/queueing gpuserve/front/v2 "
-        "gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models/ensembles":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
@@ -175,7 +176,8 @@ ALLOWED = {
     "gpuserve/front/observe/tracing":
         "gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/front/passage":
-        "gpuserve/front/doors/access gpuserve/front/exchange gpuserve/states gpuserve_worker/protocol",
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/states "
+        "gpuserve_worker/protocol",
     "gpuserve/front/process":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/grpcio "
@@ -183,7 +185,7 @@ ALLOWED = {
         "gpuserve/front/live gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
         "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/passage "
         "gpuserve/front/remote gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
-        "gpuserve/settings gpuserve_worker/calling gpuserve_worker/protocol",
+        "gpuserve/settings gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/queueing": "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/states",
     "gpuserve/front/remote":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "
@@ -191,7 +193,8 @@ ALLOWED = {
         "gpuserve/front/passage gpuserve/front/service gpuserve/front/v2 gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/server":
-        "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/settings",
+        "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/settings "
+        "gpuserve_worker/protocol",
     "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",
     "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/states",
     "gpuserve/front/service":

@@ -129,12 +129,19 @@ def test_what_another_test_has_is_not_ours(before: leaks.Census) -> None:
     assert found == []
 
 
-def test_a_socket_file_that_is_left(before: leaks.Census) -> None:
-    path = Path(tempfile.gettempdir(), leaks.own_name())
+@pytest.mark.parametrize("folder", ["", "gpuserve"])
+def test_a_socket_file_that_is_left(before: leaks.Census, folder: str) -> None:
+    path = Path(tempfile.gettempdir(), leaks.own_name(), folder)
+    if folder:  # in the runtime folder of a test
+        path.mkdir(parents=True)
+        path /= "control"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
     found = found_since(before)
     path.unlink()
+    if folder:
+        path.parent.rmdir()
+        path.parent.parent.rmdir()
     assert found == [f"socket file {path}"]
 
 

@@ -74,6 +74,7 @@ def state(service: InferenceService, model: str, version: int, name: str, reason
 
 def in_feed(feed: LiveFeed, scene: Any) -> None:
     async def run() -> None:
+        feed.open()
         running = asyncio.ensure_future(feed.run())
         try:
             await scene()

@@ -20,6 +20,7 @@ from gpuserve_worker.memory.arena import (
     Mapping,
     OutOfMemory,
 )
+from gpuserve_worker.memory.orphans import ORPHANS
 
 
 class Borrower:
@@ -49,6 +50,7 @@ def arena(borrower: Borrower) -> Iterator[Arena]:
     arena = Arena(1 << 30, borrower.segment, borrower.drop)
     yield arena
     arena.close()
+    ORPHANS.reclaim()  # blocks that the test did not free
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -307,3 +309,22 @@ def test_memory_that_is_shorter_than_announced_is_not_mapped(arena: Arena) -> No
     ((_, fd, nbytes),) = arena.segments()
     with pytest.raises(ValueError, match="sealed"):
         Mapping().attach(0, fd, nbytes + 1)
+
+
+def test_an_arena_is_full_while_blocks_hold_most_of_its_limit(borrower: Borrower) -> None:
+    arena = Arena(2 * SEGMENT_NBYTES, borrower.segment, borrower.drop)
+    whole, half = arena.allocate(SEGMENT_NBYTES), arena.allocate(SEGMENT_NBYTES // 2)
+    assert not arena.is_full, "a quarter is free"
+    rest = arena.allocate(SEGMENT_NBYTES // 2)
+    assert arena.is_full
+    rest.free()
+    assert not arena.is_full
+    for block in (whole, half):
+        block.free()
+    claimed = arena.claim(2 * SEGMENT_NBYTES)
+    assert claimed is not None
+    assert not arena.is_full, "nothing of it has come"
+    claimed.reserve(2 * SEGMENT_NBYTES)
+    assert arena.is_full
+    claimed.free()
+    arena.close()

@@ -28,7 +28,8 @@ def new_table() -> ModelTable:
 def driver(version: int, *, ready: bool = True, was_ready: bool | None = None) -> Any:
     """What the table looks at of a driver."""
     spec = dataclasses.replace(SPEC, version=version)
-    return SimpleNamespace(spec=spec, ready=ready, was_ready=ready if was_ready is None else was_ready)
+    was_ready = ready if was_ready is None else was_ready
+    return SimpleNamespace(spec=spec, ready=ready, was_ready=was_ready, is_starved=False)
 
 
 def test_the_highest_version_that_was_ready_is_the_latest() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,14 @@ from gpuserve.errors import (
     InvalidArgument,
     NotFound,
     QueueFull,
+    ResourceExhausted,
     Unavailable,
     inner_code,
     request_error,
 )
 from gpuserve.front.doors.openai import errors
-from gpuserve.front.doors.openai.requests import parsed
+from gpuserve.front.doors.openai.outline import outline
+from gpuserve.front.doors.openai.requests import OpenAIRequest, for_openai, read_body
 from gpuserve.model import Batching
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest, Token, Usage
 from gpuserve.openai.choice import Choice
@@ -39,7 +43,7 @@ from gpuserve.openai.given import each_given, merged
 from gpuserve.openai.handlers import Endpoint, Takes, handlers_of
 from gpuserve.openai.model import adapted
 from gpuserve.openai.requests import each_answer, parse
-from gpuserve.openai.stops import StopText
+from gpuserve.openai.stops import Stops, StopText
 from gpuserve_worker.calling.request import Request
 
 # ---- stop sequences --------------------------------------------------------------------------------
@@ -54,14 +58,15 @@ def until(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
-@given(
-    st.lists(st.text("ab", max_size=4), max_size=8),
-    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
-)
+#: Few characters, so that sequences overlap and begin each other; one of two halves, and each half.
+FEW = st.text(["a", "b", "]", "\U0001f600", "\ud83d", "\ude00"], max_size=6) | st.text("ab", max_size=4)
+
+
+@given(st.lists(FEW, max_size=8), st.lists(FEW.filter(bool), max_size=6))
 def test_a_text_ends_where_its_first_stop_is_complete_however_it_is_cut(
     pieces: list[str], stops: list[str]
 ) -> None:
-    cut = StopText(stops)
+    cut = StopText(Stops(stops))
     left = ""
     for piece in pieces:
         left += cut.feed(piece)
@@ -73,7 +78,7 @@ def test_a_text_ends_where_its_first_stop_is_complete_however_it_is_cut(
 
 
 def test_only_what_may_begin_a_stop_is_held_back() -> None:
-    cut = StopText(["END", "DONE"])
+    cut = StopText(Stops(["END", "DONE"]))
     assert [cut.feed(one) for one in ("so E", "N", "s", " D", "ON", "T")] == [
         "so ",
         "",
@@ -82,6 +87,22 @@ def test_only_what_may_begin_a_stop_is_held_back() -> None:
         "",
         "DONT",
     ]
+
+
+def cut_cpu_s(n: int) -> float:
+    """The CPU time of looking for 16 long stop sequences in ``n`` characters that nearly are one."""
+    cut = StopText(Stops(["a" * (1023 - shorter) + "b" for shorter in range(16)]))
+    begun_s = time.process_time()
+    left = sum([len(cut.feed("a")) for _ in range(n)])
+    taken_s = time.process_time() - begun_s
+    assert (left, cut.found) == (n - 1023, False)
+    return taken_s
+
+
+def test_the_time_for_stops_grows_with_the_text_and_no_faster() -> None:
+    short_s, long_s = (min(cut_cpu_s(n) for _ in range(3)) for n in (20_000, 40_000))
+    assert long_s < 3 * short_s
+    assert long_s < 1, "16 sequences of 1,024 characters cost as much as one"
 
 
 # ---- one answer ------------------------------------------------------------------------------------
@@ -100,20 +121,23 @@ def texts(choice: Choice, given_: list[Any]) -> str:
 
 
 def test_an_answer_ends_at_its_limit_its_stop_or_its_end() -> None:
-    assert texts(Choice(2, ()), ["a", "b", "c"]) == "ab|length"
-    assert texts(Choice(None, ["b"]), ["ab", "c"]) == "a|stop"
-    assert texts(Choice(5, ["cd"]), ["a", "c"]) == "ac|stop"
-    assert texts(Choice(5, ()), ["a", Token("b", finish_reason="content_filter"), "c"]) == "ab|content_filter"
-    counted = Choice(None, ())
+    assert texts(Choice(2, Stops(())), ["a", "b", "c"]) == "ab|length"
+    assert texts(Choice(None, Stops(["b"])), ["ab", "c"]) == "a|stop"
+    assert texts(Choice(5, Stops(["cd"])), ["a", "c"]) == "ac|stop"
+    assert (
+        texts(Choice(5, Stops(())), ["a", Token("b", finish_reason="content_filter"), "c"])
+        == "ab|content_filter"
+    )
+    counted = Choice(None, Stops(()))
     texts(counted, ["a", Token("bc", count=2), Usage(prompt_tokens=9)])
     assert counted.usage == (9, 3)
 
 
 def test_what_is_no_text_is_an_error() -> None:
     with pytest.raises(TypeError, match="gives str, Token, ToolCall or Usage, but one gave int"):
-        Choice(None, ()).take(5)
+        Choice(None, Stops(())).take(5)
     with pytest.raises(ValueError, match="finish_reason must be one of"):
-        Choice(None, ()).take(Token("a", finish_reason="tired"))
+        Choice(None, Stops(())).take(Token("a", finish_reason="tired"))
 
 
 # ---- bodies ----------------------------------------------------------------------------------------
@@ -169,6 +193,20 @@ def test_each_answer_has_one_prompt_and_a_seed_of_its_own() -> None:
         (CompletionRequest, {"prompt": "a", "best_of": 2}, "best_of: every answer that is made is given"),
         (CompletionRequest, {"prompt": ["a"] * 200, "n": 2}, "prompt: expected at most 256 answers"),
         (CompletionRequest, {"prompt": [1], "echo": True}, "echo: only a prompt of text"),
+        (
+            CompletionRequest,
+            {"prompt": "a" * 40_000, "echo": True, "n": 128},
+            "echo: expected at most 4194304 ",
+        ),
+        (CompletionRequest, {"prompt": "a", "stop": ["b", "c" * 1025]}, "stop: expected at most 1024 char"),
+        (CompletionRequest, {"prompt": "a", **{f"x{i}": 0 for i in range(257)}}, "expected at most 256 mem"),
+        (CompletionRequest, {"prompt": "a", "temperature": ["long"] * 99}, "temperature: input should be"),
+        (CompletionRequest, {"prompt": "a", "logit_bias": {"k" * 999: "x"}}, f"logit_bias.{'k' * 64}: input"),
+        (
+            CompletionRequest,
+            {"prompt": "a", "model": "m" * 129},
+            "model: string should have at most 128 char",
+        ),
         (EmbeddingRequest, {"input": ["a"] * 2049}, "input: expected at most 2048 of them, given 2049"),
         (EmbeddingRequest, {"input": [True]}, "input: expected a string"),
         (EmbeddingRequest, {"input": "a", "encoding_format": "hex"}, "encoding_format: input should be"),
@@ -179,6 +217,7 @@ def test_a_wrong_body(kind: Any, more: dict[str, Any], text: str) -> None:
     with pytest.raises(BadRequest) as found:
         parse(kind, json.dumps({"model": "m", **more}).encode(), {})
     assert str(found.value).startswith(text)
+    assert len(str(found.value)) < 300
 
 
 JSON = st.recursive(
@@ -214,18 +253,51 @@ def model(*, is_openai: bool = True, size: int = 0) -> ModelSpec:
     return ModelSpec(name="m", inputs=(), outputs=(), max_batch_size=size, openai=is_openai)
 
 
+def request_of(spec: ModelSpec, body: bytes) -> OpenAIRequest:
+    asked = read_body([body])
+    return OpenAIRequest(spec, "chat", b"".join(asked.parts), streams=asked.streams)
+
+
 @given(JSON, st.binary(max_size=20))
 def test_the_front_reads_where_a_body_goes_and_passes_it_on(document: Any, noise: bytes) -> None:
     for body in (json.dumps(document).encode(), noise):
         with pytest.raises(InvalidArgument):
-            parsed("chat", lambda _: model(), body)
+            read_body([body])
     body = json.dumps({"model": "m", "stream": True, "more": document}).encode()
-    request = parsed("chat", lambda _: model(), body)
+    request = request_of(model(), body)
     assert (request.streams, request.parameters) == (True, {"endpoint": "chat"})
     assert bytes(request.inputs[0].data) == len(body).to_bytes(4, "little") + body  # type: ignore[arg-type]
-    assert parsed("chat", lambda _: model(size=4), body).inputs[0].shape == (1, 1)
+    assert request_of(model(size=4), body).inputs[0].shape == (1, 1)
     with pytest.raises(NotFound):
-        parsed("chat", lambda _: model(is_openai=False), body)
+        for_openai(model(is_openai=False))
+
+
+TEXTS = st.text() | st.text('\\"u{[,:', max_size=6) | st.just("x" * 2000) | st.just("\\" * 70_000)
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(TREES, st.booleans(), st.integers(65_400, 65_600))
+def test_the_outline_of_a_body_has_its_own_members(tree: Any, ascii_: bool, padding: int) -> None:
+    document = {"pad": "p" * padding, "model": "m", "more": tree, "stream": True}
+    outlined = json.loads(outline([json.dumps(document, ensure_ascii=ascii_).encode("utf-8", "replace")]))
+    assert list(outlined) == list(document)
+    assert (outlined["model"], outlined["stream"]) == ("m", True)
+    if not isinstance(tree, str | dict | list):
+        assert outlined["more"] == tree
+
+
+def test_many_values_are_refused_and_a_long_text_is_one() -> None:
+    text = json.dumps({"model": "m", "prompt": "0,:[]{}" * 500_000}).encode()
+    assert read_body([text]).model == "m"
+    for values in (b"0,", b"[],", b'"",', b'{"":0},', b'"'):
+        with pytest.raises(ResourceExhausted, match="more values than expected, at most 131072"):
+            read_body([b'{"model": "m", "prompt": [', values * 300_000, b"0]}"])
+    with pytest.raises(ResourceExhausted, match="more than 4194304 bytes beside its texts"):
+        read_body([b'{"model": "m", "prompt": ', b"1" * (5 << 20), b"}"])
 
 
 def test_errors_have_openais_form_and_statuses() -> None:
@@ -362,6 +434,27 @@ def test_a_batch_of_chats_in_which_one_fails() -> None:
         at: json.loads(one[at]["response"].item()) for one in rounds for at in (0, 2) if one[at] is not None
     }
     assert [given_[at]["choices"][0]["message"]["content"] for at in (0, 2)] == ["a", "b"]
+
+
+def test_an_answer_that_is_gathered_has_a_limit() -> None:
+    closed = []
+
+    def endless(request: ChatRequest) -> Iterator[str]:
+        try:
+            while True:
+                yield "x" * (1 << 20)
+        finally:
+            closed.append(request.n)
+
+    async def answer_to(**more: Any) -> Any:
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **more}
+        async with aclosing(adapted(endless)(asked(body))) as answers:
+            return [(await anext(answers))[0] for _ in range(100 if "stream" in more else 1)]
+
+    [refused] = asyncio.run(answer_to())
+    assert str(refused).startswith("stream: the answer is over the limit of 67108864 characters")
+    assert closed == [1]
+    assert len(asyncio.run(answer_to(stream=True))) == 100
 
 
 def test_streams_are_merged_as_they_come_and_closed_together() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -41,6 +43,22 @@ def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
     for name, said in [("nope", "does not exist"), ("empty", "no bin/python"), ("no.tar.gz", "be unpacked")]:
         with pytest.raises(EnvironmentProblem, match=said):
             interpreter_of(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_an_archive_writes_nothing_outside_of_its_folder(tmp_path: Path, through_link: bool) -> None:
+    (tmp_path / "outside").mkdir()
+    with tarfile.open(tmp_path / "env.tar.gz", "w:gz") as made:
+        if through_link:
+            link = tarfile.TarInfo("link")
+            link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "outside")
+            made.addfile(link)
+        written = tarfile.TarInfo("link/file" if through_link else "../" * 9 + f"{tmp_path}/outside/file")
+        written.size = 4
+        made.addfile(written, io.BytesIO(b"text"))
+    with pytest.raises(EnvironmentProblem, match="cannot be unpacked"):
+        interpreter_of(str(tmp_path / "env.tar.gz"))
+    assert not list((tmp_path / "outside").iterdir())
 
 
 def test_an_interpreter_that_is_none_is_refused(tmp_path: Path) -> None:

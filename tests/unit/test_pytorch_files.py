@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from gpuserve.runtimes.missing import ModelFileError
 from gpuserve.runtimes.pytorch import PytorchModel
 from gpuserve_worker.calling.context import ModelContext, enter_model
 from gpuserve_worker.calling.request import Request, RequestBatch
 from gpuserve_worker.protocol.tensor import TensorSpec
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 DYNAMIC = torch.export.Dim("batch", max=16)
 
@@ -60,7 +61,7 @@ def served(
 
     def make() -> PytorchModel:
         enter_model(context)
-        return PytorchModel(file)
+        return PytorchModel(file, trust=True)
 
     threads = torch.get_num_threads()
     try:
@@ -76,7 +77,7 @@ def spec(name: str, *shape: int) -> TensorSpec:
 def test_an_exported_program_tells_its_tensors(tmp_path: Path) -> None:
     shapes = {"x": {0: DYNAMIC}, "bias": {0: DYNAMIC}}
     file = exported(tmp_path, Scores(), torch.ones(3, 8), bias=torch.ones(3, 4), shapes=shapes)
-    assert PytorchModel.declare(file) == {
+    assert PytorchModel.declare(file, trust=True) == {
         "inputs": [
             {"name": "x", "dtype": "FP32", "shape": [8]},
             {"name": "bias", "dtype": "FP32", "shape": [4]},
@@ -107,7 +108,7 @@ def test_an_exported_program_tells_its_tensors(tmp_path: Path) -> None:
 )
 def test_axes_that_are_fixed_or_never_one_are_no_batch(tmp_path: Path, shapes: Any, first: list[int]) -> None:
     file = exported(tmp_path, Pair(), torch.ones(3, 8), torch.ones(3, 8), shapes=shapes)
-    said = PytorchModel.declare(file)
+    said = PytorchModel.declare(file, trust=True)
     assert said["max_batch_size"] == 0
     assert [one["shape"] for one in said["inputs"]] == [[*first, 8]] * 2
     assert [one["name"] for one in said["outputs"]] == ["OUTPUT__0", "OUTPUT__1"]
@@ -159,7 +160,7 @@ def test_a_file_that_is_something_else(
 ) -> None:
     torch.save(Scores().state_dict(), tmp_path / name)
     with pytest.raises(ModelFileError) as caught:
-        PytorchModel.declare(str(tmp_path / name))
+        PytorchModel.declare(str(tmp_path / name), trust=True)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""

@@ -171,3 +171,30 @@ def test_a_closed_reactor_says_so_and_writes_to_nobody_elses_descriptor() -> Non
     finally:
         for fd in ends:
             os.close(fd)
+
+
+def test_a_callback_that_fails_ends_the_loop_only_if_the_owner_says_so(pipe: tuple[int, int]) -> None:
+    errors: list[Exception] = []
+    called: list[str] = []
+
+    def fail() -> None:
+        called.append("read")
+        raise ValueError("a callback of a descriptor that stays readable")
+
+    def stop() -> None:
+        called.append("timer")
+        reactor.stop()
+
+    with closing(Reactor(errors.append)) as reactor:
+        reactor.watch(pipe[0], fail)
+        os.write(pipe[1], b"x")
+        reactor.call_soon_threadsafe(lambda: 1 / 0)
+        reactor.call_later(1e300, fail)  # longer than epoll waits
+        reactor.call_later(0.2, stop)
+        reactor.run()
+    assert called == ["read", "timer"]  # the descriptor is not watched for a second
+    assert {type(error) for error in errors} == {ValueError, ZeroDivisionError}
+    with closing(Reactor()) as reactor:
+        reactor.call_soon_threadsafe(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            reactor.run()

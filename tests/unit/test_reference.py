@@ -79,6 +79,14 @@ def test_what_one_client_can_hold_is_told_by_keys_that_there_are() -> None:
     assert named - set(rows(ServerSettings)) == set()
 
 
+def test_files_of_the_threat_model_are_there() -> None:
+    _, _, boundaries = SECURITY.partition("## Trust boundaries\n")
+    paths = re.findall(r"`([\w./-]+(?:/|\.py))`", boundaries.partition("\n### ")[0])
+    places = (REPOSITORY, REPOSITORY / "gpuserve")
+    assert len(paths) > 20
+    assert [path for path in paths if not any((place / path).exists() for place in places)] == []
+
+
 def test_every_exit_code_is_documented() -> None:
     assert all(f"| {code.value} | " in PAGE for code in ExitCode)
 

@@ -27,6 +27,7 @@ from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
 from gpuserve.settings.server import ServerSettings
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.payloads import Sequence
 from gpuserve_worker.protocol.tensor import TensorSpec
 from tests.driver_scene import SPEC, Scene, Worker, request
 
@@ -44,25 +45,40 @@ class Doors:
     """A front with one model and one door, and what the door was answered."""
 
     def __init__(self, spec: Any = SPEC) -> None:
+        self.lost: list[str] = []
+        self._obey: dict[str, Any] = {}
+        self._dead: list[tuple[DoorRequests, Scene]] = []
+        self.at_door = Passage(None, self._take("door"), lambda: self.lost.append("door"))
+        self.door = DoorService(ServerSettings(), self.at_door)
+        self._obey["door"] = self.door.obey
+        self.meet_front(spec)
+        self.answers: list[Answer] = []
+
+    def meet_front(self, spec: Any) -> None:
         self.scene = Scene(spec, arena_nbytes=64 << 20)
         self.front = inference_service(ServerSettings())
         self.front.models.add(self.scene.driver)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.lost: list[str] = []
-        self._obey: dict[str, Any] = {}
         self.at_front = Passage(ours, self._take("front"), lambda: self.lost.append("front"))
-        self.at_door = Passage(theirs, self._take("door"), lambda: self.lost.append("door"))
         receptions = self.front.control.trace.receptions
         self.requests = DoorRequests(self.at_front, self.front.inference, receptions)
-        self.door = DoorService(ServerSettings(), self.at_door)
-        self._obey = {"front": self.requests.obey, "door": self.door.obey}
+        self._obey["front"] = self.requests.obey
         self.at_front.open()
-        self.at_door.open()
+        self.at_door.reopen(theirs)
         self.mirror = ModelMirror(
             self.at_front, self.front.models, self.front.health, self.front.control.trace
         )
         self.mirror.open()
-        self.answers: list[Answer] = []
+
+    async def lose_front(self) -> None:
+        """Have the front die, which says nothing more to anybody."""
+        self._dead.append((self.requests, self.scene))
+        self.mirror.close()
+        self.at_front.close()
+        await self.settle()
+        assert self.lost == ["door"]
+        self.lost.clear()
+        self.door.lose()
 
     def _take(self, end: str) -> Callable[[Any, list[int]], None]:
         def take(message: Any, fds: list[int]) -> None:
@@ -104,6 +120,9 @@ class Doors:
         self.door.close()
         self.at_door.close()
         self.at_front.close()
+        for requests, scene in self._dead:
+            requests.close()
+            scene.close()
         self.scene.close()
 
 
@@ -314,6 +333,100 @@ def test_a_door_that_is_gone_leaves_nothing() -> None:
             await there.settle()
         assert there.scene.driver.unfinished == 0
         there.close()
+
+    asyncio.run(talk())
+
+
+def test_another_front_runs_once_more_what_is_small_and_refuses_the_rest() -> None:
+    async def talk() -> None:
+        async with doors() as there:
+            there.submit(request(1, 1.0))
+            placed = request(1, 2.0)
+            placed.sequence = Sequence(7, True, True)
+            there.submit(placed)
+            await there.settle()
+            await there.lose_front()
+            (refused,) = there.answers
+            assert isinstance(refused, Unavailable), "of a sequence only the front knew"
+            late = request(1, 3.0, timeout_s=60.0)
+            there.submit(late)
+            there.submit(request(1, 4.0)).take_back()
+            there.meet_front(dataclasses.replace(SPEC, version=2))
+            there.door.resume()
+            await there.settle()
+            assert [one.spec.version for one in there.door.service.models.of("m")] == [2]
+            assert late.timeout_s is not None
+            assert late.timeout_s < 60.0
+            there.answers.clear()
+            await there.run_all()
+            assert [one.model_version for one in there.responses] == ["2", "2"]
+            there.submit(request(1, 5.0))
+            await there.settle()
+            for _ in range(2):
+                await there.lose_front()
+                there.meet_front(SPEC)
+                there.door.resume()
+                await there.settle()
+            assert isinstance(there.answers[-1], Unavailable), "it was in two fronts that died"
+
+    asyncio.run(talk())
+
+
+def test_memory_is_shared_with_each_front_anew() -> None:
+    async def talk() -> None:
+        async with doors(LARGE_SPEC) as there:
+
+            async def large(fill: bytes) -> _LargeWorker:
+                there.let_workers_die()
+                await there.settle()
+                worker = _LargeWorker(there.scene.driver, "a")
+                there.scene.workers = [worker]
+                data = fill * LARGE
+                there.submit(
+                    InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), data)], (), None)
+                )
+                await there.settle()
+                worker.answer_large(fill)
+                await there.settle()
+                return worker
+
+            workers = [await large(b"\1")]
+            arena = there.door.service.models.find("m").arena
+            block = arena.allocate(LARGE)  # a body that comes while the front dies
+            block.view[:] = b"\2" * LARGE
+            await there.lose_front()
+            there.meet_front(LARGE_SPEC)
+            there.door.resume()
+            await there.settle()
+            (first,) = there.responses
+            assert bytes(first.outputs[0].data) == b"\1" * LARGE, "it is still being written"
+            there.let_workers_die()
+            await there.settle()
+            workers.append(_LargeWorker(there.scene.driver, "a"))
+            there.scene.workers = [workers[-1]]
+            there.submit(
+                InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), block)], (), None)
+            )
+            await there.settle()
+            (tensor,) = wire.tensors(workers[-1].runs[0].inputs)
+            assert isinstance(tensor.payload, wire.Loan)
+            workers[-1].answer_large(b"\3")
+            await there.settle()
+            assert bytes(there.responses[-1].outputs[0].data) == b"\3" * LARGE
+            assert there.requests.loans.n_leased == 1
+            first.close()  # a lease of the front before, whose number is in use again
+            await there.settle()
+            assert there.requests.loans.n_leased == 1
+            there.responses[-1].close()
+            await there.settle()
+            assert there.requests.loans.n_leased == 0
+            assert arena.statistics().blocks == 0
+            for one in there.responses:
+                for output in one.outputs:
+                    assert isinstance(output.data, memoryview)
+                    output.data.release()
+            for worker in workers:
+                worker.arena.close()
 
     asyncio.run(talk())
 

@@ -12,6 +12,7 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optional_packages import needs
 from tritonclient.grpc import model_config_pb2 as pb
 
 from gpuserve.config.load import Configuration
@@ -178,8 +179,8 @@ def test_a_python_model_is_the_callable_that_runs_model_py(tmp_path: Path) -> No
     ("platform", "file", "kwargs", "array"),
     [
         ("onnxruntime_onnx", "model.onnx", {"intra_op_num_threads": 3}, "numpy"),
-        ("pytorch_libtorch", "model.pt", {}, "torch"),
-        ("pytorch_libtorch", "model.pt2", {}, "torch"),
+        pytest.param("pytorch_libtorch", "model.pt", {}, "torch", marks=needs("torch")),
+        pytest.param("pytorch_libtorch", "model.pt2", {}, "torch", marks=needs("torch")),
     ],
 )
 def test_a_model_file_is_the_callable_of_its_runtime(
@@ -192,6 +193,7 @@ def test_a_model_file_is_the_callable_of_its_runtime(
     assert spec.instances[0].source["kwargs"] == {"file": str(folder / "1" / file), **kwargs}
 
 
+@needs("torch")
 def test_the_file_tells_the_backend_where_nothing_does(tmp_path: Path) -> None:
     write(tmp_path, "m", TENSORS, file="model.pt")
     assert only(tmp_path).instances[0].source["path"] == "gpuserve.runtimes.pytorch:PytorchModel"

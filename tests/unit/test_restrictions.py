@@ -287,3 +287,33 @@ def test_settings_that_cannot_be(settings: dict[str, Any], text: str) -> None:
         Server(**settings)
     assert text in str(error.value)
     assert "secret" not in str(error.value)
+
+
+# ---- pages of other origins ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "verdict"),
+    [
+        ([], Verdict.ALLOWED),  # no browser
+        ([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")], Verdict.ALLOWED),
+        ([(b"host", b"localhost:8000"), (b"sec-fetch-site", b"same-origin")], Verdict.ALLOWED),
+        ([(b"host", b"localhost:8000"), (b"sec-fetch-site", b"none")], Verdict.ALLOWED),
+        ([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:3000")], Verdict.REMOTE),
+        ([(b"host", b"localhost:8000"), (b"origin", b"http://127.0.0.1:8000")], Verdict.REMOTE),
+        ([(b"host", b"localhost:8000"), (b"origin", b"null")], Verdict.REMOTE),
+        ([(b"host", b"localhost:8000"), (b"sec-fetch-site", b"same-site")], Verdict.REMOTE),
+        ([(b"host", b"localhost:8000"), (b"sec-fetch-site", b"cross-site")], Verdict.REMOTE),
+        ([(b"origin", b"http://localhost:3000")], Verdict.REMOTE),
+    ],
+)
+def test_a_page_of_another_origin_changes_nothing(
+    headers: list[tuple[bytes, bytes]], verdict: Verdict
+) -> None:
+    for access in ROWS:
+        if access.kind is Kind.CONTROL:
+            assert judged(Policy(), access, *headers) is verdict
+            token = Policy([AccessRule((access.group,), TOKEN)])
+            assert judged(token, access, *headers, (HEADER, TOKEN.encode())) is Verdict.ALLOWED
+        elif access.kind in {Kind.USE, Kind.BARE}:
+            assert judged(Policy(), access, *headers) is Verdict.ALLOWED

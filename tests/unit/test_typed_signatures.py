@@ -11,10 +11,10 @@ from typing import Annotated, Any, NamedTuple, Optional, TypedDict
 import cloudpickle
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from optional_packages import needs
 from typing_extensions import TypeAliasType
 
 from gpuserve import typed
@@ -125,14 +125,6 @@ def test_every_dtype_and_shape_comes_through(datatype: str, dims: list[int] | No
     shape = (-1,) if dims is None else tuple(dims)
     assert inputs(function) == [("x", datatype, shape, False), ("k", datatype, shape, True)]
     assert outputs(function) == [("y", datatype, shape)]
-
-
-def test_arrays_of_torch() -> None:
-    @batch
-    def f(x: Annotated[torch.Tensor, DType("float32"), Shape(3)], b: Bytes) -> Float32: ...
-
-    assert inputs(f) == [("x", "FP32", (3,), False), ("b", "BYTES", (-1,), False)]
-    assert read(f).array == "torch"
 
 
 # ---- outputs ------------------------------------------------------------------------------------
@@ -247,7 +239,7 @@ def test_only_outputs() -> None:
 def undecorated(x: Float32) -> Float32: ...
 
 
-def refused(hints: dict[str, Any], function: Callable[..., Any]) -> Any:
+def annotated(hints: dict[str, Any], function: Callable[..., Any]) -> Any:
     made = types.FunctionType(function.__code__, globals(), "f", function.__defaults__)
     made.__annotations__ = hints
     return batch(made)
@@ -268,53 +260,48 @@ def several(*x: Any) -> Any: ...
 REFUSED: dict[str, tuple[Any, str]] = {
     "undecorated": (undecorated, "f has types of tensors, but not how it is called: put @batch over it"),
     "no dtype": (
-        refused({"x": np.ndarray}, one),
+        annotated({"x": np.ndarray}, one),
         "parameter 'x' of f is ndarray, which has no dtype: write NDArray[np.float32]",
     ),
-    "no dtype of torch": (
-        refused({"x": torch.Tensor}, one),
-        "parameter 'x' of f is Tensor, which has no dty",
-    ),
     "complex": (
-        refused({"x": NDArray[np.complex64]}, one),
+        annotated({"x": NDArray[np.complex64]}, one),
         "of f: complex64 has no v2 datatype",
     ),
-    "strings of numpy": (refused({"x": NDArray[np.str_]}, one), "use bytes"),
+    "strings of numpy": (annotated({"x": NDArray[np.str_]}, one), "use bytes"),
     "a size": (
-        refused({"x": Annotated[Float32, Shape(3, -2)]}, one),
+        annotated({"x": Annotated[Float32, Shape(3, -2)]}, one),
         "parameter 'x' of f has Shape(3, -2): expected integers of at least 0, or -1 for any size",
     ),
-    "a size that is none": (refused({"x": Annotated[Float32, Shape("a")]}, one), "has Shape('a')"),  # type: ignore[arg-type]
+    "a size that is none": (annotated({"x": Annotated[Float32, Shape("a")]}, one), "has Shape('a')"),  # type: ignore[arg-type]
     "a mark on a list": (
-        refused({"x": Annotated[list[float], Shape(3)]}, one),
+        annotated({"x": Annotated[list[float], Shape(3)]}, one),
         "parameter 'x' of f is list[float], which is no array: expected NDArray[np.float32]",
     ),
-    "no default": (refused({"x": Float32 | None}, one), "parameter 'x' of f may be None but has no default"),
-    "a name": (refused({"x": Annotated[Float32, Name("y")]}, one), "parameter 'x' of f has a Name"),
+    "no default": (
+        annotated({"x": Float32 | None}, one),
+        "parameter 'x' of f may be None but has no default",
+    ),
+    "a name": (annotated({"x": Annotated[Float32, Name("y")]}, one), "parameter 'x' of f has a Name"),
     "another parameter": (
-        refused({"x": Float32, "y": int}, two),
+        annotated({"x": Float32, "y": int}, two),
         "parameter 'y' of f is neither a tensor nor a Parameter: annotate it, as y: NDArray[np.float32]",
     ),
     "a parameter that is a list": (
-        refused({"x": Float32, "y": Parameter[list[int]]}, two),
+        annotated({"x": Float32, "y": Parameter[list[int]]}, two),
         "f: Parameter 'y' must be an int, float, bool or str, but its type is list[int]",
     ),
-    "by position": (refused({"x": Float32}, before), "a tensor that cannot be given by name"),
-    "any number": (refused({"x": Float32}, several), "a tensor that cannot be given by name"),
-    "two libraries": (
-        refused({"x": Float32, "y": Annotated[torch.Tensor, DType("FP32")]}, two),
-        "the inputs of f are arrays of numpy and torch: all of them come from one library",
-    ),
+    "by position": (annotated({"x": Float32}, before), "a tensor that cannot be given by name"),
+    "any number": (annotated({"x": Float32}, several), "a tensor that cannot be given by name"),
     "an output that may be None": (
-        refused({"return": Float32 | None}, one),
+        annotated({"return": Float32 | None}, one),
         "what f returns may be None, but an output is always there",
     ),
     "an output that is no tensor": (
-        refused({"return": tuple[Float32, int]}, one),
+        annotated({"return": tuple[Float32, int]}, one),
         "what f returns is int, which is no tensor",
     ),
     "not there at run time": (
-        refused({"x": "Missing"}, one),
+        annotated({"x": "Missing"}, one),
         "the annotation 'Missing' of 'x' in f cannot be evaluated: name 'Missing' is not defined",
     ),
 }
@@ -327,6 +314,27 @@ def test_what_cannot_be_is_told_in_a_sentence(which: str) -> None:
         signature_of(target, "f")
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@needs("torch")
+def test_tensors_of_torch_are_arrays_of_torch() -> None:
+    import torch
+
+    hints = {"x": Annotated[torch.Tensor, DType("float32"), Shape(3)], "y": Bytes, "return": Float32}
+    typed_function = annotated(hints, two)
+    assert inputs(typed_function) == [("x", "FP32", (3,), False), ("y", "BYTES", (-1,), False)]
+    assert read(typed_function).array == "torch"
+
+
+@needs("torch")
+def test_tensors_of_torch_that_cannot_be_served_are_annotated() -> None:
+    import torch
+
+    with pytest.raises(SignatureError, match="parameter 'x' of f is Tensor, which has no dtype"):
+        signature_of(annotated({"x": torch.Tensor}, one), "f")
+    both = annotated({"x": Float32, "y": Annotated[torch.Tensor, DType("FP32")]}, two)
+    with pytest.raises(SignatureError, match="arrays of numpy and torch: all of them come from one library"):
+        signature_of(both, "f")
 
 
 Element = typing.TypeVar("Element", bound=np.generic)

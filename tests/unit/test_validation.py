@@ -14,9 +14,15 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
-from gpuserve.front.v2.validation import CheckedRequest, ModelCheck, holds_elements
+from gpuserve.front.v2.validation import CheckedRequest, ModelCheck
 from gpuserve_worker.memory.arena import Block
-from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, check_bytes, encode_bytes
+from gpuserve_worker.protocol.tensor import (
+    ITEMSIZE,
+    TensorSpec,
+    check_bytes,
+    encode_bytes,
+    holds_elements,
+)
 
 PREFIX = ""
 A = TensorSpec("A", "FP32", (4,))

@@ -25,7 +25,7 @@ def due_times(arrivals: Arrivals, rate_per_s: float, seed: int, phase: float = 0
     """
     if arrivals is Arrivals.CONSTANT:
         return ((number + phase) / rate_per_s for number in itertools.count())
-    source = random.Random(seed)
+    source = random.Random(seed)  # nosec B311
     return itertools.accumulate(source.expovariate(rate_per_s) for _ in itertools.count())
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.options import durations
+from gpuserve.options import WIRE_INTEGERS, durations
 
 #: Keys and list positions from the root to a value.
 Place: TypeAlias = tuple[str | int, ...]
@@ -18,7 +18,6 @@ UNKNOWN: Final = "unknown"
 MISSING: Final = "missing"
 UNEXPECTED: Final = "unexpected"
 WRONG: Final = "wrong"
-_MSGPACK_INTEGERS: Final = range(-(2**63), 2**64)
 
 
 class Mistake(NamedTuple):
@@ -104,8 +103,10 @@ class Number(Kind):
         expected = ""
         if isinstance(value, bool) or not isinstance(value, int | float if self._real else int):
             expected = "a number" if self._real else "an integer"
-        elif not math.isfinite(value):
+        elif isinstance(value, float) and not math.isfinite(value):
             expected = "a finite number"
+        elif isinstance(value, int) and value not in WIRE_INTEGERS:
+            expected = f"a number from {WIRE_INTEGERS.start} to {WIRE_INTEGERS.stop - 1}"
         elif self._least is not None and value < self._least:
             expected = f"a number of at least {self._least}"
         elif self._most is not None and value > self._most:
@@ -133,7 +134,7 @@ class Duration(Number):
             return super().read(value, path, found)
         try:
             read = durations.whole(durations.duration(value, self._unit), self._unit)
-        except ValueError:
+        except (ValueError, OverflowError):
             found.append(Mistake(path, UNEXPECTED, durations.expected(self._unit), value))
             return value
         wrong: list[Mistake] = []
@@ -185,7 +186,8 @@ class FlagOrNumber(Kind):
     """True, false, or a finite number."""
 
     def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        is_number = isinstance(value, int) and value in WIRE_INTEGERS
+        if not is_number and not (isinstance(value, float) and math.isfinite(value)):
             found.append(Mistake(path, UNEXPECTED, "true, false or a finite number", value))
         return value
 
@@ -269,7 +271,7 @@ class Arguments(MappingOf):
 def _too_large(value: Any) -> int | None:
     """The first integer in it that has more than 64 bits."""
     if isinstance(value, int):
-        return None if value in _MSGPACK_INTEGERS else value
+        return None if value in WIRE_INTEGERS else value
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return next((large for one in inside if (large := _too_large(one)) is not None), None)
 

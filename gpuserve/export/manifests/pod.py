@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: The user of the Dockerfile.
 UID: Final = 10001
 #: Where relative paths begin, and what is written can be.
-WORKING_FOLDER: Final = "/tmp"
+WORKING_FOLDER: Final = "/tmp"  # nosec B108
 TLS_FOLDER: Final = "/etc/gpuserve-tls"
 _FIRST_UNPRIVILEGED_PORT: Final = 1024
 #: A connection to a pod is made anew after so long.

@@ -1,6 +1,4 @@
-"""How the shipped autoscalers scale: plain constants, as ``python -m benchmarks.simulations.autoscaling``
-finds them. ``docs/autoscaling.md`` has its tables, and a test keeps them in step.
-"""
+"""Constants of the exported autoscalers. ``docs/autoscaling.md`` has the simulation that decided them."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from gpuserve.front.batching.interface import Scheduler, SchedulerStatistics
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.slots import Batch, InstanceSlots
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState
+from gpuserve.front.queueing.suspects import Suspects
 
 #: The counts of requests, which each of the schedulers has of its own.
 _COUNTS: Final = (
@@ -32,10 +33,11 @@ class DeviceScheduler(Scheduler):
     requests together, but for those of a single priority, which hold for each of the schedulers.
     """
 
-    def __init__(self, new_scheduler: Callable[[InstanceSlots], ModelScheduler]) -> None:
+    def __init__(self, new_scheduler: Callable[[InstanceSlots, Suspects], ModelScheduler]) -> None:
         self._new_scheduler = new_scheduler
         self._slots: InstanceSlots = InstanceSlots()
-        self._anywhere = new_scheduler(self._slots)
+        self._suspects = Suspects()
+        self._anywhere = new_scheduler(self._slots, self._suspects)
         #: By device, and in ``_all`` with the one before.
         self._bound: dict[str, ModelScheduler] = {}
         self._all = [self._anywhere]
@@ -123,11 +125,15 @@ class DeviceScheduler(Scheduler):
         self._anywhere.instance_up(name, slots)
         self._devices[name] = device
 
-    def instance_down(self, name: str) -> list[QueuedRequest]:
+    def instance_down(self, name: str, died_at: float | None = None) -> list[QueuedRequest]:
         self._devices.pop(name, None)
-        again, lost = self._anywhere.take_down(name)
+        again, lost = self._anywhere.take_down(name, died_at)
         for device in {request.device for request in again}:
             self._of(device).put_back(one for one in again if one.device == device)
+        self.blame = self._anywhere.blame
+        if self.blame is not None and self.blame.is_new:
+            for one in self._all:
+                one.isolate(self.blame.client)
         return lost
 
     def statistics(self) -> SchedulerStatistics:
@@ -144,7 +150,7 @@ class DeviceScheduler(Scheduler):
             return self._anywhere
         bound = self._bound.get(device)
         if bound is None:
-            bound = self._bound[device] = self._new_scheduler(self._slots)
+            bound = self._bound[device] = self._new_scheduler(self._slots, self._suspects)
             self._all.append(bound)
         return bound
 

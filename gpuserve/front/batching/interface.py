@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gpuserve.front.batching.slots import Batch, Places
 from gpuserve.front.queueing.queue import QueuedRequest, WaitingRoom
+from gpuserve.front.queueing.suspects import Blame
 
 
 class SchedulerStatistics(NamedTuple):
@@ -105,8 +106,10 @@ class BatchSource(Protocol):
     def retire(self, name: str) -> None:
         """Give an instance nothing new; once it is idle, ``instance_down`` takes it out for good."""
 
-    def instance_down(self, name: str) -> list[QueuedRequest]:
-        """Take an instance out that died; the requests that are lost with it."""
+    def instance_down(self, name: str, died_at: float | None = None) -> list[QueuedRequest]:
+        """Take an instance out that died; the requests that are lost with it. ``died_at`` is when, on the
+        scheduler's clock; None if the instance did not die, so that no client is to blame.
+        """
 
 
 class Scheduler(BatchSource, Protocol):
@@ -115,6 +118,8 @@ class Scheduler(BatchSource, Protocol):
     """
 
     draining: bool
+    #: Whose request the last instance that went down had run alone; None if nobody is to blame.
+    blame: Blame | None = None
     _slots: Places[Any]
 
     def submit(self, request: QueuedRequest, now: float) -> None:

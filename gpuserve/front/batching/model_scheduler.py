@@ -23,7 +23,7 @@ Every request that was accepted is in exactly one place, at any time::
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Final
 
 from gpuserve.declare.spec import ModelSpec
@@ -42,12 +42,14 @@ from gpuserve.front.batching.interface import (
 from gpuserve.front.batching.slots import LEAD_S, Batch, InstanceSlots
 from gpuserve.front.queueing.queue import (
     QueuedRequest,
+    RemovalReason,
     RequestQueue,
     RequestState,
     advance,
     first_queued,
 )
 from gpuserve.front.queueing.queue_factory import request_queue
+from gpuserve.front.queueing.suspects import Blame, Suspects
 
 #: No delay has run out then, so that only a batch that cannot grow is formed.
 _BEFORE_EVER: Final = -math.inf
@@ -61,10 +63,13 @@ class ModelScheduler(Scheduler):
     """The queue of one model over all of its instances; also a part of ``DeviceScheduler``. No request is
     ever cut, and one of more rows than ``max_batch_size`` must not come here. What an instance holds besides
     the batches it runs (``prefetch``) cannot grow by waiting: it is full, or one request that is not merged.
-    ``slots`` are the instances, where they are not only this scheduler's.
+    ``slots`` are the instances and ``suspects`` the clients whose requests killed them, where they are not
+    only this scheduler's.
     """
 
-    def __init__(self, spec: ModelSpec, slots: InstanceSlots | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, slots: InstanceSlots | None = None, suspects: Suspects | None = None
+    ) -> None:
         self._queue: RequestQueue = request_queue(spec.queue)
         self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age)
         self._slots: InstanceSlots = InstanceSlots(may_lead(spec)) if slots is None else slots
@@ -78,6 +83,11 @@ class ModelScheduler(Scheduler):
         self._evicted = self._eviction.evicted
         #: A stream is worth something before its end, and when that comes is its request's business.
         self._foresees = not spec.decoupled
+        self._suspects = Suspects() if suspects is None else suspects
+        self._deaths = self._suspects.deaths
+        #: No isolated request may run before.
+        self._isolated_from = math.inf
+        self._client_header = spec.queue.fairness_header.encode()
         self.draining = False
 
     # ---- requests -------------------------------------------------------------------------
@@ -94,7 +104,10 @@ class ModelScheduler(Scheduler):
                 self._queue.add(request, now)
             except QueueFull:
                 self._eviction.push_in(request, now)
-            self._queue.waiting.append(request)
+            if self._deaths and self._is_suspect(request, now):
+                self._isolate([request])
+            else:
+                self._queue.waiting.append(request)
         except RequestError:
             self._counts.rejected += 1
             raise
@@ -123,15 +136,14 @@ class ModelScheduler(Scheduler):
         if device:  # no request here must run on one
             return []
         self._former.dissolve(self._queue.waiting)
-        places = (*self._queue.retried, *self._queue.waiting)
-        queued = [request for request in places if request.state is RequestState.QUEUED]
+        queued = [request for request in self._places() if request.state is RequestState.QUEUED]
         for request in queued:
             self.cancel(request)
         return queued
 
     def hand_over(self, to: Scheduler, most_nbytes: int) -> list[QueuedRequest]:
         taken: list[QueuedRequest] = []
-        for request in (*self._queue.retried, *self._queue.waiting):
+        for request in self._places():
             if most_nbytes <= 0:
                 break
             if request.state is RequestState.QUEUED and not request.attempts:
@@ -142,7 +154,31 @@ class ModelScheduler(Scheduler):
         return taken
 
     def first(self) -> QueuedRequest | None:
-        return first_queued(self._queue.retried) or self._former.first(self._queue.waiting)
+        queue = self._queue
+        waits = first_queued(queue.retried) or self._former.first(queue.waiting)
+        return waits or first_queued(queue.isolated)
+
+    def _places(self) -> tuple[QueuedRequest, ...]:
+        return (*self._queue.retried, *self._queue.waiting, *self._queue.isolated)
+
+    def _is_suspect(self, request: QueuedRequest, now: float) -> bool:
+        self._suspects.forgive(now)
+        return request.client_of(self._client_header) in self._suspects
+
+    def isolate(self, client: Hashable) -> None:
+        """Let the requests of a client that wait run alone, and after those of all others."""
+        self._former.dissolve(self._queue.waiting)
+        places = (*self._queue.retried, *self._queue.waiting)
+        queued = [one for one in places if one.state is RequestState.QUEUED]
+        moved = [one for one in queued if one.client_of(self._client_header) == client]
+        self._queue.displace(moved)
+        self._isolate(moved)
+
+    def _isolate(self, requests: Collection[QueuedRequest]) -> None:
+        self._queue.isolate(requests)
+        for request in requests:
+            due_at = self._suspects.due_at(request.client_of(self._client_header))
+            self._isolated_from = min(self._isolated_from, due_at)
 
     def expire(self, now: float) -> list[QueuedRequest]:
         """Take every queued request out whose deadline is not after ``now``, or that its policy refuses; with
@@ -179,6 +215,10 @@ class ModelScheduler(Scheduler):
         elif not self._has_room(None if instance is None else (instance,)):
             return None
         retried = queue.take_retried() if queue.retried else None
+        if retried is None and queue.isolated and self._former.first(queue.waiting) is None:
+            retried = self._take_isolated(instance, now)
+            if retried is None:
+                return None
         requests: list[QueuedRequest] | None
         if retried is not None:
             requests = [retried]
@@ -201,6 +241,24 @@ class ModelScheduler(Scheduler):
             batch.may_wait = slots.expected_s(batch) < _SHORT_S
         return batch
 
+    def _take_isolated(self, instance: str | None, now: float) -> QueuedRequest | None:
+        """Take the first request of a suspect off the queue whose back-off is over, if an instance can run
+        the request without company.
+        """
+        among = None if instance is None else (instance,)
+        if now < self._isolated_from or not self._slots.has_room(among, secluded=True):
+            return None
+        soonest = math.inf
+        for position, request in enumerate(self._queue.isolated):
+            if request.state is RequestState.QUEUED:
+                due_at = self._suspects.due_at(request.client_of(self._client_header))
+                if due_at <= now:
+                    del self._queue.isolated[position]
+                    return request
+                soonest = min(soonest, due_at)
+        self._isolated_from = soonest
+        return None
+
     def _has_room(self, among: Collection[str] | None) -> bool:
         """Whether an instance can take what is next; what may have killed a worker gets one for itself."""
         secluded = bool(self._queue.retried) and self._queue.has_retried
@@ -220,9 +278,18 @@ class ModelScheduler(Scheduler):
         # Where a batch would only be held, its age changes nothing.
         if self._has_room(among) and (not self._prefetch or self._slots.begins_at_once(among)):
             soonest = min(soonest, self._former.ready_at(self._queue.waiting))
-        elif among is None and not self._queue.retried and self._queue.rows >= self._former.full_rows:
+        elif among is None and not self._has_secluded() and self._queue.rows >= self._former.full_rows:
             soonest = min(soonest, self._slots.lead_from(now) + _LEAD_AIM_S)
+        if self._queue.isolated and self._only_isolated_wait() and self._slots.has_room(among, secluded=True):
+            soonest = min(soonest, self._isolated_from)
         return None if soonest == math.inf else max(now, soonest)
+
+    def _has_secluded(self) -> bool:
+        """Whether requests wait that no instance takes early."""
+        return bool(self._queue.retried or self._queue.isolated)
+
+    def _only_isolated_wait(self) -> bool:
+        return not self._queue.has_retried and self._former.first(self._queue.waiting) is None
 
     def computed(self, batch: Batch) -> None:
         self._slots.free_slot(batch)
@@ -243,35 +310,52 @@ class ModelScheduler(Scheduler):
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
         self._slots.up(name, slots, self._prefetch)
 
-    def instance_down(self, name: str) -> list[QueuedRequest]:
+    def instance_down(self, name: str, died_at: float | None = None) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it. Nothing where it was not up.
 
         What it had goes back to the front of the queue, to run once more, each request by itself: one of
         them may be what killed the worker. Lost are those that died twice (``attempts`` is 2) and those that
         may not run again (``attempts`` is 1). Cancelled ones are neither; they just finish. What the worker
-        only held has not been tried.
+        only held has not been tried. A request that was isolated does not run again.
         """
-        again, lost = self.take_down(name)
+        again, lost = self.take_down(name, died_at)
         self.put_back(again)
+        if self.blame is not None and self.blame.is_new:
+            self.isolate(self.blame.client)
         return lost
 
-    def take_down(self, name: str) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
+    def take_down(
+        self, name: str, died_at: float | None = None
+    ) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
         """Take an instance out that died: the requests to run again, for ``put_back``, and those lost."""
         again: list[QueuedRequest] = []
         lost: list[QueuedRequest] = []
-        for began, batches in zip((True, False), self._slots.down(name), strict=True):
+        down = self._slots.down(name)
+        self.blame = None if died_at is None else self._blame(down[0], died_at)
+        was_isolated = self.blame is not None and self.blame.was_isolated
+        for began, batches in zip((True, False), down, strict=True):
             for request in [one for batch in batches for one in batch.requests]:
                 request.attempts += began
+                if began and was_isolated:
+                    request.removal_reason = RemovalReason.ISOLATED
                 if request.cancelled:
                     advance((request,), "complete")
                     self._counts.cancelled += 1
-                elif not began or (self._retry_on_death and request.retriable and request.attempts == 1):
+                elif not began or (
+                    self._retry_on_death and request.retriable and request.attempts == 1 and not was_isolated
+                ):
                     again.append(request)
                 else:
                     lost.append(request)
         advance(lost, "lose")
         self._counts.lost += len(lost)
         return again, lost
+
+    def _blame(self, began: Sequence[Batch], died_at: float) -> Blame | None:
+        """Count the death for the client of the only request that ran. Of several, none is known to do it."""
+        requests = [one for batch in began for one in batch.requests]
+        client = requests[0].client_of(self._client_header) if len(requests) == 1 else ""
+        return self._suspects.blame(client, died_at, requests[0].attempts + 1) if client else None
 
     def put_back(self, requests: Iterable[QueuedRequest]) -> None:
         again = tuple(requests)

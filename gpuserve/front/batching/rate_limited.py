@@ -69,8 +69,8 @@ class RateLimits:
         self._limiter.release(self._rates[self._running.pop(batch_id)])
         return batch
 
-    def instance_down(self, name: str) -> list[QueuedRequest]:
-        lost = self._scheduler.instance_down(name)
+    def instance_down(self, name: str, died_at: float | None = None) -> list[QueuedRequest]:
+        lost = self._scheduler.instance_down(name, died_at)
         for batch_id in [n for n, instance in self._running.items() if instance == name]:
             del self._running[batch_id]
             self._limiter.release(self._rates[name])

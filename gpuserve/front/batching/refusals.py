@@ -64,7 +64,12 @@ def nonsense(model: str) -> RequestError:
     return Internal(f"model {model!r} gave an answer that does not fit its request")
 
 
-def worker_died(model: str, attempts: int) -> RequestError:
+def worker_died(model: str, attempts: int, isolated: bool = False) -> RequestError:
+    if isolated:
+        return Internal(
+            f"model {model!r}: the worker process died while it ran this request alone, as others did under "
+            "requests of this client"
+        )
     if attempts > 1:
         return Internal(f"model {model!r}: the worker process died twice while it ran this request")
     return Unavailable(f"model {model!r}: the worker process died while it ran this request")

@@ -289,7 +289,7 @@ class SequenceScheduler(Scheduler):
             at_once, prefetch = 1, 0  # batches follow each other
         self._slots.up(name, at_once, prefetch)
 
-    def instance_down(self, name: str) -> list[QueuedRequest]:
+    def instance_down(self, name: str, died_at: float | None = None) -> list[QueuedRequest]:
         """An instance died: what ran there, and what waited of the sequences that had begun, is lost."""
         lost: list[QueuedRequest] = []
         for sequence in self._slots.down(name):

@@ -1,4 +1,4 @@
-"""``python -m gpuserve.front.door FD``: a door, as the front starts it."""
+"""``python -m gpuserve.front.door FD``: a door, as the supervisor starts it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _STDERR: Final = 2
 
 
 def main(argv: list[str]) -> int:
-    """Run a door on the end of a passage whose descriptor is the one argument."""
+    """Run a door on the control socket whose descriptor is the one argument."""
     interpreter.begin()
     show_on_signal(_STDERR)
-    passage_fd = int(argv[1])
-    os.set_inheritable(passage_fd, False)
+    control_fd = int(argv[1])
+    os.set_inheritable(control_fd, False)
 
     import uvloop
 
     import gpuserve.front.door.door  # noqa: F401 - loaded before the collector is told what stays
 
-    passage = socket.socket(fileno=passage_fd)
+    control = socket.socket(fileno=control_fd)
     interpreter.settle()
-    uvloop.run(_run(passage))
+    uvloop.run(_run(control))
     return 0
 
 
-async def _run(passage: socket.socket) -> None:
+async def _run(control: socket.socket) -> None:
     from gpuserve.front.door.door import Door
 
-    await Door(passage, interpreter.log_as_told, lambda: interpreter.leave(1)).run()
+    await Door(control, interpreter.set_up, lambda: interpreter.leave(1)).run()
     interpreter.leave(0)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
+from gpuserve.front.doors.access.rate_limit import RateLimit
 from gpuserve.front.doors.access.restrictions import Policy, token_headers
 from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.doors.openai.endpoints import openai_endpoints
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.limits import Admission, OpenStreams
+from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.live.page import LivePage
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.access import DASHBOARD
@@ -33,19 +34,24 @@ def both_doors(
         openai_endpoints(service, settings.max_request_nbytes, forwarded),
         live,
     )
-    return http, grpc_door(service, settings, requests, admission.streams, settings.grpc_response_compression)
+    return http, grpc_door(service, settings, requests, admission, settings.grpc_response_compression)
+
+
+def rate_limit(settings: ServerSettings, admission: Admission) -> RateLimit:
+    return RateLimit(admission.rates, all_rules(settings))
 
 
 def grpc_door(
     service: InferenceService,
     settings: ServerSettings,
     requests: AwaitedRequests,
-    streams: OpenStreams,
+    admission: Admission,
     compression: str = NO_COMPRESSION,
 ) -> GrpcDoor:
     forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
     nbytes, policy = settings.max_request_nbytes, _policy(settings)
-    return GrpcDoor(service, requests, nbytes, policy, forwarded, compression, streams)
+    limit = rate_limit(settings, admission)
+    return GrpcDoor(service, requests, nbytes, policy, forwarded, compression, admission.streams, limit)
 
 
 def _policy(settings: ServerSettings) -> Policy:

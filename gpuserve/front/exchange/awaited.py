@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 #: So much of a body that nobody has read yet is not counted.
 _UNCOUNTED_NBYTES: Final = 8 << 10
+#: A longer body is joined by a thread.
+_JOINED_NBYTES: Final = 4 << 20
 T = TypeVar("T")
 
 _BROKEN_BODY: Final = b"internal server error\n"
@@ -157,6 +159,8 @@ class AwaitedRequest:
             if nbytes > max_nbytes:
                 raise refusal(f"the request body is over the limit of {max_nbytes} bytes")
             hold(nbytes)
+        if nbytes > _JOINED_NBYTES:
+            return await asyncio.to_thread(b"".join, parts)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def stay(self) -> None:
@@ -179,6 +183,7 @@ class AwaitedRequest:
             raise
         finally:
             waiting.discard(future)
+            del future  # its error has a traceback, which has this frame
 
     async def until_gone(self) -> None:
         with contextlib.suppress(ClientGone):

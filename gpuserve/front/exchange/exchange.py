@@ -27,8 +27,8 @@ class Head:
     ``headers`` have names in lower case, in the order in which they came; over HTTP/2 without those that
     begin with a colon, and with ``host``. ``target`` is the path and the query as they were sent, ``path``
     without percent-encoding, but for calls of gRPC (``is_grpc``), which know none. ``content_length`` is None
-    where it is not told; ``trailers``: the client takes trailers. ``memo`` and ``forwarded`` are for who
-    answers, to keep what was worked out of the head.
+    where it is not told; ``trailers``: the client takes trailers. In ``memo``, ``forwarded`` and ``payer``
+    the handler of a request keeps what it has worked out of the head.
     """
 
     __slots__ = (
@@ -40,6 +40,7 @@ class Head:
         "memo",
         "method",
         "path",
+        "payer",
         "query",
         "raw_path",
         "scheme",
@@ -71,6 +72,8 @@ class Head:
         self.memo: Any = None
         #: What its headers are as parameters, None until somebody asks.
         self.forwarded: dict[str, str] | None = None
+        #: Who is counted under the rate limit, None until a request with this head is counted.
+        self.payer: int | None = None
 
 
 def grpc_timeout_s(headers: Iterable[Header]) -> float | None:

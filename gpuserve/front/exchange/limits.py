@@ -5,7 +5,6 @@ descriptor is the lowest that is free: its number tells how many are in use.
 from __future__ import annotations
 
 import contextlib
-import logging
 import resource
 import socket
 import time
@@ -15,9 +14,9 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from gpuserve.errors import ResourceExhausted
+from gpuserve.front.exchange.bounded_log import BoundedLog
 from gpuserve.front.exchange.exchange import Exchange
-
-logger = logging.getLogger(__name__)
+from gpuserve.front.exchange.request_rates import RequestRates
 
 #: Descriptors that are kept for the front itself where it has many; where it has few, the same part of them.
 SPARE_DESCRIPTORS: Final = 256
@@ -26,8 +25,6 @@ _MANY_DESCRIPTORS: Final = 1024
 _PART_OF_ADDRESS: Final = 0.75
 #: A stream of gRPC counts once more for so much of its head.
 _HEAD_NBYTES: Final = 8 << 10
-#: So often at most it is logged that connections are refused or closed.
-LOG_INTERVAL_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -47,6 +44,8 @@ class Limits:
     answer_grace_s: float = 300.0
     min_answer_rate: int = 100
     max_unsent_nbytes: int = 128 << 20
+    max_requests_per_s: int | None = None
+    max_request_burst: int | None = None
 
 
 def slow_body(limits: Limits) -> str:
@@ -69,11 +68,13 @@ class Admission:
         n_spare: int = SPARE_DESCRIPTORS,
         clock: Callable[[], float] = time.monotonic,
         n_processes: int = 1,
+        rates: RequestRates | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.n_open = 0
         self.refused = dict.fromkeys(("connections", "address", "descriptors", "streams"), 0)
         self.streams = OpenStreams(self)
+        self.rates = rates or RequestRates()
         #: Connections, and requests, that were ended for what was waited for too long.
         self.late = dict.fromkeys(("idle", "head", "body", "answer", "handshake"), 0)
         #: What of answers waits on all connections until windows of HTTP/2 let it through.
@@ -93,6 +94,7 @@ class Admission:
             setattr(self.limits, field.name, getattr(limits, field.name))
         most = min(limits.max_connections, self._n_processes * self.n_descriptors)
         self._n_of_address = min(limits.max_connections_per_address, max(1, int(most * _PART_OF_ADDRESS)))
+        self.rates.adjust(limits.max_requests_per_s, limits.max_request_burst)
 
     def admit(self, address: str | None, fd: int) -> bool:
         """Whether a connection from there is taken, whose descriptor has this number; None: a unix socket."""
@@ -103,9 +105,13 @@ class Admission:
             return self._refuse("connections", f"max_connections is {self.limits.max_connections}")
         if source and self._by_address[source] >= self._n_of_address:
             return self._refuse("address", f"{address} has {self._n_of_address}, the most of one address")
-        self.n_open += 1
-        self._by_address[source] += 1
+        self.admit_again(address)
         return True
+
+    def admit_again(self, address: str | None) -> None:
+        """Count a connection that was admitted by a front before."""
+        self.n_open += 1
+        self._by_address[source_of(address)] += 1
 
     def leave(self, address: str | None) -> None:
         """A connection that was taken has ended."""
@@ -129,24 +135,6 @@ class Admission:
     def _refuse(self, reason: str, text: str) -> bool:
         self.count_refused(reason, f"a connection is refused: {text}")
         return False
-
-
-class BoundedLog:
-    """Warns of what clients do, every ``LOG_INTERVAL_S`` at most, and how often it was passed over."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._told_at = -LOG_INTERVAL_S
-        self._n_untold = 0
-
-    def __call__(self, text: str) -> None:
-        now = self._clock()
-        if now - self._told_at < LOG_INTERVAL_S:
-            self._n_untold += 1
-            return
-        more = f" (and {self._n_untold} times the like before)" if self._n_untold else ""
-        self._told_at, self._n_untold = now, 0
-        logger.warning("%s%s", text, more)
 
 
 class OpenStreams:

@@ -15,7 +15,9 @@ class DoorCounts(NamedTuple):
     restarts: int
     refused: Mapping[str, int]
     late: Mapping[str, int]
+    limited: Mapping[str, int]
     intake_refused: int
+    reclaimed: Mapping[str, int]
     n_held: int
     n_streams: int
     unsent_nbytes: int
@@ -64,6 +66,12 @@ class Transport(abc.ABC):
     def doors(self) -> Iterable[DoorRow]:
         """The doors that are processes of their own."""
         return ()
+
+    def door_up(self, message: Any, fds: list[int]) -> None:  # noqa: B027
+        """Take the process of a door, of which the supervisor told by ``IngressUp``, with its descriptors."""
+
+    def door_down(self, message: Any) -> None:  # noqa: B027
+        """Note the end of the process of a door, of which the supervisor told by ``IngressDown``."""
 
     def limit_age(self, max_age_s: float) -> None:  # noqa: B027
         """Connections that are made from now on take requests for so long; 0 is for ever."""

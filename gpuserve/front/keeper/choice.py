@@ -43,22 +43,6 @@ def next_door(doors: Iterable[_Door], now: float) -> _Door | None:
     return min(turning or there, key=lambda one: one.n_open, default=None)
 
 
-class Silence:
-    """How often in a row a process was found to have said nothing since it was looked at before. Not by the
-    clock: a machine that slept has put everybody to silence.
-    """
-
-    def __init__(self) -> None:
-        self._heard_at = -1.0
-        self._looks = 0
-
-    def look(self, heard_at: float) -> float:
-        """Count a look; how long the silence is now."""
-        self._looks = self._looks + 1 if heard_at == self._heard_at else 0
-        self._heard_at = heard_at
-        return self._looks * LOOK_S
-
-
 class RestartPatience:
     """How long is waited until a door that died is started again: not at all, but for one that dies young
     again and again, and longer and longer for one that does not even come up.

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+from gpuserve.control.messages import IngressDown, IngressUp
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.keeper.choice import LOOK_S, next_door
+from gpuserve.front.keeper.door_process import DoorProcess
 from gpuserve.front.keeper.kept_door import DoorState, KeptDoor, Newcomer, TellEvent
-from gpuserve.front.keeper.spare import SpareDoor
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.served_door import ServedDoor
@@ -38,7 +39,8 @@ _END_S: Final = 2.0
 
 class Doors(Transport):
     """``settings.doors`` processes that have the connections of the listeners, descriptors each with whether
-    it speaks TLS. ``stop`` closes them, and ends what ``requests`` runs.
+    it speaks TLS. ``stop`` closes them, and ends what ``requests`` runs. ``ask`` has the supervisor start the
+    process of a number; ``door_up`` and ``door_down`` answer.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Doors(Transport):
         setup: messages.DoorSetup,
         tls: TlsFiles | None,
         tell_event: TellEvent,
+        ask: Callable[[int], None],
     ) -> None:
         self._listeners = listeners
         self._requests = requests
@@ -58,11 +61,17 @@ class Doors(Transport):
         self._log = messages.DoorLog(LogSettings.of_level(setup.settings["log_level"])._asdict())
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._spare = SpareDoor()
-        take = self._spare.take
         self._doors = [
             KeptDoor(
-                number, self._greeting, serve, admission, take, self._on_change, self._have_back, tell_event
+                number,
+                self._greeting,
+                serve,
+                admission,
+                ask,
+                self._on_change,
+                self._have_back,
+                self._pass_round,
+                tell_event,
             )
             for number in range(setup.settings["doors"])
         ]
@@ -73,10 +82,16 @@ class Doors(Transport):
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the doors, and accept when one is up and no other is about to be."""
+        """Start the doors, and accept when one is up and no other is about to be, or one is that has survived
+        the front before.
+        """
         for door in self._doors:
             door.start()
-        await self._until(lambda: not self._count(DoorState.STARTING), _START_TIMEOUT_S)
+        self._look()  # one that has survived may hang
+        await self._until(
+            lambda: not self._count(DoorState.STARTING) or any(map(_is_survivor, self._doors)),
+            _START_TIMEOUT_S,
+        )
         await self._until(lambda: bool(self._count(DoorState.UP)), _START_TIMEOUT_S)
         if not self._count(DoorState.UP):
             raise TimeoutError(f"no door came up within {_START_TIMEOUT_S:g} s")
@@ -84,11 +99,8 @@ class Doors(Transport):
             acceptor = Acceptor(own_listener(fd), partial(self._take, tls))
             self._acceptors.append(acceptor)
             acceptor.open()
-        self._spare.keep()
-        self._look()
 
     async def stop(self) -> None:
-        self._spare.close()
         if self._next_look is not None:
             self._next_look.cancel()
         await asyncio.sleep(0)  # who has connected meanwhile is accepted: closing would reset the connection
@@ -136,6 +148,14 @@ class Doors(Transport):
             tls_context(self._tls)  # it would be too late to say that they are of no use
             for door in self._doors:
                 door.tell(messages.Renew())
+
+    def door_up(self, message: IngressUp, fds: list[int]) -> None:
+        sock, pidfd = socket.socket(fileno=fds[0]), fds[1]
+        process = DoorProcess(message.pid, pidfd)
+        self._doors[message.number].up(process, sock, message.restarts, survived=message.survived)
+
+    def door_down(self, message: IngressDown) -> None:
+        self._doors[message.number].down(message.pid, message.reason)
 
     def doors(self) -> Iterator[DoorRow]:
         for door in self._doors:
@@ -189,9 +209,14 @@ class Doors(Transport):
 
     # ---- doors ---------------------------------------------------------------------------------
 
-    def _greeting(self, number: int) -> Iterator[Any]:
-        yield self._setup._replace(door=number)
+    def _greeting(self, door: KeptDoor) -> Iterator[Any]:
+        yield self._setup._replace(door=door.number, counted=door.tally.counted)
         yield self._log
+
+    def _pass_round(self, sender: KeptDoor, message: Any) -> None:
+        for door in self._doors:
+            if door is not sender:
+                door.tell(message)
 
     def _on_change(self) -> None:
         self._changed.set()
@@ -215,3 +240,7 @@ class Doors(Transport):
                 while not condition():
                     self._changed.clear()
                     await self._changed.wait()
+
+
+def _is_survivor(door: KeptDoor) -> bool:
+    return door.has_survived and door.state is DoorState.UP

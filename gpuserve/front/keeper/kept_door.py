@@ -1,5 +1,6 @@
 """One door of a front: its process and those that come in its place, the connections that it was given, and
-what it says of itself.
+what it says of itself. The supervisor starts the processes when it is asked; one that has survived a front
+brings its connections along.
 
 ::
 
@@ -18,9 +19,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpuserve.control.process_state import how_it_is
+from gpuserve.control.process_state import cpu_times, how_it_is
+from gpuserve.control.pulse import Stillness
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.keeper.choice import HUNG_S, TOLD_S, RestartPatience, Silence
+from gpuserve.front.keeper.choice import HUNG_S, LOOK_S, TOLD_S, RestartPatience
 from gpuserve.front.keeper.door_process import DoorProcess
 from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.passage import messages
@@ -78,7 +80,10 @@ class Running:
         self.addresses: Counter[str | None] = Counter()
         #: Those that it has not taken yet, which another can have if it dies.
         self.on_their_way: deque[Newcomer] = deque()
-        self.silence = Silence()
+        self.silence = Stillness()
+        self.is_told = False
+        #: When it had last said something, as of the last look.
+        self.looked_at = -1.0
 
     def take(self, taken: messages.TakenConnections) -> None:
         for _ in range(taken.n):
@@ -93,21 +98,22 @@ class TellEvent(Protocol):
 
 class KeptDoor:
     """The door of this number, kept up from ``start`` to ``stop``. ``greeting`` is what it is told first,
-    ``serve`` makes what answers it, and its connections have places of ``admission``. ``start_process`` gives
-    a process that waits for that, and our end of its passage. ``on_change`` is called when its state is
-    another; ``give_back`` gets connections that a dead one had not taken, and
-    ``tell_event`` hears of deaths.
+    ``serve`` makes what answers it, and its connections have places of ``admission``. ``ask`` has the
+    supervisor start a process, or connect the one that has survived the front before: ``up`` or ``down``
+    answers. ``on_change`` is called when its state is another; ``give_back`` gets connections that a dead one
+    had not taken, ``pass_round`` sends a message to all other doors, and ``tell_event`` hears of deaths.
     """
 
     def __init__(
         self,
         number: int,
-        greeting: Callable[[int], Iterable[Any]],
+        greeting: Callable[[KeptDoor], Iterable[Any]],
         serve: Callable[[Passage], ServedDoor],
         admission: Admission,
-        start_process: Callable[[], tuple[DoorProcess, socket.socket]],
+        ask: Callable[[int], None],
         on_change: Callable[[], None],
         give_back: Callable[[Iterable[Newcomer]], None],
+        pass_round: Callable[[KeptDoor, Any], None],
         tell_event: TellEvent,
     ) -> None:
         self.number = number
@@ -115,12 +121,15 @@ class KeptDoor:
         self.n_open = 0
         self.heard_at = 0.0
         self.tally = DoorTally()
+        #: Whether its process had a front before this one.
+        self.has_survived = False
         self._greeting = greeting
         self._serve = serve
         self._admission = admission
-        self._start_process = start_process
+        self._ask = ask
         self._on_change = on_change
         self._give_back = give_back
+        self._pass_round = pass_round
         self._tell_event = tell_event
         self._running: Running | None = None
         self._patience = RestartPatience()
@@ -141,23 +150,37 @@ class KeptDoor:
         if self.state is not DoorState.DOWN:
             return
         self._become(DoorState.STARTING)
-        try:
-            process, sock = self._start_process()
-        except OSError as error:
-            self._die(f"it cannot be started: {error.strerror}", 0.0)
-            return
+        self._ask(self.number)
+
+    def up(self, process: DoorProcess, sock: socket.socket, restarts: int, *, survived: bool) -> None:
+        """Greet the process; its pidfd and the socket are this door's from now on."""
+        self.has_survived = survived
         passage = Passage(sock, self._hear, self._on_lost)
         running = self._running = Running(process, passage, self._serve(passage))
         running.obeyed_by = {
             **running.served.obey,
+            messages.Holding: self._take_holding,
             messages.Status: self._take_status,
             messages.TakenConnections: running.take,
             messages.Left: self._take_left,
+            messages.SpentTokens: lambda message: self._pass_round(self, message),
         }
+        self.tally.restarted(restarts)
         passage.open()
-        for message in self._greeting(self.number):
+        for message in self._greeting(self):
             passage.post(message)
         running.served.open()
+        if self.state is DoorState.ENDING:  # it was stopped before this came
+            passage.post(messages.StopDoor())
+
+    def down(self, pid: int, reason: str) -> None:
+        """The process has ended, or with pid 0 could not be started."""
+        if self._running is not None and self._running.process.pid == pid:
+            self._on_end(reason)
+        elif self._running is None and self.state is DoorState.STARTING:
+            self._die(reason, 0.0)
+        elif self._running is None and self.state is DoorState.ENDING:
+            self._become(DoorState.ENDED)
 
     def give(self, one: Newcomer) -> None:
         """Hand over a connection, of whose socket this has the care from now on."""
@@ -180,7 +203,8 @@ class KeptDoor:
     def stop(self) -> None:
         """Have it close its connections and end; it is not started again."""
         self.tell(messages.StopDoor())
-        self._become(DoorState.ENDED if self._running is None else DoorState.ENDING)
+        is_none = self._running is None and self.state is DoorState.DOWN
+        self._become(DoorState.ENDED if is_none else DoorState.ENDING)
 
     def kill(self) -> None:
         if self._running is not None:
@@ -190,11 +214,17 @@ class KeptDoor:
         """Kill it if it hangs, long after it showed where: called so often as ``choice.LOOK_S`` says."""
         if self._running is None:
             return
-        silent_s = self._running.silence.look(self.heard_at)
-        if silent_s == TOLD_S:
-            pid = self._running.process.pid
-            logger.warning("door %d has said nothing for %g s: %s", self.number, silent_s, how_it_is(pid))
-            self._running.process.show_stacks()
+        running, pid = self._running, self._running.process.pid
+        has_spoken = running.looked_at != self.heard_at
+        running.looked_at = self.heard_at
+        times = None if has_spoken else cpu_times(pid)
+        silent_s = running.silence.look(has_spoken, self._loop.time(), LOOK_S, times)
+        if not silent_s:
+            running.is_told = False
+        elif silent_s >= TOLD_S and not running.is_told:
+            running.is_told = True
+            logger.warning("door %d has said nothing for %.3g s: %s", self.number, silent_s, how_it_is(pid))
+            running.process.show_stacks()
         if silent_s >= HUNG_S:
             logger.error("door %d has said nothing for %g s, and is killed", self.number, HUNG_S)
             self._tell_event(EventKind.DOOR_HUNG, door=self.number, pid=self.pid, silent_s=HUNG_S)
@@ -208,6 +238,14 @@ class KeptDoor:
             self._running.served.attach(message, fds)
         else:
             self._running.obeyed_by[type(message)](message)
+
+    def _take_holding(self, holding: messages.Holding) -> None:
+        """Count the connections that it has kept from a front before."""
+        assert self._running is not None
+        for address in holding.addresses:
+            self._running.addresses[address] += 1
+            self.n_open += 1
+            self._admission.admit_again(address)
 
     def _take_status(self, status: messages.Status) -> None:
         self.heard_at = self._loop.time()
@@ -229,14 +267,14 @@ class KeptDoor:
         """It has said its last. Its process ends in this moment, or can be used no more."""
         assert self._running is not None
         self._running.process.kill()
-        self._running.served.close()
-        self._loop.add_reader(self._running.process.pidfd, self._on_end)
 
-    def _on_end(self) -> None:
-        running, self._running = self._running, None
+    def _on_end(self, reason: str) -> None:
+        running = self._running
         assert running is not None
-        self._loop.remove_reader(running.process.pidfd)
-        reason = running.process.reap()
+        running.passage.finish()  # it may have said more than was read
+        self._running = None
+        running.served.close()
+        running.process.close()
         self.tally.end()
         running.addresses -= Counter(one.address for one in running.on_their_way)
         for address in running.addresses.elements():
@@ -254,7 +292,6 @@ class KeptDoor:
         when = f"in {pause_s:g} s" if pause_s else "at once"
         logger.error("door %d ended (%s); it is started again %s", self.number, reason, when)
         self._tell_event(EventKind.DOOR_DIED, door=self.number, reason=reason, restart_in_s=pause_s)
-        self.tally.restarted()
         self._become(DoorState.DOWN)
         self._loop.call_later(pause_s, self.start)
 

@@ -1,12 +1,14 @@
-"""What a door has said of itself, with what those before it in its place had counted. Pure."""
+"""What a door has said of itself. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Any, Final
 
 from gpuserve.front.exchange.transport import DoorCounts
 from gpuserve.front.passage.messages import Status
 
+#: The fields of ``Status`` that only grow.
+_COUNTED: Final = ("n_requests", "cpu_s", "refused", "late", "limited", "intake_refused", "reclaimed")
 #: Of a door that has said nothing yet.
 _NOTHING = Status(
     notice=0,
@@ -18,33 +20,40 @@ _NOTHING = Status(
     unsent_nbytes=0,
     refused={},
     late={},
+    limited={},
     intake_nbytes=0,
     intake_refused=0,
     arena_nbytes=0,
     arena_blocks=0,
+    reclaimed={},
 )
 
 
 class DoorTally:
-    """The account of one door over all of its processes."""
+    """The account of one door over all of its processes, each of which goes on from the counts before it."""
 
     def __init__(self) -> None:
         self.restarts = 0
         self._said = _NOTHING
-        self._past = self.counts = _summed(None, _NOTHING, 0)
+        self.counts = _counts(_NOTHING, 0)
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """What the next process in this place is to go on from, by the fields of ``Status``."""
+        return {name: getattr(self._said, name) for name in _COUNTED}
 
     def note(self, status: Status) -> None:
         self._said = status
-        self.counts = _summed(self._past, status, self.restarts)
+        self.counts = _counts(status, self.restarts)
 
     def end(self) -> None:
         """The process has ended, and is started again: what it counted stays counted."""
-        self._past = self.counts
-        self.note(_NOTHING)
+        self.note(_NOTHING._replace(**self.counted))
 
-    def restarted(self) -> None:
-        self.restarts += 1
-        self.counts = self.counts._replace(restarts=self.restarts)
+    def restarted(self, restarts: int) -> None:
+        """Note how many processes were started in this place, but for the first."""
+        self.restarts = restarts
+        self.counts = self.counts._replace(restarts=restarts)
 
     def n_unaware(self, n_notices: int, n_open: int) -> int:
         """Of so many connections, after so many notices; one that was not heard of counts for all."""
@@ -53,18 +62,6 @@ class DoorTally:
         return n_open if self._said.notice < n_notices else self._said.n_unaware
 
 
-def _summed(past: DoorCounts | None, said: Status, restarts: int) -> DoorCounts:
-    return DoorCounts(
-        n_requests=said.n_requests + (past.n_requests if past else 0),
-        cpu_s=said.cpu_s + (past.cpu_s if past else 0.0),
-        restarts=restarts,
-        refused=Counter(said.refused) + Counter(past.refused if past else {}),
-        late=Counter(said.late) + Counter(past.late if past else {}),
-        intake_refused=said.intake_refused + (past.intake_refused if past else 0),
-        n_held=said.n_held,
-        n_streams=said.n_streams,
-        unsent_nbytes=said.unsent_nbytes,
-        intake_nbytes=said.intake_nbytes,
-        arena_nbytes=said.arena_nbytes,
-        arena_blocks=said.arena_blocks,
-    )
+def _counts(said: Status, restarts: int) -> DoorCounts:
+    fields = {name: getattr(said, name) for name in DoorCounts._fields if name != "restarts"}
+    return DoorCounts(restarts=restarts, **fields)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from gpuserve_worker.memory.arena import Block, Mapping
+from gpuserve_worker.memory.orphans import LENT_BLOCK, ORPHANS
 from gpuserve_worker.protocol.wire import DeviceLoan, Lend, Loan, Unlend
 
 
@@ -182,6 +183,8 @@ class LentBlock(Block):
 
     __slots__ = ("_lender", "_on_free", "shared")
 
+    memory_kind = LENT_BLOCK
+
     def __init__(
         self,
         lender: LentSegment,
@@ -195,8 +198,12 @@ class LentBlock(Block):
         super().__init__(segment, offset, len(view), view)
         self.shared = shared
         self._lender = lender
-        self._on_free = on_free
+        self._on_free: Callable[[], None] | None = on_free
         lender.hold()
+
+    def __del__(self) -> None:
+        if self._on_free is not None:
+            ORPHANS.add(self)
 
     def lend(self, borrower: Borrower, *, in_place: bool = False) -> Loan | DeviceLoan:
         """The same bytes, as another worker will know them; ``in_place``: it may do with them as it likes."""
@@ -208,9 +215,11 @@ class LentBlock(Block):
         return LentBlock(self._lender, self.segment, self.offset, self.view[:], on_free, shared=shared)
 
     def free(self) -> None:
-        self.view.release()
-        self._lender.let_go()
-        self._on_free()
+        on_free, self._on_free = self._on_free, None
+        if on_free is not None:
+            self.view.release()
+            self._lender.let_go()
+            on_free()
 
 
 def _address(view: memoryview) -> int:

@@ -61,10 +61,13 @@ class LiveFeed:
         self._came = asyncio.Event()
         self._was_leaving = False
 
-    async def run(self) -> None:
-        """Sample until the front ends."""
+    def open(self) -> None:
+        """Subscribe to health and events, once."""
         self._health.watch(self._on_health)
         self._events.recent.follow(self._on_event)
+
+    async def run(self) -> None:
+        """Sample until the front ends."""
         point_at = 0.0
         while True:
             now = time.monotonic()

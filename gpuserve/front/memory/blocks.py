@@ -27,3 +27,8 @@ def free_body(request: InferRequest) -> None:
         if isinstance(one.data, Block):
             one.data.free()
     request.inputs.clear()
+
+
+def heap_nbytes(request: InferRequest) -> int:
+    """Return how many bytes the inputs of a request take on the heap."""
+    return sum(len(one.data) for one in request.inputs if isinstance(one.data, bytes | memoryview))

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from typing import Final
 
 from gpuserve.errors import NoMemory
-from gpuserve_worker.memory.arena import SPARED_NBYTES, Block, OutOfMemory
+from gpuserve_worker.memory.arena import SHARE_OF_FREE, SPARED_NBYTES, Block, OutOfMemory
 from gpuserve_worker.memory.available import available_nbytes
+from gpuserve_worker.memory.orphans import INTAKE_SHARE, ORPHANS
 
 logger = logging.getLogger(__name__)
 
 #: So much of a block is reserved at most beyond what has come: the loop clears it in a few milliseconds.
 AHEAD_NBYTES: Final = 2 << 20
-#: Of all that there may be, what the clients of one address may have.
-_PART_OF_SOURCE: Final = 7 / 8
 #: What the objects of a request take whose body comes in parts, and of one that a coroutine serves.
 REQUEST_NBYTES: Final = 1 << 10
 AWAITED_NBYTES: Final = 4 << 10
@@ -59,10 +58,11 @@ class Intake:
                 f"the bodies of requests under way hold {self.nbytes} bytes, expected at most "
                 f"{self.limit_nbytes} with {nbytes} more (max_intake_nbytes)"
             )
-        elif of_source > _PART_OF_SOURCE * self.limit_nbytes:
+        elif of_source > SHARE_OF_FREE * (self.limit_nbytes - total):
             raise self.refusal(
                 f"the bodies of requests from this address hold {of_source - nbytes} bytes, expected at most "
-                f"seven eighths of {self.limit_nbytes} with {nbytes} more (max_intake_nbytes)"
+                f"{SHARE_OF_FREE} times what of {self.limit_nbytes} is free with {nbytes} more "
+                "(max_intake_nbytes)"
             )
         elif total > self._allowed_nbytes:
             left = self._available_nbytes()
@@ -96,11 +96,20 @@ class Share:
 
     __slots__ = ("_intake", "_objects_nbytes", "_source", "nbytes")
 
+    memory_kind = INTAKE_SHARE
+
     def __init__(self, intake: Intake, source: str | bytes = "", objects_nbytes: int = 0) -> None:
         self._intake = intake
         self._source = source
         self._objects_nbytes = objects_nbytes
         self.nbytes = 0
+
+    def __del__(self) -> None:
+        if self.nbytes:
+            ORPHANS.add(self)
+
+    def reclaim(self) -> None:
+        self.hold(0)
 
     def hold(self, nbytes: int) -> None:
         """Hold so many bytes from now on. Raises NoMemory: they are too many, and all is as it was."""
@@ -115,6 +124,6 @@ class Share:
     def reserve(self, block: Block, nbytes: int) -> int:
         """Have the first so many bytes of a claimed block ready; how many are. Raises NoMemory."""
         try:
-            return block.reserve(min(block.nbytes, nbytes + min(nbytes, AHEAD_NBYTES)))
+            return block.reserve(min(block.nbytes, nbytes + min(nbytes, AHEAD_NBYTES)), self._source)
         except OutOfMemory as error:
             raise self._intake.refusal(str(error)) from error

@@ -14,6 +14,7 @@ from gpuserve.front.links.export_memory import KeptTensor
 from gpuserve.front.links.output_memory import OutputMemory
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.v2.types import NOTHING, InferRequest, InferResponse, OutputTensor
+from gpuserve_worker.memory.orphans import ORPHANS, OUTPUT_LEASE
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, element_count, element_ends
 
@@ -28,6 +29,8 @@ class _MessageLease:
     """What is owed to the worker when every response of one message is closed: blocks, a stream's word."""
 
     __slots__ = ("_blocks", "_exported", "_left", "_link", "_on_gone")
+
+    memory_kind = OUTPUT_LEASE
 
     def __init__(
         self,
@@ -44,10 +47,22 @@ class _MessageLease:
         self._on_gone = on_gone
         link.exports.owed += bool(exported)
 
+    def __del__(self) -> None:
+        if self._left > 0:
+            ORPHANS.add(self)
+
     def release(self) -> None:
         self._left -= 1
-        if self._left:
-            return
+        if not self._left:
+            self._end()
+
+    def reclaim(self) -> None:
+        """Give everything back, whoever has not closed a response."""
+        if self._left > 0:
+            self._left = 0
+            self._end()
+
+    def _end(self) -> None:
         if self._blocks:
             self._link.post_soon(wire.Free(self._blocks))
         if self._exported:
@@ -110,23 +125,29 @@ def scatter(
             _check_kept(batch, per_request)
         if on_gone is None and None in per_request:
             raise ValueError("a request without a response")
-    on_close = None
+    lease = on_close = None
     if blocks or exported or on_gone is not None:
-        on_close = _MessageLease(link, blocks, exported, len(batch), on_gone).release
+        lease = _MessageLease(link, blocks, exported, len(batch), on_gone)
+        on_close = lease.release
     parameters: Iterable[Mapping[str, Any]] = _NO_PARAMETERS
     if message.parameters:
         parameters = _parameters(message.parameters, len(batch))
     name, version, memory = spec.name, str(spec.version), link.outputs
     answers: list[Answer] = []
-    for pending, outputs, given in zip(batch, per_request, parameters, strict=False):
-        request = pending.request
-        if not isinstance(outputs, list) or request.outputs or request.placements:
-            chosen = _chosen(spec, request, outputs, on_close)
-            if not isinstance(chosen, list):
-                answers.append(chosen)
-                continue
-            outputs = chosen
-        answers.append(InferResponse(name, version, request.id, given, outputs, on_close, memory))
+    try:
+        for pending, outputs, given in zip(batch, per_request, parameters, strict=False):
+            request = pending.request
+            if not isinstance(outputs, list) or request.outputs or request.placements:
+                chosen = _chosen(spec, request, outputs, on_close)
+                if not isinstance(chosen, list):
+                    answers.append(chosen)
+                    continue
+                outputs = chosen
+            answers.append(InferResponse(name, version, request.id, given, outputs, on_close, memory))
+    except ValueError:
+        if lease is not None:
+            lease.reclaim()
+        raise
     return answers
 
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import mmap
+import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, NamedTuple
+
+from gpuserve_worker.memory.orphans import ORPHANS
+
+logger = logging.getLogger(__name__)
 
 #: How often it is looked. What was not used from one look to the next is given back.
 LOOK_S: Final = 2.0
@@ -67,6 +72,8 @@ class Malloc:
     """The memory of this process, as glibc and the kernel know it."""
 
     def __init__(self) -> None:
+        #: Kept open: a process that has no descriptor left needs it most.
+        self._statm = open("/proc/self/statm", "rb", buffering=0)  # noqa: SIM115
         libc = ctypes.CDLL(None)
         self._trim = libc.malloc_trim
         #: From glibc 2.33 on. Without it all counts as in no use: the heap is trimmed each time it has grown.
@@ -80,10 +87,16 @@ class Malloc:
         return self.taken()
 
     def taken(self) -> Taken:
-        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+        _, resident, shared, *_ = os.pread(self._statm.fileno(), 256, 0).split()
         info = None if self._info is None else self._info()
         used_nbytes = 0 if info is None else info.uordblks + info.hblkhd
         return Taken((int(resident) - int(shared)) * mmap.PAGESIZE, used_nbytes)
+
+
+def reclaim_orphans() -> None:
+    """Give back the memory whose owners were deleted before they did so."""
+    for kind, n in ORPHANS.reclaim().items():
+        logger.error("defect of the server: reclaimed %d x %s, which no owner gave back", n, kind)
 
 
 async def keep_trim(shrink_arenas: Callable[[], None]) -> None:
@@ -92,6 +105,7 @@ async def keep_trim(shrink_arenas: Callable[[], None]) -> None:
     heap.is_worth_trimming(malloc.taken(), time.process_time(), time.monotonic())  # before there is any burst
     while True:
         await asyncio.sleep(LOOK_S)
+        reclaim_orphans()
         shrink_arenas()
         is_crowded = sys.getallocatedblocks() > _MANY_BLOCKS
         is_worth_it = heap.is_worth_trimming(malloc.taken(), time.process_time(), time.monotonic())

@@ -212,7 +212,8 @@ class ModelAnswers:
         elif pending.correlation is not None and self._spec.in_sequences:
             self.finish(pending, refusals.sequence_lost(self._spec.name, pending.correlation.id))
         else:
-            self.finish(pending, refusals.worker_died(self._spec.name, pending.attempts))
+            isolated = getattr(pending, "removal_reason", None) is RemovalReason.ISOLATED
+            self.finish(pending, refusals.worker_died(self._spec.name, pending.attempts, isolated))
 
     def fail_now(self, pending: PendingRequest, error: RequestError, reason: FailureReason) -> None:
         """A request fails before its batch has ended, out of any order."""

@@ -24,6 +24,7 @@ from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.v2.statistics import FailureReason
+from gpuserve.settings.rare_log import RareLog
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire
 
@@ -59,6 +60,7 @@ class BatchRunner:
         self._metrics = metrics
         self._on_other = on_other
         self.in_flight = InFlightBatches()
+        self._no_memory = RareLog(logger)
         self._loop = asyncio.get_running_loop()
         self.pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
@@ -108,7 +110,7 @@ class BatchRunner:
         try:
             gathered, run = self._messages.pack(batch, link)
         except OutOfMemory as error:
-            logger.warning("model %s: %s", self._spec.name, error)
+            self._no_memory.say("model %s: %s", self._spec.name, error)
             self._queueing.source.complete(batch.batch_id, None, now)
             self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
             return None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import ResourceExhausted
@@ -21,6 +24,17 @@ if TYPE_CHECKING:
     from gpuserve.front.models.model_workers import ModelWorkers
     from gpuserve.front.models.watching import RequestWatcher
 
+logger = logging.getLogger(__name__)
+
+#: A model whose memory for inputs is full for so long is not ready, if no request is queued or running.
+STARVED_S: Final = 10.0
+#: Before that, objects in reference cycles are deleted: they may own the memory.
+_COLLECTED_S: Final = STARVED_S / 2
+STARVED: Final = (
+    f"its memory for inputs (max_arena_nbytes) has been full for over {STARVED_S:g} s, while no request for "
+    "it is queued or running"
+)
+
 
 class Driver(ABC):
     """One version of a model. Large inputs lie in its ``arena``; an ensemble has no ``workers``."""
@@ -29,6 +43,9 @@ class Driver(ABC):
     metrics: ModelMetrics
     arena: Arena
     workers: ModelWorkers | None = None
+    #: Whether it is not ready because its memory for inputs stays full, as of the last ``shrink``.
+    is_starved = False
+    _full_since: float | None = None
     _answers: ModelAnswers
 
     @property
@@ -97,9 +114,25 @@ class Driver(ABC):
 
     def shrink(self) -> None:
         """Called now and then: give back what a burst took of arenas, and nothing has used since."""
+        self._look_for_starvation(time.monotonic())
         self.arena.shrink()
         for link in () if self.workers is None else self.workers.instances.up.values():
             link.shrink()
+
+    def _look_for_starvation(self, now: float) -> None:
+        if not self.arena.is_full:
+            if self.is_starved:
+                logger.warning("model %s has memory for inputs again", self.spec.name)
+            self.is_starved, self._full_since = False, None
+            return
+        if self._full_since is None:
+            self._full_since = now
+        full_s = now - self._full_since
+        if not self.is_starved and full_s > _COLLECTED_S and not self.unfinished:
+            gc.collect()
+            self.is_starved = full_s > STARVED_S
+            if self.is_starved:
+                logger.error("model %s is not ready: %s", self.spec.name, STARVED)
 
     def resize(self, spec: ModelSpec) -> None:
         self.spec = spec

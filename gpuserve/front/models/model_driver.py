@@ -74,7 +74,7 @@ class ModelDriver(Driver):
 
     @property
     def ready(self) -> bool:
-        return bool(self.workers.instances)
+        return bool(self.workers.instances) and not self.is_starved
 
     def statistics(self) -> SchedulerStatistics:
         return self._scheduler.statistics()

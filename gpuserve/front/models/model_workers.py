@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +17,7 @@ from gpuserve.front.models.answers import ModelAnswers
 from gpuserve.front.models.batch_runner import BatchRunner, Queueing
 from gpuserve.front.models.instances import PATIENCE_S, Instances
 from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.queueing.suspects import DEATHS, FORGIVEN_AFTER_S
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 
@@ -54,6 +56,8 @@ class ModelWorkers:
         #: Whether an instance was up once.
         self.were_up = False
         self._closed = False
+        #: Called with the link of a worker that died under a request of a suspect, which it ran alone.
+        self.on_isolated_death: Callable[[WorkerLink], None] = lambda _: None
 
     def instance_up(self, link: WorkerLink) -> None:
         self.refusal, self.fault = None, ""
@@ -125,7 +129,9 @@ class ModelWorkers:
         instance.restarts += ended is None
         running = self.runner.lose(link)
         logger.debug("model %s: instance %s is down: %s", self._name, link.instance, reason)
-        lost = self._queueing.source.instance_down(link.instance)
+        died_at = time.monotonic() if ended is None else None
+        lost = self._queueing.source.instance_down(link.instance, died_at)
+        self.tell_of_blame(link)
         link.close()
         for pending in lost:
             self._answers.lose(pending, ended)
@@ -133,6 +139,21 @@ class ModelWorkers:
             if pending.cancelled:  # nobody waits for it, but its body is still here
                 self._answers.settle(pending)
         self.runner.pump_soon()
+
+    def tell_of_blame(self, link: WorkerLink) -> None:
+        """Report whose request killed the worker that has just gone, if that is known."""
+        blame = self._queueing.scheduler.blame
+        if blame is None:
+            return
+        if blame.is_new:
+            header = isinstance(blame.client, tuple)  # whose value may be a secret
+            logger.warning(
+                "model %s: isolated the requests of client %s until none has killed a worker for %g s: %d "
+                "workers died under them",
+                *(self._name, "(named by a header)" if header else blame.client, FORGIVEN_AFTER_S, DEATHS),
+            )
+        elif blame.was_isolated:
+            self.on_isolated_death(link)
 
     def _give_up(self, refusal: Callable[[], RequestError]) -> None:
         self.refusal = refusal

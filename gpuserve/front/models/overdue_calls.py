@@ -4,6 +4,7 @@ instance. When that is looked at, and who kills the worker, is not known here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from functools import partial
 
@@ -91,7 +92,8 @@ class OverdueCalls:
     def _answer(self, link: WorkerLink, hung: Collection[PendingRequest], limit_s: float) -> None:
         flights = self._runner.in_flight
         given_up = flights.give_up(link)
-        lost = self._queueing.source.instance_down(link.instance)
+        lost = self._queueing.source.instance_down(link.instance, time.monotonic())
+        self._workers.tell_of_blame(link)
         too_late = partial(refusals.not_back, self._name, link.instance, limit_s)
         for pending in given_up:
             if pending.cancelled or pending in lost:

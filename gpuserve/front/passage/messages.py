@@ -6,7 +6,7 @@
                     AnswerPart, WholeAnswer, Start, Send, DropUnsent, Finish, Reset, Consumed,
                     Served, FrontStage, Outputs, Result, RefusedRequest, StreamEnded,
                     LendSegment, UnlendSegment, Freed
-    door -> front   Status, TakenConnections, Left,
+    door -> front   Holding, Status, TakenConnections, Left,
                     Opened, Body, Abandoned, Sent,
                     RequestTemplate, Alike, ForgetTemplates, Infer, TakenBack,
                     Closed, DoorSegment, DropDoorSegment
@@ -17,6 +17,9 @@ a door does not answer itself it passes on as it came, and the front answers it 
 Inference a door answers itself: it reads the request, has the front run it, by a *ticket* that it never uses
 again, and writes the response. A large tensor stays where it is: inputs in the door's arena, outputs in the
 workers', whose segments the front lends.
+
+A door outlives its front. Each front has a socket pair of its own with it, so that no message of one front is
+ever taken for one of another; tickets and numbers of exchanges go on.
 
 Like the workers' wire (``gpuserve_worker.protocol.wire``): named tuples, msgpack arrays with a tag, several
 in one datagram, descriptors beside a message that is alone in its own. Both ends are of one version.
@@ -32,13 +35,24 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 
 class DoorSetup(NamedTuple):
-    """The first message: the settings of the server, and which of its doors this one is, from 0 on.
-    ``idle_paths`` are how paths begin whose requests may be open while there is nothing to do.
+    """The first message of each front: the settings of the server, and which of its doors this one is, from 0
+    on. ``idle_paths`` are how paths begin whose requests may be open while there is nothing to do.
+    ``counted`` is what the processes before this one in its place have counted, by the fields of ``Status``;
+    a door that has had a front before knows better.
     """
 
     settings: dict[str, Any]
     door: int
     idle_paths: tuple[str, ...]
+    counted: dict[str, Any]
+
+
+class Holding(NamedTuple):
+    """The connections that a door has kept from a front before, by the addresses of their clients; this
+    answers the ``DoorSetup`` of another front.
+    """
+
+    addresses: tuple[str | None, ...]
 
 
 # Connections: the front accepts them, and counts them; a door has them.
@@ -97,7 +111,8 @@ class Status(NamedTuple):
     """How a door is doing, said a few times a second: the last ``notice`` that it knows, how many connections
     are not aware of it and how many requests are held (``Transport``), what its ``Admission`` counts, by the
     same names, and what bodies take on its heap and in its arena. The first says that it takes connections.
-    ``n_requests`` and ``cpu_s``, seconds of a core, are of all its time.
+    ``n_requests``, ``cpu_s`` (seconds of a core), ``refused``, ``late`` and ``intake_refused`` are of all its
+    time, and that of the processes before it in its place.
     """
 
     notice: int
@@ -109,10 +124,20 @@ class Status(NamedTuple):
     unsent_nbytes: int
     refused: dict[str, int]
     late: dict[str, int]
+    limited: dict[str, int]
     intake_nbytes: int
     intake_refused: int
     arena_nbytes: int
     arena_blocks: int
+    reclaimed: dict[str, int]
+
+
+class SpentTokens(NamedTuple):
+    """Tokens of the rate limiter that an ingress process granted since its last report, by client. The front
+    sends them to all other ingress processes, which charge their own buckets.
+    """
+
+    spent: tuple[tuple[int | str | bytes, int], ...]
 
 
 # A request that the front answers.
@@ -245,11 +270,12 @@ class FrontStage(NamedTuple):
 
 class Infer(NamedTuple):
     """A request to be run, by the fields of ``InferRequest``. Each of ``inputs`` is a name, a datatype, a
-    shape and the data: bytes, a place in the door's arena (segment, offset, nbytes) or one in a client's
-    region (name, offset, nbytes); each of ``placements`` a name and such a place. ``client`` is whom fair
-    queues take it to be of: an address, and the headers that one of them asks for. ``received`` is there
-    while requests may be traced: when it came, in nanoseconds, whether by gRPC, and the headers of its trace.
-    ``stream``: it may have any number of responses.
+    shape and the data: bytes, a place in the door's arena (segment, offset, nbytes), after which may come
+    what was found wrong with its strings, or one in a client's region (name, offset, nbytes); each of
+    ``placements`` a name and such a place. ``client`` is whom fair queues take it to be of: an address, and
+    the headers that one of them asks for. ``received`` is there while requests may be traced: when it came,
+    in nanoseconds, whether by gRPC, and the headers of its trace. ``stream``: it may have any number of
+    responses.
     """
 
     ticket: int
@@ -384,6 +410,6 @@ PASSAGE: Final = Vocabulary(dict(enumerate((
     Opened, Body, Abandoned, AnswerPart, WholeAnswer, Start, Send, Sent, DropUnsent, Finish, Reset,
     Consumed, Served, FrontStage, RequestTemplate, Alike, ForgetTemplates, Infer, TakenBack, Outputs,
     Result, RefusedRequest, StreamEnded, Closed, DoorSegment, DropDoorSegment, Freed, LendSegment,
-    UnlendSegment,
+    UnlendSegment, SpentTokens, Holding,
 ), start=1)))
 # fmt: on

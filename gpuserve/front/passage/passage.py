@@ -1,5 +1,6 @@
 """One end of the socket pair between the front and a door: messages out and in on the event loop. Both ends
-are of one version and run none of a user's code. What the messages mean is not known here.
+are of one version and run none of a user's code. What the messages mean is not known here. A door outlives
+its front: it uses one ``Passage`` for all fronts, each of which has a socket pair of its own (``reopen``).
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _SOON_S: Final = 0.001
 
 class Passage:
     """An end, open from ``open`` to ``close``. ``on_message`` takes each message with its descriptors, which
-    are closed after it; ``on_lost`` is called once, when the other end is gone.
+    are closed after it; ``on_lost`` is called once for each socket, when the other end is gone. Without
+    ``sock`` it is closed until ``reopen``; what is sent while it is closed is dropped.
     """
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | None,
         on_message: Callable[[Any, list[int]], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self._sock = sock
         self._on_message = on_message
         self._on_lost = on_lost
         #: Messages for the next datagram, which leaves at the end of this turn of the loop.
@@ -49,11 +50,30 @@ class Passage:
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._buffer = datagram.receive_buffer()
         self._loop = asyncio.get_running_loop()
-        self._closed = False
+        self._closed = sock is None
+        self._sock: socket.socket
+        if sock is not None:
+            self._sock = sock
 
     def open(self) -> None:
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock.fileno(), self._read)
+
+    def finish(self) -> None:
+        """Take what the process at the other end, which has ended, has sent, and close."""
+        while (received := self._receive()) is not None:
+            self._take(*received)
+        self.close()
+
+    def reopen(self, sock: socket.socket) -> None:
+        """Use another socket, when closed. What was posted since is for nobody."""
+        self._posted, self._posted_nbytes = [], 0
+        self._sock, self._closed = sock, False
+        self.open()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
 
     @property
     def waiting_nbytes(self) -> int:
@@ -129,6 +149,9 @@ class Passage:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+        self._put_off.clear()
+        self.flush()  # which drops it: nothing of it may leave by the next socket
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         for _, fds in self._outbox:

@@ -10,6 +10,7 @@ from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow
 from gpuserve.front.memory.intake import Intake
 from gpuserve.front.observe.triton_metrics import Family, family
+from gpuserve_worker.memory.orphans import KINDS, ORPHANS
 
 #: Of each door: the end of the name, its kind, what it is, and where that is in its counts.
 _OF_DOOR: Final = (
@@ -31,10 +32,15 @@ def connection_families(admission: Admission, doors: Sequence[DoorRow] = ()) -> 
     unsent_nbytes = sum(admission.unsent_nbytes.values()) + sum(door.counts.unsent_nbytes for door in doors)
     text = "Answers that clients have not read."
     yield family(f"{name}_unsent_bytes", "gauge", text, [({}, unsent_nbytes)])
-    refused, late = Counter(admission.refused), Counter(admission.late)
+    refused, late, limited = (
+        Counter(admission.refused),
+        Counter(admission.late),
+        Counter(admission.rates.refused),
+    )
     for door in doors:
         refused.update(door.counts.refused)
         late.update(door.counts.late)
+        limited.update(door.counts.limited)
     for what, text, counts in (
         ("refused", "Connections and streams that were refused, by the limit they met.", refused),
         ("late", "Connections and requests that were ended, by what took too long.", late),
@@ -42,6 +48,9 @@ def connection_families(admission: Admission, doors: Sequence[DoorRow] = ()) -> 
         yield family(
             f"{name}_{what}_total", "counter", text, [({"reason": key}, n) for key, n in counts.items()]
         )
+    text = "Requests that were refused because their client was over max_requests_per_s."
+    values = [({"client": kind}, n) for kind, n in limited.items()]
+    yield family("gpuserve_requests_rate_limited_total", "counter", text, values)
     yield from _door_families(doors)
 
 
@@ -53,6 +62,12 @@ def intake_families(intake: Intake, doors: Sequence[DoorRow] = ()) -> Iterator[F
     text = "Requests that were refused because there was no memory for their bodies."
     refused = intake.refused + sum(door.counts.intake_refused for door in doors)
     yield family("gpuserve_intake_refused_total", "counter", text, [({}, refused)])
+    text = "Memory that its owner did not give back and that was reclaimed, by kind: a defect of the server."
+    counts = Counter(ORPHANS.reclaimed)
+    for door in doors:
+        counts.update(door.counts.reclaimed)
+    values = [({"kind": kind}, counts[kind]) for kind in KINDS]
+    yield family("gpuserve_memory_reclaimed_total", "counter", text, values)
 
 
 def _door_families(doors: Sequence[DoorRow]) -> Iterator[Family]:

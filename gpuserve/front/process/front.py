@@ -7,10 +7,12 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from gpuserve.control import messages
 from gpuserve.control.operator import VerbOutcome
+from gpuserve.front.exchange.housekeeping import keep_running
 from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.live.page import LivePage, live_page
@@ -110,6 +112,8 @@ class Front:
             self._set_up(message, fds)
         elif isinstance(message, messages.InstanceUp):
             self._parts.generations.instance_up(message, fds)
+        elif isinstance(message, messages.IngressUp):
+            self._parts.ports.door_up(message, fds)
         else:
             self._obeyed_by[type(message)](message)
 
@@ -121,19 +125,20 @@ class Front:
         shared = ModelParts(service, settings, setup.epoch, links, cache)
         generations = Generations(shared, self._say, self._spawn)
         live = live_page(service, settings, setup.epoch)
-        ports = Ports(service, settings, self._spawn, live)
+        ports = Ports(service, settings, self._spawn, live, self._say)
         draining = Draining(service.health, ports, generations, self._say, self._spawn)
         rates = RateReports(service, generations, ports, self._say)
         pushing = metrics_pushing(service.metrics_page, settings)
         self._parts = FrontParts(service, generations, ports, draining, rates, live, pushing)
         self._obeyed_by = self._dispatch_table(self._parts)
-        self._spawn(keep_trim(generations.shrink))
+        self._spawn(keep_running(partial(keep_trim, generations.shrink)))
         self._spawn(generations.watch.run())
-        self._spawn(keep_noticing(service))
+        self._spawn(keep_running(partial(keep_noticing, service)))
         if live is not None:
-            self._spawn(live.feed.run())
+            live.feed.open()
+            self._spawn(keep_running(live.feed.run))
         if pushing is not None:
-            self._spawn(pushing.run())
+            self._spawn(keep_running(pushing.run))
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
         *listeners, own_pulse, supervisors_pulse = fds
@@ -151,6 +156,7 @@ class Front:
             messages.Resize: parts.generations.resize,
             messages.RetireInstance: parts.generations.retire_instance,
             messages.InstanceDown: parts.generations.instance_down,
+            messages.IngressDown: parts.ports.door_down,
             messages.ModelStates: lambda message: models.set_states(*message),
             messages.Outcome: lambda message: control.questions.answered(
                 message.ticket, VerbOutcome(*message[1:])

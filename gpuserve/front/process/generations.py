@@ -159,6 +159,9 @@ class Generations:
         if self._parts.settings.access_log != OFF:
             driver.name_requests()
         self._of_workers[generation] = driver
+        driver.workers.on_isolated_death = lambda link: self._say(
+            messages.IsolatedDeath(generation, link.instance, link.pid)
+        )
         return driver
 
     def _metrics(self, spec: ModelSpec) -> ModelMetrics:
@@ -282,7 +285,10 @@ class Generations:
 
     def shrink(self) -> None:
         for driver in self._drivers.values():
+            was_starved = driver.is_starved
             driver.shrink()
+            if driver.is_starved is not was_starved:
+                self._service.models.refresh(driver.spec.name)
 
     def keep_latencies(self, keep: bool) -> None:
         """Begin to keep the latest latencies of every model for their quantiles, or end to."""

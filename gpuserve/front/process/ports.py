@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, TypeAlias
 
+from gpuserve.control.messages import IngressDown, IngressUp
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.live.page import LivePage
@@ -15,6 +16,7 @@ from gpuserve.front.process import assembly
 from gpuserve.front.process.certificates import CertificateWatch
 from gpuserve.front.process.connection_metrics import connection_families, intake_families
 from gpuserve.front.server.limits import limits_of
+from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import GRPCIO, ServerSettings
 from gpuserve.settings.tls import tls_files
@@ -30,12 +32,18 @@ class Ports:
     """The transports of a front, none before ``open``; what they are asked is in ``Transport``."""
 
     def __init__(
-        self, service: InferenceService, settings: ServerSettings, spawn: Spawn, live: LivePage | None = None
+        self,
+        service: InferenceService,
+        settings: ServerSettings,
+        spawn: Spawn,
+        live: LivePage | None = None,
+        say: Say = lambda _: None,
     ) -> None:
         self._service = service
         self._live = live
         self._settings = settings
         self._spawn = spawn
+        self._say = say
         self._transports: list[Transport] = []
         self._admission = Admission(limits_of(settings), n_processes=settings.doors)
 
@@ -50,7 +58,7 @@ class Ports:
         if self._live is not None:
             self._live.feed.more = self._watched
         self._transports += assembly.transports(
-            service, settings, listeners, grpc_port, self._admission, self._live
+            service, settings, listeners, grpc_port, self._admission, self._say, self._live
         )
         for transport in self._transports:
             await transport.start()
@@ -82,6 +90,14 @@ class Ports:
         self._admission.adjust(limits)
         for transport in self._transports:
             transport.adjust(dataclasses.asdict(limits))
+
+    def door_up(self, message: IngressUp, fds: list[int]) -> None:
+        for transport in self._transports:
+            transport.door_up(message, fds)
+
+    def door_down(self, message: IngressDown) -> None:
+        for transport in self._transports:
+            transport.door_down(message)
 
     def doors(self) -> Iterator[DoorRow]:
         """The doors that are processes of their own."""

@@ -9,7 +9,7 @@ import logging
 import os
 from typing import Final
 
-from gpuserve.control.process_state import how_it_is
+from gpuserve.control.process_state import cpu_times, how_it_is
 from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
 from gpuserve.front.service.health import ServerHealth
 
@@ -37,7 +37,9 @@ class Turning:
         period_s = pulse_period_s(self._timeout_s)
         while True:
             self._own.beat()
-            self._judge(self._silence.look(self._supervisors.has_beaten(), loop.time(), period_s))
+            has_beaten = self._supervisors.has_beaten()
+            times = None if has_beaten else cpu_times(os.getppid())
+            self._judge(self._silence.look(has_beaten, loop.time(), period_s, times))
             await asyncio.sleep(period_s)
 
     def _judge(self, silent_s: float) -> None:

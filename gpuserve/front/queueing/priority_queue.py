@@ -165,8 +165,15 @@ class PriorityQueue(RequestQueue):
         self.waiting.append(request)
         return False
 
-    def _sweep(self) -> None:
-        super()._sweep()
+    def isolate(self, requests: Collection[QueuedRequest]) -> None:
+        for request in requests:
+            if self._policy_of(request.lane[0]).timeout_action == DELAY and request.timeout_at is not None:
+                self._timeouts.discard(request)  # they are delayed behind all others already
+                request.timeout_at = None
+        super().isolate(requests)
+
+    def _sweep(self, without: Collection[QueuedRequest] = ()) -> None:
+        super()._sweep(without)
         waiting, self.waiting = self.waiting, Lanes(self._new_lane)
         for request in waiting:
             self.waiting.append(request)

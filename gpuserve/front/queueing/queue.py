@@ -54,6 +54,7 @@ class RemovalReason(enum.Enum):
     HOPELESS = "it could not have ended in time"
     WAITED = "its queue policy lets it wait no longer"
     CROWDING = "the queue was full, and its client had the most in it"
+    ISOLATED = "its worker died, and its client's requests had killed workers before"
     LATE_IN_BACKLOG = "its time ran out before its sequence had a slot"
     CANCELLED = "another request of its sequence was given up"
 
@@ -132,7 +133,9 @@ class QueuedRequest:
         return ""
 
     def client_of(self, header: bytes) -> Hashable:
-        """Who sent it: the value of that header, or else its address; asked for in a fair queue only."""
+        """Return who sent the request: the value of that header, or else the address; "" if nobody is known.
+        Asked for in a fair queue, and where a worker died.
+        """
         return ""
 
 
@@ -299,8 +302,9 @@ class WaitingRoom:
 
 class RequestQueue(WaitingRoom):
     """What waits for one model, in its order. ``retried`` holds those whose worker died, oldest first, and
-    comes before ``waiting``; both may hold places of requests that were taken out. ``BatchFormer`` takes
-    requests off ``waiting`` before it is known whether they go: they count until ``dispatched`` is told.
+    comes before ``waiting``; ``isolated`` holds those of suspects, and comes after it. All three may hold
+    places of requests that were taken out. ``BatchFormer`` takes requests off ``waiting`` before it is known
+    whether they go: they count until ``dispatched`` is told.
     """
 
     #: Whether a new request always stands behind the older ones.
@@ -310,6 +314,7 @@ class RequestQueue(WaitingRoom):
         super().__init__(spec)
         self.waiting: WaitingRequests = deque() if waiting is None else waiting
         self.retried: deque[QueuedRequest] = deque()
+        self.isolated: deque[QueuedRequest] = deque()
 
     def put_back(self, requests: Collection[QueuedRequest]) -> None:
         """Queue requests again whose worker died, before all others. The limits let them in once already."""
@@ -323,7 +328,7 @@ class RequestQueue(WaitingRoom):
     def remove(self, request: QueuedRequest, event: Literal["cancel", "expire"]) -> None:
         """Take a queued request out for good, wherever it stands."""
         super().remove(request, event)
-        if len(self.waiting) + len(self.retried) > 2 * self.requests:
+        if len(self.waiting) + len(self.retried) + len(self.isolated) > 2 * self.requests:
             self._sweep()
 
     def expire(self, request: QueuedRequest, now: float) -> bool:
@@ -346,10 +351,19 @@ class RequestQueue(WaitingRoom):
             self.retried.popleft()
         return oldest
 
-    def _sweep(self) -> None:
-        """Drop every place whose request does not wait any more."""
-        self.waiting = deque(one for one in self.waiting if one.state is _QUEUED)
-        self.retried = deque(one for one in self.retried if one.state is _QUEUED)
+    def isolate(self, requests: Collection[QueuedRequest]) -> None:
+        """Let queued requests, which have no other place, run alone and after all others."""
+        self.isolated.extend(requests)
+
+    def displace(self, requests: Collection[QueuedRequest]) -> None:
+        """Take the places of queued requests away, for ``isolate`` to give them others."""
+        self._sweep(frozenset(requests))
+
+    def _sweep(self, without: Collection[QueuedRequest] = ()) -> None:
+        """Drop every place whose request does not wait any more, or is in ``without``."""
+        self.waiting = deque(one for one in self.waiting if one.state is _QUEUED and one not in without)
+        self.retried = deque(one for one in self.retried if one.state is _QUEUED and one not in without)
+        self.isolated = deque(one for one in self.isolated if one.state is _QUEUED)
 
 
 def first_queued(requests: WaitingRequests) -> QueuedRequest | None:

@@ -46,6 +46,11 @@ class AlikeRequests:
             unsaid, self._unsaid, self._nbytes = self._unsaid, [], 0
             self._passage.post(messages.Alike(tuple(unsaid)))
 
+    def forget_all(self) -> None:
+        """Begin anew: another front knows no template, and nothing of what was not said."""
+        self._templates.clear()
+        self._unsaid, self._nbytes = [], 0
+
     def _introduce(self, key: Any) -> int:
         self.say()
         if len(self._templates) >= _MOST_TEMPLATES:

@@ -22,34 +22,55 @@ class DoorMemory:
 
     def __init__(self, passage: Passage, max_arena_nbytes: int) -> None:
         self._passage = passage
+        #: Set when the front is told of a tensor that is no small one.
+        self.is_used = False
         #: What the front has of the arena, by place.
         self._blocks: dict[tuple[int, int], Block] = {}
         self._lent = arena.Mapping()
+        #: Counts the fronts: leases of one before mean nothing to this one.
+        self.epoch = 0
         #: Leases of responses that were closed in this turn of the loop.
         self._closed: list[int] = []
         self.arena = Arena(max_arena_nbytes, self._on_segment, self._on_drop)
         self.obey: Mapping[type, Callable[[Any], None]] = {
             messages.Freed: self._on_freed,
-            messages.UnlendSegment: lambda message: self._lent.detach(message.segment),
+            messages.UnlendSegment: self._on_unlent,
         }
 
-    def told(self, data: Any) -> Any:
-        """A tensor as the front is told of it. A large one that is not in the arena yet is copied there."""
+    def told(self, data: Any, problem: str | None = None) -> Any:
+        """A tensor as the front is told of it, with the problem of its strings if they were looked at. A
+        large one that is not in the arena yet is copied there.
+        """
         if type(data) is bytes and len(data) <= INLINE_NBYTES:
             return data
+        self.is_used = True
         if isinstance(data, RegionSlice):
             return place_of(data)
-        if not isinstance(data, Block):
-            if len(data) <= INLINE_NBYTES:
-                return bytes(data)
-            try:
-                block = self.arena.allocate(len(data))
-            except OutOfMemory:
-                return bytes(data)
-            block.view[:] = data
-            data = block
+        if not isinstance(data, Block) or not self.arena.has(data):
+            data = self._placed(data)
+            if type(data) is bytes:
+                return data
         self._blocks[data.segment, data.offset] = data
-        return data.segment, data.offset, data.nbytes
+        place = data.segment, data.offset, data.nbytes
+        return place if problem is None else (*place, problem)
+
+    def _placed(self, data: Any) -> bytes | Block:
+        """Copy a tensor into the arena, or to the heap where it is small or the arena is full. One in a block
+        of an arena before, which came for a front that has died, is freed there.
+        """
+        view = data.view if isinstance(data, Block) else data
+        found: bytes | Block
+        try:
+            if len(view) > INLINE_NBYTES:
+                found = self.arena.allocate(len(view))
+                found.view[:] = view
+            else:
+                found = bytes(view)
+        except OutOfMemory:
+            found = bytes(view)
+        if isinstance(data, Block):
+            data.free()
+        return found
 
     def view(self, told: Any) -> bytes | memoryview:
         """The bytes of an output that the front tells of."""
@@ -59,11 +80,32 @@ class DoorMemory:
         """Map a segment that is lent; its descriptor stays the caller's."""
         self._lent.attach(message.segment, fds[0], message.nbytes)
 
-    def close_lease(self, lease: int) -> None:
+    def close_lease(self, epoch: int, lease: int) -> None:
         """What a response referred to is not needed any more."""
+        if epoch != self.epoch:
+            return
         if not self._closed:
             self._passage.call_at_next(self._say_closed)
         self._closed.append(lease)
+
+    def lose(self) -> None:
+        """Give up what was shared with a front that has died. Workers may still read this door's old
+        segments, which stay while they have them, and responses that are being written the workers': neither
+        is used for anything else, since workers begin with a new arena at each front.
+        """
+        self.epoch += 1
+        self._closed.clear()
+        self._lent.close()
+        self._lent = arena.Mapping()
+        self.arena.abandon()
+        blocks, self._blocks = self._blocks, {}
+        for block in blocks.values():
+            block.free()
+
+    def introduce(self) -> None:
+        """Tell a new front of the arena."""
+        for segment, fd, nbytes in self.arena.segments():
+            self._on_segment(segment, fd, nbytes)
 
     def close(self) -> None:
         self._lent.close()
@@ -76,6 +118,9 @@ class DoorMemory:
     def _on_freed(self, message: messages.Freed) -> None:
         for place in message.blocks:
             self._blocks.pop(place).free()
+
+    def _on_unlent(self, message: messages.UnlendSegment) -> None:
+        self._lent.detach(message.segment)
 
     def _on_segment(self, segment: int, fd: int, nbytes: int) -> None:
         self._passage.send(messages.DoorSegment(segment, nbytes), [fd])

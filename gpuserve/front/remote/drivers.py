@@ -13,17 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import Stopping, Unavailable, request_error
+from gpuserve.errors import RequestError, Stopping, Unavailable, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
+from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.memory.scatter import cut, requested
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import AnswerState, OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.passage import messages
+from gpuserve.front.passage.absence import FrontAbsence, front_died
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.alike import AlikeRequests
 from gpuserve.front.remote.door_memory import DoorMemory, place_of
 from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor
+from gpuserve_worker.memory.orphans import ORPHANS, OUTPUT_LEASE
 
 if TYPE_CHECKING:
     from gpuserve.front.models.watching import RequestWatcher
@@ -36,7 +39,8 @@ _WAITING: Final = AnswerState.WAITING
 
 class RemoteRequest(PendingRequest):
     """A request that the front runs; a door has no queue, so of what a queue asks it has nothing. ``ticket``
-    is what both know it by.
+    is what both know it by. ``timeout_s`` and ``enqueued_at`` are there where it has a time limit of its
+    own, and ``attempts`` where a front has died that had it.
     """
 
     __slots__ = ("ticket",)
@@ -53,6 +57,8 @@ class RemoteRequest(PendingRequest):
         self._driver = driver
         self._state = _WAITING
         self.request = request
+        if request.timeout_s is not None:
+            self.timeout_s, self.enqueued_at = request.timeout_s, time.monotonic()
         self.on_response = on_response
         self.on_answer = on_answer
         if on_answer is None:
@@ -62,8 +68,9 @@ class RemoteRequest(PendingRequest):
 class RemoteRequests:
     """The requests of one door that the front has, and the memory that they lie in."""
 
-    def __init__(self, passage: Passage, max_arena_nbytes: int) -> None:
+    def __init__(self, passage: Passage, max_arena_nbytes: int, absence: FrontAbsence) -> None:
         self._passage = passage
+        self._absence = absence
         self._tickets = itertools.count(1)
         self._pending: dict[int, RemoteRequest] = {}
         self._alike = AlikeRequests(passage)
@@ -84,10 +91,14 @@ class RemoteRequests:
     # ---- to the front ---------------------------------------------------------------------
 
     def submit(self, pending: RemoteRequest) -> None:
-        """Have the front run a request; its body is with the front then."""
+        """Have the front run a request; its body is with the front then. Without a front it waits for one."""
+        if self._absence.is_now:
+            self._hold(pending)
+            return
         ticket = pending.ticket = next(self._tickets)
         self._pending[ticket] = pending
-        request = pending.request
+        request, memory = pending.request, self.memory
+        memory.is_used = False
         if (
             request.parameters
             or request.regions
@@ -99,13 +110,16 @@ class RemoteRequests:
         ):
             self._post(pending, request)
         else:  # a template says all of it but its data
-            told = self.memory.told
-            self._alike.add(ticket, request, [told(one.data) for one in request.inputs])
-        request.inputs.clear()
+            told = memory.told
+            self._alike.add(ticket, request, [told(one.data, one.problem) for one in request.inputs])
+        if memory.is_used:  # small data stays here, for another front
+            request.inputs.clear()
 
     def _post(self, pending: RemoteRequest, request: InferRequest) -> None:
         told = self.memory.told
-        inputs = tuple([(one.name, one.datatype, one.shape, told(one.data)) for one in request.inputs])
+        inputs = tuple(
+            [(one.name, one.datatype, one.shape, told(one.data, one.problem)) for one in request.inputs]
+        )
         self._passage.post(
             messages.Infer(
                 pending.ticket,
@@ -125,6 +139,35 @@ class RemoteRequests:
                 pending.on_response is not None,
             )
         )
+
+    def _hold(self, pending: RemoteRequest) -> None:
+        """Have a request wait until there is a front, for no longer than its own time."""
+        pending.ticket = 0
+        request, timers = pending.request, list[asyncio.TimerHandle]()
+        limit_s = None if request.timeout_s is None else pending.timeout_s
+
+        def refuse(error: RequestError) -> None:
+            free_body(request)
+            pending.give(error)
+
+        def resume() -> None:
+            for timer in timers:
+                timer.cancel()
+            if pending.is_over:
+                free_body(request)
+                return
+            if limit_s is not None:
+                request.timeout_s = max(0.0, left_s())
+            self.submit(pending)
+
+        def left_s() -> float:
+            assert limit_s is not None
+            return limit_s - (time.monotonic() - pending.enqueued_at)
+
+        if limit_s is not None:
+            late = refusals.too_late(pending.spec.name, limit_s, was_queued=True)
+            timers.append(asyncio.get_running_loop().call_later(left_s(), refuse, late))
+        self._absence.hold(resume, refuse)
 
     def take_back(self, pending: RemoteRequest) -> None:
         if self._pending.pop(pending.ticket, None) is not None:
@@ -148,7 +191,8 @@ class RemoteRequests:
     def _on_outputs(self, message: messages.Outputs) -> None:
         tickets, rows, version, told, lease = message
         waiting = [self._pending.pop(ticket, None) if ticket else None for ticket in tickets]
-        on_close = _SharedLease(waiting, partial(self.memory.close_lease, lease)).close if lease else None
+        holders = len(waiting) - waiting.count(None)
+        on_close = _SharedLease(holders, self._release(lease)).close if lease else None
         tensors = [
             OutputTensor(name, datatype, shape, self.memory.view(data))
             for name, datatype, shape, data in told
@@ -167,6 +211,9 @@ class RemoteRequests:
             else:
                 name = request.model_name
                 pending.give(InferResponse(name, version, request.id, {}, outputs, on_close))
+
+    def _release(self, lease: int) -> Callable[[], None]:
+        return partial(self.memory.close_lease, self.memory.epoch, lease)
 
     def _give_chosen(
         self,
@@ -199,7 +246,7 @@ class RemoteRequests:
         pending = self._pending.get(ticket)
         if pending is None:  # taken back, and the message crossed ours
             if lease:
-                self.memory.close_lease(lease)
+                self.memory.close_lease(self.memory.epoch, lease)
             return
         outputs = [
             OutputTensor(name, datatype, shape, data)
@@ -208,7 +255,7 @@ class RemoteRequests:
             for name, datatype, shape, data in told
         ]
         request = pending.request
-        on_close = partial(self.memory.close_lease, lease) if lease else None
+        on_close = _SharedLease(1, self._release(lease)).close if lease else None
         response = InferResponse(pending.spec.name, version, request.id, parameters, outputs, on_close)
         if final:
             del self._pending[ticket]
@@ -238,12 +285,43 @@ class RemoteRequests:
         if pending is not None:
             pending.give(None)
 
+    def lose(self) -> None:
+        """Take leave of the front, which has died, and of the memory shared with it. Of the requests that it
+        had, those that may run twice wait for the next front, once; the others are answered.
+        """
+        pending, self._pending = self._pending, {}
+        self._alike.forget_all()
+        self.memory.lose()
+        for one in pending.values():
+            if _may_run_again(one):
+                one.attempts = 1
+                self._hold(one)
+            else:
+                one.give(front_died())
+
     def close(self) -> None:
-        """The front is gone, or the door ends."""
+        """The door ends."""
         for pending in list(self._pending.values()):
             pending.give(Unavailable("the server is stopping"))
         self._pending.clear()
         self.memory.close()
+
+
+def _may_run_again(pending: RemoteRequest) -> bool:
+    """Whether a request that was in a front that died may be given to another one: by the rules for a worker
+    that died, but that what only the front knew of it is lost. A large body is not kept here.
+    """
+    spec, request = pending.spec, pending.request
+    return (
+        spec.retry_on_worker_death
+        and not spec.is_ensemble
+        and bool(request.inputs)
+        and not request.regions
+        and request.sequence is None
+        and pending.on_response is None
+        and not hasattr(pending, "attempts")
+        and not pending.is_over
+    )
 
 
 class _SharedLease:
@@ -251,11 +329,21 @@ class _SharedLease:
 
     __slots__ = ("_left", "_release")
 
-    def __init__(self, waiting: Sequence[RemoteRequest | None], release: Callable[[], None]) -> None:
-        self._left = sum([one is not None for one in waiting])
+    memory_kind = OUTPUT_LEASE
+
+    def __init__(self, holders: int, release: Callable[[], None]) -> None:
+        self._left = holders
         self._release = release
-        if not self._left:
+        if not holders:
             release()
+
+    def __del__(self) -> None:
+        if self._left > 0:
+            ORPHANS.add(self)
+
+    def reclaim(self) -> None:
+        self._left = 1
+        self.close()
 
     def close(self) -> None:
         self._left -= 1

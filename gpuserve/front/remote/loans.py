@@ -82,8 +82,11 @@ class DoorLoans:
         return memory.lend(*at, self)[:3]
 
     def lease(self, on_close: Callable[[], None]) -> int:
-        """The number of a lease, at whose end ``on_close`` is called."""
+        """The number of a lease, at whose end ``on_close`` is called: at once if the door is gone."""
         lease = next(self._numbers)
+        if self._is_closed:
+            on_close()
+            return lease
         self._leased[lease] = on_close
         return lease
 

@@ -83,6 +83,11 @@ class MirroredTable(ModelTable):
             self.look_ahead()
             return super().find(name, version)
 
+    def has_openai(self) -> bool:
+        if not super().has_openai():
+            self.look_ahead()
+        return super().has_openai()
+
 
 class Mirrored:
     """The door's side: keeps its table of models and its health as the front says."""
@@ -92,13 +97,21 @@ class Mirrored:
         self._health = health
         self._requests = requests
         self._fair_by: dict[str, set[bytes]] = {}
+        #: The models that a new front has told of, until it has told of all.
+        self._told: set[str] | None = None
         self.obey: Mapping[type, Callable[[Any], None]] = {
             messages.Served: self._on_served,
             messages.FrontStage: self._on_stage,
         }
 
+    def begin(self) -> None:
+        """Forget what another front does not tell of; it tells of all models before its stage."""
+        self._told = set()
+
     def _on_served(self, message: messages.Served) -> None:
         name, versions, states = message
+        if self._told is not None:
+            self._told.add(name)
         specs = [(ModelSpec.from_wire(spec), was_ready) for spec, was_ready in versions]
         drivers = [RemoteDriver(spec, was_ready, self._requests) for spec, was_ready in specs]
         fair = {one.queue.fairness_header.encode() for one, _ in specs if one.queue.fairness == CLIENT}
@@ -111,6 +124,10 @@ class Mirrored:
         self._models.serve(name, drivers)
 
     def _on_stage(self, message: messages.FrontStage) -> None:
+        if self._told is not None:
+            gone, self._told = self._models.names() - self._told, None
+            for name in gone:
+                self._on_served(messages.Served(name, (), ()))
         draining, ended, self._requests.tracing = message
         self._requests.draining = draining
         if draining and not self._health.draining:

@@ -17,7 +17,7 @@ from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.loans import DoorLoans
 from gpuserve.front.service.inference import Inference
-from gpuserve.front.v2.types import NOTHING, Data, InferRequest, InferResponse, InputTensor, RegionSlice
+from gpuserve.front.v2.types import NOTHING, InferRequest, InferResponse, InputTensor, RegionSlice
 from gpuserve_worker.protocol.payloads import Sequence as SequencePart
 
 
@@ -72,9 +72,10 @@ class DoorRequests:
                 _, model, version, outputs, told = self._templates[template]
             inputs = []
             for (name, datatype, shape), data in zip(told, parts, strict=False):
-                inputs.append(
-                    InputTensor(name, datatype, shape, data if type(data) is bytes else self._data(data, []))
-                )
+                if type(data) is bytes:
+                    inputs.append(InputTensor(name, datatype, shape, data))
+                else:
+                    inputs.append(self._placed(name, datatype, shape, data, []))
             request = InferRequest(model, version, "", {}, inputs, outputs, timeout_s)
             request.reader, request.ticket = self, ticket
             try:
@@ -104,7 +105,9 @@ class DoorRequests:
     def _request(self, message: messages.Infer) -> InferRequest:
         regions: list[RegionSlice] = []
         inputs = [
-            InputTensor(name, datatype, shape, data if type(data) is bytes else self._data(data, regions))
+            InputTensor(name, datatype, shape, data)
+            if type(data) is bytes
+            else self._placed(name, datatype, shape, data, regions)
             for name, datatype, shape, data in message.inputs
         ]
         placements = NOTHING
@@ -132,10 +135,18 @@ class DoorRequests:
             request.receiver = _Receiver(self._receptions, message)
         return request
 
-    def _data(self, place: tuple[Any, int, int], regions: list[RegionSlice]) -> Data:
-        if isinstance(place[0], str):
-            return self._region(place, regions)
-        return self.loans.input_at(*place)
+    def _placed(
+        self,
+        name: str,
+        datatype: str,
+        shape: tuple[int, ...],
+        place: tuple[Any, ...],
+        regions: list[RegionSlice],
+    ) -> InputTensor:
+        at, offset, nbytes, *problem = place
+        if isinstance(at, str):
+            return InputTensor(name, datatype, shape, self._region((at, offset, nbytes), regions))
+        return InputTensor(name, datatype, shape, self.loans.input_at(at, offset, nbytes), *problem)
 
     def _region(self, place: tuple[str, int, int], regions: list[RegionSlice]) -> RegionSlice:
         regions.append(RegionSlice(*place))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.front.passage import messages
+from gpuserve.front.passage.absence import FrontAbsence
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.drivers import RemoteRequests, Unpinned
 from gpuserve.front.remote.mirror import URGENT, Mirrored, MirroredTable
@@ -28,9 +29,10 @@ class DoorService:
         models, look_ahead = self.service.models, partial(passage.look_ahead, URGENT)
         assert isinstance(models, MirroredTable)
         models.look_ahead = look_ahead
-        self._requests = RemoteRequests(passage, settings.max_arena_nbytes)
-        mirrored = Mirrored(models, self.service.health, self._requests)
-        self.obey: Mapping[type, Callable[[Any], None]] = {**self._requests.obey, **mirrored.obey}
+        self.absence = FrontAbsence()
+        self._requests = RemoteRequests(passage, settings.max_arena_nbytes, self.absence)
+        self._mirrored = Mirrored(models, self.service.health, self._requests)
+        self.obey: Mapping[type, Callable[[Any], None]] = {**self._requests.obey, **self._mirrored.obey}
 
     def attach(self, message: messages.LendSegment, fds: list[int]) -> None:
         """Map a segment that the front lends; its descriptor stays the caller's."""
@@ -42,6 +44,19 @@ class DoorService:
 
     def arena_statistics(self) -> ArenaStatistics:
         return self._requests.memory.arena.statistics()
+
+    def lose(self) -> None:
+        """Be not ready, answer what the front had, and hold what comes: the front has died."""
+        self.service.health.leave()
+        self.absence.begin()
+        self._requests.lose()
+
+    def resume(self) -> None:
+        """Go on with another front."""
+        self._mirrored.begin()
+        self._requests.memory.introduce()
+        self.service.health.stay()
+        self.absence.end()
 
     def close(self) -> None:
         self._requests.close()

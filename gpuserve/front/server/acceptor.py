@@ -10,6 +10,8 @@ import socket
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from gpuserve_worker.protocol.spare_descriptor import SpareDescriptor
+
 #: As many as the kernel allows by default (net.core.somaxconn).
 BACKLOG: Final = 4096
 #: So many connections are accepted in one turn of the loop.
@@ -42,9 +44,11 @@ class Acceptor:
     def __init__(self, listener: socket.socket, take: Take) -> None:
         self._listener = listener
         self._take = take
+        self._spare = SpareDescriptor()
         self._loop = asyncio.get_running_loop()
 
     def open(self) -> None:
+        self._spare.hold()
         self._listener.listen(BACKLOG)
         self._listen()
 
@@ -53,6 +57,7 @@ class Acceptor:
         self._accept()
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        self._spare.release()
 
     def _listen(self) -> None:
         if self._listener.fileno() >= 0:
@@ -65,7 +70,24 @@ class Acceptor:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:
+                if self._refuse():
+                    continue
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(_REST_S, self._listen)
                 return
             self._take(accepted, None if accepted.family == socket.AF_UNIX else peer[0])
+
+    def _refuse(self) -> bool:
+        """Close a connection that no descriptor is left for, so that its client need not wait for a timeout;
+        False: not even that can be done.
+        """
+        if not self._spare.release():
+            self._spare.hold()
+            return False
+        try:
+            self._listener.accept()[0].close()
+        except OSError:
+            return False
+        finally:
+            self._spare.hold()
+        return True

@@ -87,7 +87,7 @@ class Connections:
 
         def made(leave: Callable[[], None] | None = None) -> Connection:
             # Connections that were made together do not end together.
-            age_s = self._max_age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
+            age_s = self._max_age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # nosec B311
             return Connection(*speaks, self._turn, self.members, self._loop, age_s, self._admission, leave)
 
         return made

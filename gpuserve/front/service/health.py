@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from gpuserve.control.messages import UNLOADED
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import NotFound, Unavailable
-from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.interface import STARVED, Driver
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2.health import HealthReport, Watchers
@@ -75,7 +75,9 @@ class ServerHealth:
         )
 
     def _has_enough(self, driver: Driver) -> bool:
-        """Whether so many instances of a model are up that the server may be ready."""
+        """Whether a model has memory, and as many instances up as the server needs to be ready."""
+        if driver.is_starved:
+            return not self._min_ready_instances
         if driver.workers is None:
             return True
         instances = driver.workers.instances
@@ -91,8 +93,10 @@ class ServerHealth:
         return driver.ready and not self._leaving
 
     def why_not_ready(self, name: str, version: str) -> str:
-        """The reason why a model is not ready, where it is one of the machine: its GPUs are lost."""
+        """The reason why a model is not ready: its memory stays full, or its GPUs are lost; "" for others."""
         driver = self._models.find(name, version)
+        if driver.is_starved:
+            return STARVED
         return "" if driver.ready else self.fault_of(driver.spec)
 
     def fault_of(self, spec: ModelSpec) -> str:

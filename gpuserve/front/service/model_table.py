@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound, Unavailable
-from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.interface import STARVED, Driver
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.health import Watchers
@@ -38,6 +38,8 @@ class ModelTable:
         self._by_text: dict[tuple[str, str], Driver] = {}
         self._versions: dict[str, dict[int, Driver]] = {}
         self._states: dict[str, Sequence[tuple[int, str, str]]] = {}
+        #: The models with ``openai: true``.
+        self._for_openai: set[str] = set()
         #: The models of attached programs.
         self._attached: set[str] = set()
         self._accepting = True
@@ -77,6 +79,10 @@ class ModelTable:
             self.latest[name] = (loaded or drivers)[-1]
         else:
             self.latest.pop(name, None)
+        if any(driver.spec.openai for driver in drivers):
+            self._for_openai.add(name)
+        else:
+            self._for_openai.discard(name)
         self._watchers.changed()
 
     def set_states(self, name: str, states: Sequence[tuple[int, str, str]]) -> None:
@@ -120,6 +126,10 @@ class ModelTable:
 
     def names(self) -> set[str]:
         return self._versions.keys() | self._states.keys()
+
+    def has_openai(self) -> bool:
+        """Return whether any model is for OpenAI's clients."""
+        return bool(self._for_openai)
 
     def devices(self) -> set[str]:
         return {one.device for driver in self.all() for one in driver.spec.instances}
@@ -213,6 +223,8 @@ def _state_of(driver: Driver, said: str) -> tuple[str, str]:
         return "READY", ""
     if said == "LOADING":
         return "LOADING", ""
+    if driver.is_starved:
+        return "UNAVAILABLE", STARVED
     missing = "a model of its steps is not ready" if driver.spec.is_ensemble else "no live instance"
     return "UNAVAILABLE", missing
 

@@ -4,6 +4,7 @@ door converts, calls one of the parts, and converts back. Nothing here knows HTT
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,6 +76,9 @@ class InferenceService:
     #: The statistics of all models, by JSON and as a message.
     statistics: tuple[SlicedPage, SlicedPage]
     events: EventsInFront
+    #: For JSON that is not short, which it reads and writes slice by slice: the loop goes on between. It has
+    #: one thread: each more would hold the interpreter as long as the loop waits for it.
+    json_executor: Executor
     version: str = VERSION
     extensions: tuple[str, ...] = EXTENSIONS
 
@@ -140,4 +144,5 @@ def inference_service(
         inflation,
         statistics,
         EventsInFront(say),
+        ThreadPoolExecutor(1, "json"),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.errors import InvalidArgument, ResourceExhausted
 from gpuserve.options import nearest
 
 MAX_INPUTS: Final = 1024
@@ -14,6 +14,8 @@ MAX_OUTPUTS: Final = 1024
 MAX_PARAMETERS: Final = 256
 #: What a parameter's key may measure, or a name that is to be known while a body still arrives.
 MAX_NAME_NBYTES: Final = 256
+#: What a request may hold beside its tensors: its id and its parameters, which are echoed and sent on.
+MAX_TEXTS_NBYTES: Final = 4 << 20
 _SHOWN_CHARACTERS: Final = 128
 _SHOWN_ITEMS: Final = 16
 _SHOWN_NUMBER: Final = 10**20
@@ -73,6 +75,22 @@ def check_count(what: str, given: int, most: int, model_name: str) -> None:
     if given > most:
         raise InvalidArgument(
             f"the request for model '{shown(model_name)}' has {given} {what}, expected at most {most}"
+        )
+
+
+def check_entries(what: str, given: Sized) -> None:
+    """Refuse a request that carries more of ``what`` ("settings") than a request has parameters."""
+    if len(given) > MAX_PARAMETERS:
+        raise InvalidArgument(f"the request has {len(given)} {what}, expected at most {MAX_PARAMETERS}")
+
+
+def check_texts(request_id: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse a request whose id and text parameters are longer than the server echoes or sends on."""
+    n = len(request_id) + sum(len(one) for one in parameters.values() if isinstance(one, str))
+    if n > MAX_TEXTS_NBYTES:
+        raise ResourceExhausted(
+            f"the id and the parameters of the request have {n} characters, expected at most "
+            f"{MAX_TEXTS_NBYTES}. Please send large values as tensors"
         )
 
 

@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import InvalidArgument, Unavailable, Unimplemented
 from gpuserve.front.v2.json_values import compact, loads
-from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.limits import check_entries, shown
 from gpuserve.settings.log import DEFAULT, ISO8601, LogSettings
 
 _FILE: Final = "log_file"
@@ -27,6 +27,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     document = loads(body)
     if not isinstance(document, dict):
         raise InvalidArgument("the body of a logging request must be a JSON object")
+    check_entries("settings", document)
     given = {name: value for name, value in document.items() if value is not None}
     if _FILE in given:
         raise Unimplemented(_NO_FILE)
@@ -39,6 +40,7 @@ def json_body(settings: LogSettings) -> bytes:
 
 def parse_message(request: Any) -> dict[str, Any]:
     """The fields of ``LogSettings`` that a message changes; raises a ``RequestError`` if it cannot be."""
+    check_entries("settings", request.settings)
     given = {name: one for name, one in request.settings.items() if one.WhichOneof("parameter_choice")}
     if _FILE in given:
         raise Unimplemented(_NO_FILE)

@@ -14,6 +14,7 @@ STATUS: Final[dict[Code, tuple[int, int]]] = {
     Code.UNAVAILABLE: (503, 14),
     Code.RESOURCE_EXHAUSTED: (413, 8),
     Code.NO_MEMORY: (503, 8),
+    Code.RATE_LIMITED: (429, 8),
     Code.DEADLINE_EXCEEDED: (504, 4),
     Code.CANCELLED: (499, 1),
     Code.UNIMPLEMENTED: (501, 12),

@@ -44,13 +44,15 @@ Data: TypeAlias = bytes | memoryview | Block | RegionSlice
 @dataclass(eq=False, slots=True)
 class InputTensor:
     """One input of a request. ``shape`` is as sent, with the batch axis; ``data`` is row-major,
-    little-endian, and BYTES has 4 bytes of length before each element.
+    little-endian, and BYTES has 4 bytes of length before each element. ``problem`` is what was found wrong
+    with those of BYTES, "" for nothing, None where nobody has looked yet.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: Data
+    problem: str | None = None
 
 
 class InferRequest:

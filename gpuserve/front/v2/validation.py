@@ -5,7 +5,6 @@ is worked out once and remembered for the next request of that shape.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Hashable, Sequence
 from typing import Final, NamedTuple
 
@@ -24,10 +23,11 @@ from gpuserve.front.v2.limits import (
     shown_shape,
     suggested,
 )
+from gpuserve.front.v2.strings import WHERE, strings_problem
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor, RegionSlice
 from gpuserve.front.v2.types import Sequence as RequestSequence
 from gpuserve_worker.memory.arena import Block
-from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element_count, holds_elements
+from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
 
 #: Shapes remembered for each input, and lists of outputs for each model.
 _REMEMBERED: Final = 1024
@@ -37,7 +37,6 @@ _BOOL: Final = "BOOL"
 _LOOKED_AT: Final = frozenset({BYTES, _BOOL})
 #: What an element of BYTES takes in the array that the callable is given.
 _REFERENCE_NBYTES: Final = 8
-_unpack_length = struct.Struct("<I").unpack_from
 _BATCH_NOTE: Final = " The first dimension is the batch."
 
 
@@ -101,7 +100,7 @@ class ModelCheck:
                 return self._check_alone(checks[0], request.inputs[0])
             return self._check_together(checks, request.inputs)
         except InvalidArgument as error:
-            last = _last_fault(checks, request.inputs) or error
+            last = _last_fault(checks, request.inputs) or str(error)
             raise InvalidArgument(f"{_prefix(request)}{last}") from None
 
     def _check_alone(self, check: _InputCheck, tensor: InputTensor) -> CheckedRequest:
@@ -192,14 +191,17 @@ class ModelCheck:
             self._accepted_outputs.add(names)
 
 
-def _last_fault(checks: Sequence[_InputCheck], inputs: Sequence[InputTensor]) -> InvalidArgument | None:
-    """What is wrong with the last input that is wrong by itself: of several, Triton names that one."""
+def _last_fault(checks: Sequence[_InputCheck], inputs: Sequence[InputTensor]) -> str:
+    """Return what is wrong with the last input that is wrong by itself, as Triton does, or "".
+
+    A text: the traceback of an error that the caller holds would refer to the caller's frame and the request.
+    """
     for check, tensor in zip(reversed(checks), reversed(inputs), strict=True):
         try:
             check.measure(tensor)
         except InvalidArgument as error:
-            return error
-    return None
+            return str(error)
+    return ""
 
 
 class SequenceCheck(ModelCheck):
@@ -290,7 +292,7 @@ class _InputCheck:
             if len(self._measured) < _REMEMBERED:
                 self._measured[tensor.shape] = measured
         if measured.nbytes is None:
-            self._check_bytes(tensor.data, measured.elements)
+            self._check_bytes(tensor, measured.elements)
         elif len(tensor.data) != measured.nbytes:
             raise InvalidArgument(
                 f"input byte size mismatch for {self._where}. Expected {measured.nbytes}, "
@@ -348,13 +350,15 @@ class _InputCheck:
             f"{shown_shape(shape)}.{note}"
         )
 
-    def _check_bytes(self, data: Data, count: int) -> None:
+    def _check_bytes(self, tensor: InputTensor, count: int) -> None:
+        data, problem = tensor.data, tensor.problem
         if isinstance(data, RegionSlice):
             self._check_room(len(data), count)
             return
-        held = data.view if isinstance(data, Block) else data
-        if not holds_elements(held, count):
-            raise InvalidArgument(self._bytes_problem(memoryview(held), count))
+        if problem is None:
+            problem = strings_problem(data.view if isinstance(data, Block) else data, count)
+        if problem:
+            raise InvalidArgument(problem.replace(WHERE, self._where, 1))
 
     def _check_room(self, nbytes: int, count: int) -> None:
         """What is in a region is for the worker to look at; here, whether it can be that many elements."""
@@ -363,31 +367,6 @@ class _InputCheck:
                 f"expected {count} string elements for inference {self._where}, got {nbytes} bytes of shared "
                 "memory, which cannot hold them"
             )
-
-    def _bytes_problem(self, view: memoryview, count: int) -> str:
-        """What is wrong with a BYTES payload; an element is four bytes of length and so many bytes."""
-        seen, position, end = 0, 0, len(view)
-        while position < end:
-            left = end - position - 4
-            if seen == count:
-                return (
-                    f"unexpected number of string elements {count + 1} for inference {self._where}, "
-                    f"expecting {count}, got {end - position} bytes after them"
-                )
-            if left < 0:
-                return (
-                    f"incomplete string length indicator for inference {self._where}, expecting 4 bytes "
-                    f"but only {left + 4} bytes available at element {seen}"
-                )
-            (length,) = _unpack_length(view, position)
-            if length > left:
-                return (
-                    f"incomplete string data for inference {self._where}, expecting string of length "
-                    f"{length} but only {left} bytes available at element {seen}"
-                )
-            position += 4 + length
-            seen += 1
-        return f"expected {count} string elements for inference {self._where}, got {seen}"
 
     def _check_bool(self, data: Data) -> None:
         if isinstance(data, RegionSlice):  # its worker looks

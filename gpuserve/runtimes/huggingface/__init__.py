@@ -10,6 +10,7 @@
     texts images speech   one class a task
     generation    prompts answered token by token; batches, sampling and decoding of it are in
     prompts batching sampling
+    tokens        what an OpenAI client's prompt is to the model, once for all of its answers
 """
 
 from gpuserve.runtimes.huggingface.model import HuggingFaceModel

@@ -24,6 +24,7 @@ from gpuserve.runtimes.huggingface.prompts import (
 )
 from gpuserve.runtimes.huggingface.requests import column, declared, texts_in
 from gpuserve.runtimes.huggingface.settings import Settings
+from gpuserve.runtimes.huggingface.tokens import SharedTokens
 
 MAX_BATCH_SIZE: Final = 16
 _PROMPT: Final = {"name": "prompt", "dtype": "bytes", "shape": [1]}
@@ -49,6 +50,7 @@ class Writer:
     def __init__(self, settings: Settings) -> None:
         pipeline = load_pipeline(settings, "text-generation")
         self.tokenizer = pipeline.tokenizer
+        self.tokens = SharedTokens()
         self._config = pipeline.model.generation_config
         self._longest = getattr(pipeline.model.config, "max_position_embeddings", None)
         #: Tokens are numbers below this one.
@@ -64,7 +66,7 @@ class Writer:
 
     def prompt_of_tokens(self, tokens: Sequence[int], said: Mapping[str, Any]) -> Prompt:
         limit = self._config.max_new_tokens or MAX_NEW_TOKENS
-        return prompt_of(list(tokens), said, self._sampling, limit, self._longest)
+        return prompt_of(tokens, said, self._sampling, limit, self._longest)
 
     @property
     def unlimited(self) -> dict[str, Any]:
@@ -119,14 +121,13 @@ class TextGeneration:
     def _chat(self, request: Any) -> AsyncIterator[Any]:
         from gpuserve.runtimes.huggingface import openai_requests
 
-        return openai_requests.tokens_of(self._writer, openai_requests.chat_prompt(self._writer, request))
+        return openai_requests.tokens_of(self._writer, request, openai_requests.chat_prompt)
 
     def complete(self, request: Any) -> AsyncIterator[Any]:
         """Answers a CompletionRequest of OpenAI's clients."""
         from gpuserve.runtimes.huggingface import openai_requests
 
-        prompt = openai_requests.completion_prompt(self._writer, request)
-        return openai_requests.tokens_of(self._writer, prompt)
+        return openai_requests.tokens_of(self._writer, request, openai_requests.completion_prompt)
 
 
 class WholeTextGeneration(TextGeneration):

@@ -33,7 +33,7 @@ def load_pipeline(settings: Settings, task: str, **components: Any) -> Any:
             model=model_name(settings.file),
             device=settings.device,
             dtype=settings.dtype,
-            trust_remote_code=settings.trust_remote_code,
+            trust_remote_code=settings.trust_remote_code is True,  # None would ask at the terminal
             **components,
         )
     except Exception as error:  # a folder may lack anything, and bring code of its own

@@ -17,6 +17,8 @@ LENGTH: Final = "length"
 MAX_NEW_TOKENS: Final = 256
 #: What a byte of half a character is decoded to.
 _HALF: Final = "\N{REPLACEMENT CHARACTER}"
+#: A character has four bytes at most. What is no character after so many tokens is no text.
+_MAX_HELD_TOKENS: Final = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,30 +112,32 @@ class TextOfTokens:
     nothing else. ``decode`` makes text of some tokens.
     """
 
-    __slots__ = ("_context", "_decode", "_tokens", "_told")
+    __slots__ = ("_decode", "_n_told", "_tokens")
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
+        #: The last tokens that were told, as some tokenizers tell a word's space only by the word before it,
+        #: and those that were not. No others are kept: each token is decoded a bounded number of times.
         self._tokens: list[int] = []
-        #: From here on tokens are decoded: some tokenizers tell a word's space only by the word before it.
-        self._context = 0
-        self._told = 0
+        self._n_told = 0
 
     def push(self, token: int) -> str:
-        """What is certain of the text that was not told, now that this token has come."""
+        """Return what is certain of the text that was not told, now that this token has come."""
         self._tokens.append(token)
-        new = self._new()
-        if new.endswith(_HALF):
-            return ""
-        self._context, self._told = self._told, len(self._tokens)
-        return new
+        if len(self._tokens) - self._n_told <= _MAX_HELD_TOKENS:
+            new = self._new()
+            return "" if new.endswith(_HALF) else self._told(new)
+        return self.rest()
 
     def rest(self) -> str:
-        """What is still held back, at the end of the tokens."""
-        new = self._new()
-        self._context = self._told = len(self._tokens)
+        """Return what is still held back, at the end of the tokens."""
+        return self._told(self._new())
+
+    def _told(self, new: str) -> str:
+        del self._tokens[: self._n_told]
+        self._n_told = len(self._tokens)
         return new
 
     def _new(self) -> str:
-        known = self._decode(self._tokens[self._context : self._told])
-        return self._decode(self._tokens[self._context :])[len(known) :]
+        known = self._decode(self._tokens[: self._n_told])
+        return self._decode(self._tokens)[len(known) :]

@@ -59,6 +59,9 @@ def settings_of(kwargs: Mapping[str, Any]) -> Settings:
     for key, choices in _CHOICES.items():
         if kwargs.get(key) is not None and kwargs[key] not in choices:
             raise ModelFileError(f"{key} is one of {', '.join(choices)}, got {kwargs[key]!r}")
+    for key in ("trust_remote_code", "normalize", "stream"):  # a quoted "false" would count as true
+        if not isinstance(kwargs.get(key), bool | None):
+            raise ModelFileError(f"{key} is true or false, got {kwargs[key]!r}")
     for key in ("instances", "prompts", "batches"):
         if key in kwargs and (type(kwargs[key]) is not int or kwargs[key] < 1):
             raise ModelFileError(f"{key} is a number of at least 1, got {kwargs[key]!r}")

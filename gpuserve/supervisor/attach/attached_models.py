@@ -6,7 +6,6 @@ server's own models are not to be had.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from gpuserve.control.attach import (
     Welcome,
     WorkerDown,
     WorkerHung,
-    attach_name,
+    attach_addresses,
 )
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
@@ -58,9 +57,9 @@ class AttachedModels:
         for role in ("http", "grpc"):
             port = self._core.listeners.port(role)
             if port is not None:
-                name = attach_name(os.geteuid(), port)
+                local = attach_addresses(port, create=True)
                 required = self._core.settings.now.require_control
-                self._listener.open(name, f"programs cannot attach by port {port}", required=required)
+                self._listener.open(local, f"programs cannot attach by port {port}", required=required)
 
     def take_no_more(self) -> None:
         """Take no program and no model any more; those that are there stay."""

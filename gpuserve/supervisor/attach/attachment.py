@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
 from gpuserve.control import attach
-from gpuserve.control.attach import AttachEnd, may_attach
+from gpuserve.control.attach import AttachEnd
 from gpuserve.control.channel import SEND_TIMEOUT_S
 from gpuserve.control.reactor import Reactor
 from gpuserve.declare.spec import ModelSpec
@@ -75,6 +74,7 @@ class Attachment:
         self._addresses: dict[str, str] = {}
         self._server: AttachEnd | None = None
         self._failure: GpuserveError | None = None
+        self._refusal = ""
 
     # ---- from any thread ------------------------------------------------------------------
 
@@ -141,26 +141,23 @@ class Attachment:
             return
         try:
             sock = attach.connect(self._port)
-        except OSError:
-            self._reactor.call_later(RETRY_S, self._look)
+        except OSError as error:
+            self._refusal = str(error) if isinstance(error, PermissionError) else ""
+            self._reactor.call_later(RETRY_S, self._look)  # the server may come, at its file
             return
         self._move(AttachmentState.GREETING)
         self._server = AttachEnd(sock, self._reactor, self, send_timeout_s=SEND_TIMEOUT_S)
         self._server.open()
-        if not may_attach(os.geteuid(), self._server.peer.uid):
-            self.fail(AttachError(f"what answers for port {self._port} belongs to another user"))
-            return
         self.tell(attach.Hello(attach.PROTOCOL, wire.PROTOCOL))
 
     def _on_timeout(self) -> None:
         if self.state in {AttachmentState.LOOKING, AttachmentState.GREETING}:
             looked = f"no server to attach to at port {self._port} of this machine in {self._timeout_s:g} s"
-            self.fail(
-                AttachError(
-                    f"{looked}: check that it runs, as the same user and not in another container, that this "
-                    "is its HTTP or gRPC port, and that its setting 'attachable' is on"
-                )
+            advice = (
+                "check that it runs, as the same user and not in another container, that this is its HTTP or "
+                "gRPC port, and that its setting 'attachable' is on"
             )
+            self.fail(AttachError(f"{looked}: {self._refusal or advice}"))
 
     # ---- what the server says -------------------------------------------------------------
 

@@ -172,9 +172,9 @@ class FrontKeeper:
         process, control = self._start_front()
         channel = Channel(control, messages.CONTROL)
         self._child = KeptChild(process, channel, _FIELDS, self._reactor, lines=self._lines)
-        self._child.open(self._on_message, self._on_died)
         timeout_s = self._settings.now.hang_timeout_s
         self._pulse = FrontPulse(self._child, self._reactor, self._journal, timeout_s)
+        self._child.open(self._on_message, self._on_died)
         roles = tuple(self._listeners.sockets)
         fds = [self._listeners.sockets[role].fileno() for role in roles]
         self.send(messages.Setup(self._epoch, self._settings.now.to_wire(), roles), [*fds, *self._pulse.fds])
@@ -184,13 +184,22 @@ class FrontKeeper:
         self._events.front_started()
 
     def _on_message(self) -> None:
-        assert self._child is not None
+        child = self._child
+        assert child is not None
         try:
-            self._heard(self._child, self._child.channel.receive())
+            message = child.channel.receive()
         except (WireError, OSError) as error:
-            logger.error("the front broke the protocol and is ended: %s", error)
-            self._child.stop_listening()
-            self._child.process.kill()
+            self._end_broken(child, error)
+            return
+        try:
+            self._heard(child, message)  # an OSError of what the front asked for is not the front's fault
+        except WireError as error:
+            self._end_broken(child, error)
+
+    def _end_broken(self, child: KeptChild, error: Exception) -> None:
+        logger.error("the front broke the protocol and is ended: %s", error)
+        child.stop_listening()
+        child.process.kill()
 
     def _heard(self, child: KeptChild, message: Any) -> None:
         match message:
@@ -237,6 +246,11 @@ class FrontKeeper:
             return
         try:
             self._start()
-        except StartupError as error:  # out of processes, memory or descriptors: that passes
+        except (StartupError, OSError, MemoryError, RuntimeError) as error:
+            # Processes, memory or descriptors were lacking: that passes.
             logger.error("%s; next try in %.1f s", error, RESTART_DELAY_S)
+            if self._child is not None:
+                self._child.process.kill()
+                self._child.close()
+                self._child = None
             self._reactor.call_later(RESTART_DELAY_S, self._restart)

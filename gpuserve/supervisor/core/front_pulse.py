@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import Final
 
-from gpuserve.control.process_state import how_it_is
+from gpuserve.control.process_state import cpu_times, how_it_is
 from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
 from gpuserve.control.reactor import Reactor
 from gpuserve.journal.event_journal import EventJournal
@@ -49,7 +49,9 @@ class FrontPulse:
             return
         self._ours.beat()
         period_s = pulse_period_s(self._timeout_s)
-        silent_s = self._silence.look(self._fronts.has_beaten(), time.monotonic(), period_s)
+        has_beaten = self._fronts.has_beaten()
+        times = None if has_beaten else cpu_times(self._child.process.pid)
+        silent_s = self._silence.look(has_beaten, time.monotonic(), period_s, times)
         if self._is_watched:
             self._judge(silent_s)
         self._reactor.call_later(period_s, self.open)

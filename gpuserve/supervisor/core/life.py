@@ -108,6 +108,7 @@ class InstanceLife:
         self.restart_at = 0.0
         self._ready_at = 0.0
         self._young_deaths = 0
+        self._is_excused = False
 
     def apply(self, event: LifeEvent, now: float) -> None:
         """Enter the state that an event at ``now`` leads to, and plan the restart after a death."""
@@ -116,6 +117,7 @@ class InstanceLife:
         if event is LifeEvent.LOADED:
             self.was_ready = True
             self._ready_at = now
+            self._is_excused = False
         elif event is LifeEvent.DIED and self.state is InstanceState.WAITING:
             self._plan_restart(before, now)
 
@@ -125,12 +127,21 @@ class InstanceLife:
             return math.inf
         return max(0.0, self.restart_at - now)
 
+    def excuse(self, now: float) -> None:
+        """Leave the death of the present worker, or of the last one, out of the restart back-off."""
+        if self.state in {InstanceState.READY, InstanceState.HUNG}:
+            self._is_excused = True
+        else:
+            self._young_deaths = max(0, self._young_deaths - 1)
+            self.restart_at = min(self.restart_at, now)
+
     def _plan_restart(self, before: InstanceState, now: float) -> None:
         if before in {InstanceState.READY, InstanceState.HUNG} and now - self._ready_at >= STEADY_S:
             self._young_deaths = 0
         delay_s = 0.0
-        if self._young_deaths:
+        if self._young_deaths and not self._is_excused:
             delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (self._young_deaths - 1))
-        self._young_deaths += 1
+        self._young_deaths += not self._is_excused
+        self._is_excused = False
         self.restarts += 1
         self.restart_at = now + delay_s

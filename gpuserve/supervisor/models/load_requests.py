@@ -62,7 +62,7 @@ class LoadRequests:
         models: ServedModels,
         attached: AttachedModels,
         devices: ServerDevices,
-        run_beside: Callable[[Callable[[], _Found], Callable[[_Found], None]], None],
+        run_beside: Callable[[Callable[[], _Found], Callable[[_Found | GpuserveError], None]], None],
         on_loaded: Callable[[str, Sequence[ModelSpec]], None],
     ) -> None:
         self._life = life
@@ -99,11 +99,12 @@ class LoadRequests:
             else:
                 self._run_beside(partial(self._look, model), partial(prepared, then))
 
-        def prepared(then: Answer, found: _Found) -> None:
-            own = found[model]
+        def prepared(then: Answer, found: _Found | GpuserveError) -> None:
+            own = found if isinstance(found, GpuserveError) else found[model]
             if isinstance(own, GpuserveError) or not own:
                 then(unreadable(model, own if isinstance(own, GpuserveError) else None))
                 return
+            assert isinstance(found, dict)
             declared[:] = own
             self._load_members([one for one in found if one != model], failure, then)
 

@@ -6,7 +6,7 @@ ended. A load that fails leaves all as it was. Operations on one model wait for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpuserve.control import messages
@@ -16,6 +16,7 @@ from gpuserve.errors import AlreadyExists, GpuserveError, InvalidArgument, Reque
 from gpuserve.journal.kinds import EventKind
 from gpuserve.placement.instance_counts import with_count
 from gpuserve.supervisor.core.life import InstanceState
+from gpuserve.supervisor.core.refusals import refuse_change
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.models.generations import (
     Generation,
@@ -126,8 +127,8 @@ class ServedModels:
         if not self._loads.check_loaded(generation):
             return
         load = self._operations.load_of(generation)
-        if load is not None and self._loads.is_complete(load):
-            self.end(load, None)
+        if load is not None:
+            self.go_on(load, lambda: OperationEnd(None) if self._loads.is_complete(load) else None)
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> StartupError | None:
         """Take a dead worker out of rotation; return the error of a model of the start that cannot start."""
@@ -180,6 +181,13 @@ class ServedModels:
                 worker.hung(hang)
         return generation.spec
 
+    def death_isolated(self, number: int, instance: str, pid: int) -> None:
+        """Start an instance again without restart back-off: its worker died under an isolated request."""
+        generation = self.table.get(number)
+        for worker in () if generation is None else generation.group.all:
+            if worker.instance.name == instance and worker.excuse(pid):
+                self.table.tell_down(worker, "it died under an isolated request")
+
     def leave_out(self, worker: WorkerKeeper, reason: str, error: GpuserveError) -> None:
         """Serve without a version of the start that cannot be loaded, for that reason."""
         generation = self.table.get(worker.generation)
@@ -217,10 +225,29 @@ class ServedModels:
 
     def _run(self, operation: ModelOperation | None) -> None:
         while operation is not None:
-            end = self._do(operation)
+            end = self._guarded(operation, partial(self._do, operation))
             if end is None:
                 return
             operation = self._finish(operation, end.error)
+
+    def go_on(self, operation: ModelOperation, step: Callable[[], OperationEnd | None]) -> None:
+        """Do one more step of an operation, and end the operation if that was the last."""
+        if (end := self._guarded(operation, step)) is not None:
+            self.end(operation, end.error)
+
+    def _guarded(
+        self, operation: ModelOperation, step: Callable[[], OperationEnd | None]
+    ) -> OperationEnd | None:
+        """Do a step of an operation; an unexpected exception ends the operation, and what serves stays."""
+        try:
+            return step()
+        except Exception as error:
+            if isinstance(operation, LoadOperation):
+                self.table.drop([one for one in operation.generations if not one.served])
+                self.table.tell_states(operation.model)
+            elif isinstance(operation, ResizeOperation):
+                self._resizes.abandon(operation)
+            return OperationEnd(refuse_change(f"the change of model '{operation.model}'", error))
 
     def _do(self, operation: ModelOperation) -> OperationEnd | None:
         if self._operations.is_overtaken(operation):
@@ -301,11 +328,8 @@ class _Loads:
         return None
 
     def _prepared(self, load: LoadOperation, error: GpuserveError | None) -> None:
-        if not self._models.is_at_work(load):
-            return
-        end = self._read(load) if error is None else OperationEnd(error)
-        if end is not None:
-            self._models.end(load, end.error)
+        if self._models.is_at_work(load):
+            self._models.go_on(load, lambda: self._read(load) if error is None else OperationEnd(error))
 
     def _read(self, load: LoadOperation) -> OperationEnd | None:
         """Start the workers of a load; its end where that cannot be done."""
@@ -319,7 +343,8 @@ class _Loads:
         return self._start(load, specs) if specs else OperationEnd(cannot_poll(load.model))
 
     def _start(self, load: LoadOperation, specs: Sequence[ModelSpec]) -> OperationEnd | None:
-        load.generations = [self._table.add(spec, served=False) for spec in specs]
+        for spec in specs:
+            load.generations.append(self._table.add(spec, served=False))
         for generation in load.generations:
             message = messages.AddModel(generation.number, generation.spec.to_wire(), False, False)
             self._core.front.send(message)

@@ -52,13 +52,15 @@ class ControlSocket:
         self._clients: set[ControlClient] = set()
 
     def open(self, ports: Listeners, *, required: bool) -> None:
-        """Take clients from now on, by a name for each port. Raises StartupError: another process has a name,
-        and all are ``required``.
+        """Take clients from now on, by a socket for each port. Raises StartupError: other processes have the
+        addresses of a socket, and all sockets are ``required``.
         """
         for listener in ports.sockets.values():
             address, port = listener.getsockname()[:2]
             name = ControlName(os.geteuid(), address, port)
-            self._listener.open(name.encode(), f"the server cannot be operated by {name}", required=required)
+            self._listener.open(
+                name.addresses(), f"the server cannot be operated by {name}", required=required
+            )
 
     def close(self) -> None:
         self._listener.close()

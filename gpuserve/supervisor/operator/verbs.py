@@ -12,6 +12,7 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, Unavailable
 from gpuserve.placement.instance_counts import instances_by_device
 from gpuserve.supervisor.attach.attached_models import AttachedModels
+from gpuserve.supervisor.core.refusals import refuse_change
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.models.load_requests import LoadRequests
 from gpuserve.supervisor.models.model_operations import ResizeOperation, failed_version
@@ -66,8 +67,8 @@ class OperatorVerbs:
                 raise refusal
             # An answer waits until the front has heard all that it was told, so that it holds for clients.
             self._begin(verb, arguments, tell, lambda outcome: self.census.ask(lambda _: answer(outcome)))
-        except RequestError as error:
-            answer(failed(error))
+        except Exception as error:
+            answer(failed(refuse_change(f"the command {verb}", error)))
 
     def _look(self, verb: str, arguments: dict[str, Any], answer: AnswerOutcome) -> None:
         """Answer what can be asked in every state of the server."""

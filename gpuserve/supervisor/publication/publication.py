@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 DELAY_S: Final = 1.0
 
 #: Makes a call beside the reactor, and gives the result to another in it.
-RunBeside: TypeAlias = Callable[[Callable[[], str], Callable[[str], None]], None]
+RunBeside: TypeAlias = Callable[[Callable[[], str], Callable[[str | Exception], None]], None]
 
 
 class PublicationState(enum.Enum):
@@ -97,7 +97,8 @@ class Publication:
         number = next(self._numbers)
         self._publish(topic(EventKind.SAMPLE), lambda: sample(status, rates, number, time.time()))
 
-    def _on_imported(self, why_not: str) -> None:
+    def _on_imported(self, imported: str | Exception) -> None:
+        why_not = str(imported)
         try:
             if not why_not:
                 self._publisher.open()
@@ -135,6 +136,6 @@ def _why_not_imported() -> str:
     """Import what publishing needs, in any thread, and say why that cannot be; "" where it can."""
     try:
         import zmq  # noqa: F401
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         return str(error)
     return ""

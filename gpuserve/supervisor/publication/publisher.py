@@ -4,8 +4,10 @@ subscriber is. One that is slow loses what it has no room for, and holds nobody 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -21,8 +23,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING: Final = 500
 #: How long the end of a server waits until subscribers have its last events.
 _LINGER_MS: Final = 100
-#: Servers of one process, and those of containers that share a network and count processes each on their own.
-_NAMES: Final = 100
+#: More than a context with one socket opens.
+_DESCRIPTORS: Final = 24
 
 
 class Publisher:
@@ -41,6 +43,7 @@ class Publisher:
         """Take subscribers. Raises OSError where there is no descriptor or no name left."""
         import zmq
 
+        _check_descriptors()
         try:
             self._socket = socket = zmq.Context().socket(zmq.XPUB)
             self._set_up(socket)
@@ -92,17 +95,26 @@ class Publisher:
             self._on_change()
 
 
+def _check_descriptors() -> None:
+    """Raise OSError unless ZeroMQ finds enough descriptors: libzmq aborts the process where it lacks one."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(_DESCRIPTORS):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
 def _bound(socket: zmq.Socket[bytes]) -> str:
-    """Bind to the first name of this process that is free, and return it."""
+    """Bind to the name of this process, or to a random one if that is taken, and return the name. The first
+    may belong to another server of this process, to a server of a container with the same network, or to
+    another user, who cannot take a random name beforehand.
+    """
     import zmq
 
-    for number in range(1, _NAMES + 1):
-        name = f"gpuserve/{os.geteuid()}/events/{os.getpid()}{'' if number == 1 else f'.{number}'}"
-        try:
-            socket.bind(f"ipc://@{name}")
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EADDRINUSE or number == _NAMES:
-                raise
-        else:
-            return f"ipc://@{name}"
-    raise AssertionError("the last name is taken or not")
+    name = f"ipc://@gpuserve/{os.geteuid()}/events/{os.getpid()}"
+    try:
+        socket.bind(name)
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EADDRINUSE:
+            raise
+        name += f".{secrets.token_hex(8)}"
+        socket.bind(name)
+    return name

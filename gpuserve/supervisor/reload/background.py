@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from gpuserve.errors import GpuserveError
+from gpuserve.supervisor.core.refusals import refuse_change
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState
 
@@ -21,23 +23,28 @@ class Background:
     def __init__(self, core: ServerCore) -> None:
         self._core = core
 
-    def run(self, call: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
-        """Give ``then`` the result in the reactor's thread. What the call raises is raised there."""
+    def run(self, call: Callable[[], _Result], then: Callable[[_Result | GpuserveError], None]) -> None:
+        """Give ``then`` the result of the call in the reactor's thread, or the error by which the change that
+        needs it is refused: what the call raised, or why no thread could be started.
+        """
         arguments = (call, then)
-        threading.Thread(target=self._run, args=arguments, name="gpuserve-background", daemon=True).start()
+        try:
+            threading.Thread(
+                target=self._run, args=arguments, name="gpuserve-background", daemon=True
+            ).start()
+        except (RuntimeError, MemoryError) as error:
+            self._core.reactor.call_later(0.0, partial(self._give, then, refuse_change("the change", error)))
 
-    def _run(self, call: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+    def _run(self, call: Callable[[], _Result], then: Callable[[_Result | GpuserveError], None]) -> None:
+        result: _Result | GpuserveError
         try:
             result = call()
+        except GpuserveError as error:
+            result = error
         except Exception as error:
-            self._core.reactor.call_soon_threadsafe(partial(_fail, error))
-        else:
-            self._core.reactor.call_soon_threadsafe(partial(self._give, then, result))
+            result = refuse_change("the change", error)
+        self._core.reactor.call_soon_threadsafe(partial(self._give, then, result))
 
-    def _give(self, then: Callable[[_Result], None], result: _Result) -> None:
+    def _give(self, then: Callable[[_Result | GpuserveError], None], result: _Result | GpuserveError) -> None:
         if self._core.life.state is not ServerState.STOPPED:
             then(result)
-
-
-def _fail(error: Exception) -> None:
-    raise error

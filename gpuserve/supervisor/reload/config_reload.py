@@ -6,6 +6,7 @@ runs at a time; who asks meanwhile is answered by one more, which follows it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -17,6 +18,7 @@ from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import EventKind
 from gpuserve.settings import live
 from gpuserve.settings.server import ServerSettings
+from gpuserve.supervisor.core.refusals import refuse_change
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState
 from gpuserve.supervisor.models.repository import ConfigSource, ServerDeclaration, loaded_at_start
 from gpuserve.supervisor.reload.changes import ConfigModels, by_name
@@ -62,6 +64,7 @@ class ConfigReload:
         self._models = AppliedModels(_NO_MODELS if source is None else _models(source.start, self._settings))
         #: One is under way: it is read, or it runs.
         self._is_busy = False
+        self._began_at = 0.0
         self._run: ConfigRun | None = None
         #: Those who are answered by the next reload.
         self._asked: list[_Asked] = []
@@ -88,7 +91,10 @@ class ConfigReload:
         self._asked.append(asked)
         if not self._is_busy:
             self._begin_next()
-        elif self._run is not None:
+            return
+        ran_s = time.monotonic() - self._began_at
+        asked.tell(f"a reload has been running for {ran_s:.1f} s; this one begins when that is over")
+        if self._run is not None:
             self._read(partial(self._take_back_outdated, self._run))
 
     def _take_back_outdated(self, run: ConfigRun, now: Read) -> None:
@@ -132,7 +138,7 @@ class ConfigReload:
     # ---- one reload -----------------------------------------------------------------------
 
     def _begin_next(self) -> None:
-        self._is_busy = True
+        self._is_busy, self._began_at = True, time.monotonic()
         asked, self._asked = self._asked, []
         touched, self._touched = self._touched, set()
         changed = touched if all(one.is_by_files for one in asked) else None
@@ -150,25 +156,35 @@ class ConfigReload:
             self._touched.update(touched)  # they are as before, also for the next reload
             self._end(asked, VerbOutcome(Code.INVALID_ARGUMENT.value, str(now), ConfigReport().result))
         else:
-            self._apply(asked, touched, now)
+            try:
+                self._apply(asked, touched, now)
+            except Exception as error:
+                self._touched.update(touched)
+                self._end(
+                    asked, failed(refuse_change("the reload of the config", error), ConfigReport().result)
+                )
 
     def _apply(self, asked: Sequence[_Asked], touched: set[str], now: ServerDeclaration) -> None:
         def tell(line: str) -> None:
             for one in asked:
                 one.tell(line)
 
+        def ended() -> None:
+            if self._run is run:  # else the reload was refused meanwhile
+                self._end(asked, report.outcome())
+
         report = ConfigReport(tell)
         self._change_settings(now, report)
-        self._run = ConfigRun(
+        self._run = run = ConfigRun(
             self._work,
             self._models,
             self._kept(now, report),
             report,
             self._life.why_not_now,
-            lambda: self._end(asked, report.outcome()),
+            ended,
             touched.difference(now.broken),
         )
-        self._run.begin()
+        run.begin()
 
     def _kept(self, now: ServerDeclaration, report: ConfigReport) -> ConfigModels:
         """What is to be served: a model that cannot be as it is declared now stays as it was."""
@@ -187,9 +203,10 @@ class ConfigReload:
 
     def _change_settings(self, now: ServerDeclaration, report: ConfigReport) -> None:
         change = live.change(self._settings, now.settings)
-        before, self._settings = self._settings, change.settings
+        before = self._settings
         if change.changed:
             self._adjust({name: getattr(change.settings, name) for name in change.changed})
+        self._settings = change.settings
         for name in change.changed:
             report.setting(name, live.described(name, before, change.settings))
         for refusal in change.refused:

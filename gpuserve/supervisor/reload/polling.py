@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
+from gpuserve.errors import GpuserveError
 from gpuserve.settings.server import POLL
 from gpuserve.stamps import file_stamp, package_folders, sources_stamp
 from gpuserve.supervisor.core.server_core import ServerCore
@@ -121,8 +122,8 @@ class FilePolling:
         except OSError as error:
             return _Read({}, (), str(error))
 
-    def _seen(self, timer: int, read: _Read) -> None:
-        stamps, folders, trouble = read
+    def _seen(self, timer: int, read: _Read | GpuserveError) -> None:
+        stamps, folders, trouble = read if isinstance(read, _Read) else _Read({}, (), str(read))
         if timer != self._timer or self._core.life.state is not ServerState.SERVING:
             return
         if trouble and trouble != self._trouble:
@@ -176,9 +177,9 @@ class FilePolling:
         if failed and self._watch is not None:
             self._set(0.0)
 
-    def _declared(self, read: _Read) -> None:
+    def _declared(self, read: _Read | GpuserveError) -> None:
         """Note which models the config has now, for a change of which it was read: they were dealt with."""
-        if not read.trouble:
+        if isinstance(read, _Read) and not read.trouble:
             self._looks.follow(read.stamps)
             self._looks.keep(lambda key: _is_followed(key) or key in read.stamps)
 

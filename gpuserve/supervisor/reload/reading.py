@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from gpuserve.errors import GpuserveError
 from gpuserve.supervisor.models.repository import ConfigSource, ServerDeclaration
 
-#: Makes a call that may take its time, and gives its result to another.
+#: Makes a call that may take its time, and gives another its result, or the error that refuses the change.
 RunBeside: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 #: What a config says now, or what is wrong with it.
 Read: TypeAlias = ServerDeclaration | GpuserveError
@@ -32,7 +32,4 @@ class SourceReads:
 
     def _read(self, changed: Collection[str] | None) -> Read:
         with self._turn:
-            try:
-                return self.source.read_all(changed)
-            except GpuserveError as error:
-                return error
+            return self.source.read_all(changed)

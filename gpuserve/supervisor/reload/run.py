@@ -15,6 +15,7 @@ from gpuserve.errors import Code, DeviceError, GpuserveError, InvalidArgument, R
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.live import SettingRefusal, key_of
 from gpuserve.supervisor.attach.attached_models import AttachedModels
+from gpuserve.supervisor.core.refusals import refuse_change
 from gpuserve.supervisor.models.model_operations import (
     Answer,
     LoadOperation,
@@ -253,8 +254,11 @@ class ConfigRun:
         if refusal is not None:
             self._answered(name, refusal)
             return
-        specs = self._now.declared.get(name, ())
-        self._work.begin(self._actions[name], name, specs, lambda error: self._answered(name, error))
+        specs, action = self._now.declared.get(name, ()), self._actions[name]
+        try:
+            self._work.begin(action, name, specs, lambda error: self._answered(name, error))
+        except Exception as error:
+            self._answered(name, refuse_change(f"the change of model '{name}'", error))
 
     def _answered(self, name: str, error: GpuserveError | None) -> None:
         if error is None:

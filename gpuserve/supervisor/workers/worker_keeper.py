@@ -99,6 +99,8 @@ class WorkerKeeper:
         self._loaded = wire.Ready(0.0, 1)
         self._last_words = ""
         self._load_failed = False
+        #: The process that was the last worker, whose death has been counted.
+        self._dead_pid = 0
         self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
 
     @property
@@ -147,6 +149,20 @@ class WorkerKeeper:
         if hang.limit_s:
             self._last_words = f"its callable was not back within execution_timeout_s, {hang.limit_s:g} s"
             self._move(LifeEvent.HANG)
+
+    def excuse(self, pid: int) -> bool:
+        """Leave the death of a worker, which is its client's fault, out of the restart back-off. Return
+        whether the worker is dead and its successor was due later than now.
+        """
+        process, waits = self.process, self.life.state is InstanceState.WAITING
+        if pid != (self._dead_pid if process is None else process.pid):
+            return False  # another worker runs already
+        waits = waits and self.life.restart_in_s(time.monotonic()) > 0
+        self.life.excuse(time.monotonic())
+        if waits:
+            self._tell_of_successor("under an isolated request", 0.0)
+            self._care.reactor.call_later(0.0, self._start_when_due)
+        return waits
 
     def why_lost(self) -> str:
         uuid = self.instance.placement.gpu_uuid
@@ -203,11 +219,15 @@ class WorkerKeeper:
         assert self._child is not None
         try:
             message = self._child.channel.receive()
-            if message is None:
-                self._child.stop_listening()
-            else:
-                self._heard(message)
         except (wire.WireError, OSError) as error:
+            self._end_broken(str(error))
+            return
+        if message is None:
+            self._child.stop_listening()
+            return
+        try:
+            self._heard(message)  # an OSError of the supervisor's own work is not the worker's fault
+        except wire.WireError as error:
             self._end_broken(str(error))
 
     def _heard(self, message: Any) -> None:
@@ -265,6 +285,7 @@ class WorkerKeeper:
             self.device_failures += 1
         verdict = "" if self._load is None else self._load.verdict
         reason = self._last_words or verdict or exit_reason
+        self._dead_pid = self._child.process.pid
         self.close()
         self._lost(reason)
 
@@ -277,8 +298,7 @@ class WorkerKeeper:
             logger.warning("ended (%s); it starts again when that is over", reason, extra=self._fields)
         elif not stopping:
             delay_s = self.life.restart_in_s(time.monotonic())
-            again = partial(self._start_again, InstanceState.WAITING, LifeEvent.DUE)
-            self._care.reactor.call_later(delay_s, again)
+            self._care.reactor.call_later(delay_s, self._start_when_due)
         self._care.events.instance_lost(self, reason)
         if self.life.state is InstanceState.WAITING:  # else nobody wants a successor
             self._tell_of_successor(reason, delay_s)
@@ -291,13 +311,20 @@ class WorkerKeeper:
         elif delay_s >= _NOTICEABLE_S:
             logger.warning("%s", when, extra=self._fields)
 
+    def _start_when_due(self) -> None:
+        if self.life.restart_in_s(time.monotonic()) < _NOTICEABLE_S:  # else a timer of an earlier death
+            self._start_again(InstanceState.WAITING, LifeEvent.DUE)
+
     def _start_again(self, waiting: InstanceState, event: LifeEvent) -> None:
         if self.life.state is not waiting:
             return
         self._move(event)
         try:
             self.start()
-        except StartupError as error:  # out of processes, memory or descriptors: that passes
+        except (StartupError, OSError, MemoryError, RuntimeError) as error:
+            # Processes, memory or descriptors were lacking: that passes.
+            self.kill()
+            self.close()
             self._lost(str(error))
 
 

@@ -27,7 +27,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 class Slice(NamedTuple):
     """A part of what was inflated, possibly empty; ``more``: another one comes."""
 
-    data: bytes
+    data: bytes | memoryview
     more: bool
 
 

@@ -15,6 +15,9 @@ from gpuserve.front.doors.access.inflation import Slice
 #: From this size on; below, the way to a thread and back costs more than the work.
 THREAD_NBYTES: Final = 16 << 10
 
+#: JSON up to this size takes 10 ms at most.
+_SHORT_JSON_NBYTES: Final = 64 << 10
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -26,6 +29,13 @@ async def offload(nbytes: int, work: Callable[P, T], *arguments: P.args, **optio
     return await asyncio.to_thread(work, *arguments, **options)
 
 
+async def read_off_loop(executor: Executor, body: bytes, read: Callable[[bytes], T]) -> T:
+    """The result of ``read``, which reads JSON: of a body that is not short in a thread of ``executor``."""
+    if len(body) <= _SHORT_JSON_NBYTES:
+        return read(body)
+    return await asyncio.get_running_loop().run_in_executor(executor, read, body)
+
+
 def off_loop(
     nbytes: int,
     work: Callable[[], T],
@@ -34,9 +44,9 @@ def off_loop(
 ) -> None:
     """Call ``then`` with the result of work on so many bytes, or with its error: now, or after a thread."""
     if nbytes < THREAD_NBYTES:
-        then(_result_of(work))
+        then(result_of(work))
     else:
-        working = asyncio.get_running_loop().run_in_executor(executor, _result_of, work)
+        working = asyncio.get_running_loop().run_in_executor(executor, result_of, work)
         working.add_done_callback(lambda done: then(done.result()))
 
 
@@ -62,11 +72,9 @@ class _SliceBySlice:
             self.go_on(len(found.data))
 
 
-def _result_of(work: Callable[[], T]) -> T | RequestError:
+def result_of(work: Callable[[], T]) -> T | RequestError:
+    """Return the result of work, or the error that a client is told."""
     try:
         return work()
     except Exception as error:
-        # Its frames, and those of what it was raised for, refer to the body and to the error itself.
-        told = error_to_tell(error, "reading or packing a body").with_traceback(None)
-        told.__context__ = None
-        return told
+        return error_to_tell(error, "reading or packing a body")

@@ -27,6 +27,8 @@ _ORIGIN: Final = b"origin"
 #: By which browsers say whether a page of another site asks.
 SITE: Final = b"sec-fetch-site"
 _OTHER_SITE: Final = b"cross-site"
+#: What ``SITE`` says of a page of the server itself, and of an address that a user typed.
+_OWN_SITE: Final = frozenset({b"same-origin", b"none"})
 _LOCAL_NAME: Final = "localhost"
 
 
@@ -39,6 +41,21 @@ def is_local(address: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         or (name == SITE and value == _OTHER_SITE)
         for name, value in headers
     )
+
+
+def is_of_another_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a browser asks for a page of another origin; another port of this machine is another
+    origin. Names of headers are in lower case.
+    """
+    host, origins = b"", []
+    for name, value in headers:
+        if name == b"host":
+            host = value.lower()
+        elif name == _ORIGIN:
+            origins.append(value.lower())
+        elif name == SITE and value not in _OWN_SITE:
+            return True
+    return any(one.partition(b"://")[2] != host for one in origins)
 
 
 def is_here(address: str) -> bool:

@@ -10,12 +10,14 @@ from typing import Final, TypeAlias
 
 from gpuserve.errors import PermissionDenied, RequestError, Unavailable
 from gpuserve.front.doors.access.endpoints import Access, Kind
+from gpuserve.front.doors.access.peers import is_of_another_page
 from gpuserve.settings.access import DASHBOARD, TOKEN_HEADER, AccessRule
 
 #: Before the name of a token's header over gRPC. The name alone is taken as well.
 GRPC_PREFIX: Final = "triton-grpc-protocol-"
 _AUTHORIZATION: Final = b"authorization"
 _BEARER: Final = b"bearer "
+_CHANGING: Final = frozenset({Kind.CONTROL, Kind.EITHER})
 _FOR_ALL: Final = frozenset({Kind.USE, Kind.BARE})
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
@@ -54,9 +56,11 @@ class Policy:
             prefix: what the names of the headers of tokens may have before them.
         """
         has_own = access.group in self._rules
+        if is_local and access.kind in _CHANGING and is_of_another_page(headers):
+            is_local = False  # any page that a user of this machine looks at can send requests
         if not (has_own or is_local or self._is_for_all(access)):
             return Verdict.READ_ONLY if access.kind is Kind.EITHER else Verdict.REMOTE
-        if all(_shows_token(self._rules[one], headers, prefix) for one in self._needed(access)):
+        if all(shows_token(self._rules[one], headers, prefix) for one in self._needed(access)):
             return Verdict.ALLOWED
         return Verdict.NO_TOKEN
 
@@ -77,7 +81,8 @@ class Policy:
         if verdict is not Verdict.NO_TOKEN:
             return PermissionDenied(
                 f"This '{access.group}' operation is only for clients on the server's own machine, without "
-                f"a proxy between; {_opened_by(access.group)}, or a token for the group, opens it to others"
+                "a proxy between, and not for pages of another server; "
+                f"{_opened_by(access.group)}, or a token for the group, opens it to others"
             )
         what = "protocol" if prefix else "API"
         header = prefix + self._rules[self._needed(access)[0]][0].header.lower()
@@ -96,8 +101,8 @@ def token_headers(rules: Iterable[AccessRule]) -> frozenset[str]:
     return frozenset(names | {GRPC_PREFIX + name for name in names} | bearer)
 
 
-def _shows_token(rules: Iterable[AccessRule], headers: Headers, prefix: str) -> bool:
-    """How long it takes does not tell how much of a token was right."""
+def shows_token(rules: Iterable[AccessRule], headers: Headers, prefix: str) -> bool:
+    """Return whether the headers carry the token of one of the rules, compared in constant time."""
     import hmac  # OpenSSL takes milliseconds to load, and most servers have no tokens
 
     given = tuple(headers)

@@ -28,6 +28,10 @@ _ELEMENTS: Final = {
     "fp64_contents": (np.float64, "FP64"),
     "bytes_contents": (np.object_, "BYTES"),
 }
+#: In the order of their numbers, from 1 on.
+_NAMES: Final = tuple(_ELEMENTS)
+#: Lists of more strings take more memory than the strings of a client are worth.
+_FEW_STRINGS: Final = 1024
 _FIELD: Final = {
     datatype: field for field, (_, datatypes) in _ELEMENTS.items() for datatype in datatypes.split("/")
 }
@@ -39,34 +43,52 @@ def contents_data(contents: Any, name: str, datatype: str, model_name: str) -> b
     if not given:
         return b""
     where = f"for input tensor '{shown(name)}' for model '{shown(model_name)}'"
+    check_given(given, datatype, where)
+    elements = getattr(contents, given[0])
+    if datatype == BYTES:
+        return encode_bytes(elements) if len(elements) <= _FEW_STRINGS else _joined(elements)
+    wide: NDArray[Any] = np.fromiter(elements, dtype=_ELEMENTS[given[0]][0], count=len(elements))
+    return narrowed(wide, datatype, where).tobytes()
+
+
+def _joined(elements: Sequence[bytes]) -> bytes:
+    """Strings in wire layout, of which there is one object at a time."""
+    data = bytearray()
+    for one in elements:
+        data += len(one).to_bytes(4, "little")
+        data += one
+    return bytes(data)
+
+
+def field_of(number: int) -> str:
+    """Return the name of the field of ``InferTensorContents`` that has this number."""
+    return _NAMES[number - 1]
+
+
+def check_given(given: Sequence[str], datatype: str, where: str) -> None:
+    """Raise InvalidArgument if the elements are not all in the field that the datatype has."""
     expected = _FIELD.get(datatype)
     for field in given:
         if field != expected:
-            raise InvalidArgument(_unexpected(field, datatype, where, twice=given[0] == expected))
-    elements = getattr(contents, given[0])
-    if datatype == BYTES:
-        return encode_bytes(elements)
-    return _numbers(elements, given[0], datatype, where)
+            sentence = f"unexpected explicit tensor data {where} of type '{_ELEMENTS[field][1]}'"
+            if given[0] == expected:
+                raise InvalidArgument(f"{sentence}, binary data was already supplied.")
+            raise InvalidArgument(f"{sentence}, expected datatype '{shown(datatype)}'")
 
 
-def _unexpected(field: str, datatype: str, where: str, *, twice: bool) -> str:
-    sentence = f"unexpected explicit tensor data {where} of type '{_ELEMENTS[field][1]}'"
-    if twice:
-        return f"{sentence}, binary data was already supplied."
-    return f"{sentence}, expected datatype '{shown(datatype)}'"
-
-
-def _numbers(elements: Sequence[Any], field: str, datatype: str, where: str) -> bytes:
-    wide: NDArray[Any] = np.fromiter(elements, dtype=_ELEMENTS[field][0], count=len(elements))
+def narrowed(wide: NDArray[Any], datatype: str, where: str, first: int = 0) -> NDArray[Any]:
+    """Return elements, the first of which is number ``first``, as those of the datatype; InvalidArgument if
+    one is out of its range.
+    """
     narrow = numpy_dtype(datatype)
     if wide.dtype == narrow:
-        return wide.tobytes()
+        return wide
     range_ = np.iinfo(narrow)
     outside = (wide < range_.min) | (wide > range_.max)
     if outside.any():
         position = int(outside.argmax())
         raise InvalidArgument(
-            f"element {position} {where} is {wide[position]}, "
+            f"element {first + position} {where} is {wide[position]}, "
             f"expected {range_.min} to {range_.max} for datatype '{datatype}'"
         )
-    return wide.astype(narrow).tobytes()
+    return wide.astype(narrow)

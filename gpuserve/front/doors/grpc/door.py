@@ -5,17 +5,18 @@ over an ``AwaitedRequest``. ``ModelInfer``, which awaits nothing, is in ``infere
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from typing import Final
 
-from gpuserve.errors import DeadlineExceeded, InvalidArgument, NoMemory
+from gpuserve.errors import DeadlineExceeded, InvalidArgument, NoMemory, RequestError
 from gpuserve.front.doors.access.endpoints import METHODS, Access
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
-from gpuserve.front.doors.access.inflation import WINDOW_BITS, Inflater
-from gpuserve.front.doors.access.offload import offload
+from gpuserve.front.doors.access.inflation import SLICE_NBYTES, WINDOW_BITS, Inflater, Slice
+from gpuserve.front.doors.access.offload import offload, result_of
 from gpuserve.front.doors.access.peers import address_of, is_local
+from gpuserve.front.doors.access.rate_limit import RateLimit
 from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict
 from gpuserve.front.doors.access.users import user_of
 from gpuserve.front.doors.grpc import health, reflection, rpcs
@@ -29,16 +30,31 @@ from gpuserve.front.doors.grpc.calls import (
     small_message,
     small_messages,
 )
-from gpuserve.front.doors.grpc.framing import COMPRESSED_NBYTES, LEVELS, Unframer, compress_messages, frame
+from gpuserve.front.doors.grpc.framing import (
+    COMPRESSED_NBYTES,
+    LEVELS,
+    Unframer,
+    compress_messages,
+    frame,
+    joined,
+)
 from gpuserve.front.doors.grpc.headers import OK, OK_TRAILERS, CallHead, ok_head, read_call
-from gpuserve.front.doors.grpc.inference import GrpcInference, InferCall
-from gpuserve.front.doors.grpc.stream import InferStream
+from gpuserve.front.doors.grpc.inference import INGEST_NBYTES, GrpcInference, InferCall
+from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
+from gpuserve.front.doors.grpc.requests import SHORT_NBYTES
+from gpuserve.front.doors.grpc.stream import CHUNK_NBYTES, InferStream
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone
-from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Sink
+from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Piece, Sink
 from gpuserve.front.exchange.limits import Admission, OpenStreams
+from gpuserve.front.exchange.request_rates import RequestRates
+from gpuserve.front.memory.blocks import heap_nbytes
+from gpuserve.front.memory.intake import Share
 from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2.strings import check_strings, has_long_strings
+from gpuserve.front.v2.types import InferRequest
 from gpuserve.settings.server import NO_COMPRESSION
+from gpuserve_worker.memory.arena import Block
 
 #: Requests of a stream that come whole in so few bytes are not counted where nothing else of it is.
 _UNCOUNTED_NBYTES: Final = 8 << 10
@@ -60,6 +76,7 @@ class GrpcDoor:
         forwarding: HeaderForwarding | None = None,
         compression: str = NO_COMPRESSION,
         streams: OpenStreams | None = None,
+        limit: RateLimit | None = None,
     ) -> None:
         self._service = service
         self._streams = streams or Admission().streams
@@ -69,7 +86,9 @@ class GrpcDoor:
         self._inference = GrpcInference(service, max_request_nbytes, forwarding, level)
         service.health.watch(self._on_health)
         self._methods: dict[str, Method] = {
-            rpcs.MODEL_STREAM_INFER: StreamingInference(self._inference, service).serve,
+            rpcs.MODEL_STREAM_INFER: StreamingInference(
+                self._inference, service, limit or RateLimit(RequestRates())
+            ).serve,
             health.WATCH: self._health_watch,
             **dict.fromkeys(rpcs.UNARY, self._unary),
             **dict.fromkeys(reflection.METHODS, self._reflection),
@@ -83,6 +102,10 @@ class GrpcDoor:
         if way is None:
             way = head.memo = self._way_of(head)
         return way(exchange)
+
+    def refuse(self, error: RequestError, exchange: Exchange) -> Sink:
+        """Return the sink that answers a call with an error, whatever its messages say."""
+        return (RefusedStream if exchange.head.path in _STREAMS else Refused)(error, exchange)
 
     def _way_of(self, head: Head) -> Accept:
         """What takes the calls that have this head."""
@@ -177,7 +200,8 @@ class GrpcDoor:
 class StreamingInference:
     """``ModelStreamInfer``: one ``InferStream`` a call, which a second task feeds with requests."""
 
-    def __init__(self, shared: GrpcInference, service: InferenceService) -> None:
+    def __init__(self, shared: GrpcInference, service: InferenceService, limit: RateLimit) -> None:
+        self._limit = limit
         self._shared = shared
         self._service = service
         self._heads = {coding: ok_head(coding).headers for coding in ("", *WINDOW_BITS)}
@@ -217,18 +241,27 @@ class StreamingInference:
     ) -> None:
         """Send answers as they come. Before any, a status stands alone: proxies may repeat such a call."""
         headers = self._heads[coding]
-        async for chunk in stream.chunks():
-            data: bytes = chunk
-            if coding and len(chunk) >= COMPRESSED_NBYTES:
-                data = await offload(len(chunk), compress_messages, coding, self._shared.level, chunk)
-            if reception is not None:
-                reception.sending()
+        async for pieces in stream.chunks():
+            parts: Iterable[bytes]
+            whole = pieces[0] if len(pieces) == 1 else None
+            if coding and (nbytes := sum(map(len, pieces))) >= COMPRESSED_NBYTES:
+                packed = await offload(nbytes, _compressed, coding, self._shared.level, pieces)
+                parts = joined([packed], CHUNK_NBYTES)
+            elif isinstance(whole, bytes):
+                parts = (whole,)
+            else:
+                parts = joined(pieces, CHUNK_NBYTES)
             if not exchange.started:
                 exchange.start(200, headers)
-            exchange.send(data)
-            if reception is not None:
-                reception.sent()
-            await exchange.room()
+            for part in parts:
+                if stream.has_ended:  # while it waited for room: its status follows at once
+                    break
+                if reception is not None:
+                    reception.sending()
+                exchange.send(part)
+                if reception is not None:
+                    reception.sent()
+                await exchange.room()
         if not exchange.started:
             exchange.start(200, headers)
         exchange.finish(OK_TRAILERS)
@@ -239,17 +272,18 @@ class StreamingInference:
         """Hand the requests on as they come, and notice when the client goes away, also after the last."""
         try:
             unframer = Unframer(self._shared.max_request_nbytes, call.encoding)
+            is_paid = True  # the call itself was counted as its first request
             while (part := await request.part()) is not None:
                 if reception is not None:
                     reception.read()
                 for compressed, body in unframer.parts(part):
-                    if compressed:
-                        kept = stream.hold, unframer.unread_nbytes + len(body)
-                        stream.take(await self._inflated(call.encoding, request, body, *kept))
+                    rates, exchange = self._limit.rates, request.exchange
+                    if not is_paid and rates.is_on and (refusal := self._limit.refusal(exchange)) is not None:
+                        is_long = compressed or len(body) > SHORT_NBYTES
+                        stream.refuse(b"" if is_long else body, refusal)
                     else:
-                        if len(body) > _UNCOUNTED_NBYTES:  # it is copied while it is read
-                            stream.hold(unframer.unread_nbytes + 2 * len(body))
-                        stream.take(body)
+                        await self._take(call, request, stream, compressed, body, unframer.unread_nbytes)
+                    is_paid = False
                     del body
                     if stream.is_full:  # it may be so until a request is through, and the client leave before
                         stream.hold(unframer.unread_nbytes)
@@ -266,31 +300,110 @@ class StreamingInference:
             stream.cancel()
         except Exception as error:
             # Without what it came through, which holds the request's bytes, and would be held by the stream.
-            stream.fail(error_to_tell(error, "reading a stream").with_traceback(None))
+            stream.fail(error_to_tell(error, "reading a stream"))
 
-    async def _inflated(
+    async def _take(
         self,
-        encoding: str,
+        call: CallHead,
         request: AwaitedRequest,
-        message: bytes,
-        hold: Callable[[int], None],
-        kept_nbytes: int,
-    ) -> bytes:
-        """A message of a stream, inflated in turns with other clients; ``hold`` is told how much is kept.
-        Raises ClientGone: nobody waits for it any more.
+        stream: InferStream,
+        compressed: bool,
+        body: bytes | memoryview,
+        unread_nbytes: int,
+    ) -> None:
+        if compressed or len(body) >= INGEST_NBYTES:
+            stream.hold(unread_nbytes + len(body))
+            await self._take_long(call.encoding if compressed else "", request, stream, body)
+        else:
+            if len(body) > _UNCOUNTED_NBYTES:  # it is copied while it is read
+                stream.hold(unread_nbytes + 2 * len(body))
+            stream.take(body)
+
+    async def _take_long(
+        self, encoding: str, request: AwaitedRequest, stream: InferStream, message: bytes | memoryview
+    ) -> None:
+        """Read a long or compressed message in turns with other clients, and have its request submitted.
+
+        Raises ClientGone if the client has left meanwhile, NoMemory if there is none for the message, and
+        RequestError if it cannot be inflated, which ends the stream.
         """
-        slices = Inflater(encoding, self._shared.inflation).slices(message, end=True)
-        await asyncio.sleep(0)
-        found = await offload(len(message), next, slices)
-        plain = [found.data]
+        service = self._service
+        share = Share(service.intake, request.exchange.ends.source)
+
+        def claim(model_name: str, nbytes: int) -> Block | None:
+            return service.inference.claim(model_name, nbytes, scanner.model_version)
+
+        scanner = GrpcBodyScanner(claim, self._shared.max_request_nbytes, share, framed=False)
+        parsing: asyncio.Future[InferRequest | RequestError] | None = None
+        nbytes = 0
+        try:
+            async for part in self._parts(encoding, request, message):
+                if not (nbytes or part.more):
+                    stream.take(part.data)
+                    return
+                nbytes += len(part.data)
+                try:
+                    scanner.feed(part.data)
+                except NoMemory:
+                    raise
+                except RequestError as error:
+                    stream.take(scanner.header[:SHORT_NBYTES], error.with_traceback(None))
+                    return
+            parsing = self._parse(scanner)
+            read = await asyncio.shield(parsing)
+            if isinstance(read, InferRequest):
+                share.hold(heap_nbytes(read))
+                scanner.hand_over()
+            stream.take(scanner.header[:SHORT_NBYTES], read, nbytes)
+        finally:
+            free = partial(_free, scanner.abort(), share)
+            if parsing is None or parsing.done():
+                free()
+            else:  # a thread still reads them
+                parsing.add_done_callback(lambda _: free())
+
+    async def _parts(
+        self, encoding: str, request: AwaitedRequest, message: bytes | memoryview
+    ) -> AsyncIterator[Slice]:
+        """Yield a message part by part, inflated if it has an encoding; other clients have turns between."""
+        if encoding:
+            slices = Inflater(encoding, self._shared.inflation).slices(message, end=True)
+        else:
+            slices = _slices(message)
+        found = Slice(b"", True)
         while found.more:
+            await asyncio.sleep(0)
             if request.gone:
                 raise ClientGone
-            found = await offload(len(found.data), next, slices)
-            plain.append(found.data)
-            kept_nbytes += len(found.data)
-            hold(kept_nbytes)
-        return b"".join(plain)
+            found = await offload(len(found.data or message) if encoding else 0, next, slices)
+            yield found
+
+    def _parse(self, scanner: GrpcBodyScanner) -> asyncio.Future[InferRequest | RequestError]:
+        """Parse a message that has been read; a thread does that if it takes long."""
+        loop, executor = asyncio.get_running_loop(), self._service.json_executor
+        if len(scanner.header) > SHORT_NBYTES:
+            return loop.run_in_executor(executor, result_of, lambda: check_strings(scanner.parse()))
+        read = result_of(scanner.parse)
+        if isinstance(read, InferRequest) and has_long_strings(read):
+            return loop.run_in_executor(executor, result_of, lambda: check_strings(read))
+        parsed: asyncio.Future[InferRequest | RequestError] = loop.create_future()
+        parsed.set_result(read)
+        return parsed
+
+
+def _compressed(coding: str, level: int, pieces: list[Piece]) -> bytes:
+    return compress_messages(coding, level, b"".join(pieces))
+
+
+def _free(blocks: list[Block], share: Share) -> None:
+    for block in blocks:
+        block.free()
+    share.hold(0)
+
+
+def _slices(message: bytes | memoryview) -> Iterator[Slice]:
+    for at in range(0, len(message), SLICE_NBYTES):
+        yield Slice(message[at : at + SLICE_NBYTES], at + SLICE_NBYTES < len(message))
 
 
 def _end_late(stream: InferStream, exchange: Exchange, timeout_s: float) -> None:

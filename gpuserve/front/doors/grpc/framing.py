@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gpuserve.errors import InvalidArgument, ResourceExhausted, Unimplemented
@@ -18,6 +18,8 @@ IDENTITY: Final = "identity"
 #: What the server answers in ``grpc-accept-encoding``.
 ACCEPTED_ENCODINGS: Final = "identity, deflate, gzip"
 PREFIX: Final = struct.Struct(">BI")
+#: A message up to this size is cut out of the chunks that it came in.
+_COPIED_NBYTES: Final = 1 << 20
 #: Of small messages, whose size alone is limited.
 _ANY_RATIO: Final = 1 << 20
 #: Level as in the settings -> zlib's, 0 for no compression.
@@ -101,10 +103,12 @@ class Unframer:
         """The small messages that a chunk completes, each inflated when asked for; raises as ``parts``."""
         limits = InflationLimits(self._limit_nbytes, _ANY_RATIO)
         for compressed, message in self.parts(chunk):
-            yield inflate(message, self._encoding, limits) if compressed else message
+            yield inflate(message, self._encoding, limits) if compressed else bytes(message)
 
-    def parts(self, chunk: Buffer) -> Iterator[tuple[bool, bytes]]:
-        """(compressed, message) that are whole; InvalidArgument: bad prefix; ResourceExhausted: too large."""
+    def parts(self, chunk: Buffer) -> Iterator[tuple[bool, bytes | memoryview]]:
+        """(compressed, message) that are whole; InvalidArgument: bad prefix; ResourceExhausted: too large. A
+        long one that came in several chunks is not copied.
+        """
         self._keep(chunk)
         while self.unread_nbytes >= PREFIX_NBYTES:
             data, start = self._data, self._position + PREFIX_NBYTES
@@ -121,8 +125,13 @@ class Unframer:
                 del data  # or it would be kept for as long as somebody works at the message
                 yield compressed, self._cut(start, end)
 
-    def _cut(self, start: int, end: int) -> bytes:
-        message = bytes(memoryview(self._data)[start:end])
+    def _cut(self, start: int, end: int) -> bytes | memoryview:
+        view = memoryview(self._data)
+        if end - start > _COPIED_NBYTES:
+            self._data, self._position = bytes(view[end:]), 0
+            return view[start:end]
+        message = bytes(view[start:end])
+        view.release()
         self._position = end
         if end == len(self._data):
             self._data, self._position = b"", 0
@@ -147,6 +156,24 @@ class Unframer:
             if given >= PREFIX_NBYTES:
                 expected += PREFIX.unpack_from(self._data, self._position)[1]
             raise truncated(given, expected)
+
+
+def joined(pieces: Sequence[Buffer], most_nbytes: int) -> Iterator[bytes]:
+    """Yield pieces joined to parts of at most so many bytes; a longer one is cut, each part once it is asked
+    for.
+    """
+    parts: list[Buffer] = []
+    room = most_nbytes
+    for piece in pieces:
+        for at in range(0, len(piece), most_nbytes):
+            part = piece if len(piece) <= most_nbytes else memoryview(piece)[at : at + most_nbytes]
+            if len(part) > room:
+                yield b"".join(parts)
+                parts, room = [], most_nbytes
+            parts.append(part)
+            room -= len(part)
+    if parts:
+        yield b"".join(parts)
 
 
 def compress_messages(coding: str, level: int, data: Buffer) -> bytes:

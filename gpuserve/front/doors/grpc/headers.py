@@ -4,14 +4,17 @@ status. No message is here.
 
 from __future__ import annotations
 
+import math
 import time
 import urllib.parse
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from gpuserve.errors import Code, DeadlineExceeded, RequestError, Stopping
+from gpuserve.errors import Code, DeadlineExceeded, RateLimited, RequestError, Stopping
 from gpuserve.front.doors.grpc.framing import ACCEPTED_ENCODINGS, IDENTITY
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, grpc_timeout_s
+from gpuserve.front.exchange.request_rates import retry_after_s
+from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.v2.status import STATUS
 from gpuserve.front.v2.types import InferRequest
 
@@ -22,6 +25,8 @@ OK_HEADERS: Final = [CONTENT_TYPE, ACCEPT_ENCODING]
 OK_TRAILERS: Final = [(b"grpc-status", b"0")]
 #: Has clients that try again wait a moment: by then they know which servers are left. (gRPC proposal A6)
 RETRY_PUSHBACK: Final = (b"grpc-retry-pushback-ms", b"100")
+#: The same in whole seconds and by the name that HTTP has for it, which every client library shows.
+RETRY_AFTER: Final = b"retry-after"
 #: With it set to "true" the first error of a stream is its status.
 STRICT_ERRORS: Final = b"triton_grpc_error"
 #: Codings of responses, the first that a client reads is taken: gzip is one that every client has.
@@ -42,11 +47,14 @@ class CallHead(NamedTuple):
     strict_errors: bool
 
     def limit(self, request: InferRequest, since: float | None = None) -> None:
-        """Let a request take no longer than its call, begun at ``since``; DeadlineExceeded: it is over."""
+        """Limit a request to what is left of the time of its call, which began at ``since``. Raises
+        DeadlineExceeded if nothing is left; the body of the request is freed then.
+        """
         limit_s = self.timeout_s
         if limit_s is not None and since is not None:
             limit_s -= time.monotonic() - since
             if limit_s <= 0:
+                free_body(request)
                 raise DeadlineExceeded(
                     f"Deadline Exceeded: the request did not come whole within its {self.timeout_s:g} s"
                 )
@@ -99,6 +107,9 @@ def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:
     ]
     if isinstance(error, Stopping):
         trailers.append(RETRY_PUSHBACK)
+    elif isinstance(error, RateLimited):
+        trailers.append((RETRY_PUSHBACK[0], b"%d" % math.ceil(error.retry_after_s * 1000)))
+        trailers.append((RETRY_AFTER, b"%d" % retry_after_s(error)))
     return trailers
 
 

@@ -1,5 +1,5 @@
 """``ModelInfer``: no task, no coroutine. Each call is a ``Sink``, to which the connection gives the message
-and the model its answer. Only zlib's work on large messages leaves the event loop.
+and the model its answer. Only zlib's work and typed contents of large messages leave the event loop.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from gpuserve.front.doors.grpc.framing import (
 from gpuserve.front.doors.grpc.headers import OK, CallHead, ok_head, refuse
 from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
+from gpuserve.front.memory.blocks import heap_nbytes
 from gpuserve.front.memory.intake import REQUEST_NBYTES, Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2 import strings
+from gpuserve.front.v2.strings import check_strings, has_long_strings
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve_worker.memory.arena import Block
 
@@ -55,6 +58,7 @@ class GrpcInference:
     ) -> None:
         self.inference = service.inference
         self.intake = service.intake
+        self.executor = service.json_executor
         self.receptions = service.control.trace.receptions
         self.max_request_nbytes = max_request_nbytes
         self.inflation = service.inflation.within(max_request_nbytes)
@@ -69,6 +73,7 @@ class InferCall:
         "_began_ns",
         "_call",
         "_exchange",
+        "_is_parsed_elsewhere",
         "_parts",
         "_pending",
         "_reception",
@@ -87,6 +92,7 @@ class InferCall:
         self._scanner: GrpcBodyScanner | None = None
         #: What it holds of the intake; a message that has come in one small part is not counted.
         self._share: Share | None = None
+        self._is_parsed_elsewhere = False
         self._pending: PendingRequest | None = None
         #: When the first part came of a message that does not come at once.
         self._since: float | None = None
@@ -159,9 +165,37 @@ class InferCall:
             body, self._parts = bytes(self._parts or b""), None
             self._take_whole(body)
         else:
-            request = scanner.finish()
-            self._scanner = None
-            self._submit(request)
+            self._parse_scanned(scanner)
+
+    def _parse_scanned(self, scanner: GrpcBodyScanner) -> None:
+        """Parse a message that has been read, in a thread if it is long beside its raw contents."""
+        nbytes = len(scanner.header) if len(scanner.header) > requests.SHORT_NBYTES else 0
+        self._is_parsed_elsewhere = True
+        off_loop(nbytes, scanner.parse, self._on_parsed, self._shared.executor)
+
+    def _on_parsed(self, found: InferRequest | RequestError) -> None:
+        scanner = self._scanner
+        assert scanner is not None
+        if isinstance(found, InferRequest) and not self._through and has_long_strings(found):
+            work = partial(check_strings, found)
+            off_loop(strings.SHORT_NBYTES, work, self._on_parsed, self._shared.executor)
+            return
+        self._is_parsed_elsewhere = False
+        if self._through:
+            self._let_go()
+            return
+        if isinstance(found, RequestError):
+            self._refuse(found)
+            return
+        self._scanner = None
+        try:
+            if len(scanner.header) > requests.SHORT_NBYTES and self._share is not None:
+                self._share.hold(self._share.nbytes + heap_nbytes(found))
+            scanner.hand_over()
+            self._submit(found)
+        except Exception as error:
+            self._scanner = scanner  # which has the blocks, unless it handed them over
+            self._refuse(error)
 
     def _take_whole(self, body: bytes) -> None:
         """Read a body that is there, with its prefix."""
@@ -171,28 +205,27 @@ class InferCall:
             return
         share = self._share = self._share or self._new_share()
         slices = Inflater(self._call.encoding, self._shared.inflation).slices(message, end=True)
-        each_off_loop(len(message), slices, partial(self._take_slice, share, len(body), []))
+        each_off_loop(len(message), slices, partial(self._take_slice, share, len(body)))
 
-    def _take_slice(
-        self, share: Share, body_nbytes: int, parts: list[bytes], found: Slice | RequestError
-    ) -> bool:
-        """Read a message once all of it is inflated; False: no more of it is wanted. It is joined in the end:
-        memory that grows to so much is copied, and taken of the machine, many times.
-        """
+    def _take_slice(self, share: Share, body_nbytes: int, found: Slice | RequestError) -> bool:
+        """Read a part of a compressed message; return whether more of it is wanted."""
         if self._through or isinstance(found, RequestError):
-            parts.clear()
             if isinstance(found, RequestError):
                 self._refuse(found)
             return False
         try:
-            parts.append(found.data)
-            share.hold(max(share.nbytes, body_nbytes) + len(found.data))
+            scanner = self._scanner
+            if scanner is None and not found.more:
+                self._submit(requests.parse_infer_request(found.data))
+                return True
+            if scanner is None:
+                limit = self._shared.max_request_nbytes
+                scanner = GrpcBodyScanner(self._claim, limit, share, framed=False, kept_nbytes=body_nbytes)
+                self._scanner = scanner
+            scanner.feed(found.data)
             if not found.more:
-                message = b"".join(parts)
-                parts.clear()
-                self._submit(requests.parse_infer_request(message))
+                self._parse_scanned(scanner)
         except Exception as error:
-            parts.clear()
             self._refuse(error)
             return False
         return True
@@ -287,6 +320,8 @@ class InferCall:
         """Hold nothing any more; free what a message that did not become a request was placed in."""
         if self._share is not None:
             self._share.hold(0)
+        if self._is_parsed_elsewhere:  # by a thread that reads its blocks
+            return
         scanner, self._scanner = self._scanner, None
         if scanner is not None:
             for block in scanner.abort():

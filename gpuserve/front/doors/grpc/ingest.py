@@ -13,23 +13,24 @@ when a chunk is used up.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Generator
 from typing import Final, TypeAlias
 
-from tritonclient.grpc import service_pb2 as pb
-
-from gpuserve.errors import InvalidArgument
+from gpuserve.errors import InvalidArgument, ResourceExhausted
 from gpuserve.front.doors.grpc.framing import PREFIX_NBYTES, read_prefix, surplus, truncated
-from gpuserve.front.doors.grpc.requests import decode, infer_request
+from gpuserve.front.doors.grpc.requests import parse_beside_raws
 from gpuserve.front.doors.grpc.responses import LARGE_NBYTES
+from gpuserve.front.doors.grpc.typed_contents import WireType, malformed
 from gpuserve.front.memory.intake import Share
+from gpuserve.front.v2.json_values import MAX_JSON_NBYTES
 from gpuserve.front.v2.limits import MAX_INPUTS, MAX_NAME_NBYTES
 from gpuserve.front.v2.types import Data, InferRequest
 from gpuserve_worker.memory.arena import Block
 
-#: A request within the caps has far fewer fields at its top level; each costs a few steps in Python.
-MAX_FIELDS: Final = 8192
+#: A request within the limits has fewer fields at its top level; each takes some microseconds in Python.
+MAX_FIELDS: Final = 4096
+#: What a message may hold beside its raw contents, in bytes: as much as JSON over HTTP.
+MAX_HEADER_NBYTES: Final = MAX_JSON_NBYTES
 _MODEL_NAME_TAG: Final = 1 << 3 | 2
 _MODEL_VERSION_TAG: Final = 2 << 3 | 2
 _RAW_TAG: Final = 7 << 3 | 2
@@ -38,34 +39,33 @@ _LONGEST_VARINT: Final = 10
 _Walk: TypeAlias = Generator[None, None, None]
 
 
-class WireType(enum.IntEnum):
-    """How a protobuf field says where it ends: the low three bits of its tag."""
-
-    VARINT = 0
-    FIXED64 = 1
-    LENGTH = 2
-    GROUP = 3
-    END_GROUP = 4
-    FIXED32 = 5
-
-
 class GrpcBodyScanner:
-    """Reads the body of one unary ``ModelInfer`` call, uncompressed, chunk by chunk.
+    """Reads one large ``ModelInferRequest``, uncompressed, chunk by chunk: the body of a unary call, with
+    its prefix, or, if not ``framed``, a message whose end is where the chunks end.
 
     ``claim(model_name, nbytes)`` gives memory for one large tensor, or None, and then the tensor
-    stays on the heap; ``share`` holds what the body takes of that. ``blocks`` are the ones given so far.
-    They are the request's once ``finish()`` has returned it; before, and whenever an error was raised,
-    ``abort()`` hands them back.
+    stays on the heap; ``share`` holds what the body takes of that, ``kept_nbytes`` more. ``blocks`` are the
+    ones given so far. They are the request's after ``finish()``, or ``parse()`` and ``hand_over()``; before,
+    and whenever an error was raised, ``abort()`` hands them back.
 
     Its attributes are where the walk stands, in one object because every step of it moves several of them.
     """
 
-    def __init__(self, claim: Callable[[str, int], Block | None], limit_nbytes: int, share: Share) -> None:
+    def __init__(
+        self,
+        claim: Callable[[str, int], Block | None],
+        limit_nbytes: int,
+        share: Share,
+        *,
+        framed: bool = True,
+        kept_nbytes: int = 0,
+    ) -> None:
         self.blocks: list[Block] = []
         self._claim = claim
         self._share = share
         self._limit_nbytes = limit_nbytes
-        self._header = bytearray()
+        #: The message without its raw contents, which ``parse()`` reads.
+        self.header = bytearray()
         self._raws: list[Data] = []
         #: As far as it is known yet.
         self.model_version = ""
@@ -73,9 +73,12 @@ class GrpcBodyScanner:
         self._blocks_model_name = ""
         self._chunk = memoryview(b"")
         self._position = 0
-        self._received = 0
+        self._received = kept_nbytes
         self._placed = 0
-        self._unread = PREFIX_NBYTES
+        self._framed = framed
+        self._unread = PREFIX_NBYTES if framed else limit_nbytes
+        #: Whether the message may end here.
+        self._is_between = False
         self._complete = False
         #: The block that is being filled, how far, and how far it may be.
         self._target: memoryview | None = None
@@ -98,29 +101,45 @@ class GrpcBodyScanner:
         self._chunk, self._position = memoryview(b""), 0
         self._share.hold(self._received - self._placed)
 
-    def finish(self) -> InferRequest:
-        """The request of a body that has ended; InvalidArgument: it is truncated, or contradicts itself."""
-        if not self._complete:
+    def parse(self) -> InferRequest:
+        """Return the request of a body that has ended; another thread may call this. Its blocks stay here.
+
+        Raises InvalidArgument if it is malformed, truncated or contradicts itself, and ResourceExhausted if
+        it is too large.
+        """
+        if not (self._complete or (self._is_between and not self._framed)):
+            if not self._framed:
+                raise malformed("it is truncated")
             raise truncated(self._received, self._received + self._unread)
-        message = decode(pb.ModelInferRequest, self._header)
-        if self.blocks and message.model_name != self._blocks_model_name:
+        request = parse_beside_raws(self.header, self._raws)
+        if self.blocks and request.model_name != self._blocks_model_name:
             raise InvalidArgument("the request names more than one model: expected one model_name")
-        request = infer_request(message, self._raws)
+        return request
+
+    def hand_over(self) -> None:
+        """Leave the blocks to the request that ``parse()`` returned."""
         self._walk.close()
         self.blocks = []
+
+    def finish(self) -> InferRequest:
+        """Do both."""
+        request = self.parse()
+        self.hand_over()
         return request
 
     def abort(self) -> list[Block]:
         """The blocks that nobody else will free. Nothing is read after this."""
         self._walk.close()
         self._target = None
+        self._claim = lambda *_: None  # the caller's function may refer to this scanner
         blocks, self.blocks = self.blocks, []
         return blocks
 
     def _body(self) -> _Walk:
-        prefix = bytearray()
-        yield from self._copy(PREFIX_NBYTES, prefix.extend)
-        _, self._unread = read_prefix(prefix, self._limit_nbytes)
+        if self._framed:
+            prefix = bytearray()
+            yield from self._copy(PREFIX_NBYTES, prefix.extend)
+            _, self._unread = read_prefix(prefix, self._limit_nbytes)
         yield from self._message()
         self._complete = True
         while self._position == len(self._chunk):
@@ -134,18 +153,22 @@ class GrpcBodyScanner:
             fields += 1
             if fields > MAX_FIELDS:
                 raise InvalidArgument(f"the request has too many fields, expected at most {MAX_FIELDS}")
+            self._is_between = True
+            while self._position == len(self._chunk):
+                yield
+            self._is_between = False
             token = bytearray()
             tag = yield from self._varint(token)
             if tag == _RAW_TAG and not depth:
                 yield from self._raw()
                 continue
-            self._header += token
+            self.header += token
             depth += (tag & 7 == WireType.GROUP) - (tag & 7 == WireType.END_GROUP)
             yield from self._field(tag, is_ours=not depth)
 
     def _field(self, tag: int, *, is_ours: bool) -> _Walk:
         """What follows a tag goes to the header as it is; protobuf judges it in the end."""
-        header = self._header
+        header = self.header
         match tag & 7:
             case WireType.VARINT:
                 yield from self._varint(header)
@@ -153,6 +176,11 @@ class GrpcBodyScanner:
                 yield from self._copy(8, header.extend)
             case WireType.LENGTH:
                 nbytes = yield from self._varint(header)
+                if len(header) + nbytes > MAX_HEADER_NBYTES:
+                    raise ResourceExhausted(
+                        f"the request has {len(header) + nbytes} bytes beside raw_input_contents, expected "
+                        f"at most {MAX_HEADER_NBYTES}. Please use raw_input_contents for large inputs"
+                    )
                 yield from self._copy(nbytes, header.extend)
                 if is_ours and tag in (_MODEL_NAME_TAG, _MODEL_VERSION_TAG) and nbytes <= MAX_NAME_NBYTES:
                     self._note_model(tag, header[len(header) - nbytes :].decode("utf-8", "replace"))
@@ -161,7 +189,7 @@ class GrpcBodyScanner:
             case WireType.GROUP | WireType.END_GROUP:
                 pass
             case wire_type:
-                raise _malformed(f"a field has wire type {wire_type}")
+                raise malformed(f"a field has wire type {wire_type}")
 
     def _note_model(self, tag: int, text: str) -> None:
         if tag == _MODEL_NAME_TAG:
@@ -248,12 +276,10 @@ class GrpcBodyScanner:
             number |= (byte & 0x7F) << 7 * position
             if byte < 0x80:
                 return number
-        raise _malformed("a number has over 64 bits")
+        raise malformed("a number has over 64 bits")
 
     def _check_length(self, nbytes: int) -> None:
         if nbytes > self._unread:
-            raise _malformed(f"a field of {nbytes} bytes begins {self._unread} bytes before its end")
-
-
-def _malformed(why: str) -> InvalidArgument:
-    return InvalidArgument(f"the request body is not a ModelInferRequest: {why}")
+            if not self._framed:
+                raise ResourceExhausted(f"a request is over the limit of {self._limit_nbytes} bytes")
+            raise malformed(f"a field of {nbytes} bytes begins {self._unread} bytes before its end")

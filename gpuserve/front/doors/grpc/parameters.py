@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.v2.limits import MAX_PARAMETERS, check_count, check_name, shown
+from gpuserve.front.v2.limits import MAX_PARAMETERS, check_count, check_entries, check_name, shown
 from gpuserve.front.v2.sequence_parameters import END, ID, SEQUENCE_KEYS, START, sequence_of
 from gpuserve.front.v2.types import Sequence
 
@@ -102,7 +102,10 @@ def _wrong_choice(key: str, expected: str, given: str | None, model_name: str) -
 
 
 def tensor_parameters(given: Any) -> dict[str, Any]:
-    """The ``parameters`` of a tensor as plain values; one without a value is None."""
+    """The ``parameters`` of a tensor as plain values; one without a value is None. InvalidArgument: there are
+    too many.
+    """
+    check_entries("parameters of one tensor or model", given)
     values = {}
     for key, value in given.items():
         choice = value.WhichOneof("parameter_choice")

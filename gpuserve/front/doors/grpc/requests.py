@@ -5,6 +5,7 @@ about its own form is checked here; what it says about the model, in ``validatio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -14,6 +15,7 @@ from gpuserve.errors import InvalidArgument
 from gpuserve.front.doors.grpc.contents import contents_data
 from gpuserve.front.doors.grpc.parameters import NO_PARAMETERS, request_parameters, tensor_parameters
 from gpuserve.front.doors.grpc.templates import request_by_template
+from gpuserve.front.doors.grpc.typed_contents import cut_contents, long_contents
 from gpuserve.front.v2.limits import MAX_INPUTS, MAX_OUTPUTS, check_count, shown
 from gpuserve.front.v2.tensor_parameters import (
     KINDS_OF_GRPC,
@@ -23,6 +25,8 @@ from gpuserve.front.v2.tensor_parameters import (
 )
 from gpuserve.front.v2.types import NOTHING, Data, InferRequest, InputTensor, RegionSlice
 
+#: A message without raw contents up to this size is parsed by protobuf, on the event loop: 5 ms at most.
+SHORT_NBYTES: Final = 64 << 10
 _ALL_OUTPUTS: Final[tuple[tuple[str, ...], Sequence[Any]]] = ((), ())
 
 
@@ -36,7 +40,7 @@ def decode(message_type: Any, body: bytes | bytearray | memoryview) -> Any:
         ) from None
 
 
-def message_of(body: bytes) -> Any:
+def message_of(body: bytes | bytearray | memoryview) -> Any:
     """The message of a request that was refused, to name it by; None: the bytes are none."""
     try:
         return decode(pb.ModelInferRequest, body)
@@ -45,19 +49,37 @@ def message_of(body: bytes) -> Any:
 
 
 def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
-    """The request of a serialised message; InvalidArgument: malformed, or contradicting itself."""
+    """Return the request of a short serialised message; InvalidArgument if it is malformed or contradicts
+    itself. A long one is read by ``GrpcBodyScanner``.
+    """
     if type(body) is bytes and (request := request_by_template(body)) is not None:
         return request
     message = decode(pb.ModelInferRequest, body)
     return infer_request(message, message.raw_input_contents)
 
 
-def infer_request(message: Any, raws: Sequence[Data]) -> InferRequest:
-    """The request of a parsed message with its raw contents in order; InvalidArgument: contradictory."""
+def parse_beside_raws(rest: bytes | bytearray, raws: Sequence[Data]) -> InferRequest:
+    """Return the request of a serialised message out of which its raw contents were taken.
+
+    Raises InvalidArgument if it is malformed or contradicts itself, and ResourceExhausted if it is too large.
+    A long one takes time, in Python that other threads can interrupt.
+    """
+    if len(rest) <= SHORT_NBYTES:
+        return infer_request(decode(pb.ModelInferRequest, rest), raws)
+    cut = cut_contents(rest)
+    return infer_request(decode(pb.ModelInferRequest, cut.rest), raws, cut.contents)
+
+
+def infer_request(
+    message: Any, raws: Sequence[Data], contents: Mapping[int, Sequence[memoryview]] = MappingProxyType({})
+) -> InferRequest:
+    """The request of a parsed message with its raw contents in order, and the ``contents`` that were cut out
+    of its inputs, by their positions; InvalidArgument: contradictory.
+    """
     model_name = message.model_name
     outputs = message.outputs
     given = request_parameters(message.parameters, model_name) if message.parameters else NO_PARAMETERS
-    inputs, in_regions = _inputs(message.inputs, raws, model_name)
+    inputs, in_regions = _inputs(message.inputs, raws, contents, model_name)
     names, special = _output_names(outputs, model_name) if outputs else _ALL_OUTPUTS
     request = InferRequest(
         model_name,
@@ -80,18 +102,22 @@ def infer_request(message: Any, raws: Sequence[Data]) -> InferRequest:
     return request
 
 
-def _inputs(inputs: Any, raws: Sequence[Data], model_name: str) -> tuple[list[InputTensor], bool]:
+def _inputs(
+    inputs: Any, raws: Sequence[Data], contents: Mapping[int, Sequence[memoryview]], model_name: str
+) -> tuple[list[InputTensor], bool]:
     """The inputs, and whether any of them lies in a region, which takes no entry of ``raws``."""
     check_count("inputs", len(inputs), MAX_INPUTS, model_name)
     entries = iter(raws)
     in_regions = False
     tensors = []
-    for tensor in inputs:
+    for position, tensor in enumerate(inputs):
         data: Data | None
         if tensor.parameters and (data := _region_data(tensor, model_name)) is not None:
             in_regions = True
-        elif tensor.HasField("contents") and not (raws and _is_empty(tensor.contents)):
-            data = _contents(tensor, bool(raws), model_name)
+        elif tensor.HasField("contents") and not (
+            raws and position not in contents and _is_empty(tensor.contents)
+        ):
+            data = _contents(tensor, contents.get(position), bool(raws), model_name)
         elif (data := next(entries, None)) is None:
             raise InvalidArgument(
                 f"unable to find data for input tensor '{shown(tensor.name)}' for model "
@@ -112,12 +138,16 @@ def _is_empty(contents: Any) -> bool:
     return not contents.ListFields()
 
 
-def _contents(tensor: Any, has_raws: bool, model_name: str) -> bytes:
+def _contents(
+    tensor: Any, cut: Sequence[memoryview] | None, has_raws: bool, model_name: str
+) -> bytes | memoryview:
     if has_raws:
         raise InvalidArgument(
             "contents field must not be specified when using raw_input_contents for "
             f"'{shown(tensor.name)}' for model '{shown(model_name)}'"
         )
+    if cut is not None:
+        return long_contents(cut, tensor.name, tensor.datatype, model_name)
     return contents_data(tensor.contents, tensor.name, tensor.datatype, model_name)
 
 

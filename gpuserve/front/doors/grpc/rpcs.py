@@ -21,6 +21,9 @@ _SERVICE: Final = "/inference.GRPCInferenceService/"
 #: The two methods of inference; the small ones are in ``UNARY``.
 MODEL_INFER: Final = _SERVICE + "ModelInfer"
 MODEL_STREAM_INFER: Final = _SERVICE + "ModelStreamInfer"
+#: Those that ask for readiness.
+SERVER_READY: Final = _SERVICE + "ServerReady"
+MODEL_READY: Final = _SERVICE + "ModelReady"
 #: Field 2 of KServe's responses to a load and an unload, ``isLoaded`` and ``isUnloaded``: true.
 _DONE: Final = b"\x10\x01"
 

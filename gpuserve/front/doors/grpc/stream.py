@@ -18,10 +18,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import RequestError, Stopping
 from gpuserve.front.doors.access import forwarding
+from gpuserve.front.doors.access.inflation import Buffer
 from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.requests import message_of, parse_infer_request
 from gpuserve.front.doors.grpc.responses import Piece, check_size, response_parts, varint
 from gpuserve.front.exchange.exchange import Exchange
+from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.memory.intake import Share
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception
@@ -93,26 +95,41 @@ class InferStream:
 
     # ---- from the client ------------------------------------------------------------------
 
-    def take(self, body: bytes) -> None:
-        """One serialised ``ModelInferRequest``. Whatever is wrong with it is answered on the stream."""
+    def take(
+        self, body: Buffer, read: InferRequest | RequestError | None = None, nbytes: int | None = None
+    ) -> None:
+        """Take one short serialised ``ModelInferRequest``, or what one of ``nbytes`` was ``read`` to, of
+        which ``body`` is what names it. Whatever is wrong with it is answered on the stream.
+        """
         if self._ended:
+            if isinstance(read, InferRequest):
+                free_body(read)
+            return
+        if isinstance(read, RequestError):
+            self.refuse(body, read)
             return
         try:
-            request = parse_infer_request(body)
+            request = parse_infer_request(body) if read is None else read
             if self._forwarded:
-                forwarding.add(request, self._forwarded)
+                self._forward(request, self._forwarded)
             request.reception = self._reception
             request.sender = self._sender
-            self._submit(request, len(body))
+            self._submit(request, len(body) if nbytes is None else nbytes)
         except Stopping:
             self._turned_away = self._no_more_requests = True
             _wake(self._writer)
         except RequestError as error:
-            if self._strict_errors:
-                self.fail(error)
-                return
-            self._queue(stream_error(message_of(body), error, named=False))
-            self._flush_ordered()
+            self.refuse(body, error)
+
+    def refuse(self, body: Buffer, error: RequestError) -> None:
+        """Answer a serialised request with an error, or end the call if its client wants strict errors."""
+        if self._ended:
+            return
+        if self._strict_errors:
+            self.fail(error)
+            return
+        self._queue(stream_error(message_of(body), error, named=False))
+        self._flush_ordered()
 
     @property
     def is_full(self) -> bool:
@@ -146,6 +163,11 @@ class InferStream:
             self._failure = error.with_traceback(None)
             self.cancel()
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether nothing more is to be sent but the status."""
+        return self._ended
+
     def cancel(self) -> None:
         """Nobody listens any more: every request is taken back."""
         self._ended = True
@@ -162,8 +184,10 @@ class InferStream:
 
     # ---- to the client --------------------------------------------------------------------
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """What is to be written, until everything is answered; RequestError is the status of the call."""
+    async def chunks(self) -> AsyncIterator[list[Piece]]:
+        """Yield whole messages to be written, in pieces, until everything is answered; RequestError is the
+        status of the call.
+        """
         unwatch = self._service.health.watch(self._on_service_changed)
         try:
             while True:
@@ -197,7 +221,7 @@ class InferStream:
             self._no_more_requests = self._stopping = True
             _wake(self._writer)
 
-    def _next_chunk(self) -> tuple[bytes, list[InferResponse]]:
+    def _next_chunk(self) -> tuple[list[Piece], list[InferResponse]]:
         """What is to be written next, and the responses in it."""
         pieces: list[Piece] = []
         responses: list[InferResponse] = []
@@ -210,7 +234,9 @@ class InferStream:
                 responses.append(response)
         self._unread_nbytes -= nbytes
         _wake(self._reader)
-        return b"".join(pieces), responses
+        if nbytes < 2 * CHUNK_NBYTES:  # thousands of short messages, or a single long one
+            pieces = [b"".join(pieces)]
+        return pieces, responses
 
     def _put(self, pieces: list[Piece], response: InferResponse | None = None) -> None:
         if not self._ended:
@@ -229,8 +255,19 @@ class InferStream:
 
     # ---- answers --------------------------------------------------------------------------
 
+    def _forward(self, request: InferRequest, forwarded: dict[str, str]) -> None:
+        try:
+            forwarding.add(request, forwarded)
+        except RequestError:
+            free_body(request)
+            raise
+
     def _submit(self, request: InferRequest, nbytes: int) -> None:
-        decoupled = self._service.models.find(request.model_name, request.model_version).spec.decoupled
+        try:
+            decoupled = self._service.models.find(request.model_name, request.model_version).spec.decoupled
+        except RequestError:
+            free_body(request)
+            raise
 
         def on_response(response: InferResponse) -> None:
             self._on_response(pending, response)

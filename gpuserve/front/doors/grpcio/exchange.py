@@ -12,11 +12,15 @@ import grpc
 
 from gpuserve.front.doors.access.peers import UNIX, grpc_address
 from gpuserve.front.doors.grpc.framing import PREFIX_NBYTES, frame
-from gpuserve.front.doors.grpc.headers import CONTENT_TYPE, RETRY_PUSHBACK
+from gpuserve.front.doors.grpc.headers import CONTENT_TYPE, RETRY_AFTER, RETRY_PUSHBACK
 from gpuserve.front.exchange.exchange import TE, AnswerHead, Ends, Head, Header, Piece, Release, Sink
 from gpuserve.front.exchange.limits import source_of
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+#: A sink is given so much of a message in one turn of the loop, as the transport ``native`` reads it.
+_PART_NBYTES: Final = 256 << 10
+#: Trailers that tell a client when to retry.
+_RETRY_WHEN: Final = frozenset({RETRY_PUSHBACK[0], RETRY_AFTER})
 #: The largest time limit that the header of one has digits for, in milliseconds: a day.
 _MAX_TIMEOUT_MS: Final = 10**8 - 1
 
@@ -89,7 +93,10 @@ class GrpcAioExchange:
         async for message in messages:
             self._unused_nbytes += PREFIX_NBYTES + len(message)
             sink.take(frame(len(message)), False)
-            sink.take(message, False)
+            for at in range(0, len(message), _PART_NBYTES):
+                if at:
+                    await asyncio.sleep(0)  # other clients have their turn between two parts
+                sink.take(message[at : at + _PART_NBYTES], False)
             await self._until(lambda: self._unused_nbytes <= 0)
         sink.take(b"", True)
 
@@ -104,7 +111,7 @@ class GrpcAioExchange:
         if code:
             text = urllib.parse.unquote(self._trailers.get(b"grpc-message", b"").decode())
             metadata = [
-                (key.decode(), value.decode()) for key, value in [RETRY_PUSHBACK] if key in self._trailers
+                (key.decode(), value.decode()) for key, value in self._trailers.items() if key in _RETRY_WHEN
             ]
             await self._context.abort(_STATUS_CODES[code], text, tuple(metadata))
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.doors.access import routes
@@ -24,6 +24,7 @@ from gpuserve.front.doors.health.view import HealthView
 from gpuserve.front.doors.http.answers import HttpAnswer, Reply, health_answer, json_answer, refused
 from gpuserve.front.doors.http.dashboard import HEALTH_INDEX
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
+from gpuserve.front.exchange.bounded_log import BoundedLog
 from gpuserve.front.exchange.exchange import Exchange, Sink
 from gpuserve.front.exchange.limits import SPARE_DESCRIPTORS, Admission, Limits
 from gpuserve.front.exchange.transport import Transport
@@ -31,6 +32,7 @@ from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.health import HealthReport
+from gpuserve_worker.protocol import datagram
 
 _METHODS: Final = frozenset({health.CHECK, health.WATCH})
 
@@ -50,6 +52,8 @@ class HealthPort(Transport):
         self._listener_fd = listener_fd
         self._view = HealthView(time.monotonic())
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._on_error)
+        self._starved = BoundedLog(time.monotonic)
         self._quit = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="gpuserve-health", daemon=True)
         self._front = asyncio.get_running_loop()
@@ -113,6 +117,13 @@ class HealthPort(Transport):
         await self._quit.wait()
         look.cancel()
         await transport.stop()
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error of the loop. asyncio reports each connection in the backlog that has no descriptor."""
+        if datagram.is_starved(context.get("exception")):
+            self._starved("the health port has no descriptor left for a connection, and tries again")
+        else:
+            loop.default_exception_handler(context)
 
     async def _look(self) -> None:
         while True:

@@ -9,15 +9,17 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import RequestError, ResourceExhausted
+from gpuserve.errors import RateLimited, RequestError, ResourceExhausted
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http import encoding
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Header, Piece
+from gpuserve.front.exchange.request_rates import retry_after_s
 from gpuserve.front.v2.json_values import compact
 from gpuserve.front.v2.status import STATUS
 
 _JSON_TYPE: Final = (b"content-type", b"application/json")
+_VARY: Final = (b"vary", b"accept")
 JSON_OK: Final = AnswerHead(200, (_JSON_TYPE,))
 
 
@@ -37,14 +39,30 @@ def json_answer(document: Any, status: int = 200, *more: Header) -> HttpAnswer:
     return HttpAnswer(JSON_OK if status == 200 else _json_head(status, *more), body)
 
 
-def retry_later(body: bytes, status: int) -> HttpAnswer:
-    """An answer that tells a client to come again."""
-    return json_answer(body, status, (b"retry-after", b"1"))
+def retry_later(body: bytes, status: int, after_s: int = 1) -> HttpAnswer:
+    """Return an answer that tells a client to retry after so many seconds."""
+    return json_answer(body, status, (b"retry-after", b"%d" % after_s))
 
 
-def health_answer(what: str, so: bool) -> HttpAnswer:
-    """The answer to whether the server is ``what``; what is not so is 400, as in Triton."""
-    return json_answer({what: so}, 200 if so else 400)
+class HealthAnswer(HttpAnswer):
+    """An answer to a question of health. The body is empty, as Triton's is, so that scripts that print the
+    status behind the body read the status alone. A client whose ``Accept`` header names application/json
+    gets the body of the Open Inference Protocol.
+    """
+
+    __slots__ = ()
+
+    def send(self, exchange: Exchange) -> None:
+        for name, value in exchange.head.headers:
+            if name == b"accept" and _JSON_TYPE[1] in value.lower():
+                super().send(exchange)
+                return
+        exchange.answer(_empty_head(self.head.status), (), 0)
+
+
+def health_answer(what: str, so: bool) -> HealthAnswer:
+    """Return the answer to whether the server is ``what``. The status of "no" is 400, as in Triton."""
+    return HealthAnswer(_json_head(200 if so else 400, _VARY), compact({what: so}).encode())
 
 
 def failure(error: RequestError, details: Mapping[str, Any] | None = None) -> HttpAnswer:
@@ -53,6 +71,8 @@ def failure(error: RequestError, details: Mapping[str, Any] | None = None) -> Ht
     body = error_body(str(error), details)
     if status == 503:
         return retry_later(body, status)
+    if isinstance(error, RateLimited):
+        return retry_later(body, status, retry_after_s(error))
     if isinstance(error, encoding.UnsupportedCoding):
         return HttpAnswer(_json_head(status, encoding.ACCEPT_ENCODING), body)
     return HttpAnswer(_json_head(status), body)
@@ -82,8 +102,15 @@ def _json_head(status: int, *more: Header) -> AnswerHead:
     return AnswerHead(status, (_JSON_TYPE, *more))
 
 
+@functools.lru_cache(64)
+def _empty_head(status: int) -> AnswerHead:
+    return AnswerHead(status, ((b"content-type", b"text/plain"), _VARY))  # the type that Triton names
+
+
 class Reply:
-    """Answers a request whatever its body says: at the body's end, or in the next turn of the loop."""
+    """Answers a request whatever its body says: at the body's end, or in the next turn of the loop. A client
+    that waits for ``100 Continue`` is answered at once, so that it need not send its body.
+    """
 
     __slots__ = ("_answer", "_exchange", "_timer")
 
@@ -91,6 +118,8 @@ class Reply:
         self._exchange = exchange
         self._answer = answer
         self._timer = asyncio.get_running_loop().call_soon(self._send)
+        if exchange.head.http_version != "2" and any(name == b"expect" for name, _ in exchange.head.headers):
+            self._send()
 
     def take(self, data: Piece, end: bool) -> None:
         self._exchange.consumed(len(data))

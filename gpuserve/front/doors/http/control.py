@@ -7,10 +7,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from gpuserve.errors import InvalidArgument, Unimplemented
 from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.offload import read_off_loop
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.access.users import user_of
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
@@ -28,6 +29,7 @@ _SETTINGS_NBYTES: Final = 1 << 20
 _REGION_NBYTES: Final = 1 << 16
 _NOT_BOOLEAN: Final = "Invalid value for 'ready': expected a boolean"
 
+T = TypeVar("T")
 #: Answers a request of a route at once, whatever its body says. Raises ``RequestError``.
 Immediate: TypeAlias = Callable[[Route], HttpAnswer]
 #: Answers a request of a route after waiting for its body or more. Raises ``RequestError``. None: it has sent
@@ -60,15 +62,15 @@ class ControlEndpoints:
     # ---- repository -----------------------------------------------------------------------
 
     async def _index(self, route: Route, body: bytes) -> Any:
-        entries = self._service.models.index(ready_only=asks_for_ready_only(body))
+        entries = self._service.models.index(ready_only=await self._read(body, asks_for_ready_only))
         return [_index_row(one) for one in entries]
 
     async def _load(self, route: Route, body: bytes) -> Any:
-        await self._service.control.repository.load(route.model_name, load_parameters(body))
+        await self._service.control.repository.load(route.model_name, await self._read(body, load_parameters))
         return b""
 
     async def _unload(self, route: Route, body: bytes) -> Any:
-        await self._service.control.repository.unload(route.model_name, _parameters(body))
+        await self._service.control.repository.unload(route.model_name, await self._read(body, _parameters))
         return b""
 
     async def _named(self, route: Route, body: bytes) -> Any:
@@ -120,11 +122,16 @@ class ControlEndpoints:
     async def _trace_update(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
         trace = self._service.control.trace
         trace.settings(route.model_name)  # an unknown model comes before a wrong body
-        changes = trace_codec.parse_json(await request.body(_SETTINGS_NBYTES, InvalidArgument))
+        body = await request.body(_SETTINGS_NBYTES, InvalidArgument)
+        changes = await self._read(body, trace_codec.parse_json)
         return json_answer(trace_codec.json_body(trace.update(route.model_name, changes)))
 
     async def _logging_update(self, route: Route, body: bytes) -> Any:
-        return log_codec.json_body(self._service.control.log.update(log_codec.parse_json(body)))
+        changes = await self._read(body, log_codec.parse_json)
+        return log_codec.json_body(self._service.control.log.update(changes))
+
+    async def _read(self, body: bytes, read: Callable[[bytes], T]) -> T:
+        return await read_off_loop(self._service.json_executor, body, read)
 
 
 def _reading(max_nbytes: int, answer: Callable[[Route, bytes], Awaitable[Any]]) -> Awaiting:

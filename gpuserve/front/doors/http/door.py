@@ -115,6 +115,10 @@ class HttpDoor:
             return self._infer(exchange, asked)
         return self._answered(route, exchange)
 
+    def refuse(self, error: RequestError, exchange: Exchange) -> Sink:
+        """Return the sink that answers a request with an error, whatever its body says."""
+        return Reply(exchange, partial(self._errors(exchange.head).failure, error))
+
     def accept_metrics(self, exchange: Exchange) -> Sink:
         """The sink of a request to the metrics port, which has ``/metrics`` and health for anybody."""
         route: Route | Refusal | None = None

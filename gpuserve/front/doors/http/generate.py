@@ -14,6 +14,7 @@ from gpuserve.front.doors.http.answers import error_body, json_answer
 from gpuserve.front.doors.http.awaited_inference import (
     RequestReader,
     ResponseQueue,
+    document,
     event,
     send_events,
     sending,
@@ -23,7 +24,7 @@ from gpuserve.front.doors.http.awaited_inference import (
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.status import STATUS
-from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.front.v2.types import InferRequest
 
 
 class GenerateEndpoints:
@@ -37,24 +38,30 @@ class GenerateEndpoints:
 
     async def generate(self, route: Route, client: AwaitedRequest) -> None:
         """Send the one response, as JSON; RequestError: it failed, or there is not exactly one."""
-        bodies: list[bytes] = []
+        bodies: list[bytes | memoryview] = []
+        executor = self._service.json_executor
         request = await self._read(route, client)
         with traced(request), closing(ResponseQueue(self._service, request)) as responses:
             while len(bodies) < 2 and (response := await responses.next(client)) is not None:
-                bodies.append(_json_of(response))
+                bodies.append(await document(response, generate_codec.response_json, executor))
             if len(bodies) != 1:
                 raise Internal(generate_codec.ONE_RESPONSE)
             with sending(request):
-                json_answer(bodies[0]).send(client.exchange)
+                json_answer(bytes(bodies[0])).send(client.exchange)
 
     async def stream(self, route: Route, client: AwaitedRequest) -> None:
         """Send each response as an event; a first error is a RequestError, later ones are events."""
         exchange = client.exchange
         request = await self._read(route, client)
         with traced(request), closing(ResponseQueue(self._service, request)) as responses:
-            failure = await send_events(client, request, responses, generate_codec.response_json)
+            failure = await send_events(
+                client, request, responses, generate_codec.response_json, self._service.json_executor
+            )
         if failure is not None and failure.untried:  # as it is where it is refused here
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # whose traceback has this frame
         start_events(exchange, 200 if failure is None else STATUS[failure.code][0])
         if failure is not None:
             exchange.send(event(error_body(str(failure))))
@@ -63,11 +70,12 @@ class GenerateEndpoints:
     async def _read(self, route: Route, client: AwaitedRequest) -> InferRequest:
         """The whole request; RequestError: the model does not exist, or the body is none for it."""
         spec = self._service.models.find(route.model_name, route.model_version).spec
-        return await self._reader.read(
-            client, lambda body: generate_codec.parse_generate_request(body, spec, route.model_version)
-        )
+
+        def parse(parts: list[bytes]) -> InferRequest:
+            return generate_codec.parse_generate_request(b"".join(parts), spec, route.model_version)
+
+        return await self._reader.read(client, parse, _itself)
 
 
-def _json_of(response: InferResponse) -> bytes:
-    with closing(response):
-        return generate_codec.response_json(response)
+async def _itself(request: InferRequest) -> InferRequest:
+    return request

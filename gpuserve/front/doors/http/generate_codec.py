@@ -16,7 +16,7 @@ from gpuserve.front.v2.json_values import (
     tensor_bytes,
     tensor_json,
 )
-from gpuserve.front.v2.limits import MAX_PARAMETERS, check_count, check_name, shown
+from gpuserve.front.v2.limits import MAX_PARAMETERS, check_count, check_name, check_texts, shown
 from gpuserve.front.v2.sequence_parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
 from gpuserve_worker.protocol.tensor import TensorSpec, element_count
@@ -49,6 +49,7 @@ def parse_generate_request(body: bytes, spec: ModelSpec, version: str) -> InferR
     for key in SEQUENCE_KEYS:
         members.pop(key, None)
     parameters = {key: _parameter(key, value, spec.name) for key, value in members.items()}
+    check_texts(request_id, parameters)
     return InferRequest(spec.name, version, request_id, parameters, inputs, (), None, sequence=sequence)
 
 

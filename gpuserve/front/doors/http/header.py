@@ -27,7 +27,7 @@ from gpuserve.front.v2.json_values import (
     typed,
     unsigned,
 )
-from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.limits import MAX_TEXTS_NBYTES, check_texts, shown
 from gpuserve.front.v2.sequence_parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.front.v2.tensor_parameters import (
     REGION,
@@ -195,6 +195,10 @@ def header_for(model_name: str, text: bytes | bytearray, *, binary: bool) -> tup
     """
     is_short = len(text) <= REMEMBERED_NBYTES
     try:
+        if len(text) > MAX_TEXTS_NBYTES:
+            header, arrays = _long_header(text)
+            check_texts(header.request_id, header.parameters)
+            return header, arrays
         if binary and is_short and DATA_KEY not in text:
             return _remembered_header(bytes(text)), NO_ARRAYS
         check_json_size(len(text))
@@ -206,6 +210,12 @@ def header_for(model_name: str, text: bytes | bytearray, *, binary: bool) -> tup
         if str(error) in _EXACT:
             raise
         raise type(error)(f"{error} (in a request for model '{shown(model_name)}')") from None
+
+
+def _long_header(text: bytes | bytearray) -> tuple[InferHeader, Arrays]:
+    check_json_size(len(text))
+    lifted = lift(text)
+    return (None if lifted is None else _lifted_header(lifted)) or (read_header(text), NO_ARRAYS)
 
 
 def _lifted_header(lifted: LiftedText) -> tuple[InferHeader, Arrays] | None:

@@ -5,7 +5,6 @@ body and the model with its answer. Only zlib's work on large bodies leaves the 
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -23,14 +22,18 @@ from gpuserve.front.doors.http.encoding import IDENTITY
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, Sink
+from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.memory.intake import REQUEST_NBYTES, Intake, Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2 import strings
 from gpuserve.front.v2.json_numbers import SHORT_NBYTES
+from gpuserve.front.v2.strings import check_strings, has_long_strings
 from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve_worker.protocol.tensor import BYTES
 
 #: A whole body up to here is credited to the client with its answer, as in gRPC.
 _UNCREDITED_NBYTES: Final = 8 << 10
@@ -74,9 +77,8 @@ class HttpInference:
         self.max_request_nbytes = max_request_nbytes
         self.inflation = service.inflation.within(max_request_nbytes)
         self.forwarding = forwarding
-        #: For JSON that is not short, which it reads and writes slice by slice: the loop goes on between.
-        #: One for all: each more would hold the interpreter as long as the loop waits for it.
-        self.executor = ThreadPoolExecutor(1, "json")
+        #: For JSON that is not short.
+        self.executor = service.json_executor
 
     def accept(self, exchange: Exchange, asked: InferHead) -> Sink:
         """The sink of a request; it refuses one whose head alone says that it cannot be served."""
@@ -197,21 +199,28 @@ class InferPost:
             self._share = share
             scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, share)
         scanner.feed(data)
-        if end and scanner.json_nbytes > SHORT_NBYTES:
-            off_loop(scanner.json_nbytes, scanner.finish, self._on_read, self._door.executor)
-        elif end:
-            found = scanner.finish()
-            self._scanner = None
-            self._submit(*found)
+        if end:
+            takes_long = scanner.json_nbytes > SHORT_NBYTES or scanner.has_many_objects
+            off_loop(
+                scanner.json_nbytes if takes_long else 0, scanner.finish, self._on_read, self._door.executor
+            )
 
     def _on_read(self, found: tuple[InferRequest, OutputForm] | RequestError) -> None:
-        """A body of long JSON was read."""
-        self._scanner = None
+        """Submit the request of a body that was read, once its long strings have been looked at."""
+        scanner, self._scanner = self._scanner, None
         if isinstance(found, RequestError):
+            self._scanner = scanner  # whose blocks are to be freed
             self.refuse(found)
-        elif not self._through:
+            return
+        request, form = found
+        if self._through:
+            free_body(request)
+        elif has_long_strings(request):
+            work = partial(_checked, request, form)
+            off_loop(strings.SHORT_NBYTES, work, self._on_read, self._door.executor)
+        else:
             try:
-                self._submit(*found)
+                self._submit(request, form)
             except Exception as error:
                 self.refuse(error)
 
@@ -244,7 +253,7 @@ class InferPost:
         try:
             if pending.request.class_counts:
                 self._door.service.inference.classify(answer, pending)
-            if not form.everything and sum([len(one.data) for one in answer.outputs]) > SHORT_NBYTES:
+            if not form.everything and _takes_long(answer):
                 work = partial(codec.encode_infer_response, answer, form)
                 off_loop(SHORT_NBYTES, work, partial(self._on_encoded, answer), self._door.executor)
                 return
@@ -306,6 +315,21 @@ class InferPost:
         scanner, self._scanner = self._scanner, None
         if scanner is not None:
             self._driver.free(scanner.blocks)
+
+
+def _takes_long(answer: InferResponse) -> bool:
+    """Whether its JSON is for a thread to write: strings take longer than numbers."""
+    most = SHORT_NBYTES
+    nbytes = 0
+    for one in answer.outputs:
+        nbytes += len(one.data)
+        if one.datatype == BYTES:
+            most = strings.SHORT_NBYTES
+    return nbytes > most
+
+
+def _checked(request: InferRequest, form: OutputForm) -> tuple[InferRequest, OutputForm]:
+    return check_strings(request), form
 
 
 class CompressedBody:

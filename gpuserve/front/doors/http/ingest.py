@@ -33,10 +33,14 @@ from gpuserve.front.doors.http.codec import (
 )
 from gpuserve.front.doors.http.header import NO_ARRAYS, Arrays, InferHeader, OutputForm, header_for
 from gpuserve.front.memory.intake import Share
-from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
 from gpuserve.states import StepTable
 from gpuserve_worker.memory.arena import Block
+
+#: JSON before tensors up to this size is read as soon as it is there.
+_HEADER_NBYTES: Final = 64 << 10
+#: Texts and members become objects, other than the numbers in arrays: some thousand a millisecond.
+_MANY_OBJECTS: Final = 16 << 10
 
 
 class BodyPart(enum.Enum):
@@ -212,6 +216,12 @@ class HttpBodyScanner:
         """How much JSON is left for ``finish`` to read, at most."""
         return len(self._text) if self._part is BodyPart.WHOLE else 0
 
+    @property
+    def has_many_objects(self) -> bool:
+        """Whether JSON that is short still takes long to read, because much of it becomes objects."""
+        text = self._text
+        return len(text) > _HEADER_NBYTES and text.count(b'"') + text.count(b"{") > _MANY_OBJECTS
+
     def feed(self, chunk: bytes | memoryview) -> None:
         """Copy the next bytes of the body; RequestError: the body breaks the protocol or a limit."""
         if self._part is BodyPart.START:
@@ -260,7 +270,7 @@ class HttpBodyScanner:
             self._enter(BodyPart.WHOLE)
             return
         self._json_nbytes = parse_header_length(header_length, content_length)
-        if 0 < self._json_nbytes <= SHORT_NBYTES:
+        if 0 < self._json_nbytes <= _HEADER_NBYTES:
             self._enter(BodyPart.JSON)
         elif self._json_nbytes or content_length is None:
             self._enter(BodyPart.WHOLE)

@@ -9,16 +9,16 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import Internal, RequestError
+from gpuserve.errors import Internal, NotFound, RequestError
 from gpuserve.front.doors.access.endpoints import OPENAI_PREFIX, Endpoint
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.routes import Route
-from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
+from gpuserve.front.doors.http.answers import JSON_OK, HttpAnswer, json_answer
 from gpuserve.front.doors.http.awaited_inference import (
     RequestReader,
     ResponseQueue,
     event,
+    placed,
     send_events,
     sending,
     start_events,
@@ -26,12 +26,11 @@ from gpuserve.front.doors.http.awaited_inference import (
 )
 from gpuserve.front.doors.http.family import ErrorForm, Family
 from gpuserve.front.doors.openai import errors
-from gpuserve.front.doors.openai.requests import OpenAIRequest, document_of, for_openai, parsed
+from gpuserve.front.doors.openai.requests import Asked, OpenAIRequest, document_of, for_openai, read_body
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.types import InferResponse
 
-#: A body is read by the loop, which nothing else runs on meanwhile.
 MAX_BODY_NBYTES: Final = 32 << 20
 #: What a worker knows each endpoint by.
 _NAMES: Final = {
@@ -91,27 +90,43 @@ class OpenAIInference:
 
     async def answer(self, route: Route, client: AwaitedRequest) -> None:
         """Answer a request; RequestError: it failed, and nothing was sent."""
-        request = await self._reader.read(client, partial(parsed, _NAMES[route.endpoint], self._model))
+        if not self._service.models.has_openai():
+            raise NotFound("no model of this server is for OpenAI's clients: expected one with openai: true")
+        made_of = partial(self._request, _NAMES[route.endpoint], client)
+        request = await self._reader.read(client, read_body, made_of)
         with traced(request), closing(ResponseQueue(self._service, request)) as responses:
             if request.streams:
                 await _stream(client, request, responses)
             else:
-                document = await _only(client, responses)
+                response = await _only(client, responses)
+                document = document_of(response)
                 with sending(request):
-                    json_answer(document).send(client.exchange)
+                    client.exchange.answer(JSON_OK, (document,), len(document), response.close)
 
-    def _model(self, name: str) -> ModelSpec:
-        return self._service.models.find(name).spec
+    async def _request(self, endpoint: str, client: AwaitedRequest, asked: Asked) -> OpenAIRequest:
+        driver = self._service.models.find(asked.model)
+        spec = for_openai(driver.spec)
+        data = await placed(asked.parts, driver, client.share)
+        return OpenAIRequest(spec, endpoint, data, streams=asked.streams)
 
 
-async def _only(client: AwaitedRequest, responses: ResponseQueue) -> bytes:
-    """The document of the one response; RequestError: it failed, or there is not exactly one."""
-    documents: list[bytes] = []
-    while (response := await responses.next(client)) is not None:
-        documents.append(_taken(response))
-    if len(documents) != 1:
-        raise Internal(f"the model gave {len(documents)} responses where one was due")
-    return documents[0]
+async def _only(client: AwaitedRequest, responses: ResponseQueue) -> InferResponse:
+    """Return the one response, for the caller to close; RequestError: it failed, or there is not exactly
+    one.
+    """
+    response = await responses.next(client)
+    if response is None:
+        raise Internal("the model gave no response where one was due")
+    try:
+        more = await responses.next(client)
+    except Exception:
+        response.close()
+        raise
+    if more is not None:
+        more.close()
+        response.close()
+        raise Internal("the model gave several responses where one was due")
+    return response
 
 
 async def _stream(client: AwaitedRequest, request: OpenAIRequest, responses: ResponseQueue) -> None:
@@ -119,11 +134,9 @@ async def _stream(client: AwaitedRequest, request: OpenAIRequest, responses: Res
     exchange = client.exchange
     failure = await send_events(client, request, responses, document_of)
     if failure is not None and not exchange.started:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # whose traceback has this frame
     start_events(exchange)
     exchange.send(_DONE if failure is None else event(errors.error_body(failure)), end=True)
-
-
-def _taken(response: InferResponse) -> bytes:
-    with closing(response):
-        return document_of(response)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from gpuserve.errors import Code, QueueFull, RequestError
+from gpuserve.errors import Code, QueueFull, RateLimited, RequestError
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer, retry_later
+from gpuserve.front.exchange.request_rates import retry_after_s
 from gpuserve.front.v2.json_values import compact
 from gpuserve.front.v2.status import STATUS
 
@@ -31,6 +32,8 @@ _KINDS: Final = {
 def failure(error: RequestError) -> HttpAnswer:
     if isinstance(error, QueueFull):
         return retry_later(error_body(error), 429)
+    if isinstance(error, RateLimited):
+        return retry_later(error_body(error), 429, retry_after_s(error))
     status = STATUS[error.code][0]
     return retry_later(error_body(error), 503) if status == 503 else json_answer(error_body(error), status)
 
@@ -47,7 +50,7 @@ def forbidden(error: RequestError) -> HttpAnswer:
 
 def error_body(error: RequestError) -> bytes:
     text = str(error)
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | RateLimited):
         return _body(text, "requests", None, "rate_limit_exceeded")
     kind, code = _KINDS.get(error.code, (_SERVER, None))
     if error.code is Code.NOT_FOUND:

@@ -4,16 +4,17 @@ answered, is read here. All else is read by the worker. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from gpuserve.declare import openai
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound
+from gpuserve.front.doors.openai.outline import outline
+from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.limits import shown
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.front.v2.types import Data, InferRequest, InferResponse, InputTensor
 from gpuserve_worker.protocol.tensor import BYTES
 
 #: Before each element of a tensor of byte strings.
@@ -25,22 +26,35 @@ class OpenAIRequest(InferRequest):
 
     __slots__ = ("streams",)
 
-    def __init__(self, spec: ModelSpec, endpoint: str, body: bytes, *, streams: bool) -> None:
+    def __init__(self, spec: ModelSpec, endpoint: str, data: Data, *, streams: bool) -> None:
         shape = (1, 1) if spec.max_batch_size else (1,)
-        data = len(body).to_bytes(_LENGTH_NBYTES, "little") + body
         tensor = InputTensor(openai.REQUEST, BYTES, shape, data)
         super().__init__(spec.name, "", "", {openai.ENDPOINT: endpoint}, [tensor], (), None)
         self.streams = streams
 
 
-def parsed(endpoint: str, model_of: Callable[[str], ModelSpec], body: bytes) -> OpenAIRequest:
-    """The request in a body that came to an endpoint. Raises InvalidArgument: the body is no JSON object, or
-    does not name a model; NotFound: the model is not for OpenAI's clients; what ``model_of`` raises.
+class Asked(NamedTuple):
+    """The members of a request's body that route it, and the body as the parts of a tensor."""
+
+    model: str
+    streams: bool
+    parts: list[bytes]
+
+
+def read_body(parts: list[bytes]) -> Asked:
+    """Read where the request goes whose body is in these parts.
+
+    Raises:
+        InvalidArgument: the body is no JSON object, or does not name a model.
+        ResourceExhausted: the body has too many values.
     """
+    nbytes = sum(map(len, parts))
+    is_short = nbytes <= SHORT_NBYTES
     try:
-        document = orjson.loads(body)
+        document = orjson.loads(b"".join(parts) if is_short else outline(parts))
     except orjson.JSONDecodeError as error:
-        raise InvalidArgument(f"the body is no JSON: {error}") from None
+        detail = str(error) if is_short else error.msg  # an outline has other positions
+        raise InvalidArgument(f"the body is no JSON: {detail}") from None
     if not isinstance(document, dict):
         raise InvalidArgument("the body must be a JSON object")
     model, streams = document.get("model"), document.get("stream")
@@ -48,7 +62,7 @@ def parsed(endpoint: str, model_of: Callable[[str], ModelSpec], body: bytes) -> 
         raise InvalidArgument(f"model: expected the name of a model, given {_given(document, 'model')}")
     if streams is not None and not isinstance(streams, bool):
         raise InvalidArgument(f"stream: expected true or false, given {_given(document, 'stream')}")
-    return OpenAIRequest(for_openai(model_of(model)), endpoint, body, streams=streams is True)
+    return Asked(model, streams is True, [nbytes.to_bytes(_LENGTH_NBYTES, "little"), *parts])
 
 
 def for_openai(spec: ModelSpec) -> ModelSpec:
@@ -58,9 +72,9 @@ def for_openai(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def document_of(response: InferResponse) -> bytes:
-    """The JSON document that a model has put into its response."""
-    return bytes(response.outputs[0].data[_LENGTH_NBYTES:])
+def document_of(response: InferResponse) -> memoryview:
+    """Return the JSON document in a response of a model, which is valid until the response is closed."""
+    return memoryview(response.outputs[0].data)[_LENGTH_NBYTES:]
 
 
 def _given(document: dict[Any, Any], member: str) -> str:

@@ -55,7 +55,7 @@ class EnsembleDriver(Driver):
     @property
     def ready(self) -> bool:
         """Whether the models of all its steps are; never where they lead back to it."""
-        if self._is_asking:
+        if self._is_asking or self.is_starved:
             return False
         self._is_asking = True
         try:

@@ -20,6 +20,9 @@ from gpuserve.front.server.http2.hpack import Decoder, HeadTooLarge, HpackError
 
 T = TypeVar("T")
 
+#: How many resets a head over the limit counts for.
+_LARGE_HEAD_COST: Final = 256
+
 #: The head of a request, encoded and decoded.
 MAX_HEAD_NBYTES: Final = 64 << 10
 #: A client has few heads that it sends again. Those of a connection are kept while it is open, at 2 KiB each
@@ -103,7 +106,11 @@ class BlockReader:
         except MalformedHead:
             raise StreamFailed(block.stream_id, ErrorCode.PROTOCOL_ERROR) from None
         except HeadTooLarge as error:
-            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from None
+            if self._decoder.revision != revision:
+                self._forget()
+            # The connection may be a proxy's, whose other clients are not to pay. Such a block takes a few
+            # milliseconds to decode, so that not many of them are let through.
+            raise StreamFailed(block.stream_id, ErrorCode.ENHANCE_YOUR_CALM, _LARGE_HEAD_COST) from error
         except HpackError as error:
             raise ConnectionFailed(ErrorCode.COMPRESSION_ERROR, str(error)) from None
 

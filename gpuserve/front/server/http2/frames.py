@@ -91,12 +91,13 @@ class ConnectionFailed(Exception):
 
 
 class StreamFailed(Exception):
-    """The client broke the protocol on one stream."""
+    """The client broke the protocol on one stream. ``cost`` is how many resets the failure counts for."""
 
-    def __init__(self, stream_id: int, code: ErrorCode) -> None:
+    def __init__(self, stream_id: int, code: ErrorCode, cost: int = 1) -> None:
         super().__init__(f"stream {stream_id}: {code.name}")
         self.stream_id = stream_id
         self.code = code
+        self.cost = cost
 
 
 def frame(kind: FrameType, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

@@ -94,14 +94,16 @@ _STATIC: Final[tuple[Header, ...]] = (
     (b"www-authenticate", b""),
 )
 _N_STATIC: Final = len(_STATIC)
+#: A head over the limit by more than so many times the limit is not decoded to its end.
+_LARGEST_SKIPPED: Final = 1
 
 
 class HpackError(ValueError):
     """A block does not decode. The connection is lost with it, as both ends' tables differ from now on."""
 
 
-class HeadTooLarge(HpackError):
-    """The decoded fields are over the limit."""
+class HeadTooLarge(ValueError):
+    """The decoded fields are over the limit. The block was decoded, so that the tables do not differ."""
 
 
 class Decoder:
@@ -116,7 +118,12 @@ class Decoder:
         self._most_nbytes = TABLE_NBYTES
 
     def decode(self, block: bytes) -> list[Header]:
-        """The fields of a block; HpackError: it is malformed, or too large."""
+        """Return the fields of a block.
+
+        Raises:
+            HeadTooLarge: The fields are over the limit.
+            HpackError: The block is malformed, or its fields are far over the limit.
+        """
         try:
             return self._decode(block)
         except IndexError:
@@ -138,9 +145,12 @@ class Decoder:
             else:
                 field, position = self._literal(block, position, keep=bool(first & 0x40))
             room -= len(field[0]) + len(field[1]) + FIELD_OVERHEAD_NBYTES
-            if room < 0:
-                raise HeadTooLarge(f"the request head is over the limit of {self._limit_nbytes} bytes")
-            fields.append(field)
+            if room >= 0:
+                fields.append(field)
+            elif room < -_LARGEST_SKIPPED * self._limit_nbytes:
+                raise HpackError(f"the request head is far over the limit of {self._limit_nbytes} bytes")
+        if room < 0:
+            raise HeadTooLarge(f"the request head is over the limit of {self._limit_nbytes} bytes")
         return fields
 
     def _entry(self, index: int) -> Header:

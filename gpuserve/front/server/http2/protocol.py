@@ -444,7 +444,7 @@ class Http2:
             self.announce()
 
     def _fail_stream(self, failure: StreamFailed) -> None:
-        self._patience.spend()
+        self._patience.spend(failure.cost)
         stream = self._streams.get(failure.stream_id)
         if stream is not None:
             stream.fail(failure.code)

@@ -1,0 +1,361 @@
+"""Model files that try to run code, or to reach files of the machine, when they are checked, described or
+served. Each payload creates a file or a folder. A control of each kind shows that the payload works where the
+operator says that the file is trusted, or where the library is used carelessly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import re
+import subprocess
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+import onnx
+import openai
+import pytest
+import skops.io
+import tiny_models
+import torch
+from config_file import write_config
+from onnx import TensorProto, helper
+from serving import GPUSERVE, serving
+from sklearn.preprocessing import FunctionTransformer
+
+from gpuserve.bench.server.inputs import read_requests
+from gpuserve.runtimes.huggingface import HuggingFaceModel
+from gpuserve.runtimes.missing import ModelFileError
+from gpuserve.runtimes.onnx import OnnxModel
+from gpuserve.runtimes.pytorch import PytorchModel
+from gpuserve.runtimes.sklearn import SklearnModel
+
+TIMEOUT_S = 120.0
+TENSORS = {
+    "inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}],
+    "outputs": [{"name": "OUTPUT__0", "dtype": "float32", "shape": [-1]}],
+}
+
+
+class Payload:
+    """An object whose unpickling creates a folder."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+class Double(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+class Saves(torch.nn.Module):
+    """A program that writes a file when it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    @torch.jit.export
+    def __getstate__(self) -> str:
+        return self.path
+
+    @torch.jit.export
+    def __setstate__(self, state: str) -> None:
+        self.path = state
+        self.training = False
+        torch.save([state], state)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def pickled(folder: Path, mark: Path, name: str = "model.pkl") -> str:
+    (folder / name).write_bytes(pickle.dumps(Payload(mark)))
+    return name
+
+
+def joblib(folder: Path, mark: Path) -> str:
+    return pickled(folder, mark, "model.joblib")
+
+
+def known_types(folder: Path, mark: Path) -> str:
+    skops.io.dump(FunctionTransformer(Path.touch).fit([[mark]]), folder / "model.skops")
+    return "model.skops"
+
+
+def exported(folder: Path, change: Callable[[str, bytes], bytes]) -> str:
+    """A program of torch.export, with the records of its archive changed."""
+    sizes = {"x": {0: torch.export.Dim("n", max=8)}}
+    program = torch.export.export(Double(), (torch.ones(3, 4),), dynamic_shapes=sizes)
+    good = io.BytesIO()
+    torch.export.save(program, good)
+    with zipfile.ZipFile(good) as given, zipfile.ZipFile(folder / "model.pt2", "w") as made:
+        for record in given.namelist():
+            made.writestr(record, change(record, given.read(record)))
+    return "model.pt2"
+
+
+def exported_pickle(folder: Path, mark: Path) -> str:
+    def change(record: str, content: bytes) -> bytes:
+        if "sample_inputs" not in record:
+            return content
+        attack = io.BytesIO()
+        torch.save((Payload(mark),), attack)
+        return attack.getvalue()
+
+    return exported(folder, change)
+
+
+def exported_expression(folder: Path, mark: Path) -> str:
+    def change(record: str, content: bytes) -> bytes:
+        size = json.dumps(f"sympify.__globals__['__builtins__']['open']({str(mark)!r}, 'w').write('1')")
+        return re.sub(rb"\"Symbol\('s\d+'[^\"]*\"", lambda _: size.encode(), content)
+
+    return exported(folder, change)
+
+
+def script(folder: Path, mark: Path) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated
+        torch.jit.script(Saves(str(mark))).save(folder / "model.pt")
+    mark.unlink(missing_ok=True)
+    return "model.pt"
+
+
+def weights(folder: Path, mark: Path, name: str = "weights.pt", zipped: bool = True) -> str:
+    torch.save({"w": Payload(mark)}, folder / name, _use_new_zipfile_serialization=zipped)
+    return name
+
+
+def old_weights(folder: Path, mark: Path) -> str:
+    return weights(folder, mark, "weights.pth", zipped=False)
+
+
+def huggingface_weights(folder: Path, mark: Path) -> str:
+    made = tiny_models.text_classifier(folder / "model")
+    (made / "model.safetensors").unlink()
+    weights(made, mark, "pytorch_model.bin")
+    return "./model"
+
+
+def huggingface_safetensors(folder: Path, mark: Path) -> str:
+    made = tiny_models.text_classifier(folder / "model")
+    weights(made, mark, "model.safetensors")
+    return "./model"
+
+
+def _with_code(made: Path, mark: Path, file: str, **said: str) -> str:
+    (made / "attack.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
+    config = json.loads((made / file).read_text())
+    config["auto_map"] = said
+    if file == "config.json":
+        config["model_type"] = "attack"
+    (made / file).write_text(json.dumps(config))
+    return "./model"
+
+
+def huggingface_code(folder: Path, mark: Path) -> str:
+    made = tiny_models.text_classifier(folder / "model")
+    said = {"AutoConfig": "attack.Config", "AutoModelForSequenceClassification": "attack.Model"}
+    return _with_code(made, mark, "config.json", **said)
+
+
+class Kind(NamedTuple):
+    """A kind of attack: what writes the file, the class that serves it, what is said of the file, and keyword
+    arguments with which the payload does run.
+    """
+
+    write: Callable[[Path, Path], str]
+    runtime: Any
+    said: str
+    trusting: dict[str, Any] | None = {"trust": True}  # noqa: RUF012
+
+
+KINDS = [
+    Kind(pickled, SklearnModel, "is a pickle, and loading one runs whatever code is in it"),
+    Kind(joblib, SklearnModel, "is a pickle, and loading one runs whatever code is in it"),
+    Kind(known_types, SklearnModel, "types that are not known to be harmless: pathlib", None),
+    Kind(exported_pickle, PytorchModel, "is a program of torch.export, and loading one runs whatever code"),
+    Kind(exported_expression, PytorchModel, "is a program of torch.export, and loading one runs whatever"),
+    Kind(script, PytorchModel, "is TorchScript that uses 'save', which can read and write files"),
+    Kind(weights, PytorchModel, "expected TorchScript; weights alone", None),
+    Kind(old_weights, PytorchModel, "expected TorchScript; weights alone", None),
+]
+SLOW_KINDS = [
+    Kind(huggingface_weights, HuggingFaceModel, "cannot be loaded for text-classification", None),
+    Kind(huggingface_safetensors, HuggingFaceModel, "cannot be loaded for text-classification", None),
+    Kind(
+        huggingface_code,
+        HuggingFaceModel,
+        "cannot be loaded for text-classification",
+        {"trust_remote_code": True},
+    ),
+]
+ALL_KINDS = [
+    *(pytest.param(one, id=one.write.__name__) for one in KINDS),
+    *(pytest.param(one, id=one.write.__name__, marks=pytest.mark.thorough) for one in SLOW_KINDS),
+]
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """What a payload creates."""
+    return tmp_path / "created"
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("said", [{}, {"trust": "yes"}, {"trust": 1}], ids=["nothing", "yes", "1"])
+def test_an_attack_file_runs_no_code_when_it_is_loaded(
+    tmp_path: Path, mark: Path, kind: Kind, said: dict[str, Any]
+) -> None:
+    if kind.trusting is None or "trust_remote_code" in kind.trusting:
+        said = {}
+    file = str(tmp_path / kind.write(tmp_path, mark))
+    with pytest.raises(ModelFileError) as refused:
+        kind.runtime(file=file, **said)
+    assert kind.said in str(refused.value)
+    if kind.runtime is not HuggingFaceModel:  # whose description reads config.json alone
+        with pytest.raises(ModelFileError):
+            kind.runtime.declare(file=file, **said)
+    else:
+        kind.runtime.declare(file=file, **said)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", [one for one in ALL_KINDS if one.values[0].trusting is not None])
+def test_the_attack_runs_where_the_file_is_trusted(tmp_path: Path, mark: Path, kind: Kind) -> None:
+    file = str(tmp_path / kind.write(tmp_path, mark))
+    with contextlib.suppress(ModelFileError):  # a file may be good for no more than its attack
+        kind.runtime(file=file, **(kind.trusting or {}))
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("write", [weights, old_weights])
+def test_the_attack_in_weights_runs_where_they_are_read_carelessly(
+    tmp_path: Path, mark: Path, write: Callable[[Path, Path], str]
+) -> None:
+    torch.load(tmp_path / write(tmp_path, mark), weights_only=False)
+    assert mark.exists()
+
+
+def test_trust_remote_code_is_a_truth_value(tmp_path: Path) -> None:
+    made = tiny_models.text_classifier(tmp_path / "model")
+    with pytest.raises(ModelFileError, match="trust_remote_code is true or false, got 'false'"):
+        HuggingFaceModel.declare(file=str(made), trust_remote_code="false")
+
+
+# ---- by the command line, and served ------------------------------------------------------------
+
+
+def test_check_runs_no_attack_and_says_what_to_do(tmp_path: Path, mark: Path) -> None:
+    entries = []
+    for number, kind in enumerate(KINDS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        file = kind.write(folder, mark)
+        entries.append({"name": f"m{number}", "callable": f"{number}/{file}"})
+    command = [GPUSERVE, "check", str(write_config(tmp_path, entries))]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert checked.returncode != 0
+    for kind in KINDS:
+        assert kind.said in " ".join(checked.stderr.split())
+    assert checked.stderr.count("say kwargs: {trust: true}, or") == 5
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.thorough
+def test_a_server_runs_no_attack(tmp_path: Path, mark: Path, kind: Kind) -> None:
+    # Declared tensors, so that the file is read by a worker first, and not for its description.
+    entry = {"name": "m", "callable": kind.write(tmp_path, mark), **TENSORS}
+    config = write_config(tmp_path, [entry], host="127.0.0.1", http_port=0, grpc_port=None, metrics_port=None)
+    command = [GPUSERVE, "serve", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ended.returncode == 3
+    assert kind.said in ended.stderr
+    assert not mark.exists()
+
+
+# ---- files beside the model ---------------------------------------------------------------------
+
+
+def test_external_data_of_onnx_is_read_from_beside_the_model_alone(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(np.float32([1, 2, 3]).tobytes())
+    (tmp_path / "models").mkdir()
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [3], bytes(12), raw=True)
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])], "g", values[:1], values[1:], [weight]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    file = tmp_path / "models" / "model.onnx"
+    for place in ("../secret", str(tmp_path / "secret")):
+        model.graph.initializer[0].external_data[0].value = place
+        file.write_bytes(model.SerializeToString())
+        for load in (OnnxModel, OnnxModel.declare):
+            with pytest.raises(
+                ModelFileError, match=r"model\.onnx is no ONNX model that onnxruntime can load"
+            ):
+                load(str(file))
+    (tmp_path / "models" / "secret").write_bytes((tmp_path / "secret").read_bytes())
+    model.graph.initializer[0].external_data[0].value = "secret"
+    file.write_bytes(model.SerializeToString())
+    assert OnnxModel.declare(str(file))["inputs"][0]["shape"] == [3]
+
+
+def test_an_operator_of_onnx_that_nobody_registered_is_refused(tmp_path: Path) -> None:
+    node = helper.make_node("Attack", ["x"], ["y"], domain="attack")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "xy"]
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    domains = [helper.make_opsetid("", 21), helper.make_opsetid("attack", 1)]
+    file = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=10), file)
+    with pytest.raises(ModelFileError, match=r"model\.onnx is no ONNX model that onnxruntime can load"):
+        OnnxModel(str(file))
+
+
+@pytest.mark.thorough
+def test_a_chat_template_reaches_no_python(tmp_path: Path, mark: Path) -> None:
+    attack = (
+        "{% for one in ''.__class__.__mro__[1].__subclasses__() %}{% if one.__name__ == '_wrap_close' %}"
+        f"{{{{ one.__init__.__globals__['mkdir']({str(mark)!r}) }}}}"
+        "{% endif %}{% endfor %}"
+    )
+    made = tiny_models.writer(tmp_path / "model")
+    (made / "chat_template.jinja").write_text(attack)
+    entry = {"name": "writer", "callable": "./model", "openai": True}
+    config = write_config(tmp_path, [entry], host="127.0.0.1")
+    with serving(GPUSERVE, "serve", str(config)) as server:
+        messages = [{"role": "user", "content": "good day"}]
+        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="-", max_retries=0)
+        with client, pytest.raises(openai.BadRequestError, match="the model's template does not take them"):
+            client.chat.completions.create(model="writer", messages=messages)
+    assert not mark.exists()
+    jinja2.Template(attack).render()
+    assert mark.exists()
+
+
+def test_requests_of_bench_are_read_without_unpickling(tmp_path: Path, mark: Path) -> None:
+    file = tmp_path / "requests.npz"
+    np.savez(file, x=np.array([Payload(mark)], object))
+    with pytest.raises(Exception, match=r"is not an \.npz file of plain arrays"):
+        read_requests(str(file))
+    assert not mark.exists()
+    with np.load(file, allow_pickle=True) as arrays:
+        arrays["x"]
+    assert mark.exists()

@@ -1,0 +1,41 @@
+"""Turns of event loops that took too long, in the servers that tests start. They write each into a file."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+#: CPU time of the loop's own thread, which other programs of the machine do not add to. Twice what a body may
+#: take, since caches and clocks of the machine differ.
+LIMIT_MS: Final = 50
+#: Turns that are known to be long, by a line of the stack: the memory of a batch of many large bodies is
+#: populated, and the bodies are copied there, in one turn.
+_KNOWN: Final = "/gpuserve/front/memory/gather.py"
+_PATH: Final = Path(tempfile.gettempdir()) / f"gpuserve-turns-{os.getpid()}"
+_read = 0
+
+
+def tell_servers() -> None:
+    """Have the servers that are started from now on measure their turns."""
+    os.environ.setdefault("GPUSERVE_TURN_LIMIT_MS", str(LIMIT_MS))
+    os.environ["GPUSERVE_TURN_FILE"] = str(_PATH)
+    atexit.register(_PATH.unlink, missing_ok=True)
+
+
+def since_last() -> list[str]:
+    """Return a text for each turn over the limit since the last call."""
+    global _read
+    with contextlib.suppress(FileNotFoundError):
+        lines = _PATH.read_text(encoding="utf-8").splitlines()
+        new, _read = lines[_read:], len(lines)
+        return [_shown(turn) for turn in map(json.loads, new) if _KNOWN not in turn["where"]]
+    return []
+
+
+def _shown(turn: dict[str, Any]) -> str:
+    return f"{turn['took_s'] * 1e3:.0f} ms of CPU in {turn['process']}, at\n{turn['where']}"

@@ -1,0 +1,80 @@
+"""The user and the password in a URL of the configuration are shown nowhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from gpuserve.config.effective import effective
+from gpuserve.config.load import load_file
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.settings import live
+from gpuserve.settings.logs import JsonFormatter, TextFormatter
+from gpuserve.settings.server import ServerSettings
+from gpuserve.settings.urls import MASK, without_userinfo
+
+SECRET = "hunter2"
+URL = f"http://admin:{SECRET}@collector:4318/v1/metrics"
+SHOWN = f"http://{MASK}@collector:4318/v1/metrics"
+MODEL = {
+    "name": "m",
+    "callable": "pkg.mod:f",
+    "kwargs": {"store": URL},
+    "inputs": [{"name": "x", "dtype": "FP32", "shape": [1]}],
+    "outputs": [{"name": "y", "dtype": "FP32", "shape": [1]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (URL, SHOWN),
+        (f"s3+x://{SECRET}@host a@b.c", f"s3+x://{MASK}@host a@b.c"),
+        (f"'http://{SECRET}@a', 'http://{SECRET}@b'", f"'http://{MASK}@a', 'http://{MASK}@b'"),
+        ("http://host/path@x http://host?q=a@b", "http://host/path@x http://host?q=a@b"),
+        ("name@host", "name@host"),
+    ],
+)
+def test_the_user_and_the_password_are_masked(text: str, shown: str) -> None:
+    assert without_userinfo(text) == shown
+
+
+def test_the_configuration_is_printed_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    server = {"metrics_otlp_url": URL, "trace": {"url": URL}}
+    path.write_text(json.dumps({"server": server, "models": [MODEL]}))
+    printed = json.dumps([one.as_json() for one in effective(load_file(str(path), {}))])
+    assert SECRET not in printed
+    assert printed.count(SHOWN) == 3
+
+
+def test_a_mistake_beside_a_url_is_told_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    wrong = {"metrics_otlp_url": URL.replace("http:", "ftp:"), "max_connections": URL}
+    path.write_text(json.dumps({"server": wrong, "models": [MODEL]}))
+    with pytest.raises(ConfigProblems) as refused:
+        load_file(str(path), {"GPUSERVE_SERVER__TRACE__URL": URL.replace("http:", "ftp:")})
+    assert SECRET not in str(refused.value)
+    assert str(refused.value).count(MASK) >= 3
+
+
+def test_a_changed_setting_is_told_without_them() -> None:
+    change = live.change(ServerSettings(), ServerSettings(metrics_otlp_url=URL))
+    (told,) = change.refused
+    assert SECRET not in told.text
+    assert SHOWN in told.text
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
+def test_the_log_is_written_without_them(formatter: logging.Formatter) -> None:
+    try:
+        raise OSError(f"no route to {URL}")
+    except OSError as error:
+        record = logging.LogRecord("gpuserve", logging.ERROR, "", 0, "failed at %s", (URL,), None)
+        record.exc_info = (type(error), error, error.__traceback__)
+    text = formatter.format(record)
+    assert SECRET not in text
+    assert text.count(SHOWN) >= 2
