@@ -14,7 +14,7 @@ from gpuserve_worker.calling.callable import LoadError
 from gpuserve_worker.devices import is_unusable
 from gpuserve_worker.loading import close_model, load_model, new_loop, warm_up
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.protocol.stacks import leave_to_others, show_on_signal
+from gpuserve_worker.protocol.stacks import block_forced_signal, show_on_signal
 from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
 from gpuserve_worker.running import lifecycle
 from gpuserve_worker.running.supervision import Reporter, Supervision
@@ -44,7 +44,7 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     lifecycle.set_title(f"gs:{init.model}/{init.instance}")
     supervision = Supervision(boot)
     supervision.start()
-    leave_to_others()
+    block_forced_signal()
     reporter = Reporter(boot)
     started_s = time.monotonic()
     _place(init, reporter)

@@ -1,27 +1,44 @@
-"""How a process of ours shows the stacks of its threads to whoever started it: at a signal, into a file that
-it was given. The handler is C and waits for nothing, so it works also while code that is not Python holds the
-interpreter's lock. Who asks is ``gpuserve/supervisor/core/stacks.py``.
+"""Shows the stacks of all threads of this process to the process that started it, on a signal.
+
+There are two signals. ``STACKS_SIGNAL`` wakes a thread that writes the stacks while it holds the GIL, so no other
+thread changes its frames meanwhile. ``FORCED_STACKS_SIGNAL`` has a handler in C, which also works while C code holds
+the GIL; the handler reads the frames of threads that may be running, and can crash the process
+(https://github.com/python/cpython/issues/116008). The supervisor sends it only if the first signal had no answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
+import threading
 from typing import Final
 
-#: No common library uses this one. It has no handler but in processes that have called ``show_on_signal``.
+# No common library uses these two signals.
 STACKS_SIGNAL: Final = signal.SIGRTMAX - 7
+FORCED_STACKS_SIGNAL: Final = signal.SIGRTMAX - 8
 
 
 def show_on_signal(fd: int) -> None:
-    """Write the stacks of all threads to an inherited descriptor whenever the signal comes."""
+    """Write the stacks of all threads to ``fd``, an inherited descriptor, on each of the two signals."""
     os.set_inheritable(fd, False)
-    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})  # also in every thread started from now on
+    threading.Thread(target=_write_on_signal, args=(fd,), name="gpuserve-stacks", daemon=True).start()
+    faulthandler.register(FORCED_STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
-def leave_to_others() -> None:
-    """Let the signal come to a thread that exists already. System calls of this one, and of those that it
-    starts, are not interrupted by it; no code of the user's can have it wait there either.
+def block_forced_signal() -> None:
+    """Leave ``FORCED_STACKS_SIGNAL`` to the threads that exist already.
+
+    The signal then interrupts no system call of the calling thread or of threads started from now on, and user
+    code cannot wait for it.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {FORCED_STACKS_SIGNAL})
+
+
+def _write_on_signal(fd: int) -> None:
+    while True:
+        signal.sigwait({STACKS_SIGNAL})
+        with contextlib.suppress(OSError):
+            faulthandler.dump_traceback(file=fd, all_threads=True)

@@ -7,7 +7,7 @@ import os
 import signal
 from typing import NamedTuple
 
-from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
+from gpuserve_worker.protocol.stacks import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
 
 
 class DoorProcess(NamedTuple):
@@ -20,10 +20,10 @@ class DoorProcess(NamedTuple):
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def show_stacks(self) -> None:
-        """Have it write the stacks of its threads to the log."""
+    def show_stacks(self, *, forced: bool = False) -> None:
+        """Ask the process to write the stacks of its threads to the log; if ``forced``, at the risk of a crash."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, STACKS_SIGNAL)
+            signal.pidfd_send_signal(self.pidfd, FORCED_STACKS_SIGNAL if forced else STACKS_SIGNAL)
 
     def close(self) -> None:
         os.close(self.pidfd)

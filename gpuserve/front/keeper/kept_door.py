@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpuserve.control.process_state import cpu_times, how_it_is
 from gpuserve.control.pulse import Stillness
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.keeper.choice import HUNG_S, LOOK_S, TOLD_S, RestartPatience
+from gpuserve.front.keeper.choice import FORCED_S, HUNG_S, LOOK_S, TOLD_S, RestartPatience
 from gpuserve.front.keeper.door_process import DoorProcess
 from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.passage import messages
@@ -82,6 +82,7 @@ class Running:
         self.on_their_way: deque[Newcomer] = deque()
         self.silence = Stillness()
         self.is_told = False
+        self.is_forced = False
         #: When it had last said something, as of the last look.
         self.looked_at = -1.0
 
@@ -220,11 +221,14 @@ class KeptDoor:
         times = None if has_spoken else cpu_times(pid)
         silent_s = running.silence.look(has_spoken, self._loop.time(), LOOK_S, times)
         if not silent_s:
-            running.is_told = False
+            running.is_told = running.is_forced = False
         elif silent_s >= TOLD_S and not running.is_told:
             running.is_told = True
             logger.warning("door %d has said nothing for %.3g s: %s", self.number, silent_s, how_it_is(pid))
             running.process.show_stacks()
+        elif silent_s >= FORCED_S and not running.is_forced:
+            running.is_forced = True
+            running.process.show_stacks(forced=True)
         if silent_s >= HUNG_S:
             logger.error("door %d has said nothing for %g s, and is killed", self.number, HUNG_S)
             self._tell_event(EventKind.DOOR_HUNG, door=self.number, pid=self.pid, silent_s=HUNG_S)

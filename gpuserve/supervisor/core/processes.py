@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gpuserve.control.channel import channel_pair
 from gpuserve.errors import StartupError
-from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
+from gpuserve_worker.protocol.stacks import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
 
 
 class Child(Protocol):
@@ -48,8 +48,15 @@ class Child(Protocol):
     def kill(self) -> None:
         """Kill the child, if it still lives."""
 
-    def ask_stacks(self) -> bool:
-        """Have the child write the stacks of its threads to ``stacks``; False: it does not listen to that."""
+    def ask_stacks(self, *, forced: bool = False) -> bool:
+        """Ask the child to write the stacks of its threads to ``stacks``.
+
+        Args:
+            forced: write them also while C code holds the child's GIL, at the risk of crashing the child.
+
+        Returns:
+            False if the child does not handle this request, or not yet.
+        """
 
     def close(self) -> None:
         """Close the descriptors that the supervisor holds of the child."""
@@ -84,16 +91,13 @@ class ChildProcess:
     def exit_status(self) -> int | None:
         return self._process.returncode
 
-    def ask_stacks(self) -> bool:
-        """Have the process write the stacks of its threads to ``stacks``; False: it does not listen to that,
-        or not yet.
-        """
+    def ask_stacks(self, *, forced: bool = False) -> bool:
         try:
-            caught = int(_status_line(self.pid, "SigCgt"), 16) >> (STACKS_SIGNAL - 1) & 1
+            caught = int(_status_line(self.pid, "SigCgt"), 16) >> (FORCED_STACKS_SIGNAL - 1) & 1
         except (OSError, ValueError):
             return False
-        if caught:  # the signal would end a process that has no handler for it
-            self.kill(STACKS_SIGNAL)
+        if caught:  # either signal would end a process that is not prepared for both
+            self.kill(FORCED_STACKS_SIGNAL if forced else STACKS_SIGNAL)
         return bool(caught)
 
     def exit_reason(self) -> str:

@@ -18,8 +18,8 @@ _FRAME: Final = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<na
 _NOT_USERS: Final = re.compile(r"/site-packages/|/dist-packages/|/lib(64)?/python3|^<(frozen|string)")
 _HERE: Final = Path(gpuserve_worker.__file__).parent.parent
 _OURS: Final = (f"{_HERE}/gpuserve/", f"{_HERE}/gpuserve_worker/")
-#: The thread of a worker that listens to the supervisor is always there, and always the same.
-_LISTENER: Final = "/gpuserve_worker/running/supervision.py"
+#: Two threads of each worker that only wait: for messages of the supervisor, and for the signal that asks for stacks.
+_WAITING_THREADS: Final = ("/gpuserve_worker/running/supervision.py", "/gpuserve_worker/protocol/stacks.py")
 #: The frame at the foot of the main thread of a program.
 _FOOT: Final = ("<frozen runpy>", "/runpy.py")
 
@@ -30,8 +30,10 @@ def why_silent(pid: int) -> str:
 
 
 def told(text: str) -> str:
-    """The same stacks with the main thread first, and without the thread that does nothing but listen."""
-    threads = [one for one in _threads(text) if not any(_LISTENER in line for line in one)]
+    """Return the same stacks with the main thread first and without the worker's threads that only wait."""
+    threads = [
+        lines for lines in _threads(text) if not any(file in line for file in _WAITING_THREADS for line in lines)
+    ]
     threads.sort(key=lambda one: not _is_main(one))
     lines = [line for one in threads for line in (_shown_head(one), *one[1:])]
     return "\n".join(lines) or text.strip()

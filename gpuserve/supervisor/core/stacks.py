@@ -1,5 +1,7 @@
-"""Asks a child for the stacks of its threads, and reads what it writes. Nobody says when that is complete, so
-it is when no more comes. What stacks say is in ``stack_text.py``.
+"""Asks a child for the stacks of its threads and reads them from a file that both share.
+
+The child does not mark the end of its stacks: they count as complete when the file has stopped growing. How stacks
+are read and shown is in ``stack_text.py``.
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ from gpuserve.supervisor.core.stack_text import told, why_silent
 
 #: A hundred threads of a hundred frames would be more; nobody reads that.
 MAX_NBYTES: Final = 48 << 10
-#: How often it is looked whether more has come, and how long nothing may come before that is all.
+#: Interval between two looks at the size of the file, and the looks without growth after which it is complete.
 _LOOK_S: Final = 0.02
 _QUIET_LOOKS: Final = 3
-#: A process that is stopped, or whose machine is busy, is not waited for longer.
-_PATIENCE_LOOKS: Final = 25
+#: Looks at an empty file, 1 s, before the child is forced: C code probably holds its GIL. A child that merely lacks
+#: CPU time should answer sooner, because the forced signal can crash a child whose threads run. A child that is ended
+#: anyway is forced after 0.1 s.
+_FORCE_LOOKS: Final = 50
+_FORCE_ENDING_LOOKS: Final = 5
+#: Looks after which a child that is forced too is not waited for any longer.
+_MAX_LOOKS: Final = 75
 
 #: Takes the text; called once.
 TakeStacks: TypeAlias = Callable[[str], None]
@@ -34,14 +41,21 @@ class ChildStacks:
         self._waiting: list[TakeStacks] = []
         self._nbytes = 0
         self._looks = 0
+        self._force_looks = _FORCE_LOOKS
         self._quiet_looks = 0
         self._is_closed = False
 
-    def ask(self, take: TakeStacks) -> None:
-        """Ask the child. ``take`` gets its stacks, or the reason why there are none."""
+    def ask(self, take: TakeStacks, *, is_ending: bool = False) -> None:
+        """Ask the child for its stacks.
+
+        Args:
+            take: called once with the stacks, or with the reason why there are none.
+            is_ending: whether the child is killed afterwards, so that a crash of it would do no harm.
+        """
         self._waiting.append(take)
         if len(self._waiting) > 1:
             return
+        self._force_looks = _FORCE_ENDING_LOOKS if is_ending else _FORCE_LOOKS
         self._nbytes = self._looks = self._quiet_looks = 0
         fd = self._process.stacks
         if fd is not None and state_of(self._process.pid) not in STOPPED:
@@ -65,7 +79,9 @@ class ChildStacks:
         self._looks += 1
         self._quiet_looks = self._quiet_looks + 1 if 0 < nbytes == self._nbytes else 0
         self._nbytes = nbytes
-        if self._quiet_looks < _QUIET_LOOKS and self._looks < _PATIENCE_LOOKS:
+        if not nbytes and self._looks == self._force_looks:
+            self._process.ask_stacks(forced=True)
+        if self._quiet_looks < _QUIET_LOOKS and self._looks < _MAX_LOOKS:
             self._reactor.call_later(_LOOK_S, self._look)
             return
         text = os.pread(self._process.stacks, MAX_NBYTES, 0).decode("utf-8", "replace")

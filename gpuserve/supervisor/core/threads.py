@@ -82,8 +82,8 @@ class WorkerThread:
         if not self._loaded:
             os.eventfd_write(self.pidfd, 1)
 
-    def ask_stacks(self) -> bool:
-        """Write the stacks of all threads of this process: which is the worker's is in their frames."""
+    def ask_stacks(self, *, forced: bool = False) -> bool:
+        """Write the stacks of all threads of this process, whose GIL the calling thread holds."""
         assert self.stacks is not None
         faulthandler.dump_traceback(file=self.stacks, all_threads=True)
         return True

@@ -82,7 +82,7 @@ class LoadWatch:
 
     def _on_timeout(self) -> None:
         if not self._is_over:
-            self._child.stacks.ask(self._end_late)
+            self._child.stacks.ask(self._end_late, is_ending=True)
 
     def _end_late(self, stacks: str) -> None:
         if self._is_over:

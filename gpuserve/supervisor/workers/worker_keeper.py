@@ -145,7 +145,8 @@ class WorkerKeeper:
         if process is None or process.pid != hang.pid or self.life.state is not InstanceState.READY:
             return  # it came back in this moment, or died
         assert self._child is not None
-        self._child.stacks.ask(partial(tell_hang, process, hang, self._fields))
+        tell = partial(tell_hang, process, hang, self._fields)
+        self._child.stacks.ask(tell, is_ending=bool(hang.limit_s))
         if hang.limit_s:
             self._last_words = f"its callable was not back within execution_timeout_s, {hang.limit_s:g} s"
             self._move(LifeEvent.HANG)

@@ -1,0 +1,41 @@
+"""Asking a process for the stacks of its threads does not harm the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from operated import MODELS, OperatedServer, config
+from serving import GPUSERVE
+
+from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
+
+#: With a handler in C, which reads frames while other threads change them, the first few killed the worker.
+N_SIGNALS: Final = 3000
+
+
+def test_a_worker_whose_threads_run_survives_being_asked_for_stacks(tmp_path: Path) -> None:
+    tensor = {"dtype": "float32", "shape": [-1]}
+    entry = {
+        "name": "m",
+        "callable": f"{MODELS / 'churning.py'}:Churning",
+        "inputs": [{"name": "x", **tensor}],
+        "outputs": [{"name": "y", **tensor}],
+        "max_batch_size": 8,
+    }
+    with OperatedServer(config(tmp_path, entry)) as server:
+        server.wait_ready()
+        status = [GPUSERVE, "status", "--server", server.addresses["HTTP"], "--json", "--stacks"]
+        for _ in range(3):
+            found = json.loads(subprocess.run(status, capture_output=True, check=True, timeout=60).stdout)
+            (model,) = found["models"]
+            (instance,) = model["instances"]
+            assert any("in _recurse" in stacks for stacks in found["stacks"])
+            for _ in range(N_SIGNALS // 3):
+                os.kill(instance["pid"], STACKS_SIGNAL)
+        assert server.infer("m", 1.0).output("y") == [1.0]
+        assert server.metric("gpuserve_worker_restarts_total", model="m") == 0
+        assert server.end() == 0
