@@ -1,9 +1,9 @@
 """Shows the stacks of all threads of this process to the process that started it, on a signal.
 
-There are two signals. ``STACKS_SIGNAL`` wakes a thread that writes the stacks while it holds the GIL, so no other
-thread changes its frames meanwhile. ``FORCED_STACKS_SIGNAL`` has a handler in C, which also works while C code holds
-the GIL; the handler reads the frames of threads that may be running, and can crash the process
-(https://github.com/python/cpython/issues/116008). The supervisor sends it only if the first signal had no answer.
+There are two signals. ``STACKS_SIGNAL`` wakes a thread that writes the stacks while it holds the GIL, so no
+other thread changes its frames meanwhile. ``FORCED_STACKS_SIGNAL`` has a handler in C, which also works while
+C code holds the GIL; it reads the frames of threads that may be running, and can crash the process
+(https://github.com/python/cpython/issues/116008). The supervisor sends it only if the first had no answer.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def show_on_signal(fd: int) -> None:
 def block_forced_signal() -> None:
     """Leave ``FORCED_STACKS_SIGNAL`` to the threads that exist already.
 
-    The signal then interrupts no system call of the calling thread or of threads started from now on, and user
-    code cannot wait for it.
+    The signal then interrupts no system call of the calling thread or of threads started from now on, and
+    user code cannot wait for it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {FORCED_STACKS_SIGNAL})
 

@@ -1,4 +1,4 @@
-"""A callable beside threads that call Python functions all the time, so that their frames never stand still."""
+"""A callable beside threads that call functions without a pause, so that their frames always change."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 SILENT_S: Final = 2.0
 #: A door that has said nothing for so long hangs: its clients are better off with another.
 HUNG_S: Final = 30.0
-#: After so long it is asked for its stacks, and after so long it is forced to show them: see ``protocol/stacks.py``.
+#: After so long it is asked for its stacks, and after so long it is forced: see ``protocol/stacks.py``.
 TOLD_S: Final = 10.0
 FORCED_S: Final = 25.0
 #: How often a door is looked at for that.

@@ -21,7 +21,7 @@ class DoorProcess(NamedTuple):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def show_stacks(self, *, forced: bool = False) -> None:
-        """Ask the process to write the stacks of its threads to the log; if ``forced``, at the risk of a crash."""
+        """Ask the process to log the stacks of its threads; if ``forced``, at the risk of a crash."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, FORCED_STACKS_SIGNAL if forced else STACKS_SIGNAL)
 

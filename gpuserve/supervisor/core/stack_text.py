@@ -18,7 +18,7 @@ _FRAME: Final = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<na
 _NOT_USERS: Final = re.compile(r"/site-packages/|/dist-packages/|/lib(64)?/python3|^<(frozen|string)")
 _HERE: Final = Path(gpuserve_worker.__file__).parent.parent
 _OURS: Final = (f"{_HERE}/gpuserve/", f"{_HERE}/gpuserve_worker/")
-#: Two threads of each worker that only wait: for messages of the supervisor, and for the signal that asks for stacks.
+#: Threads of each worker that only wait: for messages of the supervisor, and for the signal of ``stacks.py``.
 _WAITING_THREADS: Final = ("/gpuserve_worker/running/supervision.py", "/gpuserve_worker/protocol/stacks.py")
 #: The frame at the foot of the main thread of a program.
 _FOOT: Final = ("<frozen runpy>", "/runpy.py")
@@ -32,7 +32,9 @@ def why_silent(pid: int) -> str:
 def told(text: str) -> str:
     """Return the same stacks with the main thread first and without the worker's threads that only wait."""
     threads = [
-        lines for lines in _threads(text) if not any(file in line for file in _WAITING_THREADS for line in lines)
+        lines
+        for lines in _threads(text)
+        if not any(file in line for file in _WAITING_THREADS for line in lines)
     ]
     threads.sort(key=lambda one: not _is_main(one))
     lines = [line for one in threads for line in (_shown_head(one), *one[1:])]

@@ -1,7 +1,7 @@
 """Asks a child for the stacks of its threads and reads them from a file that both share.
 
-The child does not mark the end of its stacks: they count as complete when the file has stopped growing. How stacks
-are read and shown is in ``stack_text.py``.
+The child does not mark the end of its stacks: they count as complete when the file has stopped growing. How
+stacks are parsed and shown is in ``stack_text.py``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpuserve.supervisor.core.stack_text import told, why_silent
 
 #: A hundred threads of a hundred frames would be more; nobody reads that.
 MAX_NBYTES: Final = 48 << 10
-#: Interval between two looks at the size of the file, and the looks without growth after which it is complete.
+#: Interval between two looks at the size of the file; looks without growth after which it is complete.
 _LOOK_S: Final = 0.02
 _QUIET_LOOKS: Final = 3
-#: Looks at an empty file, 1 s, before the child is forced: C code probably holds its GIL. A child that merely lacks
-#: CPU time should answer sooner, because the forced signal can crash a child whose threads run. A child that is ended
-#: anyway is forced after 0.1 s.
+#: Looks at an empty file, 1 s, before the child is forced: C code probably holds its GIL. A child that merely
+#: lacks CPU time should answer sooner, because the forced signal can crash a child whose threads run. A child
+#: that is ended anyway is forced after 0.1 s.
 _FORCE_LOOKS: Final = 50
 _FORCE_ENDING_LOOKS: Final = 5
 #: Looks after which a child that is forced too is not waited for any longer.
@@ -59,8 +59,8 @@ class ChildStacks:
         self._nbytes = self._looks = self._quiet_looks = 0
         fd = self._process.stacks
         if fd is not None and state_of(self._process.pid) not in STOPPED:
-            os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)  # of the child's descriptor as well: both are one open file
+            os.ftruncate(fd, 0)  # last: a child that still answers an earlier request may write at any time
             if self._process.ask_stacks():
                 self._reactor.call_later(_LOOK_S, self._look)
                 return
@@ -84,7 +84,7 @@ class ChildStacks:
         if self._quiet_looks < _QUIET_LOOKS and self._looks < _MAX_LOOKS:
             self._reactor.call_later(_LOOK_S, self._look)
             return
-        text = os.pread(self._process.stacks, MAX_NBYTES, 0).decode("utf-8", "replace")
+        text = os.pread(self._process.stacks, MAX_NBYTES, 0).decode("utf-8", "replace").replace("\0", "")
         self._answer(told(text) if text else why_silent(self._process.pid))
 
     def _answer(self, text: str) -> None:
