@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuserve.api.server import Server
-    from gpuserve.declare.model import DynamicBatcher, ModelConfig, Step, Tensor
-    from gpuserve.declare.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
     from gpuserve.follow.stream import EventStream, events
+    from gpuserve.model.declaration import DynamicBatcher, ModelConfig, Step, Tensor
+    from gpuserve.model.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
     from gpuserve_worker.calling.context import current_model
     from gpuserve_worker.calling.failure import UnrecoverableError
     from gpuserve_worker.calling.questions import ModelCallError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuserve_worker.calling.request_ids import current_request_ids
     from gpuserve_worker.calling.response import Response
 
-from gpuserve.settings.version import VERSION
+from gpuserve.version import VERSION
 
 __version__ = VERSION
 
@@ -47,8 +47,8 @@ __all__ = [
 
 _HOMES = {
     "gpuserve.api.server": ("Server",),
-    "gpuserve.declare.model": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
-    "gpuserve.declare.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
+    "gpuserve.model.declaration": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
+    "gpuserve.model.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
     "gpuserve.follow.stream": ("EventStream", "events"),
     "gpuserve_worker.calling.questions": ("ModelCallError",),
     "gpuserve_worker.calling.context": ("current_model",),

@@ -11,8 +11,8 @@ import numpy as np
 from ensemble_scene import Worker
 from graphs import MEMBERS, tensors
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.cuda.device.exports import ExportPool
 from gpuserve_worker.protocol import wire

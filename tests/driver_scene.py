@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec, QueueSpec
 from gpuserve.errors import QueueFull
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.scatter import Answer
@@ -19,6 +18,7 @@ from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.types import InferRequest, InputTensor
+from gpuserve.model.spec import InstanceSpec, ModelSpec, QueueSpec
 from gpuserve_worker.protocol import datagram, wire
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import TensorSpec

@@ -15,7 +15,6 @@ import numpy as np
 from graphs import MEMBERS, expected
 from worker_process import raised
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import NotFound, RequestError
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.regions import RegionTable
@@ -25,6 +24,7 @@ from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.statistics import FailureReason
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpuserve.declare.ensembles import needed_steps
-from gpuserve.declare.spec import InstanceSpec, ModelSpec, StepSpec
+from gpuserve.model.rules import needed_steps
+from gpuserve.model.spec import InstanceSpec, ModelSpec, StepSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 #: Every tensor has it, behind the batch axis.

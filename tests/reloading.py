@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec, StepSpec
 from gpuserve.errors import GpuserveError
+from gpuserve.model.spec import InstanceSpec, ModelSpec, StepSpec
 from gpuserve.supervisor.reload.changes import Action, ConfigModels, by_name
 
 

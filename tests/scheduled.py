@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuserve.declare.spec import BatchingSpec, ModelSpec, QueueSpec
 from gpuserve.front.batching.interface import Scheduler
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.model.spec import BatchingSpec, ModelSpec, QueueSpec
 
 US = 1e-6
 

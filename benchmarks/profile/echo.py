@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.front.v2.types import InferRequest, InputTensor
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 from gpuserve_worker.protocol.wire import Done, Run, WireTensor
 

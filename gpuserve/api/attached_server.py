@@ -11,7 +11,7 @@ from typing import Final
 
 from gpuserve.api.model_host import ModelHost, Runner
 from gpuserve.control.attach import port_of
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.attach.attachment import Attachment
 
 #: How long a server that is not there yet is waited for.

@@ -7,10 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from gpuserve.api.pickling import described, pickled_source
-from gpuserve.declare import openai
-from gpuserve.declare.model import ModelConfig, Tensor
-from gpuserve.declare.rules import check_sequences, told_as_config
-from gpuserve.declare.spec import (
+from gpuserve.devices.names import CPU, check_device_name
+from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
+from gpuserve.model import openai_declaration as openai
+from gpuserve.model.build import (
+    batching_options,
+    build_model_spec,
+    plain_options,
+    rate_options,
+    sequence_options,
+)
+from gpuserve.model.declaration import ModelConfig, Tensor, array_kind, device_problem
+from gpuserve.model.options import checked, rows
+from gpuserve.model.rules import check_sequences, value_errors_as_bad_config
+from gpuserve.model.spec import (
     SHUTDOWN,
     BatchingSpec,
     InstanceSpec,
@@ -18,11 +28,6 @@ from gpuserve.declare.spec import (
     RateLimiter,
     check_model_name,
 )
-from gpuserve.declare.tensors import array_kind, device_problem
-from gpuserve.declare.written import batching_of, plain_options, rate_of, sequence_of, whole_model
-from gpuserve.devices.names import CPU, check_device_name
-from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
-from gpuserve.options import checked, rows
 from gpuserve_worker.calling.callable import YIELDING, LoadError, kind_of
 
 #: The ``strict`` of PyTriton's programs.
@@ -55,22 +60,25 @@ def model_spec(
         adapter = openai.ADAPTER
     inputs, outputs, config = _completed(infer_func, inputs, outputs, config)
     options = plain_options(config) | _arguments(
-        version=model_version, strict=bool(strict), concurrency=concurrency, on_unrecoverable=on_unrecoverable
+        version=model_version,
+        strict=True if strict == EXACT else strict,
+        concurrency=concurrency,
+        on_unrecoverable=on_unrecoverable,
     )
     callables, devices = _paired(_callables(infer_func, adapter), _devices(device))
     _check_answers(config, callables, may_yield=config.decoupled or strict is not True)
     if problem := device_problem(array_kind(config.array, inputs), devices):
         raise BindError(f"device: {problem}")
-    options["max_batch_size"], options["batching"], options["queue"] = batching_of(config)
+    options["max_batch_size"], options["batching"], options["queue"] = batching_options(config)
     options["exact"] = strict == EXACT
-    spec = whole_model(
+    spec = build_model_spec(
         model_name,
         inputs,
         outputs,
-        _instances(model_name, callables, devices, isolation, rate_of(config.rate_limiter), adapter),
+        _instances(model_name, callables, devices, isolation, rate_options(config.rate_limiter), adapter),
         vars(config),
         config.model_warmup,
-        sequence=sequence_of(config.sequence_batching),
+        sequence=sequence_options(config.sequence_batching),
         **options,
     )
     check_sequences(spec)
@@ -99,7 +107,7 @@ def _for_openai(
 def _arguments(**given: Any) -> dict[str, Any]:
     """The options that are arguments of ``bind()`` itself."""
     names = {"version": "model_version"}
-    with told_as_config():
+    with value_errors_as_bad_config():
         return {key: checked(rows(ModelSpec)[key], one, names.get(key, key)) for key, one in given.items()}
 
 
@@ -129,7 +137,7 @@ def _completed(
     """The tensors and the config, where they are left out as the (first) callable says of itself."""
     if inputs is not None and outputs is not None:
         return inputs, outputs, config or ModelConfig()
-    from gpuserve.describe.declaration import declaration  # brings numpy, which a server does without
+    from gpuserve.model.self_description import declaration  # brings numpy, which a server does without
 
     target = _callables(infer_func)[0]
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.display.html import line, table
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 _HEAD: Final = ("model", "version", "instances", "inputs", "outputs", "batches")

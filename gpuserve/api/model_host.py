@@ -20,9 +20,9 @@ from typing import Any, Final, Literal, Protocol, Self
 from gpuserve.api.binding import check_new, model_spec
 from gpuserve.api.display import server_html, server_text, where
 from gpuserve.api.shared_state import SharedStates
-from gpuserve.declare.model import ModelConfig, Tensor
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import BindError, GpuserveError
+from gpuserve.model.declaration import ModelConfig, Tensor
+from gpuserve.model.spec import ModelSpec
 from gpuserve.placement.server_devices import ServerDevices
 
 logger = logging.getLogger(__name__)

@@ -14,15 +14,15 @@ from typing import Any, Unpack
 
 from gpuserve.api.attached_server import ATTACH_TIMEOUT_S, AttachedServer
 from gpuserve.api.model_host import ModelHost, Runner
-from gpuserve.declare.ensembles import check_members
-from gpuserve.declare.model import Step, Tensor
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.declare.written import ensemble_spec
-from gpuserve.options import nearest
+from gpuserve.config.settings.checks import checked_settings
+from gpuserve.config.settings.keywords import ServerKeywords
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.model.build import ensemble_spec
+from gpuserve.model.declaration import Step, Tensor
+from gpuserve.model.options import nearest
+from gpuserve.model.rules import check_members
+from gpuserve.model.spec import ModelSpec
 from gpuserve.placement.server_devices import ServerDevices
-from gpuserve.settings.checks import checked_settings
-from gpuserve.settings.keywords import ServerKeywords
-from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
 
@@ -39,7 +39,7 @@ class Server(ModelHost):
 
     Args:
         settings: all settings in one; the keyword arguments replace single ones. They are the fields of
-            ``ServerSettings`` (``gpuserve/settings/server.py``, which describes each), and the keys of
+            ``ServerSettings`` (``gpuserve/config/settings/server.py``, which describes each), and the keys of
             ``server`` in docs/reference.md: ``host``, ``http_port``, ``grpc_port`` and so on. A port 0 picks
             a free one, None switches it off.
 

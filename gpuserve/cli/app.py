@@ -26,7 +26,7 @@ from gpuserve.cli.verbs.serve import dev, serve
 from gpuserve.cli.verbs.tritonserver import TRITONSERVER_SETTINGS, tritonserver
 from gpuserve.cli.verbs.tune import tune
 from gpuserve.errors import GpuserveError
-from gpuserve.settings.version import VERSION
+from gpuserve.version import VERSION
 
 if TYPE_CHECKING:
     from gpuserve.supervisor.core.processes import EarlyFront

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuserve.declare.model import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction
+from gpuserve.model.declaration import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, numpy_dtype
 
 BACKEND = "python"

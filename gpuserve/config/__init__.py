@@ -1,3 +1,1 @@
-"""The configuration of a server: schema, positions, precedence, rules, messages, conversion, which ``load``
-puts together. Nothing here imports user code, looks for a device or starts a process.
-"""
+"""The configuration of a server: settings, config files, Triton model repositories."""

@@ -1,5 +1,6 @@
-"""The values that hold in the end, each with what gave it: a flag, a variable, a line of a file, a callable,
-or nobody, where it is the default. Pure; nothing is printed here.
+"""The effective values of a configuration, each with its origin.
+
+The origin is a flag, an environment variable, a line of a file, a callable, or the default.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuserve.config import precedence
-from gpuserve.config.entries.fields import Entry, Key
+from gpuserve.config.entries import Entry, Key
 from gpuserve.config.load import Configuration
-from gpuserve.config.messages import Origin, dotted
-from gpuserve.config.positions import Path
-from gpuserve.config.sources import Sources
-from gpuserve.settings.urls import MASK, without_userinfo
+from gpuserve.config.precedence import Sources
+from gpuserve.config.problems import Origin, dotted
+from gpuserve.config.settings.values import MASK, mask_userinfo
+from gpuserve.config.yaml_document import Path
 
-#: Who reads a model's entry wants these first.
+#: Keys of a model that are shown first.
 _FIRST: Final = ("name", "callable")
-#: Arguments of a callable are the user's own: what is called so is nobody else's to see.
+#: Names of arguments whose values are masked: they may be the user's secrets.
 _LOOKS_SECRET: Final = re.compile(r"token|secret|passw|credential|api_?key|private_?key", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class EffectiveValue:
-    """The value of a key, masked where it is secret. ``origin`` is None for a default; ``where`` names what
-    gave the value, and ``line`` where in it.
+    """The value of a key, masked if it is secret.
+
+    ``origin`` is None for a default. ``where`` names the source of the value, and ``line`` the line in the
+    source.
     """
 
     path: Path
@@ -43,7 +46,9 @@ class EffectiveValue:
 
 
 def effective(configuration: Configuration) -> Iterator[EffectiveValue]:
-    """Every value of a configuration, in the order of the schema but for names, which come first."""
+    """Yield every value of a configuration in the order of the schema; name and callable of a model come
+    first.
+    """
     return _entry(configuration.entries, (), configuration.sources)
 
 
@@ -60,7 +65,7 @@ def _entry(entry: Entry, path: Path, sources: Sources) -> Iterator[EffectiveValu
 
 
 def _inner(value: Any, path: Path) -> list[tuple[Entry, Path]]:
-    """The mappings of the schema that a value is or holds, each with its path."""
+    """Return the entries that a value is or contains, each with its path."""
     if isinstance(value, Entry):
         return [(value, path)]
     if isinstance(value, list):
@@ -74,14 +79,16 @@ def _value(value: Any, path: Path, key: Key, *, is_given: bool, sources: Sources
     shown = MASK if key.secret and value else _masked(value)
     if not is_given and precedence.override_of(path, sources.overrides) is None:
         return EffectiveValue(path, shown)
-    told = sources.problem(path, "")  # it knows where a mistake in this value would be
-    return EffectiveValue(path, shown, told.origin, told.label, None if told.span is None else told.span.line)
+    problem = sources.problem(path, "")  # a mistake in the value would be reported at its origin
+    return EffectiveValue(
+        path, shown, problem.origin, problem.label, None if problem.span is None else problem.span.line
+    )
 
 
 def _masked(value: Any) -> Any:
-    """A value of any kind without what is called a secret in it."""
+    """Return plain data with the values of secret names masked."""
     if isinstance(value, Mapping):
         return {key: MASK if _LOOKS_SECRET.search(str(key)) else _masked(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_masked(one) for one in value]
-    return without_userinfo(value) if isinstance(value, str) else value
+    return mask_userinfo(value) if isinstance(value, str) else value

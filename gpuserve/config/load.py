@@ -1,53 +1,195 @@
-"""A whole configuration: read, overridden, checked and converted, with all its mistakes told at once. The
-only file of this package that reads files. Callables are asked only where they have to say what the file
-leaves out (``described.py``); devices are not looked at, they are for ``cli/console/preflight.py``.
+"""Loading of a whole configuration: read, overridden, checked and converted, with all its mistakes in one
+error.
+
+No other module of this package reads the config. A callable is asked for its declaration only if the file
+leaves out tensors; its values take precedence below those of the file, key by key. Devices are checked in
+``cli/console/preflight.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gpuserve.config import models, positions, precedence, rules, schema
-from gpuserve.config.described import Said, ask_models, described, undescribed, with_stale
-from gpuserve.config.entries.fields import split_callable
-from gpuserve.config.entries.kinds import MISSING, Mistake
-from gpuserve.config.messages import ConfigProblems, Origin, Problem, sentence, without_token
-from gpuserve.config.precedence import Override
-from gpuserve.config.sources import SECRET, Sources
-from gpuserve.declare import openai
-from gpuserve.declare.rules import mapping
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.options import declared
+from gpuserve.config import model_specs as models
+from gpuserve.config import precedence, rules, schema
+from gpuserve.config import yaml_document as positions
+from gpuserve.config.entries import MISSING, Mistake, split_callable
+from gpuserve.config.model_specs import callable_of
+from gpuserve.config.precedence import SECRET, Override, Sources
+from gpuserve.config.problems import ConfigProblems, Origin, Problem, sentence, without_token
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.settings.tls import TlsFileError, check_files, tls_files, with_absolute_paths
+from gpuserve.config.yaml_document import Path
+from gpuserve.model import openai_declaration as openai
+from gpuserve.model.options import declared
+from gpuserve.model.rules import mapping
+from gpuserve.model.spec import ModelSpec
 from gpuserve.runtimes.table import is_model_path, known_looks, path_problem
-from gpuserve.settings.server import ServerSettings
-from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_whole_paths
 
-#: How a config file may be called whatever is in it.
+if TYPE_CHECKING:
+    from gpuserve.config.precedence import Sources
+    from gpuserve.config.schema import ModelEntry
+    from gpuserve.model.describe import CallableAnswer, CallableQuestion
+
+
+_TENSORS: Final = {"inputs": "--input", "outputs": "--output"}
+TENSOR_FORM: Final = "name:dtype:shape, such as x:float32:-1 or image:uint8:224,224,3"
+
+
+def models_to_describe(models: Sequence[ModelEntry]) -> list[int]:
+    """Return the positions of the models whose tensors the callables declare."""
+    return [index for index, one in enumerate(models) if _leaves_tensors(one)]
+
+
+def _leaves_tensors(entry: ModelEntry) -> bool:
+    return entry.callable is not None and not entry.given.issuperset(_TENSORS)
+
+
+class ModelDescription(NamedTuple):
+    """The answer of a model's callable to a question."""
+
+    model: str
+    question: CallableQuestion
+    answer: CallableAnswer
+
+
+def ask_model_callables(
+    models: Sequence[ModelEntry], indices: Sequence[int], base_dir: str, known: Iterable[ModelDescription]
+) -> list[ModelDescription]:
+    """Return the answers of the callables of these models.
+
+    A question in ``known`` with a valid answer is not asked again.
+    """
+    from gpuserve.model.describe import ask_callables  # most configurations ask nothing
+
+    answers = [(one.question, one.answer) for one in known if one.answer.problem is None]
+    questions = [_question(models[index], base_dir) for index in indices]
+    found = [next((answer for same, answer in answers if same == one), None) for one in questions]
+    new = iter(ask_callables(one for one, answer in zip(questions, found, strict=True) if answer is None))
+    return [
+        ModelDescription(models[index].name, question, answer or next(new))
+        for index, question, answer in zip(indices, questions, found, strict=True)
+    ]
+
+
+def with_stale_answers(
+    models: Sequence[ModelEntry],
+    indices: Sequence[int],
+    descriptions: Sequence[ModelDescription],
+    stale: Iterable[ModelDescription],
+    sources: Sources,
+) -> tuple[list[ModelDescription], dict[str, ConfigProblems]]:
+    """Return the answers with earlier answers in place of problems, and the replaced problems by model.
+
+    An earlier answer to the same question replaces a problem.
+    """
+    earlier = [one for one in stale if one.answer.problem is None]
+    found: list[ModelDescription] = []
+    broken: dict[str, ConfigProblems] = {}
+    for index, one in zip(indices, descriptions, strict=True):
+        same = next((old for old in earlier if old[:2] == one[:2]), None)
+        if one.answer.problem is None or same is None:
+            found.append(one)
+        else:
+            found.append(same)
+            broken[one.model] = ConfigProblems([*import_problems(models, [index], [one.answer], sources)])
+    return found, broken
+
+
+def described_overrides(
+    models: Sequence[ModelEntry],
+    indices: Sequence[int],
+    descriptions: Sequence[ModelDescription],
+    data: Any,
+    sources: Sources,
+) -> list[Override]:
+    """Return, as overrides, the values that callables declare beyond the ``data`` of the configuration.
+
+    Raises:
+        ConfigProblems: A callable cannot be asked, or does not declare its tensors.
+    """
+    answers = [one.answer for one in descriptions]
+    problems = list(import_problems(models, indices, answers, sources))
+    values: list[Override] = []
+    for index, answer in zip(indices, answers, strict=True):
+        entry = data["models"][index]
+        if answer.problem is None:
+            problems += _unknown(index, models[index], {*entry, *answer.declared}, sources)
+        label = str(models[index].callable)
+        values += _missing(answer.declared, entry, ("models", index), label)
+    if problems:
+        raise ConfigProblems(problems)
+    return values
+
+
+def _question(entry: ModelEntry, base_dir: str) -> CallableQuestion:
+    from gpuserve.model.describe import CallableQuestion  # see ``ask_model_callables``
+
+    decides = _leaves_tensors(entry) and "decoupled" not in entry.given
+    path, kwargs = callable_of(entry, base_dir)
+    python = os.path.join(base_dir, entry.python) if entry.python else ""
+    decoupled = None if decides else entry.decoupled
+    return CallableQuestion(path, base_dir, kwargs, decoupled, python, _leaves_tensors(entry))
+
+
+def import_problems(
+    models: Sequence[ModelEntry], indices: Iterable[int], answers: Iterable[CallableAnswer], sources: Sources
+) -> Iterator[Problem]:
+    for index, answer in zip(indices, answers, strict=True):
+        if answer.problem is not None:
+            text = answer.problem
+            if sources.document is not None:
+                text = f"model {models[index].name!r}: {text}"
+            yield sources.problem(("models", index, "callable"), text)
+
+
+def _missing(descriptions: Mapping[str, Any], given: Any, path: Path, label: str) -> Iterator[Override]:
+    """Yield the declared values that are not given; for a mapping that is given in part, its other keys."""
+    for key, value in descriptions.items():
+        if key not in mapping(given):
+            yield Override((*path, key), value, label, Origin.ATTRIBUTE)
+        elif isinstance(value, Mapping) and isinstance(given[key], Mapping):
+            yield from _missing(value, given[key], (*path, key), label)
+
+
+def _unknown(index: int, entry: ModelEntry, known: Collection[Any], sources: Sources) -> Iterator[Problem]:
+    for key, flag in _TENSORS.items():
+        if key in known:
+            continue
+        ways = f"give the callable types (gpuserve.typed) or an attribute {key} = [Tensor(…)]"
+        text = f"its {key} are not known: {ways}, or "
+        if sources.document is None:
+            yield Problem(sources.name, f"{text}use {flag} {TENSOR_FORM}", Origin.FLAG)
+        else:
+            yield sources.problem(("models", index), f"model {entry.name!r}: {text}write {key} here")
+
+
+#: Suffixes of config files.
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
-#: No config is larger.
+#: Upper bound of the size of a config file.
 MAX_CONFIG_NBYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A configuration that holds in itself, and where it came from."""
+    """A valid configuration and its sources."""
 
     settings: ServerSettings
     models: tuple[ModelSpec, ...]
     entries: schema.ConfigFile
     sources: Sources
     base_dir: str
-    #: The positions of the models whose callables said some of it.
+    #: The positions of the models whose callables declared some of the values.
     described: frozenset[int] = frozenset()
-    #: What those said.
-    said: tuple[Said, ...] = ()
-    #: Models that are declared and cannot be served, by name, and why.
+    #: The answers of those callables.
+    descriptions: tuple[ModelDescription, ...] = ()
+    #: Models that are declared and cannot be served, by name, with the reason.
     broken: Mapping[str, ConfigProblems] = field(default_factory=dict)
-    #: What is declared and has no effect, a line each, for the log.
+    #: Declared values without effect, one line each, for the log.
     remarks: tuple[str, ...] = ()
 
 
@@ -57,16 +199,24 @@ def load_file(
     flags: Sequence[Override] = (),
     *,
     served_here: bool = True,
-    known: Iterable[Said] = (),
-    stale: Iterable[Said] = (),
+    known: Iterable[ModelDescription] = (),
+    stale: Iterable[ModelDescription] = (),
 ) -> Configuration:
-    """The configuration of a file, under an environment and flags. Not ``served_here``: another machine has
-    the files of TLS, which are not looked at. Callables that are ``known`` are not asked again; a ``stale``
-    answer stands in for one that cannot be had now, and its model is ``broken``. Raises ConfigProblems: all
-    that is wrong with the file, the variables and the flags.
+    """Return the configuration of a file, under an environment and flags.
+
+    Args:
+        path: The config file.
+        environ: The environment variables.
+        flags: The overrides of the command line.
+        served_here: Whether this machine serves the configuration. If not, TLS files are not checked.
+        known: Earlier answers of callables that are not asked again.
+        stale: Earlier answers that replace problems; the model of such a problem is ``broken``.
+
+    Raises:
+        ConfigProblems: All mistakes in the file, the variables and the flags.
     """
     try:
-        document = positions.parse(_read(path), schema.usual_key)
+        document = positions.parse(_read(path), schema.canonical_key)
         _require_config(path, document.data)
     except positions.YamlSyntaxError as error:
         _require_config(path, None)
@@ -93,7 +243,7 @@ def load_file(
 
 
 def _require_config(path: str, data: Any) -> None:
-    """Refuse a file that is no config by its name, nor by what is in it."""
+    """Raise ConfigProblems if neither the name nor the content of a file is that of a config."""
     if path.endswith(CONFIG_SUFFIXES) or not schema.CONFIG_KEYS.isdisjoint(mapping(data)):
         return
     text = (
@@ -106,8 +256,10 @@ def _require_config(path: str, data: Any) -> None:
 def load_data(
     data: Any, name: str, base_dir: str, environ: Mapping[str, str], flags: Sequence[Override] = ()
 ) -> Configuration:
-    """The configuration of plain data in the form of a file; ``name`` stands for it in messages. Raises
-    ConfigProblems: all that is wrong with the data, the variables and the flags.
+    """Return the configuration of plain data in the form of a file; ``name`` stands for the file in messages.
+
+    Raises:
+        ConfigProblems: All mistakes in the data, the variables and the flags.
     """
     return resolve(data, Sources(name, None), base_dir, environ, flags, [])
 
@@ -121,39 +273,44 @@ def resolve(
     problems: list[Problem],
     *,
     served_here: bool = True,
-    known: Iterable[Said] = (),
-    stale: Iterable[Said] = (),
+    known: Iterable[ModelDescription] = (),
+    stale: Iterable[ModelDescription] = (),
 ) -> Configuration:
-    """Precedence, then schema, then rules; ``problems`` are those that reading has met. Raises
-    ConfigProblems: those, and all that is wrong with the data, the variables and the flags.
+    """Apply overrides, check schema and rules, and convert; ``problems`` are the mistakes found while
+    reading.
+
+    Raises:
+        ConfigProblems: ``problems``, and all mistakes in the data, the variables and the flags.
     """
     if data is None:
         data = {}
     from_variables, unknown = precedence.from_environment(environ, _model_names(data))
     sources = dataclasses.replace(sources, overrides=(*from_variables, *flags))
-    merged = openai.completed(precedence.apply(data, sources.overrides))
+    merged = openai.with_openai_tensors(precedence.apply(data, sources.overrides))
     entries, found = _checked(merged, base_dir, sources)
     problems = problems + unknown + found
-    asked = [] if problems else undescribed(entries.models)
-    said: list[Said] = []
+    asked = [] if problems else models_to_describe(entries.models)
+    descriptions: list[ModelDescription] = []
     broken: Mapping[str, ConfigProblems] = {}
     if asked:
-        said = ask_models(entries.models, asked, base_dir, known)
-        said, broken = with_stale(entries.models, asked, said, stale, sources)
-        told = described(entries.models, asked, said, merged, sources)
-        sources = dataclasses.replace(sources, overrides=(*told, *sources.overrides))
-        merged = openai.completed(precedence.apply(data, sources.overrides))
+        descriptions = ask_model_callables(entries.models, asked, base_dir, known)
+        descriptions, broken = with_stale_answers(entries.models, asked, descriptions, stale, sources)
+        overrides = described_overrides(entries.models, asked, descriptions, merged, sources)
+        sources = dataclasses.replace(sources, overrides=(*overrides, *sources.overrides))
+        merged = openai.with_openai_tensors(precedence.apply(data, sources.overrides))
         entries, problems = _checked(merged, base_dir, sources)
     if problems:
         raise ConfigProblems(sorted(problems, key=_reading_order))
 
-    def folder_of(key: str) -> str:  # a path of the file is one from its folder, others are from here
+    def folder_of(
+        key: str,
+    ) -> str:  # paths in the file are relative to its folder, others to the current directory
         return base_dir if precedence.override_of(("server", key), sources.overrides) is None else os.getcwd()
 
-    settings = with_whole_paths(declared(ServerSettings, entries.server.plain()), folder_of)
+    settings = with_absolute_paths(declared(ServerSettings, entries.server.plain()), folder_of)
     specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
     configuration = Configuration(
-        settings, specs, entries, sources, base_dir, frozenset(asked), tuple(said), broken
+        settings, specs, entries, sources, base_dir, frozenset(asked), tuple(descriptions), broken
     )
     if problems := _bad_together(configuration, served_here=served_here):
         raise ConfigProblems(sorted(problems, key=_reading_order))
@@ -161,7 +318,7 @@ def resolve(
 
 
 def _checked(data: Any, base_dir: str, sources: Sources) -> tuple[schema.ConfigFile, list[Problem]]:
-    """The entries of the whole configuration, and what is wrong with them by themselves."""
+    """Return the entries of the whole configuration, and the mistakes in single entries."""
     mistakes: list[Mistake] = []
     entries: schema.ConfigFile = schema.ConfigFile.read(data, (), mistakes)
     others = sources.others
@@ -217,7 +374,7 @@ def _missing_file(path: str, base_dir: str) -> str | None:
         return path_problem(path, base_dir)
     try:
         place, _ = split_callable(path)
-    except ValueError:  # told as a mistake
+    except ValueError:  # the schema reports it
         return None
     if place.endswith(".py") and not os.path.isfile(os.path.join(base_dir, place)):
         return f"there is no file {place!r} in {base_dir}"
@@ -225,14 +382,14 @@ def _missing_file(path: str, base_dir: str) -> str | None:
 
 
 def _model_names(data: Any) -> list[str]:
-    """The models' names as far as they can be read; the list keeps its positions."""
+    """Return the models' names by position, "" for a name that cannot be read."""
     listed = mapping(data).get("models")
     names = [mapping(entry).get("name") for entry in (listed if isinstance(listed, list) else ())]
     return [name if isinstance(name, str) else "" for name in names]
 
 
 def _reading_order(problem: Problem) -> tuple[int, int, int]:
-    """The file from top to bottom, then what is not in it."""
+    """Return the sort key of a problem: the file from top to bottom, then other sources."""
     if problem.span is None:
         return (1, 0, 0)
     return (0, problem.span.line, problem.span.column)

@@ -1,6 +1,8 @@
-"""What overrides the file: environment variables, then flags. Pure: the environment is an argument.
-``GPUSERVE_MODELS__LINEAR__BATCHING__MAX_QUEUE_DELAY_US`` is a path to a key, its steps joined by two
-underscores. A model is named in capitals, ``_`` for what no variable may have. Values are YAML.
+"""Overrides of the file by environment variables and flags, and the source of every value.
+
+Flags take precedence over variables. ``GPUSERVE_MODELS__LINEAR__BATCHING__MAX_QUEUE_DELAY_US`` is the path of
+a key, its steps joined by two underscores. Model names are in capitals, with ``_`` for characters that no
+variable may have. Values are YAML.
 """
 
 from __future__ import annotations
@@ -9,22 +11,22 @@ import copy
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gpuserve.config import schema
-from gpuserve.config.entries.kinds import Text
-from gpuserve.config.messages import Origin, Problem
-from gpuserve.config.positions import Path, parse_value
-from gpuserve.options import nearest
+from gpuserve.config.entries import Scalar
+from gpuserve.config.problems import Origin, Problem, dotted, without_token
+from gpuserve.config.yaml_document import Document, Path, parse_value
+from gpuserve.model.options import nearest
 
 PREFIX = "GPUSERVE_"
 _SEPARATOR = "__"
-#: Variables that Kubernetes sets for a Service called gpuserve or gpuserve-…; they are not for us.
+#: Variables that Kubernetes sets for a Service called gpuserve or gpuserve-…; they are ignored.
 _SERVICE_NAME = re.compile(r"[A-Z0-9_]*(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?)")
 _SERVICE_LINK = re.compile(r"[A-Z0-9_]*PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
-#: For a worker that is profiled, for the tests of a machine with a GPU, and for the limit on turns of the
-#: event loop; no keys of the schema.
+#: Variables that are no keys of the schema: for profiling workers, for tests on a GPU, and for the event-loop
+#: watchdog.
 _NO_KEYS = frozenset(
     {"GPUSERVE_CUDA_TIMELINE", "GPUSERVE_TEST_REAL_GPU", "GPUSERVE_TURN_LIMIT_MS", "GPUSERVE_TURN_FILE"}
 )
@@ -32,7 +34,7 @@ _NO_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class Override:
-    """A value that replaces the one of the file. ``label`` names what gave it."""
+    """A value that replaces the value of the file. ``label`` names its source."""
 
     path: Path
     value: Any
@@ -41,20 +43,23 @@ class Override:
 
 
 def from_text(path: Path, text: str, label: str, origin: Origin) -> Override:
-    """An override whose value was written as text: as it stands where the schema has text, else YAML."""
-    is_text = isinstance(schema.kind_at(path), Text)
+    """Return an override with a value given as text: unchanged if the schema expects text, else parsed as
+    YAML.
+    """
+    kind = schema.kind_at(path)
+    is_text = isinstance(kind, Scalar) and kind.is_text
     return Override(path, text if is_text else parse_value(text), label, origin)
 
 
 def variable_name(path: Path) -> str:
-    """The environment variable of a key: ``("server", "http_port")`` is GPUSERVE_SERVER__HTTP_PORT."""
+    """Return the environment variable of a key: ``("server", "http_port")`` is GPUSERVE_SERVER__HTTP_PORT."""
     return PREFIX + _SEPARATOR.join(str(step).upper() for step in path)
 
 
 def from_environment(
     environ: Mapping[str, str], model_names: Sequence[str]
 ) -> tuple[list[Override], list[Problem]]:
-    """The overrides that an environment holds, and the variables that mean nothing."""
+    """Return the overrides of an environment, and the problems of unknown variables."""
     overrides: list[Override] = []
     problems: list[Problem] = []
     for name in sorted(environ):
@@ -71,7 +76,7 @@ def from_environment(
 def without_models(
     environ: Mapping[str, str], model_names: Sequence[str], left_out: Collection[str]
 ) -> dict[str, str]:
-    """The environment without the variables of the models that are left out."""
+    """Return the environment without the variables of the models in ``left_out``."""
 
     def is_left_out(variable: str) -> bool:
         section, _, key = variable.removeprefix(PREFIX).partition(_SEPARATOR)
@@ -84,7 +89,7 @@ def without_models(
 
 
 def apply(data: Any, overrides: Iterable[Override]) -> Any:
-    """A copy of the data with every override in its place, the later ones on top."""
+    """Return a copy of the data with all overrides applied; later overrides take precedence."""
     whole = copy.deepcopy(data)
     for override in overrides:
         _put(whole, override.path, override.value)
@@ -92,7 +97,9 @@ def apply(data: Any, overrides: Iterable[Override]) -> Any:
 
 
 def override_of(path: Path, overrides: Sequence[Override]) -> Override | None:
-    """The override that gave the value at a path, or a value that it is in; None for the file's own."""
+    """Return the override of the value at a path or of a value around it, or None if the file gave the
+    value.
+    """
     for override in reversed(overrides):
         if path[: len(override.path)] == override.path:
             return override
@@ -100,7 +107,9 @@ def override_of(path: Path, overrides: Sequence[Override]) -> Override | None:
 
 
 def _path_of(rest: str, model_names: Sequence[str]) -> list[Path] | str:
-    """The paths that a variable's name, without its prefix, stands for; else what is wrong with it."""
+    """Return the paths that a variable's name without prefix stands for, or a sentence that says why there is
+    none.
+    """
     section, _, key = rest.partition(_SEPARATOR)
     if section == "MODELS" and key:
         return _model_paths(key, model_names)
@@ -131,7 +140,7 @@ def _model_paths(rest: str, model_names: Sequence[str]) -> list[Path] | str:
 
 
 def _models_meant(rest: str, model_names: Sequence[str]) -> list[int]:
-    """The positions of the models with the longest of the names that a variable begins with."""
+    """Return the positions of the models with the longest name that the variable begins with."""
     indices = [
         index for index, name in enumerate(model_names) if rest.startswith(_capitals(name) + _SEPARATOR)
     ]
@@ -165,3 +174,35 @@ def _put(whole: Any, path: Path, value: Any) -> None:
     inside = isinstance(whole, list) and isinstance(last, int) and last < len(whole)
     if isinstance(whole, dict) or inside:
         whole[last] = value
+
+
+#: Paths whose values must not reach a terminal or a log.
+SECRET: Final[tuple[Path, ...]] = (("server", "access_token"), ("server", "access_rules"))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources of the values of a configuration: a file, variables, flags, a callable.
+
+    A mistake is reported at the source of the value. Without ``document`` there is no file.
+    """
+
+    name: str
+    document: Document | None
+    overrides: tuple[Override, ...] = ()
+    #: Models that are declared besides those of the data, which may lack all of them; None: there are none.
+    others: frozenset[str] | None = None
+
+    def problem(self, path: Path, text: str, *, at_key: bool = False) -> Problem:
+        """Return the problem at a path with its source. ``at_key``: the mistake is in the key itself."""
+        override = override_of(path, self.overrides)
+        if override is not None:
+            if override.path == path:  # the label names the place
+                text = text.removeprefix(f"{dotted(path)}: ")
+            return Problem(override.label, text, override.origin)
+        if self.document is None:
+            return Problem(self.name, text, Origin.ATTRIBUTE)
+        span = self.document.span_of_key(path) if at_key else self.document.span_of_value(path)
+        # A malformed rule may have its token anywhere.
+        line = "" if path[:2] == SECRET[1] else without_token(self.document.line(span.line))
+        return Problem(self.name, text, Origin.FILE, span, line)

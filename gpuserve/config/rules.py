@@ -1,6 +1,7 @@
-"""What must hold between several keys of a configuration. The rules look at plain data that the schema may
-have found wrong as well, so that a file shows all its mistakes at once; what has the wrong type is passed
-over here.
+"""Rules between several keys of a configuration.
+
+The rules read plain data in which the schema may have found mistakes too, so that a file shows all its
+mistakes at once; values of a wrong type are ignored here.
 """
 
 from __future__ import annotations
@@ -8,46 +9,45 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from gpuserve.config.positions import Path
-from gpuserve.declare import openai
-from gpuserve.declare.model import GPU, MEMORIES
-from gpuserve.declare.rules import batching_faults, is_int, mapping
-from gpuserve.declare.spec import CUPY
-from gpuserve.declare.tensors import array_of, device_problem, memory_problem
+from gpuserve.config.settings.checks import NO_FILE, lacks_trace_file
+from gpuserve.config.settings.server import EXPLICIT, NO_CONTROL, ServerSettings, TraceSettings
+from gpuserve.config.settings.tls import FILE_KEYS, tls_pairing_problem
+from gpuserve.config.settings.values import NO_TOKEN, ingress_processes_problem
+from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU
-from gpuserve.settings.access import NO_TOKEN
-from gpuserve.settings.checks import NO_FILE, is_without_file
-from gpuserve.settings.doors import doors_problem
-from gpuserve.settings.server import EXPLICIT, NO_CONTROL, ServerSettings, TraceSettings
-from gpuserve.settings.tls import FILE_KEYS, pairing_problem
+from gpuserve.model import openai_declaration as openai
+from gpuserve.model.declaration import GPU, MEMORIES, array_library, device_problem, memory_problem
+from gpuserve.model.rules import batching_faults, is_int, mapping
+from gpuserve.model.spec import CUPY
 from gpuserve_worker.protocol.tensor import datatype_of
 
 _PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
-#: What an ensemble has of its own. All else of a model is about its callable and its queue.
+#: The keys of an ensemble. All other keys of a model concern its callable and its queue.
 _ENSEMBLE_KEYS: Final = frozenset({"name", "version", "inputs", "outputs", "max_batch_size", "ensemble"})
 
 
 class Violation(NamedTuple):
-    """A rule that the value at ``path`` breaks."""
+    """A broken rule, with the path of the value that breaks it."""
 
     path: Path
     text: str
 
 
 def entries(value: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Return the mappings in a list with their positions; [] for any other value."""
     listed = value if isinstance(value, list) else []
     return [(index, entry) for index, entry in enumerate(listed) if isinstance(entry, dict)]
 
 
 def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
-    """Plain data that breaks rules; ``others`` are models that are declared besides."""
+    """Yield the broken rules in plain data; ``others`` are models that are declared elsewhere."""
     server = mapping(mapping(data).get("server"))
     yield from _ports(server)
     yield from _access_and_tls(server)
-    if problem := doors_problem(server.get("doors"), server.get("transport")):
+    if problem := ingress_processes_problem(server.get("doors"), server.get("transport")):
         yield Violation(("server", "doors"), problem)
     trace, defaults = mapping(server.get("trace")), TraceSettings()
-    if is_without_file(*(trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file"))):
+    if lacks_trace_file(*(trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file"))):
         yield Violation(("server", "trace"), NO_FILE)
     models = entries(mapping(data).get("models"))
     yield from _repeated_models(models)
@@ -65,7 +65,7 @@ def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
 
 
 def _ensemble_keys(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    """Plain data of a model with neither a callable nor steps, or with steps and what a callable has."""
+    """Yield models with neither a callable nor steps, and ensembles with keys of a callable."""
     if model.get("ensemble") is None:
         if model.get("callable") is None:
             yield Violation(path, f"missing key 'callable', or 'ensemble', in models[{path[-1]}]")
@@ -80,7 +80,7 @@ def _ensemble_keys(model: dict[str, Any], path: Path) -> Iterator[Violation]:
 
 
 def _openai(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    """What does not go with ``openai: true``."""
+    """Yield keys that do not go with ``openai: true``."""
     if not openai.is_openai(model):
         return
     for key in ("inputs", "outputs"):
@@ -95,7 +95,7 @@ def _openai(model: dict[str, Any], path: Path) -> Iterator[Violation]:
 def _ports(server: Mapping[str, Any]) -> Iterator[Violation]:
     defaults = ServerSettings()
     first_use: dict[int, str] = {}
-    for key in sorted(_PORT_KEYS, key=lambda key: key in server):  # blame a given port, not a default
+    for key in sorted(_PORT_KEYS, key=lambda key: key in server):  # report a given port, not a default
         port = server.get(key, getattr(defaults, key))
         if not is_int(port) or port == 0:
             continue
@@ -109,7 +109,9 @@ def _ports(server: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _repeated_models(models: list[tuple[int, dict[str, Any]]]) -> Iterator[Violation]:
-    """Versions that are given twice. Names must differ in more than case: some clients fold it."""
+    """Yield versions that are declared twice, and names that differ only in case, which some clients
+    ignore.
+    """
     first_name: dict[str, tuple[int, str]] = {}
     first_use: dict[tuple[str, Any], int] = {}
     for index, entry in models:
@@ -151,13 +153,13 @@ def _load_at_start(
 def _access_and_tls(server: Mapping[str, Any]) -> Iterator[Violation]:
     if server.get("restricted_endpoints") and server.get("access_token") is None:
         yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
-    if problem := pairing_problem(*(server.get(key) for key in FILE_KEYS)):
+    if problem := tls_pairing_problem(*(server.get(key) for key in FILE_KEYS)):
         key, text = problem
         yield Violation(("server", key), text)
 
 
 def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    """What a model that gives any number of responses to a request cannot have."""
+    """Yield options that do not go with ``decoupled``."""
     if model.get("decoupled") is not True:
         return
     if model.get("response_cache") is True:
@@ -170,9 +172,9 @@ def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:
 
 
 def _memories(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    """Inputs that cannot be given to the callable where they are to be."""
+    """Yield inputs whose memory does not go with their dtype, with ``array`` or with an ensemble."""
     for index, entry in entries(model.get("inputs")):
-        if entry.get("memory") not in MEMORIES:  # told by the schema, or left out
+        if entry.get("memory") not in MEMORIES:  # reported by the schema
             continue
         try:
             datatype = datatype_of(entry.get("dtype"))
@@ -186,11 +188,11 @@ def _memories(model: dict[str, Any], path: Path) -> Iterator[Violation]:
 
 
 def _devices(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    """The first instance that is on the CPU, where inputs come as arrays that are only on a GPU."""
+    """Yield the first instance on the CPU if inputs are arrays that exist only on a GPU."""
     if model.get("ensemble") is not None:
         return
     inputs = entries(model.get("inputs"))
-    array = array_of(model.get("array"), [entry.get("memory") for _, entry in inputs])
+    array = array_library(model.get("array"), [entry.get("memory") for _, entry in inputs])
     for key, device in _declared_devices(model, inputs):
         if problem := device_problem(array, [device]):
             yield Violation((*path, *key), problem)
@@ -200,7 +202,9 @@ def _devices(model: dict[str, Any], path: Path) -> Iterator[Violation]:
 def _declared_devices(
     model: dict[str, Any], inputs: list[tuple[int, dict[str, Any]]]
 ) -> Iterator[tuple[Path, Any]]:
-    """Each device with the key that says it; without instances the CPU, with the key that asks for a GPU."""
+    """Yield each device with the path of its key; without instances the CPU, with the path of the key that
+    needs a GPU.
+    """
     if "instances" in model:
         for index, entry in entries(model["instances"]):
             yield ("instances", index, *(["device"] if "device" in entry else [])), entry.get("device", CPU)

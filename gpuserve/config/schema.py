@@ -1,6 +1,8 @@
-"""What a config file may say, as a whole, and what may stand at a path in it. ``gpuserve schema`` prints the
-JSON Schema of these classes, and the names of environment variables follow from the keys. No file, no
-environment.
+"""The schema of a config file: the entry classes, the kind of value at each path, and the JSON Schema.
+
+Options of a model are rows of ``model/spec.py``; the classes here add the keys that only a file has. Rules
+between several keys are in ``rules.py``. ``gpuserve schema`` prints the JSON Schema, and the names of
+environment variables follow from the keys.
 """
 
 from __future__ import annotations
@@ -10,26 +12,173 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
-from gpuserve.config.entries.fields import Entry, EntryOf, Key, keys_of, spellings_of
-from gpuserve.config.entries.kinds import Kind, ListOf, MappingOf, OrNull
-from gpuserve.config.entries.model import ModelEntry
-from gpuserve.config.positions import Path
-from gpuserve.options import REQUIRED
-from gpuserve.settings.server import ServerSettings
+from gpuserve.config.entries import (
+    FILLED,
+    Arguments,
+    Entry,
+    EntryOf,
+    Key,
+    Kind,
+    ListOf,
+    MappingOf,
+    Mistake,
+    OrNull,
+    Place,
+    Scalar,
+    keys_of,
+    read_callable_path,
+    read_model_name,
+    spellings_of,
+)
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.yaml_document import Path
+from gpuserve.model.declaration import ModelWarmup, Tensor
+from gpuserve.model.options import REQUIRED, Option
+from gpuserve.model.spec import MAX_INSTANCES, DeclaredInstances, ModelSpec, SequenceBatching, StepSpec
+
+
+class StepEntry(Entry):
+    """One step of an ensemble."""
+
+    keys: ClassVar = keys_of(StepSpec)
+
+
+class EnsembleEntry(Entry):
+    """The steps of an ensemble."""
+
+    keys: ClassVar = {
+        "steps": Key(
+            ListOf(EntryOf(StepEntry), some=True),
+            "Steps in any order: a step runs as soon as its inputs are available.",
+        )
+    }
+
+
+class SequenceBatchingEntry(Entry):
+    """Sequence batching: requests of one sequence go to one instance."""
+
+    keys: ClassVar = keys_of(SequenceBatching)
+    spellings: ClassVar = spellings_of(SequenceBatching)
+
+
+class InputEntry(Entry):
+    """An input tensor of a model."""
+
+    keys: ClassVar = keys_of(Tensor, "labels")
+
+
+class OutputEntry(Entry):
+    """An output tensor of a model."""
+
+    keys: ClassVar = {
+        **keys_of(Tensor, "optional", "memory"),
+        "label_filename": Key(
+            OrNull(FILLED),
+            "Text file with one label per line, in place of labels; relative to this file.",
+            default=None,
+        ),
+    }
+
+
+class InstancesEntry(Entry):
+    """Worker processes of a model on one device."""
+
+    keys: ClassVar = keys_of(DeclaredInstances)
+
+
+class Instances(ListOf):
+    """A list of entries, or a number of processes on the CPU."""
+
+    def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return super().read(value, path, found)
+        wrong: list[Mistake] = []
+        made = super().read([{"count": value}], path, wrong)
+        found += [one._replace(path=path) for one in wrong]
+        return made
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_INSTANCES}, super().schema()]}
+
+
+class WarmupEntry(Entry):
+    """A warm-up batch, which every instance runs before the model is ready."""
+
+    keys: ClassVar = keys_of(ModelWarmup)
+
+
+class ModelEntry(Entry):
+    """One version of a model: callable, tensors, instances and options."""
+
+    keys: ClassVar = {
+        **keys_of(ModelSpec),
+        "name": Key(
+            Scalar(str, Option("", read=read_model_name)),
+            "Name in requests: letters, digits, dots, underscores and dashes, at most 128.",
+        ),
+        "callable": Key(
+            OrNull(Scalar(str, Option("", read=read_callable_path))),
+            "Inference callable: file.py:attribute, relative to this file, or package.module:attribute; or a "
+            "model file, such as model.onnx. Not for an ensemble.",
+            default=None,
+            examples=("linear.py:Linear", "model.onnx"),
+        ),
+        "ensemble": Key(
+            OrNull(EntryOf(EnsembleEntry)),
+            "In place of a callable: other models of this file, called step by step.",
+            default=None,
+        ),
+        "python": Key(
+            OrNull(FILLED),
+            "Python environment of the workers: an interpreter, a folder with bin/python, or a .tar.gz of "
+            "such a folder; relative to this file. null: the environment of the server.",
+            default=None,
+            examples=("envs/torch/bin/python", "envs/torch.tar.gz"),
+        ),
+        "kwargs": Key(Arguments(), "Arguments of the attribute if it is a class or a factory.", make=dict),
+        "instances": Key(
+            Instances(EntryOf(InstancesEntry), some=True),
+            "Devices and numbers of worker processes. A number: that many processes on the CPU.",
+            make=lambda: [InstancesEntry({})],
+        ),
+        "inputs": Key(
+            ListOf(EntryOf(InputEntry)),
+            "Input tensors; may be empty. Omitted: the callable declares them.",
+            make=list,
+        ),
+        "outputs": Key(
+            ListOf(EntryOf(OutputEntry)),
+            "Output tensors; may be empty. Omitted: the callable declares them.",
+            make=list,
+        ),
+        "sequence_batching": Key(
+            OrNull(EntryOf(SequenceBatchingEntry)),
+            "Sequence batching; null: requests belong to no sequences.",
+            default=None,
+        ),
+        "warmup": Key(
+            ListOf(EntryOf(WarmupEntry)),
+            "Batches that every instance runs before the model is ready.",
+            make=list,
+        ),
+    }
+    spellings: ClassVar = spellings_of(ModelSpec)
 
 
 class ServerEntry(Entry):
-    """The keys of ``server``: what does not depend on a model."""
+    """The keys of ``server``: settings that do not depend on a model."""
 
     keys: ClassVar = keys_of(ServerSettings)
     spellings: ClassVar = spellings_of(ServerSettings)
 
 
 class ConfigFile(Entry):
-    """A whole file: the server, and the models it serves."""
+    """A whole config file: the settings of the server, and the models."""
 
     keys: ClassVar = {
-        "server": Key(EntryOf(ServerEntry), "What does not depend on a model.", make=lambda: ServerEntry({})),
+        "server": Key(
+            EntryOf(ServerEntry), "Settings that do not depend on a model.", make=lambda: ServerEntry({})
+        ),
         "models": Key(ListOf(EntryOf(ModelEntry), some=True), "The models to serve."),
     }
 
@@ -38,7 +187,7 @@ CONFIG_KEYS: Final = frozenset(ConfigFile.keys)
 
 
 def kind_at(path: Path) -> Kind | None:
-    """What the value at a path must be, besides null; None where the schema has no such path."""
+    """Return the kind of the value at a path, without null; None if the schema has no such path."""
     kind: Kind | None = EntryOf(ConfigFile)
     for step in path:
         kind = None if kind is None else _member(kind, step)
@@ -46,27 +195,27 @@ def kind_at(path: Path) -> Kind | None:
 
 
 def key_at(path: Path) -> Key:
-    """The key at the end of a path that the schema has."""
+    """Return the key at the end of a path of the schema."""
     kind = kind_at(path[:-1])
     assert isinstance(kind, EntryOf)
     return kind.entry.keys[str(path[-1])]
 
 
 def keys_at(path: Path) -> tuple[str, ...]:
-    """The keys that the mapping at a path may have; empty where it is none or takes any key."""
+    """Return the known keys of the mapping at a path; empty for other values and for free keys."""
     kind = kind_at(path)
     return tuple(kind.entry.keys) if isinstance(kind, EntryOf) else ()
 
 
-def usual_key(path: Path) -> str:
-    """The last key of a path by its own name, where a file may have Triton's and PyTriton's for it."""
+def canonical_key(path: Path) -> str:
+    """Return our name of the last key of a path, which may be Triton's or PyTriton's name."""
     *parents, key = path
     kind = kind_at(tuple(parents))
     return kind.entry.spellings.get(str(key), str(key)) if isinstance(kind, EntryOf) else str(key)
 
 
 def _member(kind: Kind, step: str | int) -> Kind | None:
-    """What the value at one step inside must be; inside a value of any kind, any."""
+    """Return the kind of the value one step below; below a value of any kind, any kind."""
     if isinstance(kind, EntryOf):
         key = kind.entry.keys.get(str(step))
         return None if key is None else _bare(key.kind)
@@ -92,7 +241,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _entries(kind: Kind) -> Iterator[type[Entry]]:
-    """The classes of entries that values of a kind are made of."""
+    """Yield the entry classes that values of a kind contain."""
     if isinstance(kind, EntryOf):
         yield kind.entry
         for key in kind.entry.keys.values():

@@ -1,4 +1,4 @@
-"""Decorators that turn an inference callable over requests into one over arrays.
+"""Decorators that turn an inference callable over requests into a callable over arrays.
 
 They stack, from the requests down to the function::
 
@@ -8,16 +8,18 @@ They stack, from the requests down to the function::
     @pad_batch                                 arrays
     @model_context                             either
 
-Each works on functions, methods, ``functools.partial`` and objects with ``__call__``, plain, ``async``,
-generator or async generator, and the decorated callable is of the same kind. It may be called by hand, as
-tests do. This package is imported by user code inside workers, so nothing in it may import more than
-numpy and ``gpuserve_worker``.
+Each decorator works on functions, methods, ``functools.partial`` and objects with ``__call__``, plain,
+``async``, generator or async generator, and the decorated callable is of the same kind. It may be called
+directly, as in tests. User code imports this package inside workers, so it imports only numpy and
+``gpuserve_worker``.
 """
 
 from __future__ import annotations
 
 from gpuserve.decorators.batching import batch, sample
-from gpuserve.decorators.errors import (
+from gpuserve.decorators.grouping import ConstantPadder, group_by_keys, group_by_values, pad_batch
+from gpuserve.decorators.values import fill_optionals, first_value, model_context
+from gpuserve.decorators.wrapping import (
     BatchError,
     DecoratorError,
     DefaultsError,
@@ -25,9 +27,6 @@ from gpuserve.decorators.errors import (
     StackError,
     ValuesError,
 )
-from gpuserve.decorators.grouping import group_by_keys, group_by_values
-from gpuserve.decorators.padding import ConstantPadder, pad_batch
-from gpuserve.decorators.values import fill_optionals, first_value, model_context
 from gpuserve_worker.calling.context import ModelContext, current_model
 
 __all__ = [

@@ -1,34 +1,238 @@
-"""``batch`` and ``sample``: from requests to arrays, and from arrays to responses. The worker gives both the
-whole ``Batch``, whose arrays are views of the arena, and neither of them copies it. What they do for a plain
-function is on the path of every request.
+"""``batch``, ``sample`` and ``Parameter``: from requests to arrays and parameters, and from arrays to
+responses.
+
+The worker passes the whole ``Batch``, whose arrays are views of the arena; no array is copied. The code for a
+plain function is on the path of every request. Requests of one batch with different parameter values are
+different calls. Annotations are read at the first call, when all their names exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import enum
+import functools
+import inspect
+import types
+import typing
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, overload
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from gpuserve.decorators.errors import BatchError
-from gpuserve.decorators.outputs import SomeRows, check_rows, named, per_request
-from gpuserve.decorators.parameters import Asked, asked_parameters, by_parameters, without
-from gpuserve.decorators.requests import is_request_list, joined, not_requests
-from gpuserve.decorators.results import is_deferred, then
+from gpuserve.decorators.batch_data import (
+    SomeRows,
+    check_rows,
+    grouped,
+    is_request_list,
+    join_requests,
+    named,
+    not_requests,
+    per_request,
+    restore_order,
+    select_requests,
+)
+from gpuserve.decorators.results import call_in_sequence, is_deferred, map_result
 from gpuserve.decorators.wrapping import (
     BATCH,
     SAMPLE,
+    BatchError,
+    DecoratorError,
     F,
     checked_function,
-    gives,
     is_misfit,
+    mark_argument_form,
     misfit,
     wraps,
 )
-from gpuserve_worker.calling.request import Batch, BatchedOutputs, accept_batch
+from gpuserve_worker.calling.callable import CallableKind, kind_of
+from gpuserve_worker.calling.request import Batch, BatchedOutputs, accept_batch, function_of
 
-#: What most functions return, and nothing has to be awaited or iterated for.
+T = TypeVar("T")
+
+
+class _Mark(enum.Enum):
+    """The mark of a function parameter whose value comes from the request."""
+
+    OF_REQUEST = "a parameter of the request"
+
+
+#: ``top: Parameter[int] = 5``: a request parameter besides the tensors, an int, float, bool or str; None if a
+#: request does not have it.
+Parameter: TypeAlias = Annotated[T, _Mark.OF_REQUEST]
+
+#: The allowed types of a value for each kind, and their name in messages.
+_KINDS: Final[dict[type, tuple[tuple[type, ...], str]]] = {
+    bool: ((bool,), "a bool"),
+    int: ((int,), "an int"),
+    float: ((float, int), "a float"),
+    str: ((str,), "a str"),
+}
+_SHOWN: Final = 64
+
+
+class _Code(enum.Enum):
+    """The gRPC status of an error, by the names of the server's codes, which this package does not import."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+
+
+class ParameterError(DecoratorError, ValueError):
+    """A request with a wrong or missing value for a parameter of the function."""
+
+    code: Final = _Code.INVALID_ARGUMENT
+
+
+class RequestedParameter(NamedTuple):
+    """A request parameter that the function takes; ``default`` is ``inspect.Parameter.empty`` if there is
+    none.
+    """
+
+    name: str
+    kind: type
+    default: Any
+
+    def value(self, parameters: Mapping[str, Any]) -> Any:
+        """Return the value of the parameter in a request; raise ParameterError if it is wrong or missing."""
+        types_, word = _KINDS[self.kind]
+        if self.name not in parameters:
+            if self.default is inspect.Parameter.empty:
+                raise ParameterError(f"parameter {self.name!r} of the request is missing: expected {word}")
+            return self.default
+        value = parameters[self.name]
+        if not isinstance(value, types_) or (isinstance(value, bool) and self.kind is not bool):
+            given = f"{type(value).__name__} {repr(value)[:_SHOWN]}"
+            raise ParameterError(f"parameter {self.name!r} of the request must be {word}, given the {given}")
+        return self.kind(value)
+
+
+def is_parameter_type(hint: Any) -> bool:
+    return _Mark.OF_REQUEST in getattr(hint, "__metadata__", ())
+
+
+def requested_parameters(function: Any) -> dict[str, RequestedParameter]:
+    """Return the request parameters that a function takes, by name.
+
+    Raises:
+        TypeError: A parameter has a type that no request can carry.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # written in C without a signature
+        return {}
+    hints = _hints(function)
+    return {
+        name: RequestedParameter(name, parameter_kind(name, hints[name]), parameters[name].default)
+        for name in parameters
+        if is_parameter_type(hints.get(name))
+    }
+
+
+def without(
+    asked: Mapping[str, RequestedParameter], given: Mapping[str, Any]
+) -> dict[str, RequestedParameter]:
+    """Return the parameters that are not given already, as by a partial."""
+    return {name: one for name, one in asked.items() if name not in given}
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        return typing.get_type_hints(inspect.unwrap(function_of(function) or function), include_extras=True)
+    except (
+        Exception
+    ):  # annotations are code of the user's; where tensors are in them that is told at the start
+        return {}
+
+
+def parameter_kind(name: str, hint: Any) -> type:
+    """Return the type of a ``Parameter``; raise TypeError if no request can carry the type."""
+    inner = hint.__origin__
+    if typing.get_origin(inner) in {typing.Union, types.UnionType}:
+        (inner,) = [one for one in typing.get_args(inner) if one is not type(None)] or [None]
+    if inner not in _KINDS:
+        raise TypeError(f"Parameter {name!r} must be an int, float, bool or str, but its type is {inner!r}")
+    kind: type = inner
+    return kind
+
+
+def by_parameters(
+    call: Callable[..., Any], function: Any, asked: Mapping[str, RequestedParameter], requests: Any
+) -> Any:
+    """Return the responses of ``call``, which is called once for all requests with equal parameter values.
+
+    A request with a wrong value gets the error as its response.
+    """
+    of_batch = isinstance(requests, Batch)
+    given = [one[1] for one in requests.requests] if of_batch else [_parameters_of(one) for one in requests]
+    labels = [_values(asked, one) for one in given]
+    groups = grouped(labels)
+    if len(groups) == 1 and isinstance(labels[0], tuple):
+        return call(requests, **dict(zip(asked, labels[0], strict=True)))
+    listed = requests.as_list() if of_batch else requests
+    calls = [
+        _call(call, function, asked, labels[group[0]], select_requests(listed, group)) for group in groups
+    ]
+
+    def spread(position: int, responses: Any) -> list[Any]:
+        return restore_order([groups[position]], [responses], len(listed), "Parameter")
+
+    return call_in_sequence(
+        calls, lambda answers: restore_order(groups, answers, len(listed), "Parameter"), spread
+    )
+
+
+def _parameters_of(request: Any) -> Mapping[str, Any]:
+    parameters: Mapping[str, Any] = getattr(request, "parameters", {})
+    return parameters
+
+
+def _values(asked: Mapping[str, RequestedParameter], parameters: Mapping[str, Any]) -> Any:
+    """Return the values of a request's parameters, or the error that is its response."""
+    try:
+        return tuple(one.value(parameters) for one in asked.values())
+    except ParameterError as error:
+        return error
+
+
+def _call(
+    call: Callable[..., Any],
+    function: Any,
+    asked: Mapping[str, RequestedParameter],
+    label: Any,
+    requests: Any,
+) -> Callable[[], Any]:
+    if isinstance(label, ParameterError):
+        return partial(_refusal, kind_of(function), [label] * len(requests))
+    return partial(call, requests, **dict(zip(asked, label, strict=True)))
+
+
+def _refusal(kind: CallableKind, answer: list[ParameterError]) -> Any:
+    """Return an answer in the form of results of this kind of function."""
+    match kind:
+        case CallableKind.COROUTINE:
+            return _later(answer)
+        case CallableKind.GENERATOR:
+            return _once(answer)
+        case CallableKind.ASYNC_GENERATOR:
+            return _once_later(answer)
+        case _:
+            return answer
+
+
+async def _later(answer: Any) -> Any:
+    return answer
+
+
+def _once(answer: Any) -> Iterator[Any]:
+    yield answer
+
+
+async def _once_later(answer: Any) -> AsyncIterator[Any]:
+    yield answer
+
+
+#: The usual types of outputs, which need not be awaited or iterated.
 _AT_HAND = frozenset({dict, list, tuple, np.ndarray})
 
 
@@ -39,16 +243,16 @@ def batch(*, max_batch_size: int) -> Callable[[F], F]: ...
 def batch(decorated: Any = None, /, *, max_batch_size: int | None = None) -> Any:
     """Call the function once for a whole batch, with one keyword argument for each input.
 
-    Each argument is an array ``[rows, …]`` with the rows of every request, one after the other. The
-    function returns its outputs, with the same number of rows: a mapping by output name, a list or
-    tuple in the order of the declared outputs, or one array where the model has one output. It may be
-    ``async``; a generator, async or not, yields outputs like these, each time for the whole batch.
-    ``@batch(max_batch_size=64)`` says how many rows that are at most, where the model does not.
-    Called by hand with arrays it is the function itself.
+    Each argument is an array ``[rows, …]`` with the rows of all requests, one after the other. The function
+    returns its outputs, with the same number of rows: a mapping by output name, a list or tuple in the order
+    of the declared outputs, or one array if the model has one output. The function may be ``async``; a
+    generator, async or not, yields such outputs, each time for the whole batch. ``@batch(max_batch_size=64)``
+    sets the largest number of rows if the model does not. A direct call with arrays calls the function
+    itself.
 
     Raises:
-        TypeError: this is no function; when called, that it does not take the inputs.
-        BatchError: (when called) the requests have different inputs, or the outputs do not fit the batch.
+        TypeError: The object is no function; when called: the function does not take the inputs.
+        BatchError: (when called) The requests have different inputs, or the outputs do not fit the batch.
     """
     if max_batch_size is None:
         return _over_batches(checked_function(decorated, "@batch"))
@@ -66,7 +270,7 @@ def batch(decorated: Any = None, /, *, max_batch_size: int | None = None) -> Any
 
 
 def _over_batches(function: Any) -> Any:
-    asked: dict[str, Asked] | None = None
+    asked: dict[str, RequestedParameter] | None = None
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
@@ -78,11 +282,11 @@ def _over_batches(function: Any) -> Any:
         if not (is_batch or is_request_list(requests)):
             return _by_hand("@batch", function, args, given)
         if asked is None:
-            asked = asked_parameters(function)
+            asked = requested_parameters(function)
         if asked and not given.keys() >= asked.keys():
             return by_parameters(partial(call, *bound, **given), function, without(asked, given), requests)
         if not is_batch:
-            requests = joined(requests, "@batch")
+            requests = join_requests(requests, "@batch")
         try:
             result = function(*bound, **given, **requests.arrays)
         except TypeError as error:
@@ -91,27 +295,27 @@ def _over_batches(function: Any) -> Any:
             raise
         rows, names, batching = requests.rows, requests.output_names, requests.batching
         if type(result) not in _AT_HAND and is_deferred(result):
-            del requests  # what follows may live as long as a stream
-            return then(lambda answer: _batched(answer, rows, names, batching), result)
+            del requests  # the result may live as long as a stream
+            return map_result(lambda answer: _batched(answer, rows, names, batching), result)
         return _batched(result, rows, names, batching)
 
     accept_batch(call)
-    gives(BATCH, call)
+    mark_argument_form(BATCH, call)
     return call
 
 
 def sample(decorated: F | None = None, /) -> F:
     """Call the function with the arrays of one request, one keyword argument for each input.
 
-    For models that do not batch. It returns, or yields, its outputs as under ``batch``, of any shape.
-    Called by hand with arrays it is the function itself.
+    For models that do not batch. The function returns or yields its outputs as under ``batch``, of any shape.
+    A direct call with arrays calls the function itself.
 
     Raises:
-        TypeError: this is no function; when called, that it does not take the inputs.
-        BatchError: (when called) there is more than one request, or its outputs are none.
+        TypeError: The object is no function; when called: the function does not take the inputs.
+        BatchError: (when called) There is more than one request, or the result is no outputs.
     """
     function = checked_function(decorated, "@sample")
-    asked: dict[str, Asked] | None = None
+    asked: dict[str, RequestedParameter] | None = None
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
@@ -122,7 +326,7 @@ def sample(decorated: F | None = None, /) -> F:
         if not (isinstance(requests, Batch) or is_request_list(requests)):
             return _by_hand("@sample", function, args, given)
         if asked is None:
-            asked = asked_parameters(function)
+            asked = requested_parameters(function)
         if asked and not given.keys() >= asked.keys():
             return by_parameters(partial(call, *bound, **given), function, without(asked, given), requests)
         alone = _only(requests)
@@ -133,15 +337,15 @@ def sample(decorated: F | None = None, /) -> F:
                 raise misfit(error, function, alone.arrays) from None
             raise
         names = alone.output_names
-        return then(lambda answer: [named(answer, names)], result)
+        return map_result(lambda answer: [named(answer, names)], result)
 
     accept_batch(call)
-    gives(SAMPLE, call)
+    mark_argument_form(SAMPLE, call)
     return call
 
 
 def _by_hand(decorator: str, function: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-    """What the function gives for arrays, as its own types say. Raises TypeError: these are no arrays."""
+    """Call the function directly with arrays; raise TypeError if the arguments are no arrays."""
     if not (args or given) or (args and isinstance(args[-1], list | tuple | Mapping)):
         raise not_requests(decorator, *args[-1:])
     return function(*args, **given)
@@ -166,4 +370,4 @@ def _only(requests: Any) -> Batch:
             f"@sample takes one request at a time, but the batch holds {count}; "
             "use it with a model that does not batch"
         )
-    return requests if isinstance(requests, Batch) else joined(requests, "@sample")
+    return requests if isinstance(requests, Batch) else join_requests(requests, "@sample")

@@ -1,5 +1,7 @@
-"""``group_by_keys`` and ``group_by_values``: one call for each kind of request, or of row, in a batch. Where
-all are of one kind, as they mostly are, nothing is cut and nothing is put together again.
+"""``group_by_keys`` and ``group_by_values``, which call a function once for each group of requests or rows;
+``pad_batch`` and ``ConstantPadder``, which make batches and outputs as large as needed.
+
+If all requests or rows are in one group, as is usual, nothing is split or joined.
 """
 
 from __future__ import annotations
@@ -10,22 +12,41 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gpuserve.decorators.array_libraries import concatenated, library_of, on_host
-from gpuserve.decorators.errors import BatchError, StackError
-from gpuserve.decorators.outputs import SomeRows, check_rows, named, rows_of
-from gpuserve.decorators.requests import Group, data_of, grouped, last_of, put_back, taken
-from gpuserve.decorators.results import in_turn
+from gpuserve.decorators.batch_data import (
+    Group,
+    SomeRows,
+    check_rows,
+    concatenated,
+    data_of,
+    each_changed,
+    grouped,
+    library_of,
+    named,
+    on_host,
+    repeated,
+    restore_order,
+    rows_of,
+    select_requests,
+    split_arguments,
+)
+from gpuserve.decorators.results import call_in_sequence, map_result
 from gpuserve.decorators.wrapping import (
+    BatchError,
     F,
+    StackError,
+    ValuesError,
     check_below_batch,
     check_model_batches,
     check_names,
     checked_function,
     has_batch_axis,
+    model_of,
     model_or_none,
+    not_batching,
     wraps,
     wraps_request_list,
 )
+from gpuserve_worker.calling.context import ModelContext
 from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.protocol.tensor import encode_bytes
 
@@ -35,31 +56,31 @@ PadFunction: TypeAlias = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 def group_by_keys(decorated: F | None = None, /) -> F:
     """Call the function once for all requests that have the same inputs; above ``batch``.
 
-    The responses are put back in the order of the requests. The groups run one after the other. Where
-    the function is a generator, each list that it yields is a list with None for the requests of other
+    The responses are returned in the order of the requests. The groups run one after the other. If the
+    function is a generator, each list that it yields becomes a list with None for the requests of other
     groups, which have no response this time.
 
     Raises:
-        TypeError: this is no function; when called, that it is not given requests.
-        BatchError: (when called) a group was not answered with a response for each of its requests.
+        TypeError: The object is no function; when called: the argument is no list of requests.
+        BatchError: (when called) A group has not one response for each of its requests.
     """
     function = checked_function(decorated, "@group_by_keys")
 
     @wraps_request_list(function)
     def call(*args: Any, **given: Any) -> Any:
-        bound, requests = last_of(args, "@group_by_keys")
+        bound, requests = split_arguments(args, "@group_by_keys")
         if isinstance(requests, Batch):
             return function(*args, **given)  # a batch has one set of inputs
         groups = grouped(tuple(sorted(data_of(one))) for one in requests)
         if len(groups) < 2:
             return function(*args, **given)
-        calls = [partial(function, *bound, taken(requests, group), **given) for group in groups]
+        calls = [partial(function, *bound, select_requests(requests, group), **given) for group in groups]
 
         def spread(position: int, responses: Any) -> list[Any]:
-            return put_back([groups[position]], [responses], len(requests), "@group_by_keys")
+            return restore_order([groups[position]], [responses], len(requests), "@group_by_keys")
 
-        return in_turn(
-            calls, lambda answers: put_back(groups, answers, len(requests), "@group_by_keys"), spread
+        return call_in_sequence(
+            calls, lambda answers: restore_order(groups, answers, len(requests), "@group_by_keys"), spread
         )
 
     return call
@@ -68,17 +89,17 @@ def group_by_keys(decorated: F | None = None, /) -> F:
 def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[F], F]:
     """Call the function once for all rows that have the same values in these inputs; below ``batch``.
 
-    The groups run one after the other, in the order of their values, and the outputs are put back in
-    the order of the rows. Groups whose outputs have different shapes need ``pad_fn``, which is given the
-    outputs of all groups and makes their shapes equal, as ``ConstantPadder`` does. An optional input that
-    is not there groups nothing. Where the function is a generator, each of its answers is one for the
-    rows of its group alone. The values of an input on a GPU are brought to the host to group the rows by.
+    The groups run one after the other, in the order of their values, and the outputs are returned in the
+    order of the rows. Groups whose outputs have different shapes need ``pad_fn``, which receives the outputs
+    of all groups and makes their shapes equal, as ``ConstantPadder`` does. A missing optional input groups
+    nothing. If the function is a generator, each of its outputs is for the rows of its group alone. The
+    values of an input on a GPU are copied to the host to group the rows.
 
     Raises:
-        TypeError: no names are given, or the decorated is no function.
-        StackError: it is above ``batch``.
-        BatchError: (when called) the model does not batch, an input is not there, or the outputs do not
-            fit their group or, without ``pad_fn``, each other.
+        TypeError: No names are given, or the object is no function.
+        StackError: The decorator is above ``batch``.
+        BatchError: (when called) The model does not batch, an input is missing, or the outputs do not fit
+            their group or, without ``pad_fn``, each other.
     """
     check_names(keys, "@group_by_values")
     if pad_fn is not None and not callable(pad_fn):
@@ -96,7 +117,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
                 return function(*bound, **inputs)
             rows = sum(map(len, groups))
             calls = [partial(function, *bound, **_rows_of_inputs(inputs, group, rows)) for group in groups]
-            return in_turn(
+            return call_in_sequence(
                 calls,
                 lambda answers: _joined(groups, answers, pad_fn),
                 lambda position, answer: _part(groups[position], answer),
@@ -108,16 +129,18 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
 
 
 def _groups_of_rows(inputs: Mapping[str, Any], keys: Sequence[str]) -> list[Group]:
-    """The positions of rows with equal values, in the order of these values."""
+    """Return the positions of rows with equal values, in the order of the values."""
     present = [on_host(inputs[key]) for key in keys if _is_present(key, inputs)]
     groups = grouped(zip(*map(_labels, present), strict=True))
     return sorted(groups, key=lambda group: [_values(array[group[0]]) for array in present])
 
 
 def _is_present(key: str, inputs: Mapping[str, Any]) -> bool:
-    """Whether there is an input to group by; one that requests may leave out need not be there. Raises
-    StackError: there are no inputs at all; BatchError: the model has no such input, it has to be there, or it
-    has no rows.
+    """Return whether there is an input to group by; optional inputs may be missing.
+
+    Raises:
+        StackError: There are no inputs at all.
+        BatchError: The model has no such input, a required input is missing, or the input has no rows.
     """
     if not inputs:
         raise StackError(
@@ -138,7 +161,9 @@ def _is_present(key: str, inputs: Mapping[str, Any]) -> bool:
 
 
 def _labels(array: Any) -> list[bytes]:
-    """For each row bytes that are equal where the rows are: also for NaN, which does not equal itself."""
+    """Return, for each row, bytes that are equal if the rows are: also for NaN, which does not equal
+    itself.
+    """
     if array.dtype.kind == "O":
         return [encode_bytes(np.ravel(row).tolist()) for row in array]
     return [row.tobytes() for row in array]
@@ -156,7 +181,7 @@ def _rows_of_inputs(inputs: Mapping[str, Any], group: Group, rows: int) -> dict[
 
 
 def _part(group: Group, answer: Any) -> SomeRows:
-    if isinstance(answer, SomeRows):  # of another @group_by_values below
+    if isinstance(answer, SomeRows):  # from another @group_by_values below
         return SomeRows(answer.arrays, [group[position] for position in answer.positions])
     return SomeRows(_outputs(answer, len(group)), group)
 
@@ -198,7 +223,140 @@ def _column(name: str, groups: Sequence[Group], parts: Sequence[Any]) -> Any:
 
 
 def _column_elsewhere(groups: Sequence[Group], parts: Sequence[Any]) -> Any:
-    """The rows of all groups in the order of the batch, in the library that they are of."""
+    """Return the rows of all groups in the order of the batch, in the arrays' library."""
     where = [position for group in groups for position in group]
     places = sorted(range(len(where)), key=where.__getitem__)
     return concatenated(parts)[places]
+
+
+def pad_batch(decorated: F | None = None, /) -> F:
+    """Repeat the last row of every input up to the next preferred batch size; below ``batch``.
+
+    If no preferred size is large enough, rows are repeated up to the largest batch. The outputs are cut back
+    to the real rows.
+
+    Raises:
+        TypeError: The object is no function.
+        StackError: The decorator is above ``batch``.
+        BatchError: (when called) The model does not batch.
+        NoModelError: (when called) The callable was not called by a server.
+    """
+    function = checked_function(decorated, "@pad_batch")
+    check_below_batch(function, "@pad_batch")
+
+    @wraps(function)
+    def call(*bound: Any, **inputs: Any) -> Any:
+        model = model_of("@pad_batch")
+        rows = _row_count(inputs, model)
+        size = _padded_size(rows, model)
+        if size <= rows or rows == 0:
+            return function(*bound, **inputs)
+        padded = {
+            name: _padded(value, size) if has_batch_axis(name, value, rows) else value
+            for name, value in inputs.items()
+        }
+        return map_result(lambda answer: _cut(answer, rows, size), function(*bound, **padded))
+
+    return call
+
+
+class ConstantPadder:
+    """A ``pad_fn`` that pads the outputs of all groups to the largest size on each axis.
+
+    Byte strings and text are padded with empty ones, and to the width of the widest.
+    """
+
+    def __init__(self, pad_value: Any = 0) -> None:
+        self.pad_value = pad_value
+
+    def __call__(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the outputs, one mapping for each group, with equal shapes except for the first axis.
+
+        Outputs on a GPU are copied to the host.
+
+        Raises:
+            ValuesError: An output differs in its number of axes, or in its dtype.
+        """
+        groups = [{name: on_host(value) for name, value in group.items()} for group in groups]
+        names = {name for group in groups for name in group}
+        targets = {
+            name: self._target(name, [group[name] for group in groups if name in group]) for name in names
+        }
+        return [
+            {name: self._padded(value, *targets[name]) for name, value in group.items()} for group in groups
+        ]
+
+    def _target(self, name: str, arrays: Sequence[Any]) -> tuple[tuple[int, ...], np.dtype[Any], Any]:
+        """Return the sizes behind the first axis, the dtype, and the padding value."""
+        ranks = {one.ndim for one in arrays}
+        if len(ranks) != 1:
+            raise ValuesError(f"Output {name!r} cannot be padded: it has {_either(ranks)} axes in the groups")
+        dtypes = {one.dtype for one in arrays}
+        dtype = max(dtypes, key=lambda one: one.itemsize)
+        if len(dtypes) != 1 and (dtype.kind not in "SU" or len({one.kind for one in dtypes}) != 1):
+            raise ValuesError(f"Output {name!r} cannot be padded: it is {_either(dtypes)} in the groups")
+        inner = tuple(max(sizes) for sizes in zip(*[one.shape[1:] for one in arrays], strict=True))
+        return inner, dtype, self._pad_value(arrays, dtype)
+
+    def _padded(self, array: Any, inner: tuple[int, ...], dtype: np.dtype[Any], pad_value: Any) -> Any:
+        if array.shape[1:] == inner and array.dtype == dtype:
+            return array
+        whole = np.full((len(array), *inner), pad_value, dtype)
+        whole[(slice(None), *map(slice, array.shape[1:]))] = array
+        return whole
+
+    def _pad_value(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> Any:
+        """Return the padding value: an empty string for strings. The type of objects may follow from any
+        group.
+        """
+        if dtype.kind in "SU":
+            return dtype.type()
+        elements = [array.flat[0] for array in arrays if array.size] if dtype.kind == "O" else []
+        if elements and isinstance(elements[0], bytes | str):
+            return type(elements[0])()
+        return self.pad_value
+
+
+def _row_count(inputs: Mapping[str, Any], model: ModelContext) -> int:
+    if not inputs:
+        raise StackError(
+            "@pad_batch must be below @batch: it works on the arrays of a batch, but was called without"
+        )
+    if not model.batching:
+        raise not_batching("@pad_batch")
+    for spec in model.inputs:
+        shape: tuple[int, ...] = getattr(inputs.get(spec.name), "shape", ())
+        if len(shape) == len(spec.shape) + 1:
+            return int(shape[0])
+    return 0
+
+
+def _padded_size(rows: int, model: ModelContext) -> int:
+    sizes = (*sorted(model.preferred_batch_sizes), model.max_batch_size)
+    return next((size for size in sizes if size >= rows), rows)
+
+
+def _padded(array: Any, size: int) -> Any:
+    if library_of(array) == "numpy":
+        return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
+    return concatenated([array, repeated(array[-1:], size - len(array))])
+
+
+def _cut(answer: Any, rows: int, size: int) -> Any:
+    """Return the answer for the real rows. Outputs of another length do not belong to the padded batch and
+    stay unchanged.
+    """
+    if isinstance(answer, SomeRows):
+        real = [place for place, position in enumerate(answer.positions) if position < rows]
+        arrays = {name: value[real] for name, value in answer.arrays.items()}
+        return SomeRows(arrays, [answer.positions[place] for place in real])
+    return each_changed(answer, lambda value: value[:rows] if _length(value) == size else value)
+
+
+def _length(value: Any) -> int | None:
+    shape: Sequence[int] = value.shape if hasattr(value, "shape") else np.shape(value)
+    return int(shape[0]) if len(shape) else None
+
+
+def _either(values: set[Any]) -> str:
+    return " and ".join(sorted(map(str, values)))

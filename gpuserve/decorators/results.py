@@ -1,6 +1,7 @@
-"""What a call gave, whatever its kind: an answer, something to await for it, a generator of answers, an async
-generator of them. Nothing of requests or arrays is known here. Whatever is built over a result is of its
-kind: nothing is awaited or iterated before its consumer does.
+"""Results of calls of any kind: a value, an awaitable, a generator, an async generator.
+
+A result derived from another one is of the same kind: nothing is awaited or iterated before its consumer does
+so. This module knows neither requests nor arrays.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ Change: TypeAlias = Callable[[Any], Any]
 
 
 def is_deferred(result: Any) -> bool:
-    """Whether the answer, or the answers, have yet to be awaited or iterated."""
+    """Return whether the result has yet to be awaited or iterated."""
     return isinstance(result, Awaitable | Iterator | AsyncIterator)
 
 
-def then(change: Change, result: Any) -> Any:
-    """A result of the same kind, with ``change`` applied to each answer in it."""
+def map_result(change: Change, result: Any) -> Any:
+    """Return a result of the same kind, with ``change`` applied to each value."""
     if isinstance(result, Awaitable):
         return _awaited(change, result)
     if isinstance(result, Iterator):
@@ -29,15 +30,15 @@ def then(change: Change, result: Any) -> Any:
     return change(result)
 
 
-def in_turn(
+def call_in_sequence(
     calls: Sequence[Callable[[], Any]],
     combine: Callable[[list[Any]], Any],
     part: Callable[[int, Any], Any],
 ) -> Any:
-    """One result out of several calls of one function, each begun when the one before has ended.
+    """Return one result of several calls of one function, each started after the previous one has ended.
 
-    ``combine`` is given the answers of all calls. Where the function gives generators, their answers
-    come one by one instead, as ``part(position of the call, answer)``.
+    ``combine`` receives the values of all calls. If the function returns generators, their values are yielded
+    one by one, as ``part(position of the call, value)``.
     """
     first = calls[0]()
     if isinstance(first, Awaitable):
@@ -50,11 +51,13 @@ def in_turn(
 
 
 async def _awaited(change: Change, result: Awaitable[Any]) -> Any:
-    return then(change, await result)
+    return map_result(change, await result)
 
 
 def _each(change: Change, answers: Iterator[Any]) -> Generator[Any, None, Any]:
-    """What a generator returns at its end is passed on: who iterates it may have something to say of it."""
+    """Yield the changed values of a generator, and return the generator's return value, which its consumer
+    may use.
+    """
     try:
         while True:
             try:
@@ -62,7 +65,7 @@ def _each(change: Change, answers: Iterator[Any]) -> Generator[Any, None, Any]:
             except StopIteration as end:
                 return end.value
             yield change(answer)
-            del answer  # the next one is made without it
+            del answer  # release the value before the next one is made
     finally:
         if hasattr(answers, "close"):
             answers.close()

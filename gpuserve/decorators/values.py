@@ -1,4 +1,4 @@
-"""``first_value``, ``fill_optionals`` and ``model_context``: what changes before the function sees it."""
+"""``first_value``, ``fill_optionals`` and ``model_context``, which change the arguments of the function."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuserve.decorators.array_libraries import as_inputs_of, library_of, on_host
-from gpuserve.decorators.errors import DefaultsError, ValuesError
-from gpuserve.decorators.requests import Data, changed, is_batching, is_request_list, last_of, row_count
+from gpuserve.decorators.batch_data import (
+    Data,
+    as_inputs_of,
+    changed,
+    is_batching,
+    is_request_list,
+    library_of,
+    on_host,
+    row_count,
+    split_arguments,
+)
 from gpuserve.decorators.wrapping import (
+    DefaultsError,
     F,
     InferenceCallable,
+    ValuesError,
     check_below_batch,
     check_model_batches,
     check_names,
@@ -32,18 +42,18 @@ _ARGUMENT: Final = "model_context"
 
 
 def first_value(*names: str, squeeze_single_values: bool = True, strict: bool = True) -> Callable[[F], F]:
-    """Give the first row of these inputs instead of all of them; a value that all requests share.
+    """Pass the first row of these inputs instead of all rows: a value that all requests share.
 
-    Below ``batch`` it changes the arrays; without ``batch``, each request's own. A row of one element
-    becomes a numpy scalar unless ``squeeze_single_values`` is False. Inputs that a request lacks are
-    skipped. With ``strict`` all rows must be equal. To compare rows on a GPU, or to squeeze one, its values
-    are brought to the host.
+    Below ``batch`` the arrays are changed; without ``batch``, the arrays of each request. A row of one
+    element becomes a numpy scalar unless ``squeeze_single_values`` is False. Missing inputs are skipped. With
+    ``strict`` all rows must be equal. To compare rows on a GPU, or to squeeze one, the values are copied to
+    the host.
 
     Raises:
-        TypeError: no names are given, or the decorated is no function.
-        StackError: it is above ``batch``.
-        ValuesError: (when called) the rows differ, or an input has no rows.
-        BatchError: (when called) the model does not batch.
+        TypeError: No names are given, or the object is no function.
+        StackError: The decorator is above ``batch``.
+        ValuesError: (when called) The rows differ, or an input has no rows.
+        BatchError: (when called) The model does not batch.
     """
     check_names(names, "@first_value")
 
@@ -76,14 +86,14 @@ def first_value(*names: str, squeeze_single_values: bool = True, strict: bool = 
 def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[F], F]:
     """Give requests the default for each of these inputs that they lack; at the top, above ``batch``.
 
-    A default is an array of the input's dtype and shape, without the batch axis: it is repeated for every
-    row of a request.
+    A default is an array of the input's dtype and shape, without the batch axis; it is repeated for every row
+    of a request.
 
     Raises:
-        TypeError: no defaults are given, or the decorated is no function; when called, that it is not
-            given requests.
-        DefaultsError: a default is no array; when called, that it does not fit the model's input.
-        NoModelError: (when called) not by a server.
+        TypeError: No defaults are given, or the object is no function; when called: the argument is no list
+            of requests.
+        DefaultsError: A default is no array; when called: it does not fit the model's input.
+        NoModelError: (when called) The callable was not called by a server.
     """
     if misplaced or not defaults:
         raise TypeError(
@@ -99,9 +109,9 @@ def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[F], F]:
         @wraps_request_list(function)
         def call(*args: Any, **given: Any) -> Any:
             nonlocal checked, values
-            bound, requests = last_of(args, "@fill_optionals")
+            bound, requests = split_arguments(args, "@fill_optionals")
             model = model_of("@fill_optionals")
-            if model is not checked:  # the first time, mostly: a model does not change while it is served
+            if model is not checked:  # usually only once: a model does not change while it is served
                 values = _checked(defaults, model)
                 checked = model
             return function(*bound, _filled(requests, values, model), **given)
@@ -112,13 +122,13 @@ def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[F], F]:
 
 
 def model_context(decorated: InferenceCallable | None = None, /) -> InferenceCallable:
-    """Give the function the keyword argument ``model_context``, a ``ModelContext``; anywhere in the stack.
+    """Pass the function the keyword argument ``model_context``, a ``ModelContext``; anywhere in the stack.
 
-    A caller that passes one itself, as a test may, is believed.
+    An argument that the caller passes, as in a test, takes precedence.
 
     Raises:
-        TypeError: this is no function, or it does not take the argument.
-        NoModelError: (when called) not by a server.
+        TypeError: The object is no function, or does not take the argument.
+        NoModelError: (when called) The callable was not called by a server.
     """
     function = checked_function(decorated, "@model_context")
     _check_parameter(function)
@@ -145,13 +155,15 @@ def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
     if strict and not np.all(array == first):
         raise ValuesError(
             f"The values of input {name!r} are not equal over the batch; @first_value with strict=False "
-            "takes the first one all the same"
+            "uses the first row regardless"
         )
     return np.reshape(first, ())[()] if squeeze and np.size(first) == 1 else first
 
 
 def _first_elsewhere(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
-    """The first row of an array of another library, in which it stays unless it becomes a scalar."""
+    """Return the first row of an array of another library; it stays in the library unless it becomes a
+    scalar.
+    """
     values = on_host(array if strict else array[:1])
     first = _first(name, values, squeeze=squeeze, strict=strict)
     return first if isinstance(first, np.generic) else array[0]
@@ -167,8 +179,10 @@ def _check_arrays(defaults: Mapping[str, Any]) -> None:
 
 
 def _checked(defaults: Mapping[str, Any], model: ModelContext) -> dict[str, Any]:
-    """The defaults as arrays like those that requests have. Raises ``DefaultsError`` where one does not fit
-    the input of its name, or there is none.
+    """Return the defaults as arrays in the form of requests.
+
+    Raises:
+        DefaultsError: A default does not fit the input of its name, or there is no such input.
     """
     inputs = {spec.name: spec for spec in model.inputs}
     for name in defaults:
@@ -219,7 +233,7 @@ def _filled(requests: Any, values: Mapping[str, Any], model: ModelContext) -> An
 def _with(
     data: Data, values: Mapping[str, Any], missing: list[str], rows: int | None, model: ModelContext
 ) -> dict[str, Any]:
-    """The data and what it lacks, each a new array: functions may write to their inputs."""
+    """Return the data with the missing inputs, each a new array: functions may write to their inputs."""
     filled = dict(data)
     for name in missing:
         value = values[name]

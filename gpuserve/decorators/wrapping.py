@@ -1,5 +1,16 @@
-"""What every decorator needs: checks of the function that it is put on, a wrapper that looks like it, and the
-model that is served. What the wrapper does is not known here.
+"""The errors of the decorators, and the parts that all decorators share: checks of the function, a wrapper
+that looks like the function, and access to the served model.
+
+::
+
+    DecoratorError
+    ├── BatchError      (ValueError)    requests, inputs or outputs that do not fit together
+    ├── ValuesError     (ValueError)    rows that must be equal, or made equal, and cannot be
+    ├── DefaultsError   (ValueError)    defaults of @fill_optionals that do not fit the model
+    ├── StackError      (RuntimeError)  a decorator at a place in the stack where it cannot work
+    └── NoModelError    (LookupError)   a decorator that needs the model, called outside a server
+
+Wrong uses of a decorator that are visible at once raise ``TypeError``.
 """
 
 from __future__ import annotations
@@ -10,25 +21,49 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from gpuserve.decorators.errors import BatchError, NoModelError, StackError
 from gpuserve_worker.calling.context import ModelContext, current_model
 from gpuserve_worker.calling.request import accept_batch, accepts_batch, function_of
 
+
+class DecoratorError(Exception):
+    """The base class of the errors that decorators raise."""
+
+
+class BatchError(DecoratorError, ValueError):
+    """Requests, inputs or outputs of a batch that do not fit together."""
+
+
+class ValuesError(DecoratorError, ValueError):
+    """Rows that are not equal where they must be, or cannot be padded to each other."""
+
+
+class DefaultsError(DecoratorError, ValueError):
+    """A default of ``fill_optionals`` that does not fit the model."""
+
+
+class StackError(DecoratorError, RuntimeError):
+    """A decorator on the wrong side of another one."""
+
+
+class NoModelError(DecoratorError, LookupError):
+    """A decorator that needs the model, in a callable that was not called by a server."""
+
+
 InferenceCallable: TypeAlias = Callable[..., Any]
-#: A function that a decorator leaves to type checkers as it is.
+#: The decorated function, whose type the decorators keep.
 F = TypeVar("F", bound=InferenceCallable)
-#: What a function below a decorator is given: the rows of a batch, or one request.
+#: Forms of the arguments below a decorator: the rows of a batch, or one request.
 BATCH: Final = "batch"
 SAMPLE: Final = "sample"
 _FORM: Final = "_gpuserve_form"
 
 _OWN_DIRECTORY: Final = os.path.dirname(__file__) + os.sep
-#: How the interpreter words a call that does not fit a signature.
+#: The interpreter's texts for calls that do not fit a signature.
 _MISFITS: Final = ("() got ", "() missing ", "() takes ")
 
 
 def model_or_none() -> ModelContext | None:
-    """The model that is served here; None where the callable is called by hand."""
+    """Return the served model, or None if the callable is called directly."""
     try:
         return current_model()
     except LookupError:
@@ -36,7 +71,7 @@ def model_or_none() -> ModelContext | None:
 
 
 def model_of(decorator: str) -> ModelContext:
-    """The model that is served here. Raises ``NoModelError`` where the callable is called by hand."""
+    """Return the served model; raise NoModelError if the callable is called directly."""
     model = model_or_none()
     if model is None:
         raise NoModelError(
@@ -46,9 +81,7 @@ def model_of(decorator: str) -> ModelContext:
 
 
 def check_model_batches(decorator: str) -> None:
-    """Check that the model batches, where the callable is not called by hand. Raises ``BatchError`` where
-    it does not.
-    """
+    """Raise BatchError if the served model does not batch."""
     model = model_or_none()
     if model is not None and not model.batching:
         raise not_batching(decorator)
@@ -61,8 +94,9 @@ def not_batching(decorator: str) -> BatchError:
 
 
 def has_batch_axis(name: str, value: Any, rows: int) -> bool:
-    """Whether an argument of a function under ``batch`` is an array ``[rows, …]``: an input, and neither
-    one row of it that ``first_value`` took nor something else that was passed along.
+    """Return whether an argument of a function under ``batch`` is an array ``[rows, …]`` of an input.
+
+    One row that ``first_value`` selected and other arguments have no batch axis.
     """
     shape = getattr(value, "shape", ())
     if not shape or shape[0] != rows:
@@ -74,7 +108,7 @@ def has_batch_axis(name: str, value: Any, rows: int) -> bool:
 
 
 def checked_function(function: F | None, decorator: str) -> F:
-    """The function, if it can be decorated. Raises ``TypeError`` where it is a class, or cannot be called."""
+    """Return the function; raise TypeError if it is a class or cannot be called."""
     if function is None:
         raise TypeError(f"{decorator} is written without parentheses, over the function that it decorates")
     if isinstance(function, type):
@@ -93,9 +127,7 @@ def checked_function(function: F | None, decorator: str) -> F:
 
 
 def check_names(names: tuple[Any, ...], decorator: str) -> None:
-    """Check that a decorator was given names of inputs. Raises ``TypeError`` where there is none, or one
-    is no string, as when parentheses were forgotten.
-    """
+    """Raise TypeError unless a decorator was given names of inputs. Forgotten parentheses pass a function."""
     if names and all(isinstance(name, str) for name in names):
         return
     given = "none" if not names else f"an object of type {type(names[0]).__name__}"
@@ -103,9 +135,7 @@ def check_names(names: tuple[Any, ...], decorator: str) -> None:
 
 
 def check_below_batch(function: Any, decorator: str) -> None:
-    """Check that a decorator over arrays is not put over one that makes them. Raises ``StackError`` where
-    it is.
-    """
+    """Raise StackError if a decorator over arrays is above ``batch``."""
     if accepts_batch(function):
         raise StackError(
             f"{decorator} works on the arrays that @batch makes of requests: put it below @batch, "
@@ -113,13 +143,13 @@ def check_below_batch(function: Any, decorator: str) -> None:
         )
 
 
-def gives(form: str, wrapper: InferenceCallable) -> None:
-    """Note what the function in a wrapper is given; what is put over the wrapper takes the note along."""
+def mark_argument_form(form: str, wrapper: InferenceCallable) -> None:
+    """Mark a wrapper with the form of its function's arguments; wrappers around it keep the mark."""
     setattr(wrapper, _FORM, form)
 
 
-def form_of(called: Any) -> str | None:
-    """BATCH or SAMPLE for a callable that is decorated so, of whatever kind it is; None for others."""
+def argument_form_of(called: Any) -> str | None:
+    """Return BATCH or SAMPLE for a callable with this decorator, of any kind; None for other callables."""
     while isinstance(called, functools.partial):
         called = called.func
     form: str | None = getattr(called, _FORM, None) or getattr(function_of(called), _FORM, None)
@@ -127,8 +157,9 @@ def form_of(called: Any) -> str | None:
 
 
 def wraps(function: F) -> Callable[[InferenceCallable], F]:
-    """As ``functools.wraps``, also over objects with ``__call__`` and partials of them: the signature and
-    the kind of the wrapper are those of the method.
+    """Return ``functools.wraps`` that also works for objects with ``__call__`` and for partials.
+
+    The signature and the kind of the wrapper are those of the method.
     """
     source = _as_function(function)
 
@@ -141,7 +172,7 @@ def wraps(function: F) -> Callable[[InferenceCallable], F]:
 
 
 def wraps_request_list(function: F) -> Callable[[InferenceCallable], F]:
-    """``wraps`` for a decorator that may be given a ``Batch`` if the function below may."""
+    """Return ``wraps`` for a decorator that accepts a ``Batch`` if the function below does."""
 
     def mark(wrapper: InferenceCallable) -> F:
         wrapped = wraps(function)(wrapper)
@@ -153,7 +184,9 @@ def wraps_request_list(function: F) -> Callable[[InferenceCallable], F]:
 
 
 def is_misfit(error: TypeError) -> bool:
-    """Whether this came from calling a function with arguments that it does not take, by a decorator."""
+    """Return whether a TypeError comes from a decorator's call with arguments that the function does not
+    take.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None:
         frames = frames.tb_next
@@ -186,7 +219,7 @@ def _shown(function: Any) -> str:
     name = name_of(function)
     try:
         return f"{name}({', '.join(inspect.signature(function).parameters)})"
-    except (TypeError, ValueError):  # written in C without a signature
+    except (TypeError, ValueError):  # a function in C without a signature
         return name
 
 

@@ -1,6 +1,7 @@
-"""The GPUs by the driver's files in ``/proc`` and ``/dev``, and their place in the machine by ``/sys``, for
-machines without ``nvidia-ml-py``: there is no memory and no MIG here. The root of the files is an argument,
-so that no machine needs a GPU to have this tested.
+"""The GPUs according to the driver's files in ``/proc`` and ``/dev`` and the PCI files in ``/sys``.
+
+This module is for machines without ``nvidia-ml-py``: memory sizes and MIG are unknown. The root of the files
+is an argument, so that tests need no GPU.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ _DRIVER_LIST: Final = "proc/driver/nvidia/gpus"
 _DRIVER_VERSION: Final = "proc/driver/nvidia/version"
 _PCI: Final = "sys/bus/pci/devices"
 _NODE = re.compile(r"nvidia(\d+)")
-#: One GPU behind another driver interface: WSL, and the integrated ones.
+#: Device files of a single GPU behind another driver interface: WSL, and integrated GPUs.
 _SINGLE_GPU_NODES: Final = ("dev/dxg", "dev/nvhost-gpu")
 _UUID = re.compile(r"GPU-[0-9a-f-]+")
 _NVIDIA: Final = "0x10de"
-#: PCI class 03: display controllers, and 3D controllers among them.
+#: PCI class 03: display controllers, which include 3D controllers.
 _DISPLAY_CLASS: Final = "0x03"
 
 
 def machine_by_files(root: Path, shortage: str) -> Machine:
-    """Read the driver's files; ``shortage`` is why NVML was not asked."""
+    """Return the machine according to the driver's files; ``shortage`` says why NVML was not used."""
     gpus = _gpus(root)
     has_driver = bool(gpus) or (root / _DRIVER_VERSION).exists() or (root / "dev/nvidiactl").exists()
     driver = NvidiaDriver(_driver_version(root)) if has_driver else None
@@ -34,7 +35,7 @@ def machine_by_files(root: Path, shortage: str) -> Machine:
 
 
 def numa_node(root: Path, bus_id: str) -> int:
-    """Return the NUMA node that a PCI device is next to; -1 where all are alike, or nothing tells."""
+    """Return the NUMA node next to a PCI device; -1 if all nodes are alike, or the node is unknown."""
     text = _text(root / _PCI / _kernel_bus_id(bus_id) / "numa_node")
     return int(text) if re.fullmatch(r"-?\d+", text) else -1
 
@@ -51,7 +52,7 @@ def cpu_list(text: str) -> tuple[int, ...]:
 
 
 def _gpus(root: Path) -> tuple[Gpu, ...]:
-    """Return the GPUs that a process can open: a container may lack device files of the driver's list."""
+    """Return the GPUs that a process can open: a container may lack device files of listed GPUs."""
     listed = [_listed(root, bus_id) for bus_id in sorted(_names_in(root / _DRIVER_LIST))]
     nodes = {int(found[1]) for name in _names_in(root / "dev") if (found := _NODE.fullmatch(name))}
     if nodes:
@@ -71,11 +72,13 @@ def _numbered(root: Path, number: int, gpu: Gpu) -> Gpu:
 
 
 def _listed(root: Path, bus_id: str) -> tuple[Gpu, int]:
-    """Return a GPU of the driver's list, and the number in the name of its device file (-1: not known)."""
+    """Return a GPU of the driver's list, and the number in the name of its device file (-1: unknown)."""
     lines = _text(root / _DRIVER_LIST / bus_id / "information").splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor", "")
-    known = uuid if _UUID.fullmatch(uuid) else ""  # question marks until the GPU is first used
+    known = (
+        uuid if _UUID.fullmatch(uuid) else ""
+    )  # the driver writes question marks until the GPU is first used
     return Gpu(0, known, facts.get("Model", ""), bus_id), int(minor) if minor.isdecimal() else -1
 
 
@@ -95,7 +98,9 @@ def _pci_gpus(root: Path) -> list[str]:
 
 
 def _kernel_bus_id(bus_id: str) -> str:
-    """Write a bus id of NVML, with eight capital digits of the domain, as the kernel's, with four small."""
+    """Return NVML's bus id, with eight capital digits of the domain, in the kernel's form with four small
+    ones.
+    """
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 

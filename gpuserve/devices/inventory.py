@@ -1,6 +1,10 @@
-"""One look at this machine: its GPUs, and the devices among them that models may name. NVML is asked where
-``nvidia-ml-py`` is installed, else the driver's files are read; both in a thread that is left alone when the
-driver hangs.
+"""The devices that models may name: the visible GPUs of this machine, and the lookup of a device by name.
+
+NVML is used if ``nvidia-ml-py`` is installed, else the driver's files, both in a thread that is abandoned if
+the driver hangs. ``CUDA_VISIBLE_DEVICES`` is read as CUDA reads it: numbers and UUIDs (or prefixes of UUIDs),
+up to the first entry that names no device or a device that was named before. Numbers count the GPUs in the
+order of the PCI bus. In one respect this server differs: CUDA lets a process use only one MIG instance, but
+here every MIG instance gets its own worker process.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -16,20 +20,101 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuserve.devices.driver_files import machine_by_files
-from gpuserve.devices.machine import Machine, NvidiaDriver
-from gpuserve.devices.names import CPU, VARIABLE
+from gpuserve.devices.machine import PROHIBITED, Gpu, Machine, MigInstance, NvidiaDriver
+from gpuserve.devices.names import CPU, EVERY_GPU, VARIABLE, gpu_name, number_of
 from gpuserve.devices.nvml import machine_by_nvml
-from gpuserve.devices.visible import VisibleDevice, visible_devices
 from gpuserve.errors import DeviceError
 
-#: NVML takes milliseconds, or a second or two where the driver has to be woken up.
+
+@dataclass(frozen=True, slots=True)
+class VisibleDevice:
+    """A GPU or a MIG instance as ``cuda:N``. ``entry`` is the value of CUDA_VISIBLE_DEVICES for a process
+    that uses it.
+    """
+
+    number: int
+    gpu: Gpu
+    mig: MigInstance | None
+    entry: str
+
+    @property
+    def name(self) -> str:
+        return gpu_name(self.number)
+
+    @property
+    def uuid(self) -> str:
+        """Return the UUID of the MIG instance or of the GPU, or "" if it is unknown."""
+        return self.gpu.uuid if self.mig is None else self.mig.uuid
+
+
+def visible_devices(gpus: Sequence[Gpu], variable: str | None) -> tuple[VisibleDevice, ...]:
+    """Return the devices by number. ``variable`` is ``CUDA_VISIBLE_DEVICES``, None if it is not set."""
+    chosen = _all(gpus) if variable is None else _listed(gpus, variable.split(","))
+    return tuple(VisibleDevice(number, *one) for number, one in enumerate(chosen))
+
+
+def matches_uuid(uuid: str, written: str) -> bool:
+    """Return whether a text is a UUID or a prefix of it."""
+    return uuid.casefold().startswith(written.casefold())
+
+
+_Chosen = tuple[Gpu, MigInstance | None, str]
+
+
+def _all(gpus: Sequence[Gpu]) -> Iterator[_Chosen]:
+    for gpu in gpus:
+        yield from _parts(gpu, str(gpu.number))
+
+
+def _parts(gpu: Gpu, entry: str) -> Iterator[_Chosen]:
+    """Yield a GPU as CUDA sees it: the GPU, or its MIG instances in MIG mode. ``entry`` is for a GPU without
+    a UUID.
+    """
+    if gpu.in_mig_mode:
+        yield from ((gpu, one, one.uuid) for one in gpu.mig)
+    else:
+        yield gpu, None, gpu.uuid or entry
+
+
+def _listed(gpus: Sequence[Gpu], entries: Sequence[str]) -> Iterator[_Chosen]:
+    seen: set[str] = set()
+    for entry in entries:
+        one = _named(gpus, entry.strip())
+        if one is None or one[2] in seen:
+            return
+        seen.add(one[2])
+        yield one
+
+
+def _named(gpus: Sequence[Gpu], entry: str) -> _Chosen | None:
+    """Return the device that an entry names; a GPU in MIG mode means its first instance, as in CUDA."""
+    if entry.isdecimal():
+        found = [part for gpu in gpus if gpu.number == int(entry) for part in _parts(gpu, entry)][:1]
+    elif not entry.startswith(("GPU-", "MIG-")):
+        found = []
+    elif gpus and not any(gpu.uuid for gpu in gpus):
+        # The driver alone knows which GPU has the UUID; assume that the GPU exists.
+        found = [(Gpu(len(gpus), entry), None, entry)]
+    else:
+        found = [part for gpu in gpus for part in _parts_by_uuid(gpu, entry)]
+    return found[0] if len(found) == 1 else None
+
+
+def _parts_by_uuid(gpu: Gpu, entry: str) -> Iterator[_Chosen]:
+    parts = list(_parts(gpu, entry))
+    if gpu.uuid and matches_uuid(gpu.uuid, entry):
+        yield from parts[:1]
+    yield from (part for part in parts if part[1] is not None and matches_uuid(part[1].uuid, entry))
+
+
+#: NVML takes milliseconds, or a second or two if the driver has to be initialized.
 LOOK_TIMEOUT_S: Final = 5.0
 NOT_INSTALLED: Final = "nvidia-ml-py is not installed"
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The devices ``cuda:0``, ``cuda:1``…; ``variable`` is ``CUDA_VISIBLE_DEVICES``, None where not set."""
+    """The devices ``cuda:0``, ``cuda:1``…; ``variable`` is ``CUDA_VISIBLE_DEVICES``, None if not set."""
 
     machine: Machine
     devices: tuple[VisibleDevice, ...] = ()
@@ -40,8 +125,10 @@ class Inventory:
         return [CPU, *(one.name for one in self.devices)]
 
     def numbered_as(self, earlier: Inventory) -> Inventory:
-        """Keep the numbers of an earlier look: a name means one device for as long as a server runs. A device
-        that is gone leaves its number free; one that is new gets the next number.
+        """Return this inventory with the numbers of an earlier one: a name means one device while a server
+        runs.
+
+        The number of a lost device stays free; a new device gets the next number.
         """
         numbers = {one.entry: one.number for one in earlier.devices}
         unused = 1 + max(numbers.values(), default=-1)
@@ -57,9 +144,10 @@ def load_nvml() -> Any:
     return importlib.import_module("pynvml")
 
 
-class DriverLook:
-    """Looks at the machine, again and again. A look that hangs makes all later ones fail at once. ``root`` is
-    where the driver's files are, ``load`` gives the module of NVML or raises ImportError.
+class DriverReader:
+    """A reader of the machine's inventory. If one reading hangs, all later ones fail at once.
+
+    ``root`` is the root of the driver's files; ``load`` returns the module of NVML or raises ImportError.
     """
 
     def __init__(
@@ -73,34 +161,36 @@ class DriverLook:
         self._environ = environ
         self._load = load
         self._timeout_s = timeout_s
-        self._under_way: Future[Machine] | None = None
+        self._pending: Future[Machine] | None = None
 
-    def take(self) -> Inventory:
-        """Look at the machine as it is at this moment; ``DeviceError`` where the driver does not answer."""
+    def read(self) -> Inventory:
+        """Return the inventory of the machine at this moment; raise DeviceError if the driver does not
+        respond.
+        """
         variable = (os.environ if self._environ is None else self._environ).get(VARIABLE)
         machine = self._machine()
         return Inventory(machine, visible_devices(machine.gpus, variable), variable)
 
     def _machine(self) -> Machine:
-        hung = self._under_way is not None and not self._under_way.done()
+        hung = self._pending is not None and not self._pending.done()
         if not hung:
-            self._under_way = self._begin()
-        assert self._under_way is not None
+            self._pending = self._start_reading()
+        assert self._pending is not None
         try:
-            return self._under_way.result(0 if hung else self._timeout_s)
+            return self._pending.result(0 if hung else self._timeout_s)
         except TimeoutError:
             raise DeviceError(
                 f"the NVIDIA driver did not answer within {self._timeout_s:g} s, so it cannot be told which "
                 "GPUs there are; see whether nvidia-smi answers"
             ) from None
 
-    def _begin(self) -> Future[Machine]:
+    def _start_reading(self) -> Future[Machine]:
         found: Future[Machine] = Future()
 
         def look() -> None:
             try:
                 found.set_result(read_machine(self._root, self._load))
-            except BaseException as error:  # it is raised again by whoever waits
+            except BaseException as error:  # the waiting thread raises it again
                 found.set_exception(error)
 
         threading.Thread(target=look, name="gpuserve-devices", daemon=True).start()
@@ -108,7 +198,7 @@ class DriverLook:
 
 
 def read_machine(root: Path, load: Callable[[], Any]) -> Machine:
-    """Read the GPUs, by NVML where it can be had. May hang with the driver."""
+    """Return the GPUs of the machine, by NVML if it is installed. The call may hang with the driver."""
     try:
         nvml = load()
     except ImportError:
@@ -117,8 +207,108 @@ def read_machine(root: Path, load: Callable[[], Any]) -> Machine:
         return machine_by_nvml(nvml, root)
     except nvml.NVMLError as error:
         by_files = machine_by_files(root, f"NVML failed: {error}")
-        if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:  # as in a container without the driver's tools
+        if (
+            error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        ):  # such as in a container without the driver's tools
             return by_files
-        # A driver that NVML cannot use is of no use to CUDA, whatever the files say.
+        # CUDA cannot use a driver that NVML cannot use, whatever the files say.
         is_loaded = error.value != nvml.NVML_ERROR_DRIVER_NOT_LOADED
         return replace(by_files, driver=by_files.driver or (NvidiaDriver() if is_loaded else None), gpus=())
+
+
+def devices_named(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
+    """Return the devices of a name other than "cpu": one device, or for ``cuda:*`` all devices.
+
+    Raises:
+        DeviceError: There is no such device, several UUIDs begin with the text, or no process may use the
+            device.
+    """
+    if text == EVERY_GPU:
+        found = inventory.devices
+    elif (number := number_of(text)) is not None:
+        found = tuple(one for one in inventory.devices if one.number == number)
+    else:
+        found = _by_uuid(text, inventory)
+    if not found:
+        raise DeviceError(f"this machine has no device {text!r}, {_what_there_is(inventory)}")
+    for device in found:
+        if device.gpu.compute_mode == PROHIBITED:
+            raise DeviceError(
+                f"{device.name} ({device.gpu.label}) is in compute mode {PROHIBITED!r}: no process may use it"
+            )
+    return found
+
+
+def _by_uuid(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
+    found = tuple(one for one in inventory.devices if one.uuid and matches_uuid(one.uuid, text))
+    if len(found) > 1:
+        names = ", ".join(one.uuid for one in found)
+        raise DeviceError(f"{text!r} is the beginning of several UUIDs, {names}: write more of it")
+    if not found:
+        _refuse_uuid(text, inventory)
+    return found
+
+
+def _refuse_uuid(text: str, inventory: Inventory) -> None:
+    """Raise DeviceError if the reason is known why a UUID cannot be used."""
+    machine = inventory.machine
+    for gpu in machine.gpus:
+        if gpu.uuid and matches_uuid(gpu.uuid, text):
+            raise DeviceError(_refused_whole(gpu) if gpu.in_mig_mode else _hidden(gpu.uuid, inventory))
+        for one in gpu.mig:
+            if matches_uuid(one.uuid, text):
+                raise DeviceError(_hidden(one.uuid, inventory))
+    if inventory.devices and machine.shortage:
+        why = machine.shortage
+        if text.startswith("MIG-"):
+            raise DeviceError(f"MIG instances such as {text!r} are only found by NVML, but {why}")
+        if not any(one.uuid for one in inventory.devices):
+            raise DeviceError(f"the UUIDs of the GPUs are not known here, so {text!r} cannot be found: {why}")
+
+
+def _refused_whole(gpu: Gpu) -> str:
+    parts = ", ".join(one.uuid for one in gpu.mig)
+    instead = f": name one of its instances, {parts}" if parts else ", and it has no MIG instances"
+    return f"{gpu.uuid} is in MIG mode and cannot be used as a whole{instead}"
+
+
+def _hidden(uuid: str, inventory: Inventory) -> str:
+    return f"{uuid} is on this machine, but {VARIABLE} ({inventory.variable!r}) leaves it out"
+
+
+def _what_there_is(inventory: Inventory) -> str:
+    """Return ``only cpu, cuda:0 (GPU-…); CUDA_VISIBLE_DEVICES is '0'``, or the reason why there is no GPU."""
+    known = [f"{one.name} ({one.uuid})" if one.uuid else one.name for one in inventory.devices]
+    text = f"only {', '.join([CPU, *known])}"
+    if not known:
+        return f"{text}: {missing_gpu_reason(inventory)}"
+    if inventory.variable is not None:
+        text += f"; {VARIABLE} is {inventory.variable!r}"
+    if inventory.machine.shortage not in ("", NOT_INSTALLED):
+        text += f"; {inventory.machine.shortage}"
+    return text
+
+
+def missing_gpu_reason(inventory: Inventory) -> str:
+    """Return, as a clause, the reason why there is no usable GPU: the driver and the GPUs that were found, or
+    not found.
+    """
+    machine = inventory.machine
+    if machine.gpus and all(gpu.in_mig_mode and not gpu.mig for gpu in machine.gpus):
+        return f"{_counted(machine.gpus, 'GPU')} in MIG mode, without any MIG instance"
+    if machine.gpus:
+        return f"{VARIABLE} ({inventory.variable!r}) leaves none of {_counted(machine.gpus, 'GPU')}"
+    if machine.idle_gpus:
+        return (
+            f"{_counted(machine.idle_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver that serves "
+            f"{'it' if len(machine.idle_gpus) == 1 else 'them'}"
+        )
+    if machine.driver is None:
+        return "no NVIDIA driver was found"
+    version = f" {machine.driver.version}" if machine.driver.version else ""
+    why = machine.shortage if machine.shortage not in ("", NOT_INSTALLED) else "it has none for this process"
+    return f"the NVIDIA driver{version} was found, but no GPU: {why}"
+
+
+def _counted(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"

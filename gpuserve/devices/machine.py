@@ -1,18 +1,21 @@
-"""What there is of NVIDIA GPUs on a machine, as ``nvml.py`` and ``driver_files.py`` read it. Plain values."""
+"""The NVIDIA GPUs of a machine and their readings as plain values, from ``nvml.py`` and
+``driver_files.py``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-#: Compute modes: no process may use the GPU, or one at a time.
+#: Compute modes: no process may use the GPU, or only one at a time.
 PROHIBITED: Final = "prohibited"
 EXCLUSIVE: Final = "exclusive process"
 
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A part of a GPU in MIG mode, which CUDA takes for a GPU. None stands for a size that is not known."""
+    """A part of a GPU in MIG mode, which CUDA treats as a GPU. None stands for an unknown size."""
 
     uuid: str
     memory_nbytes: int | None = None
@@ -21,9 +24,11 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU. ``number`` is its place on the PCI bus, as in ``nvidia-smi``; "" and None are not known.
-    ``cpus`` and ``numa_node`` are those that the GPU is next to (-1: all are alike). Of a GPU in MIG mode
-    only its instances ``mig`` can be used, of which there may be none.
+    """A GPU. ``number`` is its position on the PCI bus, as in ``nvidia-smi``; "" and None stand for unknown
+    values.
+
+    ``cpus`` and ``numa_node`` are next to the GPU (-1: all nodes are alike). Of a GPU in MIG mode only the
+    instances in ``mig`` can be used; there may be none.
     """
 
     number: int
@@ -45,7 +50,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaDriver:
-    """The NVIDIA driver, and the newest CUDA that it can serve; "" is not known."""
+    """The NVIDIA driver, and the newest CUDA version that it supports; "" is unknown."""
 
     version: str = ""
     cuda_version: str = ""
@@ -53,12 +58,95 @@ class NvidiaDriver:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found on a machine. ``driver`` None: there is none. ``shortage`` says what stood in the way of
-    finding more, as a clause, "" for nothing. ``idle_gpus`` are the PCI addresses of GPUs that no driver
-    serves.
+    """The GPUs of a machine. ``driver`` None: there is no driver.
+
+    ``shortage`` is a clause that says why less was found than there may be, or "". ``idle_gpus`` are the PCI
+    addresses of GPUs without a driver.
     """
 
     driver: NvidiaDriver | None = None
     gpus: tuple[Gpu, ...] = ()
     shortage: str = ""
     idle_gpus: tuple[str, ...] = ()
+
+
+#: Bits of NVML's clocks event reasons that mean that a GPU is slowed down, with our names.
+SLOWDOWNS: Final[Mapping[int, str]] = {
+    0x04: "power_cap",
+    0x08: "hardware",
+    0x20: "thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+}
+
+
+class RemappedRows(NamedTuple):
+    """Rows of GPU memory that were replaced by spare rows.
+
+    ``pending``: rows will be replaced at the next reset. ``failed``: there was no spare row left.
+    """
+
+    corrected: int
+    uncorrected: int
+    pending: bool
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """The figures of one GPU at one time. None stands for a figure that this GPU does not report."""
+
+    memory_total_nbytes: int | None = None
+    memory_used_nbytes: int | None = None
+    #: Fraction of the time in which a kernel ran, 0 to 1.
+    utilization: float | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    #: Energy since the driver was loaded.
+    energy_j: float | None = None
+    #: Memory errors since the driver was loaded.
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remapped_rows: RemappedRows | None = None
+    retired_pages_pending: bool | None = None
+    #: Names in ``SLOWDOWNS``.
+    slowdowns: frozenset[str] | None = None
+    #: GPU memory in bytes by process id.
+    processes: Mapping[int, int] = field(default_factory=dict)
+
+
+class GpuReport(NamedTuple):
+    """The result of the questions about one GPU or MIG instance.
+
+    ``device`` is "cuda:0" and so on, ``product`` the maker's name. ``fault`` says why the GPU cannot be used.
+    Without a fault and without a ``reading`` NVML did not respond.
+    """
+
+    uuid: str
+    device: str
+    product: str
+    reading: GpuReading | None
+    fault: str = ""
+
+
+class NvmlRound(NamedTuple):
+    """The responses of NVML to one round of questions about all GPUs."""
+
+    gpus: tuple[GpuReport, ...]
+
+
+class Xid(NamedTuple):
+    """An error that the driver reported. ``uuids`` are the GPU that it concerns, or the MIG instances."""
+
+    uuids: tuple[str, ...]
+    number: int
+
+
+class NvmlMissingEvent(NamedTuple):
+    """The absence of NVML on this machine, the last of the news."""
+
+    reason: str
+
+
+GpuMonitorEvent = NvmlRound | Xid | NvmlMissingEvent

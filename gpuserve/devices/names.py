@@ -1,14 +1,13 @@
-"""How a device is written: in a config file, as ``--device``, in ``bind()``. Text only: what a machine has is
-not known here.
+"""Device names in config files, in ``--device`` and in ``bind()``. This module does not look at the machine.
 
 =======================  ==========================================================================
 ``cpu``                  no GPU
-``cuda:0``, ``cuda:1``…  a GPU by its number: in the order of the PCI bus, or where
-                         ``CUDA_VISIBLE_DEVICES`` is set, in that of its list; a GPU in MIG mode
-                         counts as its instances
-``cuda:*``               every one of them
-``GPU-…``                a GPU by its UUID, or the beginning of it
-``MIG-…``                a MIG instance by its UUID, or the beginning of it
+``cuda:0``, ``cuda:1``…  a GPU by its number: in the order of the PCI bus, or of the list in
+                         ``CUDA_VISIBLE_DEVICES`` if it is set; a GPU in MIG mode counts as its
+                         instances
+``cuda:*``               every GPU
+``GPU-…``                a GPU by its UUID, or a prefix of it
+``MIG-…``                a MIG instance by its UUID, or a prefix of it
 =======================  ==========================================================================
 """
 
@@ -19,11 +18,11 @@ from typing import Final
 
 CPU: Final = "cpu"
 EVERY_GPU: Final = "cuda:*"
-#: The environment variables by which CUDA chooses and numbers the GPUs of a process.
+#: The environment variables that select and number the GPUs of a process.
 VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER_VARIABLE: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
-#: What a worker process calls its GPU, which is the only one that it sees.
+#: The name of the only visible GPU in a worker process.
 OWN_GPU: Final = "cuda:0"
 _NUMBERED = re.compile(r"cuda:(0|[1-9]\d{0,3})")
 _ALIKE = re.compile(r"(?:cuda|gpu|nvidia)[:\s_-]*(\d{1,4}|\*|all|)")
@@ -40,8 +39,10 @@ def check_device_name(text: str) -> str:
     )
 
 
-def meant(text: str) -> str | None:
-    """Return the name that somebody means who writes it in another way: ``gpu0``, ``CUDA:1``, ``gpu:*``."""
+def likely_device_name(text: str) -> str | None:
+    """Return the device name that was probably meant by ``gpu0``, ``CUDA:1``, ``gpu:*`` and the like, or
+    None.
+    """
     word = text.strip().casefold()
     found = _ALIKE.fullmatch(word)
     if found is not None:
@@ -59,5 +60,5 @@ def number_of(text: str) -> int | None:
 
 
 def is_uuid(text: str) -> bool:
-    """Whether the text is a UUID of a GPU or of a MIG instance, or the beginning of one."""
+    """Return whether a text is a UUID of a GPU or of a MIG instance, or a prefix of one."""
     return _UUID.fullmatch(text) is not None

@@ -1,21 +1,30 @@
-"""Where the worker process of one instance runs: the GPU that it sees, the CPUs and the memory beside it."""
+"""The placement of a worker process (GPU, CPUs and memory), and the processors that this process may use."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuserve.devices.names import BY_BUS, ORDER_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
-    from gpuserve.devices.visible import VisibleDevice
+    from gpuserve.devices.inventory import VisibleDevice
+
+#: Files of the control group in a container, v2 and v1: CPU time in microseconds, and the period.
+_V2_QUOTA: Final = "sys/fs/cgroup/cpu.max"
+_V1_QUOTA: Final = ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a worker runs. ``gpu_uuid`` is of its GPU or MIG instance, "" for none or an unknown one.
-    ``visible`` is what ``CUDA_VISIBLE_DEVICES`` is in the process, "" where it is left alone. ``cpus``: all,
-    where empty; ``numa_nodes`` has one, or none.
+    """The placement of a worker process.
+
+    Attributes:
+        gpu_uuid: The UUID of its GPU or MIG instance, "" for none or an unknown one.
+        visible: The value of ``CUDA_VISIBLE_DEVICES`` in the process, "" to leave the variable unchanged.
+        cpus: The CPUs of the process; empty: all.
+        numa_nodes: The NUMA node of the process, or empty.
     """
 
     gpu_uuid: str = ""
@@ -28,8 +37,10 @@ class Placement:
         return self.numa_nodes[0] if self.numa_nodes else -1
 
     def environment(self) -> dict[str, str]:
-        """Return what the process's environment has besides its parent's. CUDA numbers GPUs by speed unless
-        told otherwise; a number in ``visible`` counts them by the bus.
+        """Return the environment variables that the process has besides those of its parent.
+
+        CUDA numbers GPUs by speed unless told otherwise; a number in ``visible`` counts GPUs in the order of
+        the PCI bus.
         """
         return {VARIABLE: self.visible, ORDER_VARIABLE: BY_BUS} if self.visible else {}
 
@@ -38,8 +49,32 @@ ANYWHERE: Final = Placement()
 
 
 def placement_on(device: VisibleDevice, *, numa_affinity: bool) -> Placement:
-    """Place a worker process on a device; with ``numa_affinity`` its CPUs and memory are those beside it."""
+    """Return the placement on a device; with ``numa_affinity`` on the CPUs and the memory next to the
+    device.
+    """
     gpu = device.gpu
     if not numa_affinity:
         return Placement(device.uuid, device.entry)
     return Placement(device.uuid, device.entry, gpu.cpus, (gpu.numa_node,) if gpu.numa_node >= 0 else ())
+
+
+def n_processors(root: str = "") -> float:
+    """Return the number of processors that this process may run on, or the quota of its container if that is
+    lower.
+    """
+    quota = _words_of(f"{root}/{_V2_QUOTA}") or [
+        *_words_of(f"{root}/{_V1_QUOTA[0]}"),
+        *_words_of(f"{root}/{_V1_QUOTA[1]}"),
+    ]
+    allowed = float(len(os.sched_getaffinity(0)))
+    if len(quota) != len(_V1_QUOTA) or not quota[0].isdigit():  # no quota: "max" in v2, -1 in v1
+        return allowed
+    return min(allowed, int(quota[0]) / int(quota[1]))
+
+
+def _words_of(path: str) -> list[str]:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().split()
+    except OSError:
+        return []

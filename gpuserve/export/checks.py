@@ -32,9 +32,9 @@ from gpuserve.export.sizing.values import readable
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
+    from gpuserve.config.settings.server import ServerSettings
     from gpuserve.export.sizing.options import ExportOptions
     from gpuserve.export.sizing.sizing import Sizes
-    from gpuserve.settings.server import ServerSettings
 
 _PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
 _TIME_KEYS: Final = ("lame_duck_s", "drain_timeout_s", "load_timeout_s")

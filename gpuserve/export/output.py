@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpuserve.config.messages import ConfigProblems, Origin, Problem
+from gpuserve.config.problems import ConfigProblems, Origin, Problem
 from gpuserve.errors import GpuserveError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.export.checks import (
     balancer_violations,
     compose_violations,

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
-    from gpuserve.settings.server import ServerSettings
+    from gpuserve.config.settings.server import ServerSettings
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -94,7 +94,7 @@ def leave(status: int) -> NoReturn:
 
 def set_up(settings: ServerSettings) -> None:
     """Log as the settings say, and report long turns after the present one, if a variable asks for that."""
-    from gpuserve.settings.logs import configure
+    from gpuserve.config.settings.logs import configure
 
     configure(settings.log_format, settings.log_level)
     if limit_ms := os.environ.get(_TURN_LIMIT):

@@ -19,7 +19,7 @@ import enum
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from gpuserve.declare.openai import annotation_words
+from gpuserve.model.openai_declaration import annotation_names
 from gpuserve.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, OpenAIRequest
 
 
@@ -61,7 +61,7 @@ def handlers_of(made: Any) -> dict[Endpoint, Handler]:
         if callable(method := getattr(made, name, None))
     }
     if not found and callable(made):
-        words = annotation_words(made)
+        words = annotation_names(made)
         named = [endpoint for endpoint, kind in REQUESTS.items() if kind.__name__ in words]
         found = {endpoint: Handler(made, _takes(endpoint, made)) for endpoint in named}
     if not found:
@@ -73,7 +73,7 @@ def handlers_of(made: Any) -> dict[Endpoint, Handler]:
 
 
 def _takes(endpoint: Endpoint, function: Callable[..., Any]) -> Takes:
-    words = annotation_words(function)
+    words = annotation_names(function)
     if endpoint is not Endpoint.EMBEDDINGS or not words & {"list", "List", "Sequence"}:
         return Takes.REQUEST
     return Takes.TEXTS if "str" in words else Takes.REQUESTS

@@ -32,7 +32,7 @@ from gpuserve.openai.stops import Stops
 if TYPE_CHECKING:
     from gpuserve_worker.calling.request import Request
 
-#: As ``gpuserve/declare/openai.py`` declares them.
+#: As ``gpuserve/model/openai_declaration.py`` declares them.
 _REQUEST: Final = "request"
 _RESPONSE: Final = "response"
 _ENDPOINT: Final = "endpoint"

@@ -7,8 +7,8 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from gpuserve.declare.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument
+from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
 
 
 def instances_by_device(spec: ModelSpec) -> dict[str, int]:

@@ -8,8 +8,8 @@ import importlib.util
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.devices.names import CPU
+from gpuserve.model.spec import ModelSpec
 
 _EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"
 #: Distribution -> the CUDA that it is made for.

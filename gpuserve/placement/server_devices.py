@@ -11,15 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpuserve.declare.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
 from gpuserve.devices.names import CPU
 from gpuserve.devices.placement import ANYWHERE, Placement, placement_on
 from gpuserve.errors import DeviceError
+from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
 from gpuserve.placement.libraries import missing_library
 
 if TYPE_CHECKING:
-    from gpuserve.devices.inventory import DriverLook, Inventory
-    from gpuserve.devices.visible import VisibleDevice
+    from gpuserve.devices.inventory import DriverReader, Inventory, VisibleDevice
 
 
 class ServerDevices:
@@ -27,7 +26,7 @@ class ServerDevices:
     their GPU.
     """
 
-    def __init__(self, look: DriverLook | None = None, *, numa_affinity: bool = True) -> None:
+    def __init__(self, look: DriverReader | None = None, *, numa_affinity: bool = True) -> None:
         self._look = look
         self._numa_affinity = numa_affinity
         self._looking = threading.Lock()
@@ -35,21 +34,21 @@ class ServerDevices:
 
     def inventory(self, *, again: bool = False) -> Inventory:
         """What was found before, or by another look; ``DeviceError`` where the driver does not answer."""
-        from gpuserve.devices.inventory import DriverLook  # a server without a GPU does without
+        from gpuserve.devices.inventory import DriverReader  # a server without a GPU does without
 
         with self._looking:
-            self._look = self._look or DriverLook()
+            self._look = self._look or DriverReader()
             if self._known is None:
-                self._known = self._look.take()
+                self._known = self._look.read()
             elif again:
-                self._known = self._look.take().numbered_as(self._known)
+                self._known = self._look.read().numbered_as(self._known)
             return self._known
 
     def devices_named(self, text: str) -> Sequence[VisibleDevice]:
         """The devices behind a name, none for "cpu"; ``DeviceError`` says what there is instead."""
         if text == CPU:
             return ()
-        from gpuserve.devices.resolution import devices_named  # as above
+        from gpuserve.devices.inventory import devices_named  # as above
 
         return devices_named(text, self.inventory())
 

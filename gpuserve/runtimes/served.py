@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gpuserve.settings.processors import n_processors
+from gpuserve.devices.placement import n_processors
 from gpuserve_worker.calling.context import ModelContext, current_model
 from gpuserve_worker.calling.request import Batch
 

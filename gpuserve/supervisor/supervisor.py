@@ -12,15 +12,15 @@ from functools import partial
 from socket import socket
 from typing import Any, Final
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control import messages
 from gpuserve.control.operator import AnswerOutcome
 from gpuserve.control.reactor import Reactor
-from gpuserve.declare.spec import RESTART_WORKER, ModelSpec
 from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import SEEN_BY_FRONT, EventKind
+from gpuserve.model.spec import RESTART_WORKER, ModelSpec
 from gpuserve.placement.server_devices import ServerDevices
-from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.front_events import EventsForFront
 from gpuserve.supervisor.core.front_keeper import FrontKeeper

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.models.ensembles.plan import PlannedStep, RunProgress, plans_of
 from gpuserve.front.v2.validation import check_of
+from gpuserve.model.spec import ModelSpec
 from gpuserve.testing.answers import Outputs
 from gpuserve.testing.local_model import LocalModel, asked_of, outputs_of, replies_of
 from gpuserve.testing.requests import LocalRequest, WrongCall, checked_arrays

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar, Unpack
 
 import numpy as np
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.batching.refusals import no_stream
 from gpuserve.front.v2.validation import check_of
+from gpuserve.model.spec import ModelSpec
 from gpuserve.testing.answers import Outputs, answers_of
 from gpuserve.testing.others import OtherModels
 from gpuserve.testing.requests import LocalRequest, batch_of, local_request

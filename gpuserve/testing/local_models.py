@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from gpuserve.declare.ensembles import by_name
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import StartupError
+from gpuserve.model.rules import by_name
+from gpuserve.model.spec import ModelSpec
 from gpuserve.testing.answers import Outputs
 from gpuserve.testing.local_ensemble import LocalEnsemble, LocalOne
 from gpuserve.testing.local_model import LocalModel, outputs_of

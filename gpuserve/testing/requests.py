@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.types import InferRequest, InputTensor
 from gpuserve.front.v2.types import Sequence as RequestSequence
 from gpuserve.front.v2.validation import CheckedRequest, ModelCheck
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.calling.questions import ModelCallError
 from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, encode_bytes, numpy_dtype

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from gpuserve.api.model_host import ModelHost, Runner
-from gpuserve.declare.ensembles import by_name
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.settings.server import ServerSettings
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.model.rules import by_name
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.core.server_life import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
 from gpuserve.testing.answers import Outputs

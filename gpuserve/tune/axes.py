@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gpuserve.bench.plan.errors import BenchOptionError
-from gpuserve.declare.spec import MAX_INSTANCES, ModelSpec
+from gpuserve.model.spec import MAX_INSTANCES, ModelSpec
 
 #: A value for the key of each axis, in the order of the axes.
 Settings: TypeAlias = tuple[int, ...]

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from gpuserve.bench.plan.errors import BenchOptionError
 from gpuserve.bench.reports.latencies import LatencySummary
 from gpuserve.bench.reports.results import LevelResult
-from gpuserve.options import durations
+from gpuserve.model.options import DURATION_PATTERN, MICROSECONDS, parse_duration
 from gpuserve.tune.axes import Settings
 
 _FIELDS: Final = {
@@ -48,7 +48,7 @@ def parse_limit(text: str) -> LatencyLimit:
     figure, _, time = text.partition("=")
     try:
         if figure in _FIELDS and time[-1:].isalpha():  # which unit a bare number is in, nobody can know
-            return LatencyLimit(figure, durations.duration(time) * 1e3)
+            return LatencyLimit(figure, parse_duration(time) * 1e3)
     except ValueError:
         pass
     raise BenchOptionError(

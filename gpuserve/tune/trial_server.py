@@ -16,9 +16,9 @@ from typing import IO, Any, Final
 from gpuserve.bench.plan.errors import BenchError
 from gpuserve.client.url import ServerUrl
 from gpuserve.config.load import Configuration, load_file
-from gpuserve.config.messages import Origin
-from gpuserve.config.positions import Path
 from gpuserve.config.precedence import Override
+from gpuserve.config.problems import Origin
+from gpuserve.config.yaml_document import Path
 
 _END_TIMEOUT_S: Final = 30.0
 _LABEL: Final = "gpuserve tune"

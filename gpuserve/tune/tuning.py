@@ -14,8 +14,8 @@ from gpuserve.bench.reports.results import LevelResult
 from gpuserve.bench.server.target import Target
 from gpuserve.bench.session import BenchObserver, BenchRun, measure
 from gpuserve.config.load import Configuration
-from gpuserve.config.messages import ConfigProblems
-from gpuserve.config.positions import Path
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.config.yaml_document import Path
 from gpuserve.tune.axes import Axis, Settings
 from gpuserve.tune.search import LatencyLimit, Point, Position, best, coordinate_search, points_of, score
 from gpuserve.tune.trial_server import TrialFailed, configuration_of, trial_server

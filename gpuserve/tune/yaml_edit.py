@@ -9,8 +9,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from gpuserve.config.positions import Path
-from gpuserve.config.schema import usual_key
+from gpuserve.config.schema import canonical_key
+from gpuserve.config.yaml_document import Path
 
 _FIRST_ITEM = re.compile(r"^models:[^\n]*\n(?:[ ]*(?:#[^\n]*)?\n)*([ ]*)- ", re.MULTILINE)
 _WIDE = 10_000
@@ -39,7 +39,7 @@ def _put(whole: Any, path: Path, value: Any) -> None:
     if isinstance(whole, list) and last == len(whole):
         whole.append(value)
     elif isinstance(whole, dict):  # a file may have Triton's name for the key
-        whole[next((key for key in whole if usual_key((*parents, key)) == last), last)] = value
+        whole[next((key for key in whole if canonical_key((*parents, key)) == last), last)] = value
     else:
         whole[last] = value
 

@@ -13,7 +13,7 @@ from exporting import exported, loaded, written
 from manifests import only
 
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.export.sizing.files import MAX_NBYTES, bundle
 
 

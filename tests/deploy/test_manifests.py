@@ -14,9 +14,9 @@ from manifest_checks import all_violations
 from manifests import DEPLOY, EXAMPLES, documents, kustomizations, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
+from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.export.sizing.sizing import PROPAGATION_S, STOP_MARGIN_S
 from gpuserve.export.sizing.values import parse_nbytes
-from gpuserve.settings.server import TERMINATED_LAME_DUCK_S
 
 #: preStop.sleep is on since this version.
 OLDEST = "1.30"

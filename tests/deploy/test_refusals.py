@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from exporting import IMAGE, OPTIONS, export, loaded, written
 
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.export.rendering import grafana_text, kubernetes_stream
 from gpuserve.export.sizing.values import GIB
 

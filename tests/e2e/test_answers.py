@@ -17,7 +17,7 @@ from bound import FLOATS_IN_AND_OUT, TIMEOUT_S, ask, free_server, infer
 from processes import until, wait_until
 
 from gpuserve import ModelConfig, Server
-from gpuserve.declare.model import DynamicBatcher
+from gpuserve.model.declaration import DynamicBatcher
 
 
 class Counts:

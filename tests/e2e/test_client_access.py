@@ -20,7 +20,7 @@ from gpuserve.client import (
     FuturesModelClient,
     ModelClient,
 )
-from gpuserve.settings.access import ENDPOINT_GROUPS
+from gpuserve.config.settings.values import ENDPOINT_GROUPS
 
 TOKEN = "a-token"
 ROW = np.array([1, 2], np.float32)

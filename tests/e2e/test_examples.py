@@ -36,7 +36,12 @@ def post(url: str, body: str) -> Any:
 
 
 def test_quickstart_client_names_the_content_of_files() -> None:
-    files = ["pyproject.toml", "scripts/serve", "gpuserve/declare/model.py", "examples/quickstart/README.md"]
+    files = [
+        "pyproject.toml",
+        "scripts/serve",
+        "gpuserve/model/declaration.py",
+        "examples/quickstart/README.md",
+    ]
     with serving(*serve("quickstart")) as server:
         lines = run_client("quickstart", server, *(str(REPOSITORY / file) for file in files))
     answers = [line.split() for line in lines]

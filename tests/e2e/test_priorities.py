@@ -12,7 +12,7 @@ from gated import Gate, grpc_input
 from tritonclient.utils import InferenceServerException
 
 from gpuserve import DynamicBatcher
-from gpuserve.declare.model import QueuePolicy, TimeoutAction
+from gpuserve.model.declaration import QueuePolicy, TimeoutAction
 
 MINUTE_US = 60_000_000
 REJECT, DELAY = TimeoutAction.REJECT, TimeoutAction.DELAY

@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
 
+from gpuserve.config.settings.values import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import METHODS, Access, Endpoint, Kind
 from gpuserve.front.doors.access.routes import Route
-from gpuserve.settings.access import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 
 TIMEOUT_S = 15.0
 TOKEN, OTHER = "of-the-rule", "of-inference"

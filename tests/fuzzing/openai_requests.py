@@ -9,11 +9,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.doors.openai.errors import failure
 from gpuserve.front.doors.openai.outline import outline
 from gpuserve.front.doors.openai.requests import read_body
+from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest
 from gpuserve.openai.requests import parse
 

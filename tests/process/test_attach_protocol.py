@@ -15,7 +15,7 @@ from gpuserve import Server
 from gpuserve.api.attached_server import AttachedServer
 from gpuserve.control import attach as messages_of
 from gpuserve.control.attach import attach_name
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol import wire
 
 TIMEOUT_S = 30.0

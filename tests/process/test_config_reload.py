@@ -93,7 +93,9 @@ def test_a_module_that_never_comes_back_holds_only_its_reload_up(tmp_path: Path)
         operator.reload(entry("m", 2.0), {"name": "new", "callable": "hangs.py:hangs"})
 
         def asked() -> list[int]:
-            return [one for one in children(server.pid) if "gpuserve.describe.child" in command_line(one)]
+            return [
+                one for one in children(server.pid) if "gpuserve.model.describe_child" in command_line(one)
+            ]
 
         wait_until(lambda: len(asked()) == 1, "the module is asked")
         (child,), (worker,) = asked(), server.workers

@@ -59,7 +59,9 @@ def test_a_model_that_hangs_when_it_is_asked_holds_only_its_own_load_up(tmp_path
         server, client = operator.server, operator.client()
 
         def asked() -> list[int]:
-            return [one for one in children(server.pid) if "gpuserve.describe.child" in command_line(one)]
+            return [
+                one for one in children(server.pid) if "gpuserve.model.describe_child" in command_line(one)
+            ]
 
         new = {"name": "new", "callable": "new.py:double"}
         operator.write(entry("m", 1.0), new, model_control="explicit")

@@ -15,8 +15,8 @@ from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, mo
 from processes import wait_ended, wait_until
 
 from gpuserve import ModelConfig, Server, Tensor
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.errors import StartupError
-from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerObserver, ServerState
 from gpuserve.supervisor.supervisor import Supervisor
 

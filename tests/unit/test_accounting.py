@@ -13,12 +13,12 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import BatchingSpec, ModelSpec, SequenceBatching
 from gpuserve.errors import RequestError
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.v2.statistics import FailureReason
 from gpuserve.front.v2.types import Sequence
+from gpuserve.model.spec import BatchingSpec, ModelSpec, SequenceBatching
 
 STEPS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 2), st.just(1)),

@@ -9,12 +9,12 @@ import pytest
 
 from gpuserve import ModelConfig, Tensor
 from gpuserve.api.binding import model_spec
-from gpuserve.config.entries.model import ModelEntry
-from gpuserve.config.models import model_spec as spec_of_entry
+from gpuserve.config.model_specs import model_spec as spec_of_entry
 from gpuserve.config.rules import violations
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.declare.written import ensemble_spec
+from gpuserve.config.schema import ModelEntry
 from gpuserve.errors import BindError
+from gpuserve.model.build import ensemble_spec
+from gpuserve.model.spec import ModelSpec
 
 #: array, memory of a float input, then what both come to; a BYTES input beside it always stays on the host.
 CASES = [

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduled import model_spec
 
-from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.errors import DeadlineExceeded, QueueFull
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState
+from gpuserve.model.spec import BatchingSpec, QueueSpec
 
 US = 1e-6
 INSTANCES = ("a", "b", "c")

@@ -16,8 +16,8 @@ from gpuserve.cli.app import run
 from gpuserve.cli.console.exit_codes import MEANINGS, ExitCode
 from gpuserve.cli.console.failures import exit_code_of
 from gpuserve.cli.console.server_flags import option_paths
-from gpuserve.config.callable_target import CallableFlags, is_callable_path, load_callable
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.config.repositories import CallableFlags, is_callable_path, load_callable
 from gpuserve.config.schema import key_at
 from gpuserve.errors import DeviceError, GpuserveError, StartupError
 from gpuserve_worker.protocol.tensor import TensorSpec

@@ -38,9 +38,9 @@ from gpuserve.client.failures import inference_error, model_not_ready, server_no
 from gpuserve.client.request_builder import RequestBuilder, arrays_by_name, infer_options
 from gpuserve.client.settings import ClientSettings, create_auth_headers, extract_access_token_from_headers
 from gpuserve.client.url import ServerUrl
-from gpuserve.declare.model import DynamicBatcher, QueuePolicy, TimeoutAction
-from gpuserve.declare.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve.front.v2.model_config import model_config, model_config_body
+from gpuserve.model.declaration import DynamicBatcher, QueuePolicy, TimeoutAction
+from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve_worker.protocol.tensor import TensorSpec as WorkerTensorSpec
 
 # ---- URLs and tokens ------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gpuserve.compat.pytriton.bound import bound_spec
-from gpuserve.declare.model import ModelConfig, ModelWarmup, Tensor, WarmupInput
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import BadModelConfig
+from gpuserve.model.declaration import ModelConfig, ModelWarmup, Tensor, WarmupInput
+from gpuserve.model.spec import ModelSpec
 
 X = Tensor(name="x", dtype=np.float32, shape=(-1,))
 Y = Tensor(name="y", dtype=np.float32, shape=(-1,))

@@ -16,7 +16,7 @@ from gpuserve.compat.pytriton.triton import Triton
 from gpuserve.compat.pytriton.triton_config import TritonConfig, flag_of, merged
 from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
 from gpuserve.compat.tritonserver.flags import Fate
-from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.config.settings.server import ServerSettings, TraceSettings
 
 OPEN = TritonSecurityConfig(restricted_endpoints=[])
 PREFIX = "PYTRITON_TRITON_CONFIG_"

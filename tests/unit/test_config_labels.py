@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
-from gpuserve.declare.spec import LabelSpec
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.model.spec import LabelSpec
 
 MODEL = """\
 models:

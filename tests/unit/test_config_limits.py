@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gpuserve.config.load import MAX_CONFIG_NBYTES, load_file
-from gpuserve.config.messages import ConfigProblems
-from gpuserve.declare.ensembles import MAX_DEPTH
-from gpuserve.repository.folders import model_folder, model_folders
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.config.triton.folders import model_folder, model_folders
+from gpuserve.model.rules import MAX_DEPTH
 
 TENSORS = {
     "inputs": [{"name": "x", "dtype": "FP32", "shape": [1]}],

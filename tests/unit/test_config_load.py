@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.config.entries.kinds import MISSING, UNEXPECTED, UNKNOWN, Mistake
+from gpuserve.config.entries import MISSING, UNEXPECTED, UNKNOWN, Mistake
 from gpuserve.config.load import Configuration, load_data, load_file
-from gpuserve.config.messages import ConfigProblems, Origin, describe
 from gpuserve.config.precedence import Override
-from gpuserve.config.repository import FileRepository
+from gpuserve.config.problems import ConfigProblems, Origin, describe
+from gpuserve.config.repositories import FileRepository
 from gpuserve.config.schema import ConfigFile, ServerEntry, json_schema
-from gpuserve.declare.spec import BatchingSpec, QueueSpec
-from gpuserve.options import declared
-from gpuserve.settings.server import ServerSettings
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.model.options import declared
+from gpuserve.model.spec import BatchingSpec, QueueSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 WHOLE = """\

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from gpuserve.config.load import Configuration, load_file
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import json_schema
-from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
-from gpuserve.settings.access import AccessRule
+from gpuserve.config.settings.values import AccessRule
+from gpuserve.model.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
 
 SECRET = "hunter2-hunter2"
 MODEL = """\

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 from reloading import Work, model
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control.operator import VerbOutcome
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import ConfigError, GpuserveError
 from gpuserve.journal.event_journal import EventJournal
-from gpuserve.settings.server import ServerSettings
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState
 from gpuserve.supervisor.reload.config_reload import ConfigReload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.config.positions import Span, YamlSyntaxError, parse, parse_value
+from gpuserve.config.yaml_document import Span, YamlSyntaxError, parse, parse_value
 
 
 def test_builds_yaml_1_2() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gpuserve.api.binding import check_new, model_spec
-from gpuserve.declare.model import (
+from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
+from gpuserve.model.declaration import (
     DynamicBatcher,
     ModelConfig,
     ModelWarmup,
@@ -18,8 +19,7 @@ from gpuserve.declare.model import (
     TimeoutAction,
     WarmupInput,
 )
-from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec, SequenceBatching
-from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
+from gpuserve.model.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec, SequenceBatching
 
 X = Tensor((-1, 3), np.float32, "x")
 Y = Tensor((1,), bytes, "y", optional=True)

@@ -12,7 +12,6 @@ from decorating import model, rows, serving
 from gpuserve.decorators import (
     DecoratorError,
     batch,
-    errors,
     fill_optionals,
     first_value,
     group_by_keys,
@@ -21,6 +20,7 @@ from gpuserve.decorators import (
     pad_batch,
     sample,
 )
+from gpuserve.decorators import wrapping as errors
 
 DECORATORS: dict[str, Any] = {
     "batch": batch,

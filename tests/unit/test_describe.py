@@ -12,12 +12,12 @@ import pytest
 
 from gpuserve.api.binding import model_spec
 from gpuserve.config.load import Configuration, load_file
-from gpuserve.config.messages import ConfigProblems
-from gpuserve.config.repository import FileRepository
-from gpuserve.declare.model import ModelConfig, Tensor
-from gpuserve.describe.asking import Question, ask
-from gpuserve.describe.declaration import declaration
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.config.repositories import FileRepository
 from gpuserve.errors import BindError
+from gpuserve.model.declaration import ModelConfig, Tensor
+from gpuserve.model.describe import Question, ask
+from gpuserve.model.self_description import declaration
 from gpuserve_worker.calling.callable import LoadError
 from gpuserve_worker.protocol.tensor import TensorSpec
 

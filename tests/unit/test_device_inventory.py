@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from gpuserve.devices.driver_files import cpu_list
-from gpuserve.devices.inventory import NOT_INSTALLED, DriverLook, Inventory, read_machine
+from gpuserve.devices.inventory import NOT_INSTALLED, DriverReader, Inventory, read_machine, visible_devices
 from gpuserve.devices.machine import Gpu, Machine, MigInstance, NvidiaDriver
 from gpuserve.devices.names import check_device_name, meant
-from gpuserve.devices.visible import visible_devices
 from gpuserve.errors import DeviceError
 
 INFORMATION = """Model: \t\t NVIDIA H200
@@ -177,15 +176,15 @@ def hanging(until: threading.Event) -> Callable[[], Any]:
 
 def test_a_driver_that_hangs_is_an_error_and_is_not_asked_again(tmp_path: Path) -> None:
     goes_on = threading.Event()
-    look = DriverLook(tmp_path, {}, hanging(goes_on), timeout_s=0.5)
+    look = DriverReader(tmp_path, {}, hanging(goes_on), timeout_s=0.5)
     text = r"^the NVIDIA driver did not answer within 0\.5 s, so it cannot be told which GPUs there are"
     for _ in range(2):
         with pytest.raises(DeviceError, match=text):
-            look.take()
+            look.read()
     (thread,) = [one for one in threading.enumerate() if one.name == "gpuserve-devices"]
     goes_on.set()
     thread.join()
-    assert look.take().names() == ["cpu"]
+    assert look.read().names() == ["cpu"]
 
 
 def test_a_defect_is_raised_as_it_is(tmp_path: Path) -> None:
@@ -193,7 +192,7 @@ def test_a_defect_is_raised_as_it_is(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        DriverLook(tmp_path, {}, load).take()
+        DriverReader(tmp_path, {}, load).take()
 
 
 # ---- names ------------------------------------------------------------------------------------

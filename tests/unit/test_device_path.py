@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_ensemble_runs import STEPS, act, step
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import Internal, RequestError
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol import wire
 
 CHAIN = ensemble(step("m11", "x", "a"), step("m11", "a", "b"), step("m11", "b", "y"))

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
-from gpuserve.devices.inventory import NOT_INSTALLED, DriverLook, Inventory
+from gpuserve.devices.inventory import NOT_INSTALLED, DriverReader, Inventory, visible_devices
 from gpuserve.devices.machine import EXCLUSIVE, PROHIBITED, Gpu, Machine, MigInstance, NvidiaDriver
 from gpuserve.devices.placement import ANYWHERE, Placement
-from gpuserve.devices.visible import visible_devices
 from gpuserve.errors import DeviceError
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.placement.libraries import missing_library
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve_worker.protocol.tensor import TensorSpec
@@ -26,7 +25,7 @@ IN_PARTS = Gpu(2, "GPU-cc", in_mig_mode=True, mig=(MigInstance(M), MigInstance(N
 DRIVER = NvidiaDriver("580.65.06", "13.0")
 
 
-class Look(DriverLook):
+class Look(DriverReader):
     """Looks at a machine that is made up; each look takes the next one."""
 
     def __init__(self, *machines: Machine, variable: str | None = None) -> None:
@@ -262,5 +261,5 @@ def test_a_library_that_is_missing(array: str, memory: str, installed: tuple[str
 
 
 def test_a_real_look_at_an_empty_machine(tmp_path: Path) -> None:
-    look = DriverLook(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
-    assert look.take().names() == ["cpu"]
+    look = DriverReader(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert look.read().names() == ["cpu"]

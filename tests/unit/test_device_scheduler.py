@@ -6,14 +6,6 @@ import pytest
 from device_requests import BoundRequest
 from scheduled import model_spec
 
-from gpuserve.declare.spec import (
-    BatchingSpec,
-    InstanceSpec,
-    ModelSpec,
-    PolicySpec,
-    QueueSpec,
-    SequenceBatching,
-)
 from gpuserve.errors import InvalidArgument, QueueFull, RequestError, Unavailable
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
@@ -22,6 +14,14 @@ from gpuserve.front.batching.scheduler_factory import scheduler_of
 from gpuserve.front.models.instances import Instances
 from gpuserve.front.models.model_driver import DeviceCheck
 from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.model.spec import (
+    BatchingSpec,
+    InstanceSpec,
+    ModelSpec,
+    PolicySpec,
+    QueueSpec,
+    SequenceBatching,
+)
 
 DEVICES = {"a": "cuda:0", "b": "cuda:1", "c": "cpu"}
 

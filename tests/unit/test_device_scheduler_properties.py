@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduled import model_spec
 
-from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.errors import QueueFull
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
 from gpuserve.front.batching.interface import Scheduler
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import RequestState
+from gpuserve.model.spec import BatchingSpec, QueueSpec
 
 DEVICES = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1", "d": "cpu"}
 ANY = ""

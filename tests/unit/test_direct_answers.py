@@ -15,7 +15,6 @@ from driver_scene import SPEC, Scene, request
 from ensemble_scene import Scene as EnsembleScene
 from graphs import MEMBERS
 
-from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import DeadlineExceeded, Internal, RequestError, Unavailable
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
@@ -29,6 +28,7 @@ from gpuserve.front.observe.tracing.trace import Trace
 from gpuserve.front.observe.tracing.values import TraceLevel, TraceValues
 from gpuserve.front.v2.statistics import FailureReason
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 #: Two steps, one after the other.

@@ -13,7 +13,16 @@ import pytest
 
 from gpuserve import Server
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.config.settings.checks import change
+from gpuserve.config.settings.server import GRPCIO, ServerSettings
+from gpuserve.config.settings.values import (
+    AUTO,
+    DESCRIPTORS_PER_INGRESS,
+    ingress_processes_problem,
+    read_ingress_processes,
+)
+from gpuserve.devices.placement import n_processors
 from gpuserve.errors import ConfigError
 from gpuserve.front.door.reports import STATUS_S, Reports
 from gpuserve.front.exchange.limits import Admission, Limits
@@ -24,10 +33,6 @@ from gpuserve.front.observe.triton_metrics import page
 from gpuserve.front.passage.messages import Status
 from gpuserve.front.process.connection_metrics import connection_families
 from gpuserve.front.server.limits import part_of_door
-from gpuserve.settings.doors import AUTO, DESCRIPTORS_OF_DOOR, doors_problem, read_doors
-from gpuserve.settings.live import change
-from gpuserve.settings.processors import n_processors
-from gpuserve.settings.server import GRPCIO, ServerSettings
 
 SAID = Status(0, 0, 0, 0, 0.0, 0, 0, {}, {}, {}, 0, 0, 0, 0, {})
 
@@ -157,7 +162,7 @@ def configured(tmp_path: Path, **server: Any) -> ServerSettings:
 def test_auto_is_a_part_of_the_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n, doors in ((1, 1), (7, 1), (8, 2), (16, 4), (128, 8)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=n: set(range(n)))
-        assert read_doors(AUTO) == doors
+        assert read_ingress_processes(AUTO) == doors
         assert configured(tmp_path, doors="auto").doors == doors
         assert Server(doors=AUTO)._settings.doors == doors
 
@@ -196,7 +201,7 @@ REFUSALS = [
     (1.5, "an integer"),
     ("many", "'auto'"),
     ("true", "an integer"),
-    (MANY, f"each door takes {DESCRIPTORS_OF_DOOR}: expected at most .*, got {MANY}"),
+    (MANY, f"each door takes {DESCRIPTORS_PER_INGRESS}: expected at most .*, got {MANY}"),
 ]
 
 
@@ -220,8 +225,8 @@ def test_grpcio_has_its_connections_in_the_front(tmp_path: Path) -> None:
 
 def test_there_may_be_as_many_as_there_are_descriptors_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
-    assert doors_problem(8, "native") is None
-    assert doors_problem(9, "native") == (
+    assert ingress_processes_problem(8, "native") is None
+    assert ingress_processes_problem(9, "native") == (
         "doors: a process may have 512 open files (RLIMIT_NOFILE), of which each door takes 64: expected at "
         "most 8, got 9"
     )

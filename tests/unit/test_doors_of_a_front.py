@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control.messages import IngressUp
 from gpuserve.control.reactor import Reactor
 from gpuserve.front.exchange.awaited import AwaitedRequests
@@ -27,7 +28,6 @@ from gpuserve.front.keeper.doors import Doors
 from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.service.service import inference_service
-from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.ingress import IngressProcesses
 from gpuserve.supervisor.core.log_lines import LogLines
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control import messages
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.links.worker_link import DeviceLinks
@@ -14,7 +15,6 @@ from gpuserve.front.process.draining import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.ports import Ports
 from gpuserve.front.service.service import InferenceService, inference_service
-from gpuserve.settings.server import ServerSettings
 
 
 class Told(Transport):

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from driver_scene import SPEC, Scene, Worker
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.front.v2.types import InferResponse
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 
 
 def having(*names: str) -> ModelSpec:

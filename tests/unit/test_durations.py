@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpuserve.cli.app import run
 from gpuserve.config.load import load_data
-from gpuserve.config.messages import ConfigProblems
-from gpuserve.options import declared, durations
-from gpuserve.settings.server import ServerSettings
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.model.options import DURATION_PATTERN, MICROSECONDS, declared, parse_duration
 
 MODEL = {"name": "m", "callable": "pkg.mod:f", "inputs": [], "outputs": [], "max_batch_size": 4}
 
@@ -27,8 +27,8 @@ MODEL = {"name": "m", "callable": "pkg.mod:f", "inputs": [], "outputs": [], "max
     ],
 )
 def test_forms(text: str, seconds: float) -> None:
-    assert durations.duration(text) == pytest.approx(seconds)
-    assert durations.duration(text, durations.MICROSECONDS) == pytest.approx(
+    assert parse_duration(text) == pytest.approx(seconds)
+    assert parse_duration(text, MICROSECONDS) == pytest.approx(
         seconds if text[-1].isdigit() else seconds * 1e6
     )
 
@@ -38,17 +38,17 @@ def test_forms(text: str, seconds: float) -> None:
 )
 def test_other_forms_are_refused_with_what_was_expected(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"such as 500ms, 10s, 1m30s or 2h, given {text!r}")):
-        durations.duration(text)
+        parse_duration(text)
 
 
 @given(st.text(alphabet="0123456789. smhdinu", max_size=12))
 def test_the_schema_knows_just_what_is_read(text: str) -> None:
     try:
-        durations.duration(text)
+        parse_duration(text)
     except ValueError:
-        assert re.search(durations.PATTERN, text) is None
+        assert re.search(DURATION_PATTERN, text) is None
     else:
-        assert re.search(durations.PATTERN, text)
+        assert re.search(DURATION_PATTERN, text)
 
 
 def test_a_file_and_a_variable_have_them_for_seconds_and_for_microseconds() -> None:

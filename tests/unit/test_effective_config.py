@@ -13,8 +13,8 @@ from gpuserve.cli.app import run
 from gpuserve.cli.views.config_view import as_text
 from gpuserve.config.effective import effective
 from gpuserve.config.load import load_data, load_file
-from gpuserve.config.positions import parse
-from gpuserve.settings.urls import MASK
+from gpuserve.config.settings.values import MASK
+from gpuserve.config.yaml_document import parse
 
 FILE = """\
 server:

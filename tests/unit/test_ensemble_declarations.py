@@ -12,10 +12,10 @@ from serving import GPUSERVE
 
 from gpuserve import Step, Tensor
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
-from gpuserve.declare.spec import StepSpec
-from gpuserve.declare.spec_changes import changed
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.errors import BindError, InvalidArgument
+from gpuserve.model.spec import StepSpec
+from gpuserve.model.spec_changes import changed
 
 MODEL = """\
 models:

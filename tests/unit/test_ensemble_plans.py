@@ -9,9 +9,9 @@ from graphs import MEMBERS, ensembles, tensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.declare.ensembles import faults, member_faults
-from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.front.models.ensembles.plan import EnsemblePlan, RunProgress, RunState, plans_of
+from gpuserve.model.rules import faults, member_faults
+from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve.states import IllegalTransition
 
 KNOWN = {name: [spec] for name, spec in MEMBERS.items()}

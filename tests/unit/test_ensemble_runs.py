@@ -12,9 +12,9 @@ from graphs import MEMBERS, ensembles, tensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import RequestError, Unavailable, Unimplemented
 from gpuserve.front.v2.statistics import FailureReason
+from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve_worker.protocol import wire
 
 STEPS = st.one_of(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control.channel import Channel, channel_pair
 from gpuserve.control.messages import CONTROL, Happened, Noticed
 from gpuserve.control.reactor import Reactor
@@ -17,7 +18,6 @@ from gpuserve.journal.event import MAX_TEXT_CHARACTERS, Event
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import FACTS, SEEN_BY_FRONT, EventKind
 from gpuserve.journal.recent import KEPT, KEPT_BY_FRONT
-from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.front_events import EventsForFront
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.listeners import Listeners

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.stamps import file_stamp, folder_stamp
+from gpuserve.config.fingerprints import file_fingerprint, folder_fingerprint
 from gpuserve.supervisor.reload.looks import Look, Looks
 
 NOTHING = Look(frozenset(), False)
@@ -55,17 +55,17 @@ def set_time(path: Path, seconds: int) -> None:
 
 def test_the_stamp_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    assert file_stamp(str(path)) is None
+    assert file_fingerprint(str(path)) is None
     path.write_text("a")
     set_time(path, 1)
-    first = file_stamp(str(path))
-    assert first == file_stamp(str(path))
+    first = file_fingerprint(str(path))
+    assert first == file_fingerprint(str(path))
     path.write_text("ab")
     set_time(path, 1)
-    assert file_stamp(str(path)) not in {first, None}
+    assert file_fingerprint(str(path)) not in {first, None}
     path.write_text("b")
     set_time(path, 2)
-    assert file_stamp(str(path)) not in {first, None}
+    assert file_fingerprint(str(path)) not in {first, None}
 
 
 @pytest.fixture
@@ -76,26 +76,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_stamp_of_a_folder_is_that_of_all_in_it(folder: Path) -> None:
-    seen = [folder_stamp(str(folder))]
+    seen = [folder_fingerprint(str(folder))]
     for change in (
         lambda: (folder / "1" / "model.py").write_text("ab"),
         lambda: (folder / "config.pbtxt").write_text(""),
         (folder / "2").mkdir,
         lambda: (folder / "1" / "model.py").rename(folder / "2" / "model.py"),
     ):
-        assert folder_stamp(str(folder)) == seen[-1]
+        assert folder_fingerprint(str(folder)) == seen[-1]
         change()
-        assert folder_stamp(str(folder)) not in seen
-        seen.append(folder_stamp(str(folder)))
+        assert folder_fingerprint(str(folder)) not in seen
+        seen.append(folder_fingerprint(str(folder)))
 
 
 def test_what_python_and_tools_leave_in_a_folder_is_no_change(folder: Path) -> None:
-    before = folder_stamp(str(folder))
+    before = folder_fingerprint(str(folder))
     (folder / "1" / "__pycache__").mkdir()
     (folder / "1" / "__pycache__" / "model.pyc").write_text("")
     (folder / ".git").mkdir()
     (folder / "1" / ".model.py.swp").write_text("")
-    assert folder_stamp(str(folder)) == before
+    assert folder_fingerprint(str(folder)) == before
 
 
 def test_links_are_followed_and_circles_end(folder: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_links_are_followed_and_circles_end(folder: Path, tmp_path: Path) -> Non
     (other / "weights").write_text("a")
     (folder / "2").symlink_to(other)
     (other / "round").symlink_to(folder)
-    before = folder_stamp(str(folder))
+    before = folder_fingerprint(str(folder))
     (other / "weights").write_text("abc")
-    assert folder_stamp(str(folder)) != before
-    assert folder_stamp(str(tmp_path / "gone")) == ()
+    assert folder_fingerprint(str(folder)) != before
+    assert folder_fingerprint(str(tmp_path / "gone")) == ()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import gpuserve_worker
-from gpuserve.stamps import folders_in, package_folders, sources_stamp
+from gpuserve.config.fingerprints import folders_in, package_folders, sources_fingerprint
 from gpuserve.supervisor.reload.followed import FollowedFiles, ImportedFile, SourceFolder
 from gpuserve.supervisor.reload.looks import Look, Looks
 from gpuserve_worker.running.imports import user_files
@@ -84,12 +84,12 @@ def test_an_import_may_find_the_python_files_of_a_folder_and_of_its_packages(tmp
         (tmp_path / name).mkdir()
     (tmp_path / "venv" / "pyvenv.cfg").touch()
     assert package_folders(str(tmp_path)) == [str(tmp_path / "package")]
-    seen = [sources_stamp(str(tmp_path))]
+    seen = [sources_fingerprint(str(tmp_path))]
     (tmp_path / "package" / "weights.bin").touch()
-    assert sources_stamp(str(tmp_path)) == seen[0]
+    assert sources_fingerprint(str(tmp_path)) == seen[0]
     for path in (tmp_path / "a.py", tmp_path / "package" / "b.py"):
         path.touch()
-        assert sources_stamp(str(tmp_path)) not in seen
-        seen.append(sources_stamp(str(tmp_path)))
-    assert sources_stamp(str(tmp_path), {str(tmp_path / "package" / "b.py")}) == seen[1]
+        assert sources_fingerprint(str(tmp_path)) not in seen
+        seen.append(sources_fingerprint(str(tmp_path)))
+    assert sources_fingerprint(str(tmp_path), {str(tmp_path / "package" / "b.py")}) == seen[1]
     assert folders_in(str(tmp_path / "package")) == [str(tmp_path / "package")]

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from gpuserve.declare.spec import (
+from gpuserve.model.spec import (
     BatchingSpec,
     InstanceSpec,
     ModelSpec,

@@ -17,6 +17,7 @@ from http1_talk import CHUNKED, post
 from http2_peer import POST, data, reset
 from passage_scene import FrontSink, Way
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.doors.access.restrictions import Policy
 from gpuserve.front.doors.front_door import FrontDoor
 from gpuserve.front.doors.grpc import rpcs
@@ -28,7 +29,6 @@ from gpuserve.front.exchange.exchange import Accept, AnswerHead, Exchange
 from gpuserve.front.server.http1.protocol import UNCONSUMED_NBYTES
 from gpuserve.front.server.http2.stream import RECEIVE_WINDOW
 from gpuserve.front.service.service import inference_service
-from gpuserve.settings.server import ServerSettings
 
 MIB: Final = 1 << 20
 LIMIT_NBYTES: Final = 1 << 20

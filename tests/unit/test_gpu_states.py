@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.devices.readings import GpuReading, GpuReport, NvmlRound, RemappedRows, Xid
+from gpuserve.devices.machine import GpuReading, GpuReport, NvmlRound, RemappedRows, Xid
 from gpuserve.front.observe import triton_metrics
 from gpuserve.front.observe.gpu_health.exposition import ModelMemory, gpu_families, gpus_document
 from gpuserve.front.observe.gpu_health.fleet import PATIENCE_S, GpuFleet, LostGpu

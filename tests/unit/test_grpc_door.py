@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
+from gpuserve.config.settings.server import AccessRule, ServerSettings
 from gpuserve.front.doors.access import offload
 from gpuserve.front.doors.access.restrictions import Policy
 from gpuserve.front.doors.grpc import framing, health, inference, rpcs, stream
@@ -28,7 +29,6 @@ from gpuserve.front.doors.grpc.reflection import METHODS as REFLECTION
 from gpuserve.front.doors.grpc.responses import varint
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.service.service import inference_service
-from gpuserve.settings.server import AccessRule, ServerSettings
 
 LIMIT_NBYTES: Final = 1 << 20
 SERVICE: Final = "/inference.GRPCInferenceService/"

@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha import reflection_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.doors.access.endpoints import METHODS as GUARDED
 from gpuserve.front.doors.grpc.reflection import METHODS, replies, reply
 from gpuserve.front.doors.grpc.schema import REFLECTION_PACKAGES, schema
 from gpuserve.front.service.service import inference_service
-from gpuserve.settings.server import ServerSettings
 
 V1, V1ALPHA = METHODS
 TIMEOUT_S = 10.0

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from driver_scene import SPEC, Scene, Worker, request
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve.errors import DeadlineExceeded, QueueFull
 from gpuserve.front.v2.types import InferResponse
+from gpuserve.model.spec import InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve_worker.memory.arena import Block
 
 ONE = dataclasses.replace(SPEC, instances=SPEC.instances[:1], max_batch_size=1)

@@ -16,10 +16,10 @@ import pytest
 from processes import until
 from tls import make_certificate
 
+from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.server import handshakes
 from gpuserve.front.server.handshakes import HANDSHAKE_S, Handshakes, TlsListener, tls_context
-from gpuserve.settings.tls import TlsFiles
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from http1_talk import Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.settings.values import ADMIN
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.errors import Code, InvalidArgument, RequestError, Unimplemented
 from gpuserve.front.doors.access import routes
@@ -22,8 +24,6 @@ from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.service.control import AdminControl, Questions
 from gpuserve.front.service.service import inference_service
-from gpuserve.settings.access import ADMIN
-from gpuserve.settings.server import ServerSettings
 
 SCALE = Route(Endpoint.ADMIN_MODEL_SCALE, "m")
 DRAIN = Route(Endpoint.ADMIN_DRAIN)

@@ -13,12 +13,12 @@ import tritonclient.http as client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.http import header
 from gpuserve.front.doors.http.codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of, encode_bytes
 
 JSON_DATATYPES = [

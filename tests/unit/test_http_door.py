@@ -15,14 +15,14 @@ from driver_scene import SPEC, Scene
 from http1_talk import Talk, post
 from processes import until
 
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.config.settings.server import AccessRule, ServerSettings
 from gpuserve.front.doors.access import offload
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.restrictions import Policy
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.service.service import InferenceService, inference_service
-from gpuserve.settings.server import AccessRule, ServerSettings
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 LIMIT_NBYTES: Final = 1 << 20

@@ -13,11 +13,11 @@ from exploring import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.http.codec import LARGE_NBYTES, parse_infer_request
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.memory.intake import Intake, Share
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import TensorSpec
 

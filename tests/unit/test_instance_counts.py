@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import MAX_INSTANCES, InstanceSpec, ModelSpec, StepSpec
 from gpuserve.devices.placement import Placement
 from gpuserve.errors import InvalidArgument
+from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec, StepSpec
 from gpuserve.placement.instance_counts import instances_by_device, joined, with_count
 
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:2")

@@ -34,11 +34,11 @@ BESIDE_NUMPY = frozenset(
 #: A folder -> the folders that its files may import from, every one of them, also for type checkers only.
 ALLOWED = {
     "gpuserve":
-        "gpuserve/api gpuserve/cli gpuserve/declare gpuserve/follow gpuserve/settings "
+        "gpuserve/api gpuserve/cli gpuserve/model gpuserve/follow gpuserve/config/settings "
         "gpuserve_worker/calling",
     "gpuserve/api":
-        "gpuserve/control gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/display "
-        "gpuserve/errors gpuserve/options gpuserve/placement gpuserve/settings gpuserve/supervisor "
+        "gpuserve/control gpuserve/model gpuserve/model/describe gpuserve/devices gpuserve/display "
+        "gpuserve/errors gpuserve/model/options gpuserve/placement gpuserve/config/settings gpuserve/supervisor "
         "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve_worker/calling "
         "gpuserve_worker/protocol",
     "gpuserve/bench": "gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server",
@@ -48,14 +48,14 @@ ALLOWED = {
     "gpuserve/bench/server":
         "gpuserve/bench/calls gpuserve/bench/plan gpuserve/client gpuserve_worker/protocol",
     "gpuserve/cli":
-        "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
+        "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/config/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
         "gpuserve/cli/views gpuserve/config gpuserve/config/entries gpuserve/control gpuserve/errors "
-        "gpuserve/follow gpuserve/options gpuserve/placement gpuserve/repository gpuserve/settings "
-        "gpuserve/stamps gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models "
+        "gpuserve/follow gpuserve/model/options gpuserve/placement gpuserve/config/triton gpuserve/config/settings "
+        "gpuserve/config/fingerprints gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models "
         "gpuserve/supervisor/reload",
     "gpuserve/cli/doctor":
-        "gpuserve/cli/views gpuserve/control gpuserve/placement gpuserve/settings gpuserve_worker/memory",
+        "gpuserve/cli/views gpuserve/control gpuserve/placement gpuserve/config/settings gpuserve_worker/memory",
     "gpuserve/cli/top":
         "gpuserve/cli/console gpuserve/cli/views gpuserve/control gpuserve/errors gpuserve/follow "
         "gpuserve/journal gpuserve/states",
@@ -63,201 +63,201 @@ ALLOWED = {
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/cli/top gpuserve/cli/views "
         "gpuserve/compat/pytriton gpuserve/compat/tritonserver gpuserve/config gpuserve/control "
-        "gpuserve/declare gpuserve/errors gpuserve/export gpuserve/export/sizing gpuserve/follow "
-        "gpuserve/journal gpuserve/placement gpuserve/projects gpuserve/repository gpuserve/settings "
+        "gpuserve/model gpuserve/errors gpuserve/export gpuserve/export/sizing gpuserve/follow "
+        "gpuserve/journal gpuserve/placement gpuserve/projects gpuserve/config/triton gpuserve/config/settings "
         "gpuserve/supervisor/core gpuserve/tune gpuserve_worker/protocol",
     "gpuserve/cli/views":
-        "gpuserve/config gpuserve/declare gpuserve/devices gpuserve/placement gpuserve/settings "
+        "gpuserve/config gpuserve/model gpuserve/devices gpuserve/placement gpuserve/config/settings "
         "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
-    "gpuserve/client": "gpuserve/declare gpuserve/display gpuserve/errors gpuserve_worker/protocol",
+    "gpuserve/client": "gpuserve/model gpuserve/display gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat": "gpuserve/compat/pytriton",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":
         "gpuserve/api gpuserve/client gpuserve/compat/pytriton/check gpuserve/compat/pytriton/client "
-        "gpuserve/compat/pytriton/utils gpuserve/compat/tritonserver gpuserve/declare gpuserve/decorators "
-        "gpuserve/errors gpuserve/settings gpuserve_worker/calling",
+        "gpuserve/compat/pytriton/utils gpuserve/compat/tritonserver gpuserve/model gpuserve/decorators "
+        "gpuserve/errors gpuserve/config/settings gpuserve_worker/calling",
     "gpuserve/compat/pytriton/client": "gpuserve/client",
     "gpuserve/compat/pytriton/model_config":
-        "gpuserve/client gpuserve/compat/pytriton gpuserve/declare gpuserve/errors gpuserve/front/v2 "
+        "gpuserve/client gpuserve/compat/pytriton gpuserve/model gpuserve/errors gpuserve/front/v2 "
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/compat/pytriton/proxy": "gpuserve/compat/pytriton gpuserve_worker/calling",
-    "gpuserve/compat/tritonserver": "gpuserve/options gpuserve/settings",
+    "gpuserve/compat/tritonserver": "gpuserve/model/options gpuserve/config/settings",
     "gpuserve/config":
-        "gpuserve/config/entries gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
-        "gpuserve/options gpuserve/runtimes gpuserve/settings gpuserve/stamps gpuserve_worker/protocol",
+        "gpuserve/config/entries gpuserve/model gpuserve/model/describe gpuserve/devices gpuserve/errors "
+        "gpuserve/model/options gpuserve/runtimes gpuserve/config/settings gpuserve/config/fingerprints gpuserve_worker/protocol",
     "gpuserve/config/entries":
-        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/runtimes "
+        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/model/options gpuserve/runtimes "
         "gpuserve_worker/protocol",
     "gpuserve/control": "gpuserve/errors gpuserve/journal gpuserve_worker/protocol",
-    "gpuserve/declare":
-        "gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings gpuserve_worker/protocol",
+    "gpuserve/model":
+        "gpuserve/devices gpuserve/errors gpuserve/model/options gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
-    "gpuserve/describe":
-        "gpuserve/declare gpuserve/decorators gpuserve/environments gpuserve/errors gpuserve/settings "
+    "gpuserve/model/describe":
+        "gpuserve/model gpuserve/decorators gpuserve/environments gpuserve/errors gpuserve/config/settings "
         "gpuserve/typed gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/devices": "gpuserve/errors",
     "gpuserve/environments": "gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/errors": "gpuserve_worker/calling",
     "gpuserve/export":
         "gpuserve/config gpuserve/devices gpuserve/errors gpuserve/export/envoy gpuserve/export/manifests "
-        "gpuserve/export/sizing gpuserve/export/templates gpuserve/settings",
+        "gpuserve/export/sizing gpuserve/export/templates gpuserve/config/settings",
     "gpuserve/export/envoy":
         "gpuserve/config gpuserve/export/manifests gpuserve/export/sizing gpuserve/export/templates "
-        "gpuserve/settings",
+        "gpuserve/config/settings",
     "gpuserve/export/manifests":
-        "gpuserve/config gpuserve/export/sizing gpuserve/export/templates gpuserve/settings",
+        "gpuserve/config gpuserve/export/sizing gpuserve/export/templates gpuserve/config/settings",
     "gpuserve/export/sizing":
-        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/runtimes "
-        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config gpuserve/config/entries gpuserve/model gpuserve/devices gpuserve/runtimes "
+        "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/export/templates": "gpuserve/export/sizing",
     "gpuserve/follow": "gpuserve/control gpuserve/errors gpuserve/journal",
     "gpuserve/front":
-        "gpuserve/front/exchange gpuserve/front/process gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/front/exchange gpuserve/front/process gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/front/batching":
-        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
-        "gpuserve/settings gpuserve/states",
+        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
+        "gpuserve/config/settings gpuserve/states",
     "gpuserve/front/door":
         "gpuserve/control gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/memory "
         "gpuserve/front/observe gpuserve/front/passage gpuserve/front/remote gpuserve/front/server "
-        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
         "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/live gpuserve/front/observe "
-        "gpuserve/front/service gpuserve/settings",
+        "gpuserve/front/service gpuserve/config/settings",
     "gpuserve/front/doors/access":
-        "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",
+        "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/config/settings",
     "gpuserve/front/doors/grpc":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
-        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/grpcio":
-        "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/exchange gpuserve/settings",
+        "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/exchange gpuserve/config/settings",
     "gpuserve/front/doors/health":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
         "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
         "gpuserve_worker/protocol",
     "gpuserve/front/doors/http":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/doors/access "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/doors/access "
         "gpuserve/front/doors/http/dashboard_page gpuserve/front/doors/http/docs_page "
         "gpuserve/front/doors/openapi gpuserve/front/exchange gpuserve/front/live gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
-        "gpuserve/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/http/dashboard_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/openai":
-        "gpuserve/declare gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/http "
+        "gpuserve/model gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/http "
         "gpuserve/front/exchange gpuserve/front/service gpuserve/front/v2 gpuserve_worker/protocol",
     "gpuserve/front/doors/openapi":
-        "gpuserve/declare gpuserve/front/observe gpuserve/front/v2 gpuserve_worker/protocol",
+        "gpuserve/model gpuserve/front/observe gpuserve/front/v2 gpuserve_worker/protocol",
     "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
     "gpuserve/front/keeper":
         "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/remote "
-        "gpuserve/front/server gpuserve/journal gpuserve/settings gpuserve/states gpuserve_worker/protocol",
+        "gpuserve/front/server gpuserve/journal gpuserve/config/settings gpuserve/states gpuserve_worker/protocol",
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/live":
-        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/models "
+        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/models "
         "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/service gpuserve/front/v2 "
-        "gpuserve/journal gpuserve/options gpuserve/settings",
+        "gpuserve/journal gpuserve/model/options gpuserve/config/settings",
     "gpuserve/front/memory":
-        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
-        "gpuserve/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
+        "gpuserve/config/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models":
-        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/queueing gpuserve/front/v2 "
-        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models/ensembles":
-        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
         "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/observe":
-        "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/journal gpuserve/settings "
+        "gpuserve/model gpuserve/errors gpuserve/front/v2 gpuserve/journal gpuserve/config/settings "
         "gpuserve_worker/protocol",
     "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/states",
     "gpuserve/front/observe/tracing":
-        "gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/errors gpuserve/front/v2 gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/front/passage":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/states "
         "gpuserve_worker/protocol",
     "gpuserve/front/process":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/grpcio "
         "gpuserve/front/doors/health gpuserve/front/exchange gpuserve/front/keeper gpuserve/front/links "
         "gpuserve/front/live gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
         "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/passage "
         "gpuserve/front/remote gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
-        "gpuserve/settings gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/queueing": "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/states",
+        "gpuserve/config/settings gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/queueing": "gpuserve/model gpuserve/errors gpuserve/front/v2 gpuserve/states",
     "gpuserve/front/remote":
-        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "
+        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "
         "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/observe/tracing "
-        "gpuserve/front/passage gpuserve/front/service gpuserve/front/v2 gpuserve/settings "
+        "gpuserve/front/passage gpuserve/front/service gpuserve/front/v2 gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/server":
-        "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/settings "
+        "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/config/settings "
         "gpuserve_worker/protocol",
     "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",
     "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/states",
     "gpuserve/front/service":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/gpu_health "
-        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/journal gpuserve/settings "
+        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/journal gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/v2":
-        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
+        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/model/options gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/openai": "gpuserve/declare gpuserve_worker/calling",
-    "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
+    "gpuserve/openai": "gpuserve/model gpuserve_worker/calling",
+    "gpuserve/placement": "gpuserve/model gpuserve/devices gpuserve/errors",
     "gpuserve/projects": "gpuserve/errors gpuserve/runtimes",
     "gpuserve/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/python_backend/importable": "gpuserve/python_backend",
-    "gpuserve/repository":
-        "gpuserve/config gpuserve/declare gpuserve/decorators gpuserve/describe gpuserve/devices "
-        "gpuserve/errors gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/runtimes "
-        "gpuserve/settings gpuserve/stamps gpuserve_worker/calling",
+    "gpuserve/config/triton":
+        "gpuserve/config gpuserve/model gpuserve/decorators gpuserve/model/describe gpuserve/devices "
+        "gpuserve/errors gpuserve/front/v2 gpuserve/model/options gpuserve/placement gpuserve/runtimes "
+        "gpuserve/config/settings gpuserve/config/fingerprints gpuserve_worker/calling",
     "gpuserve/runtimes":
-        "gpuserve/decorators gpuserve/errors gpuserve/settings gpuserve_worker/calling "
+        "gpuserve/decorators gpuserve/errors gpuserve/config/settings gpuserve_worker/calling "
         "gpuserve_worker/protocol",
     "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/openai gpuserve/runtimes",
-    "gpuserve/settings": "gpuserve/errors gpuserve/options",
+    "gpuserve/config/settings": "gpuserve/errors gpuserve/model/options",
     "gpuserve/supervisor":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
-        "gpuserve/settings gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "
+        "gpuserve/config/settings gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models "
         "gpuserve/supervisor/operator gpuserve/supervisor/publication gpuserve/supervisor/reload "
         "gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/attach":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/settings "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/config/settings "
         "gpuserve/states gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/core":
-        "gpuserve/control gpuserve/errors gpuserve/journal gpuserve/settings gpuserve/states gpuserve_worker "
+        "gpuserve/control gpuserve/errors gpuserve/journal gpuserve/config/settings gpuserve/states gpuserve_worker "
         "gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/supervisor/models":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
-        "gpuserve/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "
+        "gpuserve/config/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
         "gpuserve/supervisor/workers",
     "gpuserve/supervisor/operator":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
-        "gpuserve/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "
+        "gpuserve/config/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
         "gpuserve/supervisor/models gpuserve/supervisor/publication gpuserve/supervisor/reload "
         "gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/publication":
         "gpuserve/control gpuserve/journal gpuserve/states gpuserve/supervisor/core",
     "gpuserve/supervisor/reload":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
-        "gpuserve/settings gpuserve/stamps gpuserve/supervisor/attach gpuserve/supervisor/core "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "
+        "gpuserve/config/settings gpuserve/config/fingerprints gpuserve/supervisor/attach gpuserve/supervisor/core "
         "gpuserve/supervisor/models",
     "gpuserve/supervisor/workers":
-        "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/journal "
-        "gpuserve/settings gpuserve/states gpuserve/supervisor/core gpuserve_worker/protocol "
+        "gpuserve/control gpuserve/model gpuserve/devices gpuserve/errors gpuserve/journal "
+        "gpuserve/config/settings gpuserve/states gpuserve/supervisor/core gpuserve_worker/protocol "
         "gpuserve_worker/running",
     "gpuserve/testing":
-        "gpuserve/api gpuserve/config gpuserve/declare gpuserve/describe gpuserve/display gpuserve/errors "
+        "gpuserve/api gpuserve/config gpuserve/model gpuserve/model/describe gpuserve/display gpuserve/errors "
         "gpuserve/front/batching gpuserve/front/models/ensembles gpuserve/front/v2 gpuserve/placement "
-        "gpuserve/repository gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
+        "gpuserve/config/triton gpuserve/config/settings gpuserve/supervisor gpuserve/supervisor/core "
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/tune":
         "gpuserve/bench gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server gpuserve/client "
-        "gpuserve/config gpuserve/declare gpuserve/options",
-    "gpuserve/typed": "gpuserve/declare gpuserve/decorators gpuserve_worker/calling gpuserve_worker/protocol",
+        "gpuserve/config gpuserve/model gpuserve/model/options",
+    "gpuserve/typed": "gpuserve/model gpuserve/decorators gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve_worker":
         "gpuserve_worker/calling gpuserve_worker/cuda gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve_worker/calling": "gpuserve_worker/protocol",
@@ -278,7 +278,7 @@ FORBIDDEN = {
     "gpuserve_worker": {"gpuserve", "grpc", "zmq", "multiprocessing", "logging"},
     "gpuserve/decorators": {"gpuserve", "asyncio", "logging", "dataclasses"},
     "gpuserve/errors": {"gpuserve", "grpc", "asyncio", "numpy"},
-    "gpuserve/declare": {"grpc", "asyncio", "socket", "subprocess"},
+    "gpuserve/model": {"grpc", "asyncio", "socket", "subprocess"},
     "gpuserve/front": {"cloudpickle", "pickle"},
     "gpuserve/front/observe/gpu_health": {"cupy", "pynvml"},
     "gpuserve/front/observe/gpu_health/health.py": {"asyncio", "time", "threading"},
@@ -423,8 +423,8 @@ def test_what_user_code_imports_is_light() -> None:
     ours = {name for name in modules if is_below(name, "gpuserve")}
     assert {name for name in ours if not is_below(name, "gpuserve.decorators")} == {
         "gpuserve",
-        "gpuserve.settings",
-        "gpuserve.settings.version",
+        "gpuserve.config.settings",
+        "gpuserve.version",
     }
 
 

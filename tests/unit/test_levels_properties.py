@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from test_batcher_properties import SchedulerMachine
 
-from gpuserve.declare.spec import PolicySpec, QueueSpec
 from gpuserve.errors import QueueFull
 from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.model.spec import PolicySpec, QueueSpec
 
 POLICIES = st.builds(
     PolicySpec,

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from http1_talk import Talk
 
+from gpuserve.config.settings.server import ServerSettings, TraceSettings
+from gpuserve.config.settings.values import AccessRule
 from gpuserve.control import messages
 from gpuserve.errors import Unavailable
 from gpuserve.front.doors.access.restrictions import Policy
@@ -22,8 +24,6 @@ from gpuserve.front.live.settings import ShownSettings
 from gpuserve.front.service.service import InferenceService, inference_service
 from gpuserve.journal.event import Event
 from gpuserve.journal.kinds import EventKind
-from gpuserve.settings.access import AccessRule
-from gpuserve.settings.server import ServerSettings, TraceSettings
 
 
 class Listener:

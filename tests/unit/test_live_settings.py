@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from gpuserve.config.settings.checks import change, described
+from gpuserve.config.settings.logs import ISO8601, LogSettings
+from gpuserve.config.settings.server import (
+    ServerSettings,
+    TraceSettings,
+    live_settings,
+    with_changed_settings,
+)
+from gpuserve.config.settings.values import AccessRule
 from gpuserve.front.process.front import ADJUSTED_HERE
-from gpuserve.settings.access import AccessRule
-from gpuserve.settings.live import change, described
-from gpuserve.settings.log import ISO8601, LogSettings
-from gpuserve.settings.server import ServerSettings, TraceSettings, adjusted, live_settings
 
 NAMES = {field.name for field in dataclasses.fields(ServerSettings)}
 BEFORE = ServerSettings()
@@ -76,7 +81,7 @@ def test_settings_reach_the_front_as_plain_data() -> None:
     now = dataclasses.replace(BEFORE, trace=TraceSettings(rate=1), min_ready_instances=2)
     wire = now.to_wire()
     changes = {name: wire[name] for name in ("trace", "min_ready_instances")}
-    assert adjusted(BEFORE, changes) == now
+    assert with_changed_settings(BEFORE, changes) == now
 
 
 def test_a_new_level_keeps_the_form_of_the_time() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuserve import Response, Tensor, current_model
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.decorators import batch
 from gpuserve.testing import (
     ModelCallError,

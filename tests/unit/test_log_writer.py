@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpuserve.settings.log_writer import MAX_WAITING_NBYTES, LineWriter
+from gpuserve.config.settings.logs import MAX_QUEUED_NBYTES, LineWriter
 
 LINE = "x" * 999 + "\n"
 
@@ -28,7 +28,7 @@ def made(pipe: tuple[int, int]) -> Iterator[Callable[..., LineWriter]]:
     """Makes what writes to that pipe; its thread ends with the test."""
     writers: list[LineWriter] = []
 
-    def make(max_nbytes: int = MAX_WAITING_NBYTES) -> LineWriter:
+    def make(max_nbytes: int = MAX_QUEUED_NBYTES) -> LineWriter:
         writers.append(LineWriter(pipe[1], gap, max_nbytes))
         return writers[-1]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuserve.settings import logs
+from gpuserve.config.settings import logs
 
 FIELDS = {"model": "linear", "instance": "cpu#0", "device": "cpu"}
 

@@ -6,12 +6,12 @@ import asyncio
 import os
 import socket
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.process.model_calls import _CallingWorker
 from gpuserve.front.v2.types import InferResponse
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 TENSOR = TensorSpec("x", "FP32", (-1,))

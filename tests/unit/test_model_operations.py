@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control.reactor import Reactor
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import GpuserveError, Internal
-from gpuserve.settings.server import ServerSettings
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.states import IllegalTransition
 from gpuserve.supervisor.core.server_life import SettingsInForce
 from gpuserve.supervisor.models.generations import (

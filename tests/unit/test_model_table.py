@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound, Unavailable
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.service.model_table import ModelTable, version_number
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.types import IndexEntry
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 
 SPEC = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.model_tracer import MAX_STREAM_NBYTES, MAX_TENSOR_NBYTES, ModelTracer, trace_ids
 from gpuserve.front.observe.metrics import ModelMetrics
@@ -12,6 +11,7 @@ from gpuserve.front.observe.tracing.scopes import Sampler
 from gpuserve.front.observe.tracing.trace import Trace
 from gpuserve.front.observe.tracing.values import TraceLevel, TraceValues
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 SPEC = ModelSpec(

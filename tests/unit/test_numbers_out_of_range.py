@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import json_schema
-from gpuserve.declare.spec import BatchingSpec, PolicySpec, QueueSpec
-from gpuserve.options import checked, rows
-from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.config.settings.server import ServerSettings, TraceSettings
+from gpuserve.model.options import checked, rows
+from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec
 
 #: As text, of which YAML makes a number.
 NUMBERS = [

@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from gpuserve import ModelConfig, Tensor
 from gpuserve.api.binding import model_spec
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.describe.declaration import declaration
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.errors import (
     BadModelConfig,
     InvalidArgument,
@@ -36,6 +34,8 @@ from gpuserve.front.doors.openai import errors
 from gpuserve.front.doors.openai.outline import outline
 from gpuserve.front.doors.openai.requests import OpenAIRequest, for_openai, read_body
 from gpuserve.model import Batching
+from gpuserve.model.self_description import declaration
+from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest, Token, Usage
 from gpuserve.openai.choice import Choice
 from gpuserve.openai.embeddings import answer, cut_apart

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi import check_openapi
 
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.config.settings.values import ADMIN, DASHBOARD, TOKEN_HEADER
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX, Endpoint
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http.codec import parse_infer_request
 from gpuserve.front.doors.http.generate_codec import parse_generate_request
 from gpuserve.front.doors.openapi.description import ADMIN_PART, PAGE_PART, Description, document
-from gpuserve.settings.access import ADMIN, DASHBOARD, TOKEN_HEADER
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, element_count
 
 

@@ -15,17 +15,17 @@ import pytest
 import gpuserve
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.api.binding import model_spec
-from gpuserve.config.entries.fields import entry_of
+from gpuserve.config.entries import entry_of
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import mapping_schema
-from gpuserve.declare.model import DynamicBatcher, QueuePolicy
-from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.errors import BadModelConfig, ConfigError
 from gpuserve.front.v2.model_config import fill, options_of
 from gpuserve.model import Batching, ModelWarmup, Policy, Queue, SequenceBatching, WarmupInput
-from gpuserve.options import declared, option, required, rows
-from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.model.declaration import DynamicBatcher, QueuePolicy
+from gpuserve.model.options import declared, option, required, rows
+from gpuserve.model.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve.tune.yaml_edit import with_values
 
 X = Tensor((1,), "FP32", "x")
@@ -199,7 +199,7 @@ def test_a_message_of_triton_is_filled_and_read_by_the_same_rows() -> None:
 
 
 PROGRAM = """\
-from gpuserve.declare.model import ModelConfig
+from gpuserve.model.declaration import ModelConfig
 
 config = ModelConfig(True, 4, array=None, prefetch=None, read_only_inputs=True)
 config.array = "cupy"

@@ -9,8 +9,8 @@ import time
 import pytest
 from processes import wait_until
 
+from gpuserve.config.settings import logs
 from gpuserve.control.reactor import Reactor
-from gpuserve.settings import logs
 from gpuserve.supervisor.core.kept_child import OutputRelay
 from gpuserve.supervisor.core.output_rate import BURST_S, OutputRate
 

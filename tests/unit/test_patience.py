@@ -12,13 +12,13 @@ import driver_scene
 import pytest
 from driver_scene import Scene
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import Unavailable
 from gpuserve.front.models import instances, model_workers
 from gpuserve.front.models.instances import PATIENCE_S
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.types import InferRequest, InputTensor, RegionSlice
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 LONG_S, SOON_S = PATIENCE_S * 2, PATIENCE_S / 2

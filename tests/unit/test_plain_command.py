@@ -10,7 +10,7 @@ import typer
 from gpuserve.cli.app import build_app
 from gpuserve.cli.console.plain_command import plain_command
 from gpuserve.cli.console.server_flags import flag_name, is_switch, option_paths, overrides
-from gpuserve.config.callable_target import CallableFlags
+from gpuserve.config.repositories import CallableFlags
 
 EVERY_FLAG = [
     word

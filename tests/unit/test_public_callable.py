@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from gpuserve.describe.public import only_callable
+from gpuserve.model.describe_child import sole_callable
 from gpuserve_worker.calling.callable import LoadError
 
 HEAD = """
@@ -62,12 +62,12 @@ def module(text: str) -> types.ModuleType:
 @pytest.mark.parametrize("which", SERVED)
 def test_the_one_that_is_meant(which: str) -> None:
     text, name = SERVED[which]
-    assert only_callable(module(text), "m.py") == name
+    assert sole_callable(module(text), "m.py") == name
 
 
 @pytest.mark.parametrize("which", REFUSED)
 def test_none_or_several(which: str) -> None:
     text, complaint = REFUSED[which]
     with pytest.raises(LoadError) as refused:
-        only_callable(module(text), "m.py")
+        sole_callable(module(text), "m.py")
     assert complaint in str(refused.value)

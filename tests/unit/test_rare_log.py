@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from gpuserve.settings.rare_log import RareLog
+from gpuserve.config.settings.logs import RateLimitedLog
 
 
 def test_one_line_in_ten_seconds_with_how_many_there_were(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
-    log = RareLog(logging.getLogger("test"), lambda: now)
+    log = RateLimitedLog(logging.getLogger("test"), lambda: now)
     for number in range(1000):
         log.say("process %d", number)
     now += 10.0

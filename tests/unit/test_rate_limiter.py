@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from scheduled import model_spec
 
 from gpuserve import Server
-from gpuserve.declare.rates import check_rates, resource_limits
-from gpuserve.declare.spec import (
+from gpuserve.config.settings.rate_limits import check_rates, resource_limits
+from gpuserve.config.settings.server import ResourceLimit, ServerSettings
+from gpuserve.errors import ConfigError, StartupError
+from gpuserve.front.batching.model_scheduler import ModelScheduler
+from gpuserve.front.batching.rate_limited import RateLimits
+from gpuserve.front.batching.rate_limiter import InstanceRate, SharedResources
+from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.model.spec import (
     BatchingSpec,
     InstanceSpec,
     ModelSpec,
     QueueSpec,
     Resource,
 )
-from gpuserve.declare.spec import (
+from gpuserve.model.spec import (
     RateLimiter as Rate,
 )
-from gpuserve.errors import ConfigError, StartupError
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.rate_limiter import InstanceRate, SharedResources
-from gpuserve.front.queueing.queue import QueuedRequest
-from gpuserve.settings.server import ResourceLimit, ServerSettings
 
 
 def rate(priority: int = 0, **resources: int) -> Rate:

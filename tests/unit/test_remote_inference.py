@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.declare.spec import QueueSpec
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver
@@ -24,7 +24,7 @@ from gpuserve.front.remote.requests import DoorRequests
 from gpuserve.front.remote.service import DoorService
 from gpuserve.front.service.service import inference_service
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
-from gpuserve.settings.server import ServerSettings
+from gpuserve.model.spec import QueueSpec
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.payloads import Sequence

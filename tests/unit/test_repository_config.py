@@ -16,13 +16,11 @@ from optional_packages import needs
 from tritonclient.grpc import model_config_pb2 as pb
 
 from gpuserve.config.load import Configuration
-from gpuserve.config.messages import ConfigProblems, Origin
 from gpuserve.config.precedence import Override
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.repository.fields import TABLES, YES, Treatment, findings
-from gpuserve.repository.load import load_repository
-from gpuserve.repository.pbtxt import parse
-from gpuserve.repository.repository import TritonRepository
+from gpuserve.config.problems import ConfigProblems, Origin
+from gpuserve.config.triton.load import TritonRepository, load_repository
+from gpuserve.config.triton.pbtxt import TABLES, YES, Treatment, findings, parse
+from gpuserve.model.spec import ModelSpec
 
 TENSORS = """
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -204,7 +202,7 @@ def test_a_reshape_stands_between_clients_and_the_model(tmp_path: Path) -> None:
     folder = write(tmp_path, "m", config, file="model.onnx")
     spec = only(tmp_path)
     assert spec.inputs[0].shape == (4, -1)
-    assert spec.instances[0].source["path"] == "gpuserve.repository.reshaping:ReshapedModel"
+    assert spec.instances[0].source["path"] == "gpuserve.config.triton.reshaping:ReshapedModel"
     assert spec.instances[0].source["kwargs"] == {
         "path": "gpuserve.runtimes.onnx:OnnxModel",
         "kwargs": {"file": str(folder / "1" / "model.onnx")},

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.decorators import batch, sample
-from gpuserve.decorators.parameters import ParameterError
+from gpuserve.decorators.batching import ParameterError
 from gpuserve.typed import Float32, Parameter
 from gpuserve_worker.calling.request import Batch, Request
 

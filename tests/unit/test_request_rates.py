@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.errors import ConfigError, RateLimited
 from gpuserve.front.exchange.request_rates import RequestRates, TokenBuckets, retry_after_s
-from gpuserve.settings.server import ServerSettings
 
 #: (client, milliseconds since the request before)
 REQUESTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 700)), max_size=200)

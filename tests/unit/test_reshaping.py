@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuserve.config.triton.reshaping import reshaped
 from gpuserve.decorators import batch
-from gpuserve.repository.reshaping import reshaped
 from gpuserve_worker.calling.callable import CallableKind, kind_of
 from gpuserve_worker.calling.request import Batch, BatchedOutputs, Request, RequestBatch
 from gpuserve_worker.calling.response import Response

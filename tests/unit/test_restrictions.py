@@ -12,13 +12,13 @@ from tritonclient.grpc import service_pb2
 
 import gpuserve.front.doors
 from gpuserve import Server
+from gpuserve.config.settings.server import ServerSettings, all_access_rules
+from gpuserve.config.settings.values import ADMIN, CONTROL_GROUPS, DASHBOARD, ENDPOINT_GROUPS, AccessRule
 from gpuserve.errors import ConfigError, PermissionDenied, Unavailable
 from gpuserve.front.doors.access import endpoints
 from gpuserve.front.doors.access.endpoints import METHODS, Access, Endpoint, Kind
 from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict, token_headers
 from gpuserve.front.doors.grpc import rpcs
-from gpuserve.settings.access import ADMIN, CONTROL_GROUPS, DASHBOARD, ENDPOINT_GROUPS, AccessRule
-from gpuserve.settings.server import ServerSettings, all_rules
 
 TOKEN = "right"
 HEADER = b"triton-access-token"
@@ -239,9 +239,9 @@ def test_headers_with_tokens_are_for_the_server_alone() -> None:
 def test_the_short_form_is_a_rule() -> None:
     more = AccessRule(("trace",), "other")
     settings = ServerSettings(restricted_endpoints=("health",), access_token=TOKEN, access_rules=(more,))
-    assert all_rules(settings) == (AccessRule(("health",), TOKEN), more)
-    assert all_rules(ServerSettings(access_token=TOKEN)) == ()
-    assert TOKEN not in repr(all_rules(settings))
+    assert all_access_rules(settings) == (AccessRule(("health",), TOKEN), more)
+    assert all_access_rules(ServerSettings(access_token=TOKEN)) == ()
+    assert TOKEN not in repr(all_access_rules(settings))
     assert ServerSettings.from_wire(settings.to_wire()) == settings
 
 

@@ -16,14 +16,14 @@ from test_batcher_properties import INSTANCES, SchedulerMachine
 from test_device_scheduler_properties import DEVICES, DeviceMachine
 from test_sequences_properties import SequenceMachine
 
-from gpuserve.declare.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
-from gpuserve.declare.spec import RateLimiter as Rate
+from gpuserve.config.settings.server import ResourceLimit
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.rate_limited import RateLimits
 from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest
-from gpuserve.settings.server import ResourceLimit
+from gpuserve.model.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
+from gpuserve.model.spec import RateLimiter as Rate
 
 FEW = settings(
     max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]

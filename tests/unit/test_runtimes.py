@@ -12,7 +12,7 @@ from onnx_models import identity, mlp
 from gpuserve.cli.app import run
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.runtimes.missing import ModelFileError
 from gpuserve.runtimes.onnx import OnnxModel, has_batch_axis
 from gpuserve.runtimes.served import threads_of

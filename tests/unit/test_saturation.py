@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scheduled import Model
 from sequenced import Sequenced
 
-from gpuserve.declare.spec import BatchingSpec, ModelSpec
 from gpuserve.front.batching.saturation import saturation
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.observe.metrics_page import MetricsPage
+from gpuserve.model.spec import BatchingSpec, ModelSpec
 
 
 def spec(max_batch_size: int = 8, **batching: Any) -> ModelSpec:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from sequenced import Sequenced, ids
 
-from gpuserve.declare.spec import BatchingSpec, SequenceBatching, SequenceControl
 from gpuserve.errors import InvalidArgument, QueueFull, Unavailable
 from gpuserve.front.batching.sequence_scheduler import MAX_LOST, LostSequences
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
 from gpuserve.front.queueing.queue import RemovalReason, RequestState
+from gpuserve.model.spec import BatchingSpec, SequenceBatching, SequenceControl
 from gpuserve.states import IllegalTransition
 
 START_TEXT = (

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduled import model_spec
 from sequenced import US, SequencedRequest, ids
 
-from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching, SequenceControl
 from gpuserve.errors import InvalidArgument, Unavailable
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 from gpuserve.front.v2.types import Sequence
+from gpuserve.model.spec import BatchingSpec, QueueSpec, SequenceBatching, SequenceControl
 
 INSTANCES = ("a", "b", "c")
 IDLE_US = 50

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import gpuserve
-from gpuserve.declare.model import MEMORIES
-from gpuserve.declare.spec import ARRAYS
-from gpuserve.options import Row, element, rows
-from gpuserve.settings.keywords import ServerKeywords
-from gpuserve.settings.server import ServerSettings
+from gpuserve.config.settings.keywords import ServerKeywords
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.model.declaration import MEMORIES
+from gpuserve.model.options import Row, element, rows
+from gpuserve.model.spec import ARRAYS
 
 KEYWORDS = typing.get_type_hints(ServerKeywords)
 

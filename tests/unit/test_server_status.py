@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuserve.control.messages import Census
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.operator.status import Knowledge, model_rows
 
 

@@ -20,8 +20,8 @@ import pytest
 from gpuserve import Server
 from gpuserve.api.shared_state import SharedStates, is_state, states_of
 from gpuserve.compat.pytriton.triton import Triton
-from gpuserve.declare.model import Tensor
 from gpuserve.decorators import batch
+from gpuserve.model.declaration import Tensor
 
 seen: list[int] = []
 LABELS = ["cat", "dog"]

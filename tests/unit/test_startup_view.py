@@ -10,7 +10,7 @@ import pytest
 
 from gpuserve.cli.views.client_command import client_command
 from gpuserve.cli.views.startup_view import LogView, TableView, ready_text
-from gpuserve.declare.spec import InstanceSpec, ModelSpec, SequenceBatching
+from gpuserve.model.spec import InstanceSpec, ModelSpec, SequenceBatching
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 

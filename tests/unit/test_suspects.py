@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduled import model_spec
 
-from gpuserve.declare.spec import BatchingSpec, PolicySpec, QueueSpec
 from gpuserve.errors import DeadlineExceeded, QueueFull
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
 from gpuserve.front.batching.interface import Scheduler
@@ -27,6 +26,7 @@ from gpuserve.front.queueing.suspects import (
     MOST_CLIENTS,
     Suspects,
 )
+from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec
 
 QUEUES = {
     "plain": QueueSpec(),

@@ -12,7 +12,7 @@ import pytest
 from test_local_models import DECOUPLED, PLAIN, scaling, triton_model
 
 from gpuserve import Server, Tensor
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
 from gpuserve.errors import BindError, StartupError
 from gpuserve.testing import ModelCallError, TestClient, WrongCall
 from gpuserve.typed import Float32, batch

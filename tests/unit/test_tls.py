@@ -11,9 +11,9 @@ import pytest
 from tls import Authority, Pair
 
 from gpuserve import Server
+from gpuserve.config.settings.tls import TlsFiles, certificate_expiry, check_files
 from gpuserve.errors import ConfigError
 from gpuserve.front.process.certificates import CertificateWatch
-from gpuserve.settings.tls import TlsFiles, certificate_expiry, check_files
 
 PEM = "-----BEGIN {0}-----\nAAAA\n-----END {0}-----\n"
 
@@ -45,7 +45,7 @@ def test_files_that_fit(folder: Path, authority: str) -> None:
     client_ca = str(folder / authority) if authority else ""
     files = TlsFiles(str(folder / "good.pem"), str(folder / "good.key"), client_ca)
     check_files(files)
-    assert len(files.stamp()) == (3 if authority else 2)
+    assert len(files.fingerprint()) == (3 if authority else 2)
 
 
 @pytest.mark.parametrize(

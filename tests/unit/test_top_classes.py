@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve import Tensor
-from gpuserve.declare.spec import InstanceSpec, LabelSpec, ModelSpec, StepSpec
-from gpuserve.declare.tensors import label_specs, labels_in, tensor_specs
 from gpuserve.errors import BindError, InvalidArgument
 from gpuserve.front.v2.classification import MAX_ELEMENTS, classify, labels_of, top_classes
 from gpuserve.front.v2.model_config import model_config
 from gpuserve.front.v2.types import InferResponse, OutputTensor
+from gpuserve.model.declaration import label_specs, labels_in, tensor_specs
+from gpuserve.model.spec import InstanceSpec, LabelSpec, ModelSpec, StepSpec
 from gpuserve_worker.protocol.tensor import TensorSpec, bytes_array
 
 

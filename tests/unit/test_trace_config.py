@@ -11,9 +11,9 @@ import pytest
 
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems, Origin
 from gpuserve.config.precedence import from_text
-from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.config.problems import ConfigProblems, Origin
+from gpuserve.config.settings.server import ServerSettings, TraceSettings
 
 MODEL = {
     "name": "m",

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.config.settings.checks import check_trace
+from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
 from gpuserve.front.observe.tracing.scopes import Sampler, TraceScopes
 from gpuserve.front.observe.tracing.trace import TraceParent
 from gpuserve.front.observe.tracing.values import TraceValues, described, read_changes
 from gpuserve.front.service.service import inference_service
 from gpuserve.front.v2 import trace_codec
-from gpuserve.settings.checks import check_trace
-from gpuserve.settings.server import ServerSettings, TraceSettings
 
 START = TraceSettings(file="t.json")
 INITIAL = {

@@ -11,12 +11,12 @@ import pytest
 
 from gpuserve import Server
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.config.settings.server import GRPCIO, NATIVE
 from gpuserve.errors import ConfigError
 from gpuserve.front.exchange.exchange import Ends
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.server.connections import Connections
-from gpuserve.settings.server import GRPCIO, NATIVE
 
 
 def config(tmp_path: Path, transport: str) -> str:

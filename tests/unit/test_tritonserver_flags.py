@@ -18,7 +18,7 @@ from gpuserve.compat.tritonserver.command_line import (
 from gpuserve.compat.tritonserver.flags import BY_NAME, FLAGS, Fate, Kind
 from gpuserve.compat.tritonserver.meaning import Meaning, Options, meaning_of
 from gpuserve.compat.tritonserver.words import OptionProblem
-from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.config.settings.server import ServerSettings, TraceSettings
 
 LISTED = Path(__file__).parent / "data" / "tritonserver_2.51_flags.txt"
 #: What its help calls the kinds of values.

@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 from gpuserve.bench.plan.errors import BenchOptionError
 from gpuserve.bench.reports.latencies import LatencySummary
 from gpuserve.config.load import load_data
-from gpuserve.config.positions import parse
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.config.yaml_document import parse
+from gpuserve.model.spec import ModelSpec
 from gpuserve.tune.axes import Axis, Wishes, axes_of, parse_wishes
 from gpuserve.tune.search import (
     LatencyLimit,

@@ -19,6 +19,7 @@ from typing_extensions import TypeAliasType
 
 from gpuserve import typed
 from gpuserve.decorators import first_value, group_by_keys, model_context
+from gpuserve.model.signature import DEFAULT_MAX_BATCH_SIZE, Signature, SignatureError, signature_of
 from gpuserve.typed import (
     BFloat16,
     Bool,
@@ -32,7 +33,6 @@ from gpuserve.typed import (
     batch,
     sample,
 )
-from gpuserve.typed.signature import DEFAULT_MAX_BATCH_SIZE, Signature, SignatureError, signature_of
 from gpuserve_worker.protocol.tensor import ITEMSIZE
 
 Image = Annotated[Float32, Shape(3, 224, -1)]

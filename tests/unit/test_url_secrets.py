@@ -10,11 +10,11 @@ import pytest
 
 from gpuserve.config.effective import effective
 from gpuserve.config.load import load_file
-from gpuserve.config.messages import ConfigProblems
-from gpuserve.settings import live
-from gpuserve.settings.logs import JsonFormatter, TextFormatter
-from gpuserve.settings.server import ServerSettings
-from gpuserve.settings.urls import MASK, without_userinfo
+from gpuserve.config.problems import ConfigProblems
+from gpuserve.config.settings.checks import compare_settings, describe_change
+from gpuserve.config.settings.logs import JsonFormatter, TextFormatter
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.settings.values import MASK, mask_userinfo
 
 SECRET = "hunter2"
 URL = f"http://admin:{SECRET}@collector:4318/v1/metrics"
@@ -39,7 +39,7 @@ MODEL = {
     ],
 )
 def test_the_user_and_the_password_are_masked(text: str, shown: str) -> None:
-    assert without_userinfo(text) == shown
+    assert mask_userinfo(text) == shown
 
 
 def test_the_configuration_is_printed_without_them(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_mistake_beside_a_url_is_told_without_them(tmp_path: Path) -> None:
 
 
 def test_a_changed_setting_is_told_without_them() -> None:
-    change = live.change(ServerSettings(), ServerSettings(metrics_otlp_url=URL))
+    change = compare_settings(ServerSettings(), ServerSettings(metrics_otlp_url=URL))
     (told,) = change.refused
     assert SECRET not in told.text
     assert SHOWN in told.text

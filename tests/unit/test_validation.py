@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
 from gpuserve.front.v2.validation import CheckedRequest, ModelCheck
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import (
     ITEMSIZE,

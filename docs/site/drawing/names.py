@@ -9,7 +9,7 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
-from gpuserve.settings.server import ServerSettings
+from gpuserve.config.settings.server import ServerSettings
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.config.settings import logs
 from gpuserve.errors import ConfigError, DeviceError, GpuserveError, ModelUnrecoverable, StartupError
-from gpuserve.settings import logs
 
 
 def exit_code_of(error: GpuserveError) -> ExitCode:

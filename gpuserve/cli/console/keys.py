@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 from gpuserve.cli.views.status_view import status_text
+from gpuserve.config.settings import logs
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
-from gpuserve.settings import logs
 
 HELP: Final = "Keys: r reload all models, s status, h help, q quit."
 #: Whether the terminal is this program's again is looked at so often while it is not.

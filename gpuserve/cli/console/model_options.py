@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from gpuserve.cli.console.options import integer, option
-from gpuserve.config.callable_target import CallableFlags, is_callable_path
+from gpuserve.config.repositories import CallableFlags, is_callable_path
 
 _PANEL = "Model, when the target is a callable"
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import typer
 
-from gpuserve.options import durations
+from gpuserve.model.options import DURATION_PATTERN, MICROSECONDS, parse_duration
 
 _INTEGER: Final = re.compile("-?[0-9]{1,18}")
 
@@ -41,7 +41,7 @@ def integer(panel: str | None, text: str, *names: str, least: int | None = None)
 def _seconds(value: str | float) -> float:
     """Read what is given for a length of time, or its default."""
     try:
-        return durations.duration(value) if isinstance(value, str) else value
+        return parse_duration(value) if isinstance(value, str) else value
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

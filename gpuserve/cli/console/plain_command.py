@@ -17,8 +17,8 @@ from gpuserve.cli.console.server_flags import (
     parameter_name,
 )
 from gpuserve.cli.console.serving import is_target
-from gpuserve.config.callable_target import CallableFlags, is_callable_path
 from gpuserve.config.precedence import Override
+from gpuserve.config.repositories import CallableFlags, is_callable_path
 
 _LISTS: Final = ("--input", "--output", "--device")
 _NUMBERS: Final = ("--max-batch-size", "--instances")

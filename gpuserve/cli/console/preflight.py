@@ -1,5 +1,5 @@
 """What can be checked of a configuration before anything is served: its devices and its imports. Each
-callable is imported in a child process (``gpuserve/describe``), so that no crash reaches the caller.
+callable is imported in a child process (``gpuserve/model/describe``), so that no crash reaches the caller.
 """
 
 from __future__ import annotations
@@ -7,16 +7,16 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from gpuserve.config import described
+from gpuserve.config import load as described
+from gpuserve.config.settings.checks import missing, missing_metrics_packages
 from gpuserve.errors import ConfigError, DeviceError
 from gpuserve.placement.libraries import missing_library
-from gpuserve.settings.checks import missing, missing_for_metrics
 
 if TYPE_CHECKING:
-    from gpuserve.config.entries.model import ModelEntry
     from gpuserve.config.load import Configuration
-    from gpuserve.config.messages import Problem
-    from gpuserve.config.positions import Path
+    from gpuserve.config.problems import Problem
+    from gpuserve.config.schema import ModelEntry
+    from gpuserve.config.yaml_document import Path
     from gpuserve.placement.server_devices import ServerDevices
 
 
@@ -58,7 +58,7 @@ def trace_problems(configuration: Configuration) -> list[Problem]:
     settings, sources = configuration.settings, configuration.sources
     found = {
         ("server", "trace", "mode"): missing(settings.trace.mode),
-        ("server", "metrics_otlp_url"): missing_for_metrics(settings.metrics_otlp_url),
+        ("server", "metrics_otlp_url"): missing_metrics_packages(settings.metrics_otlp_url),
     }
     return [sources.problem(place, problem) for place, problem in found.items() if problem is not None]
 
@@ -74,7 +74,7 @@ def require_models(configuration: Configuration) -> None:
     """Check that all models of the start can be served, where the server is to end otherwise. ConfigProblems:
     what is wrong with those that cannot.
     """
-    from gpuserve.config.messages import ConfigProblems
+    from gpuserve.config.problems import ConfigProblems
     from gpuserve.supervisor.models.repository import wanted_at_start
 
     if configuration.settings.exit_on_error:
@@ -94,5 +94,7 @@ def import_problems(configuration: Configuration) -> list[Problem]:
         for index, one in enumerate(entries)
         if one.callable is not None and index not in configuration.described
     ]
-    answers = [one.answer for one in described.ask_models(entries, others, configuration.base_dir, ())]
+    answers = [
+        one.answer for one in described.ask_model_callables(entries, others, configuration.base_dir, ())
+    ]
     return list(described.import_problems(entries, others, answers, configuration.sources))

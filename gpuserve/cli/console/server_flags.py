@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuserve.config.entries.kinds import Flag
-from gpuserve.config.messages import Origin
+from gpuserve.config.entries import Scalar
 from gpuserve.config.precedence import Override, from_text
+from gpuserve.config.problems import Origin
 from gpuserve.config.schema import keys_at, kind_at
 
 #: Keys whose flag is not their own name, because the verb has a flag of that name.
@@ -48,7 +48,7 @@ def flag_name(path: tuple[str, ...]) -> str:
 
 def is_switch(path: tuple[str, ...]) -> bool:
     """Whether a key is true or false, so that its flags take no value."""
-    return isinstance(kind_at(("server", *path)), Flag)
+    return isinstance(kind := kind_at(("server", *path)), Scalar) and kind.hint is bool
 
 
 def negation(path: tuple[str, ...]) -> str:

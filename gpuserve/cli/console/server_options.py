@@ -20,7 +20,7 @@ from gpuserve.cli.console.server_flags import (
     option_paths,
     parameter_name,
 )
-from gpuserve.config.entries.kinds import Text
+from gpuserve.config.entries import Scalar
 from gpuserve.config.precedence import variable_name
 from gpuserve.config.schema import key_at, kind_at
 
@@ -95,7 +95,7 @@ def _parameter(path: tuple[str, ...]) -> inspect.Parameter:
 def _help_text(path: tuple[str, ...]) -> str:
     """Write what a key is, its choices and default, and on a line of its own its environment variable."""
     key, kind = key_at(("server", *path)), kind_at(("server", *path))
-    words = kind.words if isinstance(kind, Text) else ()
+    words = kind.option.words if isinstance(kind, Scalar) and kind.is_text else ()
     choices = f" One of {', '.join(words)}." if words else ""
     default = key.default if isinstance(key.default, str) and key.default else json.dumps(key.default)
     return f"{key.description}{choices} Default {default}.\n{variable_name(('server', *path))}"

@@ -12,18 +12,17 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.config.callable_target import CallableFlags, is_callable_path
 from gpuserve.config.load import CONFIG_SUFFIXES
+from gpuserve.config.repositories import CallableFlags, is_callable_path
 from gpuserve.errors import GpuserveError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuserve.config.callable_source import CallableSource
     from gpuserve.config.load import Configuration
     from gpuserve.config.precedence import Override
-    from gpuserve.config.repository import FileRepository
-    from gpuserve.repository.repository import TritonRepository
+    from gpuserve.config.repositories import CallableSource, FileRepository
+    from gpuserve.config.triton.load import TritonRepository
     from gpuserve.supervisor.core.processes import EarlyFront
 
 
@@ -51,14 +50,14 @@ def serve_target(
     already starts. GpuserveError: the configuration is wrong, or it cannot be served.
     """
     if is_callable_path(target):
-        from gpuserve.config.callable_source import CallableSource
+        from gpuserve.config.repositories import CallableSource
 
         source = CallableSource(target, model_flags, server, os.environ)
         return serve_configuration(source.start, source, early, following)
     if os.path.isdir(target):
         return serve_repositories([target], server, early, following=following)
     from gpuserve.config.load import load_file
-    from gpuserve.config.repository import FileRepository
+    from gpuserve.config.repositories import FileRepository
 
     configuration = load_file(target, os.environ, server)
     repository = FileRepository(target, os.environ, server, configuration)
@@ -75,7 +74,7 @@ def serve_repositories(
     """Serve model repositories until a signal, and return the exit status, as ``serve_target``; ``remarks``
     are for the log.
     """
-    from gpuserve.repository.repository import TritonRepository
+    from gpuserve.config.triton.load import TritonRepository
 
     repository = TritonRepository(paths, os.environ, server)
     start = dataclasses.replace(repository.start, remarks=(*remarks, *repository.start.remarks))
@@ -95,8 +94,8 @@ def serve_configuration(
     from gpuserve.cli.console.preflight import require_models, require_trace_output, with_devices
     from gpuserve.cli.console.signals import obey_signals
     from gpuserve.cli.views.startup_view import ENDING, FOLLOWING, startup_view
+    from gpuserve.config.settings import logs
     from gpuserve.placement.server_devices import ServerDevices
-    from gpuserve.settings import logs
     from gpuserve.supervisor.core.processes import front_process
     from gpuserve.supervisor.models.repository import loaded_at_start
     from gpuserve.supervisor.reload.file_watch import FileWatch

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpuserve.cli.console.failures import exit_code_of, tell
-from gpuserve.config.messages import ConfigProblems, Origin
+from gpuserve.config.fingerprints import folders_in, package_folders, shallow_fingerprint
+from gpuserve.config.problems import ConfigProblems, Origin
+from gpuserve.config.settings import logs
 from gpuserve.errors import GpuserveError, ModelLoadError
-from gpuserve.settings import logs
-from gpuserve.stamps import folders_in, package_folders, shallow_stamp
 
 if TYPE_CHECKING:
     from gpuserve.supervisor.core.processes import EarlyFront
@@ -95,7 +95,7 @@ def _has_changed(targets: Sequence[str], before: Stamps, ended: threading.Event)
 
 
 def _stamps(targets: Sequence[str]) -> Stamps:
-    return {one: shallow_stamp(one) for one in _folders(targets)}
+    return {one: shallow_fingerprint(one) for one in _folders(targets)}
 
 
 def _folders(targets: Sequence[str]) -> set[str]:

@@ -21,12 +21,12 @@ from typing import Final
 
 from gpuserve.cli.doctor.facts import ConfigProblem, Facts, Package, Port, RunningServer
 from gpuserve.cli.views import device_report
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control.operator_client import listening_names, running
 from gpuserve.control.port_holders import Holder, holder_of
+from gpuserve.devices.placement import n_processors
 from gpuserve.placement.libraries import installed_cupy
 from gpuserve.placement.server_devices import ServerDevices
-from gpuserve.settings.processors import n_processors
-from gpuserve.settings.server import ServerSettings
 from gpuserve_worker.memory.available import available_nbytes
 
 _DISTRIBUTION: Final = "gpuserve"

@@ -268,7 +268,7 @@ def _baseline(path: str | None) -> BenchReport | None:
 
 def _report(given: dict[str, Any], run: BenchRun, outcome: BenchOutcome, began_at: str) -> BenchReport:
     from gpuserve.bench.reports.report import BenchReport
-    from gpuserve.settings.version import VERSION
+    from gpuserve.version import VERSION
 
     return BenchReport(
         run.target.model,

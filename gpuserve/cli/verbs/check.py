@@ -12,13 +12,13 @@ import typer
 from gpuserve.cli.console import model_options
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.cli.console.failures import exit_code_of
-from gpuserve.config.callable_target import CallableFlags
+from gpuserve.config.repositories import CallableFlags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gpuserve.config.messages import Problem
-    from gpuserve.declare.spec import ModelSpec
+    from gpuserve.config.problems import Problem
+    from gpuserve.model.spec import ModelSpec
     from gpuserve_worker.protocol.tensor import TensorSpec
 
 
@@ -47,9 +47,9 @@ def check(
       gpuserve check models/
     """
     from gpuserve.cli.console.preflight import device_problems, import_problems, trace_problems
-    from gpuserve.config.messages import ConfigProblems
+    from gpuserve.config.problems import ConfigProblems
+    from gpuserve.config.triton.load import load_target
     from gpuserve.placement.server_devices import ServerDevices
-    from gpuserve.repository.target import load_target
 
     flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
     model_options.require_callable(config, flags)

@@ -34,7 +34,7 @@ def config(
     """
     from gpuserve.cli.views.config_view import as_text
     from gpuserve.config.effective import effective
-    from gpuserve.repository.target import load_target
+    from gpuserve.config.triton.load import load_target
 
     configuration = load_target(target, os.environ, overrides(flags))
     values = [one for one in effective(configuration) if one.origin is not None or not brief]

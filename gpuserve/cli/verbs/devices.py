@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuserve.declare.spec import ModelSpec
+    from gpuserve.model.spec import ModelSpec
     from gpuserve.placement.server_devices import ServerDevices
 
 

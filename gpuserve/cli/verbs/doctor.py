@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpuserve.cli.doctor.facts import ConfigProblem, Facts
     from gpuserve.config.load import Configuration
-    from gpuserve.config.messages import Problem
+    from gpuserve.config.problems import Problem
     from gpuserve.placement.server_devices import ServerDevices
 
 
@@ -52,10 +52,10 @@ def doctor(
 
 def _facts(config: str | None) -> Facts:
     from gpuserve.cli.doctor.gathering import facts
-    from gpuserve.config.messages import ConfigProblems
+    from gpuserve.config.problems import ConfigProblems
+    from gpuserve.config.settings.server import ServerSettings
+    from gpuserve.config.triton.load import load_target
     from gpuserve.placement.server_devices import ServerDevices
-    from gpuserve.repository.target import load_target
-    from gpuserve.settings.server import ServerSettings
 
     devices, settings = ServerDevices(), ServerSettings()
     problems: list[ConfigProblem] = []

@@ -15,7 +15,7 @@ from gpuserve.cli.console import model_options, server_options
 from gpuserve.cli.console.server_flags import overrides
 from gpuserve.cli.console.serving import Following, is_target, serve_repositories, serve_target
 from gpuserve.cli.console.starting_again import serve_until_it_can
-from gpuserve.config.callable_target import CallableFlags
+from gpuserve.config.repositories import CallableFlags
 
 if TYPE_CHECKING:
     from gpuserve.config.precedence import Override

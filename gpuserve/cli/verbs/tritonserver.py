@@ -15,8 +15,8 @@ from gpuserve.cli.console.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from gpuserve.compat.tritonserver.meaning import Meaning, Options
-    from gpuserve.config.messages import Problem
     from gpuserve.config.precedence import Override
+    from gpuserve.config.problems import Problem
     from gpuserve.supervisor.core.processes import EarlyFront
 
 #: All that stands behind the verb is for the verb, ``--help`` as well.
@@ -69,7 +69,7 @@ def _checked(options: Options, problems: list[Problem]) -> Meaning:
     """What the options mean. Raises ConfigProblems: all that is wrong with the command line."""
     from gpuserve.compat.tritonserver.meaning import meaning_of
     from gpuserve.compat.tritonserver.words import OptionProblem
-    from gpuserve.config.messages import ConfigProblems
+    from gpuserve.config.problems import ConfigProblems
 
     try:
         meaning = meaning_of(options)
@@ -96,7 +96,7 @@ def _repository_problems(options: Options) -> Iterable[Problem]:
 
 
 def _problem(label: str, text: str) -> Problem:
-    from gpuserve.config.messages import Origin, Problem
+    from gpuserve.config.problems import Origin, Problem
 
     return Problem(label, text, Origin.FLAG)
 
@@ -107,9 +107,9 @@ def _overrides(meaning: Meaning) -> list[Override]:
     """
     from gpuserve.compat.tritonserver.command_line import spelled
     from gpuserve.compat.tritonserver.words import Setting
-    from gpuserve.config.messages import Origin
     from gpuserve.config.precedence import Override
-    from gpuserve.settings.server import TRITON
+    from gpuserve.config.problems import Origin
+    from gpuserve.config.settings.server import TRITON
 
     settings = [Setting(("exit_on_error",), True, "exit-on-error"), *meaning.settings]
     if all(path != ("name",) for path, _, _ in meaning.settings):
@@ -127,7 +127,7 @@ def _overrides(meaning: Meaning) -> list[Override]:
 
 def _append_log_to(path: str) -> None:
     """Have the log of this process and of all that it starts go to a file. ConfigProblems: it cannot."""
-    from gpuserve.config.messages import ConfigProblems
+    from gpuserve.config.problems import ConfigProblems
 
     try:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -17,7 +17,7 @@ from gpuserve.cli.verbs.bench import exit_with
 if TYPE_CHECKING:
     from gpuserve.bench.preparation import Data
     from gpuserve.config.load import Configuration
-    from gpuserve.config.positions import Path
+    from gpuserve.config.yaml_document import Path
     from gpuserve.tune.tuning import Goal, Subject
 
 _SEARCH, _VALUES, _LOAD = "Search", "Values to try (lists such as 1,2,4; one value is fixed)", "Load"
@@ -198,7 +198,7 @@ def _check_output(path: str | None) -> None:
 
 def _tell_written(given: dict[str, Any], chosen: dict[Path, int]) -> None:
     """Say what was written where, or what could have been."""
-    from gpuserve.config.messages import dotted
+    from gpuserve.config.problems import dotted
 
     values = ", ".join(f"{dotted(path)}: {value}" for path, value in chosen.items())
     what = f"with {values}" if values else "as it was: its settings were the best"

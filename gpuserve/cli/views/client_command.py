@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, element_count
 
 #: A request with more elements than this is made by Python, not written out for curl.

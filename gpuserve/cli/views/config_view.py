@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gpuserve.config.effective import EffectiveValue
-from gpuserve.config.messages import Origin
-from gpuserve.config.positions import Path, parse_value
+from gpuserve.config.problems import Origin
+from gpuserve.config.yaml_document import Path, parse_value
 
 #: Text that YAML reads as it stands, in a flow collection too.
 _PLAIN: Final = re.compile(r"[A-Za-z_/.][\w./*-]*(:[\w./*-]+)*")

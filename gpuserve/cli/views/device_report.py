@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from gpuserve.cli.views.tables import table
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.devices.inventory import NOT_INSTALLED, Inventory
+from gpuserve.devices.inventory import NOT_INSTALLED, Inventory, missing_gpu_reason
 from gpuserve.devices.machine import EXCLUSIVE, Gpu, MigInstance
 from gpuserve.devices.names import VARIABLE
-from gpuserve.devices.resolution import absence
+from gpuserve.model.spec import ModelSpec
 from gpuserve.placement.libraries import Cupy
 from gpuserve_worker.running.placement import ranges
 
@@ -58,7 +57,7 @@ def notes(inventory: Inventory, cupy: Cupy | None) -> Iterator[str]:
     """Write a sentence for each thing that is missing, or not as one would expect it."""
     machine = inventory.machine
     if not inventory.devices:
-        yield f"no GPU can be used: {absence(inventory)}"
+        yield f"no GPU can be used: {missing_gpu_reason(inventory)}"
     elif inventory.variable is not None:
         yield f"{VARIABLE} is {inventory.variable!r}; a GPU without a device name is left out by it"
     if machine.shortage == NOT_INSTALLED:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
 from gpuserve.cli.views.client_command import client_command
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.settings import logs
+from gpuserve.config.settings import logs
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.core.server_life import ServerObserver
 
 if TYPE_CHECKING:

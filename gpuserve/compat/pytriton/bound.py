@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gpuserve.api.binding import EXACT, model_spec
-from gpuserve.declare.model import ModelConfig, Tensor
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.declare.warmups import warmup_as_given
 from gpuserve.errors import BadModelConfig
+from gpuserve.model.build import warmup_as_given
+from gpuserve.model.declaration import ModelConfig, Tensor
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.calling.callable import YIELDING, CallableKind, kind_of
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from gpuserve.decorators import (
     pad_batch,
     sample,
 )
-from gpuserve.decorators.outputs import named
+from gpuserve.decorators.batch_data import named
 from gpuserve.decorators.wrapping import wraps_request_list
 from gpuserve_worker.calling.context import ModelContext
 from gpuserve_worker.calling.request import Request

@@ -10,9 +10,9 @@ from gpuserve.client.settings import HEADERS
 from gpuserve.client.url import HTTP
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
 from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.settings.access import ADMIN, DASHBOARD, ENDPOINT_GROUPS
-from gpuserve.settings.checks import checked_settings
-from gpuserve.settings.server import ServerSettings
+from gpuserve.config.settings.checks import checked_settings
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.settings.values import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 
 VALID_TRITON_ENDPOINTS: Final = set(ENDPOINT_GROUPS) - {ADMIN, DASHBOARD}
 DEFAULT_PROTECTED_ENDPOINTS: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")

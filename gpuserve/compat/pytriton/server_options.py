@@ -10,9 +10,9 @@ from gpuserve.compat.pytriton.triton_config import TritonConfig, flag_of
 from gpuserve.compat.tritonserver.flags import Fate, Flag
 from gpuserve.compat.tritonserver.meaning import Meaning, Options, meaning_of
 from gpuserve.compat.tritonserver.words import OptionProblem
+from gpuserve.config.settings.checks import check_trace
+from gpuserve.config.settings.server import EXPLICIT, TRITON, ServerSettings, TraceSettings
 from gpuserve.errors import ConfigError
-from gpuserve.settings.checks import check_trace
-from gpuserve.settings.server import EXPLICIT, TRITON, ServerSettings, TraceSettings
 
 
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:

@@ -33,8 +33,8 @@ from gpuserve.compat.pytriton.server_options import server_settings, without_eff
 from gpuserve.compat.pytriton.translation import pytriton_errors
 from gpuserve.compat.pytriton.triton_config import TritonConfig, merged
 from gpuserve.compat.pytriton.utils.workspace import Workspace
-from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.errors import AttachError
+from gpuserve.model.declaration import ModelConfig, Tensor
 
 __all__ = [
     "DEFAULT_PROTECTED_ENDPOINTS",

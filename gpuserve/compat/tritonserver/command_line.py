@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuserve.compat.tritonserver.flags import BY_NAME, Fate, Flag, Kind
-from gpuserve.options import nearest
+from gpuserve.model.options import nearest
 
 _BOOLEANS: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 

@@ -16,7 +16,7 @@ from gpuserve.compat.tritonserver.words import (
     cache_nbytes,
     is_summaries,
 )
-from gpuserve.settings.server import EXPLICIT
+from gpuserve.config.settings.server import EXPLICIT
 
 _ROLES: Final = ("http", "grpc", "metrics")
 _WILDCARD: Final = "*"

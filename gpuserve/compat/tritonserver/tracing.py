@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gpuserve.compat.tritonserver.words import OptionProblem, Setting
-from gpuserve.settings.server import TraceSettings
+from gpuserve.config.settings.server import TraceSettings
 
 _OPTION: Final = "trace-config"
 _NUMBERS: Final = {"rate": "rate", "count": "count", "triton,log-frequency": "log_frequency"}

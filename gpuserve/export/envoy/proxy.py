@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from gpuserve.config.settings.server import all_access_rules
 from gpuserve.export.manifests.pod import TLS_FOLDER
 from gpuserve.export.sizing.options import export_name
 from gpuserve.export.sizing.ports import GRPC, HEALTH, HTTP, ServerPorts
 from gpuserve.export.sizing.sizing import batch_nbytes
 from gpuserve.export.sizing.values import KIB, MIB, Reasoned, readable, up_to
-from gpuserve.settings.server import all_rules
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
+    from gpuserve.config.settings.server import ServerSettings
     from gpuserve.export.sizing.options import ExportOptions
-    from gpuserve.settings.server import ServerSettings
 
 #: Where Envoy's own files are in its pod.
 FOLDER: Final = "/etc/envoy"
@@ -87,7 +87,7 @@ def headless_service(name: str, namespace: str, ports: ServerPorts) -> str:
 
 
 def _health_token(settings: ServerSettings) -> str | None:
-    return next((rule.token for rule in all_rules(settings) if "health" in rule.groups), None)
+    return next((rule.token for rule in all_access_rules(settings) if "health" in rule.groups), None)
 
 
 def _repeated(configuration: Configuration) -> Reasoned:

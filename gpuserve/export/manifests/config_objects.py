@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpuserve.export.sizing.files import Bundle, map_key
 
 if TYPE_CHECKING:
-    from gpuserve.settings.server import ServerSettings
+    from gpuserve.config.settings.server import ServerSettings
 
 #: Where the pods have it.
 _FOLDER: Final = "/etc/gpuserve"

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gpuserve.config.entries.fields import split_callable
-from gpuserve.config.messages import ConfigProblems, Problem, dotted
+from gpuserve.config.entries import split_callable
+from gpuserve.config.problems import ConfigProblems, Problem, dotted
 from gpuserve.export.sizing.values import readable
 from gpuserve.runtimes.table import HUB, is_model_path, source_of
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
-    from gpuserve.config.positions import Path
+    from gpuserve.config.yaml_document import Path
 
 #: etcd takes 1 MiB an object; names, metadata and the text around the files are in it too.
 MAX_NBYTES: Final = 960 << 10

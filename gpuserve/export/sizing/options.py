@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from gpuserve.config.messages import Origin, Problem, dotted
+from gpuserve.config.problems import Origin, Problem, dotted
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
-    from gpuserve.config.positions import Path
+    from gpuserve.config.yaml_document import Path
 
 DEFAULT_NAME: Final = "gpuserve"
 GPU_RESOURCE: Final = "nvidia.com/gpu"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
+    from gpuserve.config.settings.server import ServerSettings
     from gpuserve.export.sizing.options import ExportOptions
-    from gpuserve.settings.server import ServerSettings
 
 GRPC: Final = "grpc"
 HTTP: Final = "http"

@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.declare.rules import mapping
+from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
+from gpuserve.config.settings.values import AUTO, doors_of
 from gpuserve.devices.names import CPU, EVERY_GPU, number_of
 from gpuserve.export.sizing.values import GIB, MIB, Reasoned, quantity, readable, up_to
-from gpuserve.settings.doors import AUTO, doors_of
-from gpuserve.settings.server import TERMINATED_LAME_DUCK_S
+from gpuserve.model.rules import mapping
 from gpuserve_worker.memory.arena import RETAINED_NBYTES, SEGMENT_NBYTES
 from gpuserve_worker.protocol.tensor import ITEMSIZE
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuserve.config.load import Configuration
-    from gpuserve.config.positions import Path
-    from gpuserve.declare.spec import ModelSpec, Resources
+    from gpuserve.config.settings.server import ServerSettings
+    from gpuserve.config.yaml_document import Path
     from gpuserve.export.sizing.options import ExportOptions
-    from gpuserve.settings.server import ServerSettings
+    from gpuserve.model.spec import ModelSpec, Resources
     from gpuserve_worker.protocol.tensor import TensorSpec
 
 

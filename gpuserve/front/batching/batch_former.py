@@ -9,8 +9,8 @@ import math
 import operator
 from typing import Final
 
-from gpuserve.declare.spec import BatchingSpec
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState, WaitingRequests, first_queued
+from gpuserve.model.spec import BatchingSpec
 
 # Looked at once a request: a look-up on an Enum class costs ten times one of a global.
 _QUEUED: Final = RequestState.QUEUED

@@ -26,7 +26,6 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.devices.names import CPU
 from gpuserve.errors import QueueFull, RequestError
 from gpuserve.front.batching import refusals
@@ -50,6 +49,7 @@ from gpuserve.front.queueing.queue import (
 )
 from gpuserve.front.queueing.queue_factory import request_queue
 from gpuserve.front.queueing.suspects import Blame, Suspects
+from gpuserve.model.spec import ModelSpec
 
 #: No delay has run out then, so that only a batch that cannot grow is formed.
 _BEFORE_EVER: Final = -math.inf

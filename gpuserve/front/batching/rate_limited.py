@@ -7,11 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from gpuserve.declare.spec import InstanceSpec
 from gpuserve.front.batching.interface import Scheduler
 from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.model.spec import InstanceSpec
 
 
 class RateLimits:

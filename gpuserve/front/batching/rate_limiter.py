@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gpuserve.declare.rates import limit_of
-from gpuserve.declare.spec import DeviceResource, InstanceSpec
-from gpuserve.settings.server import ResourceLimit
+from gpuserve.config.settings.rate_limits import limit_of
+from gpuserve.config.settings.server import ResourceLimit
+from gpuserve.model.spec import DeviceResource, InstanceSpec
 
 
 @dataclass(eq=False, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.batching.batch_former import full_batch_rows
 from gpuserve.front.batching.interface import SchedulerStatistics
+from gpuserve.model.spec import ModelSpec
 
 
 def saturation(spec: ModelSpec, counts: SchedulerStatistics) -> float | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
 from gpuserve.front.batching.interface import Scheduler
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
+from gpuserve.model.spec import ModelSpec
 
 
 def scheduler_of(spec: ModelSpec, front_lost_at: float = -math.inf) -> Scheduler:

@@ -25,7 +25,6 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, Literal
 
-from gpuserve.declare.spec import DIRECT, ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import (
@@ -40,6 +39,7 @@ from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
 from gpuserve.front.batching.sequence_strategies import strategy_of
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestState, WaitingRoom, advance
+from gpuserve.model.spec import DIRECT, ModelSpec
 
 #: So many sequences that were lost are remembered, the latest.
 MAX_LOST: Final = 1 << 14

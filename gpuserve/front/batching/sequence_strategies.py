@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from gpuserve.declare.spec import DIRECT, BatchingSpec, SequenceBatching
 from gpuserve.front.batching.batch_former import BatchFormer
 from gpuserve.front.batching.sequence_state import ActiveSequence
 from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.model.spec import DIRECT, BatchingSpec, SequenceBatching
 
 _SEAT: Final = operator.attrgetter("seat")
 _ACCEPTED: Final = operator.attrgetter("sequence")

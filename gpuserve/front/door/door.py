@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gpuserve.config.settings import logs
+from gpuserve.config.settings.logs import LogSettings
+from gpuserve.config.settings.server import ServerSettings, with_changed_settings
+from gpuserve.config.settings.tls import tls_files
 from gpuserve.control.messages import CONTROL
 from gpuserve.front.door.reception import ConnectionReception
 from gpuserve.front.door.reports import Reports
@@ -32,10 +36,6 @@ from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.service import DoorService
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.limits import limits_of, part_of_door
-from gpuserve.settings import logs
-from gpuserve.settings.log import LogSettings
-from gpuserve.settings.server import ServerSettings, adjusted
-from gpuserve.settings.tls import tls_files
 from gpuserve_worker.memory.orphans import ORPHANS
 from gpuserve_worker.protocol import datagram
 
@@ -194,7 +194,7 @@ class Door:
         parts.reports.hurry()
 
     def _adjust(self, parts: DoorParts, message: messages.AdjustDoor) -> None:
-        self._settings = adjusted(self._settings, message.settings)
+        self._settings = with_changed_settings(self._settings, message.settings)
         settings = part_of_door(self._settings)
         parts.admission.adjust(limits_of(settings))
         if "max_connection_age_s" in message.settings:

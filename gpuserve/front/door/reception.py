@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.exchange.exchange import Accept
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.passage.messages import Connect
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.handshakes import Handshakes, tls_context
-from gpuserve.settings.tls import TlsFiles
 
 
 class ConnectionReception:

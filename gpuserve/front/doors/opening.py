@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gpuserve.config.settings.server import NO_COMPRESSION, ON, ServerSettings, all_access_rules
+from gpuserve.config.settings.values import DASHBOARD
 from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
 from gpuserve.front.doors.access.rate_limit import RateLimit
 from gpuserve.front.doors.access.restrictions import Policy, token_headers
@@ -12,8 +14,6 @@ from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.live.page import LivePage
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.access import DASHBOARD
-from gpuserve.settings.server import NO_COMPRESSION, ON, ServerSettings, all_rules
 
 
 def both_doors(
@@ -38,7 +38,7 @@ def both_doors(
 
 
 def rate_limit(settings: ServerSettings, admission: Admission) -> RateLimit:
-    return RateLimit(admission.rates, all_rules(settings))
+    return RateLimit(admission.rates, all_access_rules(settings))
 
 
 def grpc_door(
@@ -56,8 +56,8 @@ def grpc_door(
 
 def _policy(settings: ServerSettings) -> Policy:
     page = {DASHBOARD} if settings.dashboard == ON else set()
-    return Policy(all_rules(settings), {*settings.remote_control, *page})
+    return Policy(all_access_rules(settings), {*settings.remote_control, *page})
 
 
 def _forwarding(settings: ServerSettings, pattern: str) -> HeaderForwarding | None:
-    return forwarding(pattern, token_headers(all_rules(settings)))
+    return forwarding(pattern, token_headers(all_access_rules(settings)))

@@ -29,7 +29,7 @@ _HEAD_NBYTES: Final = 8 << 10
 
 @dataclass(slots=True)
 class Limits:
-    """The settings of the same names (``gpuserve/settings/server.py``). All connections read one object of
+    """The settings of the same names (``gpuserve/config/settings/server.py``). All connections read one object of
     these, which ``Admission.adjust`` changes.
     """
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+from gpuserve.config.settings.logs import LogSettings
+from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.control.messages import IngressDown, IngressUp
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
@@ -26,8 +28,6 @@ from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.acceptor import Acceptor, own_listener
 from gpuserve.front.server.connections import CLOSE_TIMEOUT_S
 from gpuserve.front.server.handshakes import tls_context
-from gpuserve.settings.log import LogSettings
-from gpuserve.settings.tls import TlsFiles
 
 #: Where none comes up for so long the front cannot go on.
 _START_TIMEOUT_S: Final = 30.0

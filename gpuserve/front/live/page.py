@@ -6,11 +6,11 @@ import os
 import time
 from dataclasses import dataclass
 
+from gpuserve.config.settings.server import OFF, ServerSettings
 from gpuserve.front.live.feed import LiveFeed
 from gpuserve.front.live.sampler import LiveSampler
 from gpuserve.front.live.settings import ShownSettings
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.server import OFF, ServerSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gpuserve.declare.spec import InstanceSpec
 from gpuserve.front.batching.saturation import saturation
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.observe.rates import InstanceRates, ModelRates
 from gpuserve.front.v2.types import IndexEntry
+from gpuserve.model.spec import InstanceSpec
 
 Row = dict[str, Any]
 

@@ -9,8 +9,8 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gpuserve.options import Row, rows
-from gpuserve.settings.server import ServerSettings
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.model.options import Row, rows
 
 #: Where keys and certificates are, and what may hold a secret of another service: it is told whether they are
 #: given, and no more.

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.worker_link import WorkerLink
@@ -15,6 +14,7 @@ from gpuserve.front.memory.gather import Gathered, gather
 from gpuserve.front.memory.scatter import Answer, WholeOutputs, scatter, uncut
 from gpuserve.front.memory.sequence_rows import SequenceRows
 from gpuserve.front.v2.types import InferRequest
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.links.export_memory import LentExport
 from gpuserve.front.v2.types import InputTensor
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import BYTES
 

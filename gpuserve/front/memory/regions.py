@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -32,7 +33,6 @@ from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.posix_shm import SomebodyElses, open_shared_memory
 from gpuserve.front.v2.limits import shown, shown_dim
 from gpuserve.front.v2.types import InferRequest, RegionSlice
-from gpuserve.settings.rare_log import RareLog
 from gpuserve.states import StepTable
 from gpuserve_worker.protocol import wire
 
@@ -122,7 +122,7 @@ class RegionTable:
         self._links_on = links_on
         self._devices = devices
         self.allow(owners)
-        self._refusals = RareLog(logger)
+        self._refusals = RateLimitedLog(logger)
         self._by_name: dict[str, RegisteredRegion] = {}
         self._by_number: dict[int, RegisteredRegion] = {}
         self._numbers = itertools.count(1)

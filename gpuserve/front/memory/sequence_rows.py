@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuserve.declare.spec import CORRID, END, START, ModelSpec, SequenceControl
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.scatter import Answer, scatter
 from gpuserve.front.v2 import types
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.model.spec import CORRID, END, START, ModelSpec, SequenceControl
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES, element_count, encode_bytes, numpy_dtype
 

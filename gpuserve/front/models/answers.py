@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.answer_order import AnswerOrder
@@ -21,6 +20,7 @@ from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason
 from gpuserve.front.v2.statistics import FailureReason, Phases, ResponseFate
 from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.wire import Done, WireError
 
 if TYPE_CHECKING:

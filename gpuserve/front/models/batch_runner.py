@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.errors import RequestError, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import BatchSource, Scheduler
@@ -24,7 +24,7 @@ from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.v2.statistics import FailureReason
-from gpuserve.settings.rare_log import RareLog
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire
 
@@ -60,7 +60,7 @@ class BatchRunner:
         self._metrics = metrics
         self._on_other = on_other
         self.in_flight = InFlightBatches()
-        self._no_memory = RareLog(logger)
+        self._no_memory = RateLimitedLog(logger)
         self._loop = asyncio.get_running_loop()
         self.pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import ResourceExhausted
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
@@ -18,6 +17,7 @@ from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.types import InferRequest
 from gpuserve.front.v2.validation import check_claim
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 
 if TYPE_CHECKING:

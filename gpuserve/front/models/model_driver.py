@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
@@ -31,6 +30,7 @@ from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.statistics import FailureReason as Reason
 from gpuserve.front.v2.types import InferRequest
 from gpuserve.front.v2.validation import check_of
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.protocol import wire
 

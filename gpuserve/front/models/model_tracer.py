@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Protocol
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.export_memory import KeptTensor, LentExport
@@ -23,6 +22,7 @@ from gpuserve.front.observe.tracing.trace import Trace, TracedTensor
 from gpuserve.front.observe.tracing.values import TraceLevel
 from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol import wire
 

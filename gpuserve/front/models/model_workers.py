@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.links.worker_link import WorkerLink
@@ -18,6 +17,7 @@ from gpuserve.front.models.batch_runner import BatchRunner, Queueing
 from gpuserve.front.models.instances import PATIENCE_S, Instances
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.queueing.suspects import DEATHS, FORGIVEN_AFTER_S
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection
 from functools import partial
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.batching import refusals
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.models.answers import ModelAnswers
@@ -17,6 +16,7 @@ from gpuserve.front.models.model_workers import ModelWorkers
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.running_calls import CallWatch, OverdueCall
 from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.model.spec import ModelSpec
 
 
 class OverdueCalls:

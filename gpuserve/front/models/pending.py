@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.response_cache import CacheKey
@@ -16,6 +15,7 @@ from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 from gpuserve.front.v2 import types
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve.front.v2.validation import CheckedRequest
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 
 if TYPE_CHECKING:

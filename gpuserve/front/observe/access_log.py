@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from gpuserve.config.settings import logs
+from gpuserve.config.settings.server import ERRORS, OFF, ServerSettings
 from gpuserve.front.v2.types import InferRequest
-from gpuserve.settings import logs
-from gpuserve.settings.server import ERRORS, OFF, ServerSettings
 
 LOGGER: Final = "gpuserve.access"
 #: By which a client names its request, and is answered.

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
+from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.front.observe.triton_metrics import Family, sample
-from gpuserve.settings.rare_log import RareLog
 from gpuserve_worker.protocol.metrics import (
     GAUGE,
     HISTOGRAM,
@@ -56,7 +56,7 @@ class CallableMetrics:
         self._names: dict[str, str] = {}
         self._max_series = max_series
         self._n_series = 0
-        self._refused = RareLog(logger)
+        self._refused = RateLimitedLog(logger)
 
     def take(self, owner: Owner, changes: Sequence[MetricChange]) -> None:
         """Take over what the instance of a model says; ``ValueError``, ``TypeError``: none can say that."""

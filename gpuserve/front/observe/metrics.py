@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gpuserve.declare.spec import InstanceSpec
 from gpuserve.errors import Code, QueueFull, RequestError
 from gpuserve.front.v2.statistics import BySize, FailureReason, ModelStatistics, Phases, StatisticsEntry
+from gpuserve.model.spec import InstanceSpec
 
 #: Upper bounds in seconds: 100 µs to 60 s. The last bucket is +Inf.
 DURATION_BUCKETS: Final = (

@@ -30,7 +30,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from gpuserve.settings.version import VERSION
+from gpuserve.version import VERSION
 
 #: Which only say under Triton's names what is there under ours.
 _REPEATED: Final = ("nv_inference_", "nv_cache_", "nv_model_")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpuserve.config.settings.server import GRPCIO, ServerSettings
+from gpuserve.config.settings.tls import TlsFiles, tls_files
 from gpuserve.control.messages import StartIngress
 from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
 from gpuserve.front.doors.front_door import FrontDoor, grpc_alone
@@ -25,8 +27,6 @@ from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.server import GRPCIO, ServerSettings
-from gpuserve.settings.tls import TlsFiles, tls_files
 
 if TYPE_CHECKING:
     from gpuserve.front.doors.grpcio.transport import GrpcAioTransport

@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
+from gpuserve.config.settings.tls import TlsFiles, TlsFingerprint, certificate_expiry, check_files
 from gpuserve.errors import ConfigError
 from gpuserve.front.observe.triton_metrics import Family, family
-from gpuserve.settings.tls import Stamp, TlsFiles, certificate_expiry, check_files
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class CertificateWatch:
         self._files = files
         self._renew = renew
         self._sleep = sleep
-        self._seen: Stamp | None = None
+        self._seen: TlsFingerprint | None = None
         #: Of the certificate in use, in seconds since 1970; None: it could not be read.
         self._expires_at: float | None = None
 
@@ -68,8 +68,8 @@ class CertificateWatch:
         except ConfigError:  # replaced at this moment; then it is looked at again
             return None
 
-    def _stamp(self) -> Stamp | None:
+    def _stamp(self) -> TlsFingerprint | None:
         try:
-            return self._files.stamp()
+            return self._files.fingerprint()
         except OSError:  # between the old file and the new one
             return None

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from gpuserve.config.settings.logs import LOG
+from gpuserve.config.settings.server import ServerSettings, with_changed_settings
 from gpuserve.control import messages
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.front.exchange.housekeeping import keep_running
@@ -27,8 +29,6 @@ from gpuserve.front.process.pushing import MetricsPushing, metrics_pushing
 from gpuserve.front.process.rate_reports import RateReports
 from gpuserve.front.process.turning import Turning
 from gpuserve.front.service.service import InferenceService, inference_service
-from gpuserve.settings.log import LOG
-from gpuserve.settings.server import ServerSettings, adjusted
 from gpuserve_worker.protocol import datagram
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class Front:
 
     def _adjust(self, message: messages.Adjust) -> None:
         assert self._parts is not None
-        self._settings = adjusted(self._settings, message.settings)
+        self._settings = with_changed_settings(self._settings, message.settings)
         if self._parts.live is not None:
             self._parts.live.settings.now = self._settings
         for name in message.settings:
@@ -220,7 +220,7 @@ def _adjust_model_control(parts: FrontParts, settings: ServerSettings) -> None:
     parts.service.control.repository.mode = settings.model_control
 
 
-#: Who is told of each. Which settings may change is in ``gpuserve/settings/live.py``; those that are not here
+#: Who is told of each. Which settings may change is in ``gpuserve/config/settings/checks.py``; those that are not here
 #: are the supervisor's alone.
 ADJUSTED_HERE: Final[dict[str, _Adjust]] = {
     **{one.name: lambda parts, now: parts.ports.adjust(now) for one in fields(Limits)},

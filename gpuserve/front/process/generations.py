@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from gpuserve.config.settings.rate_limits import resource_limits
+from gpuserve.config.settings.server import OFF, ServerSettings
 from gpuserve.control import messages
-from gpuserve.declare.rates import resource_limits
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.saturation import saturation
 from gpuserve.front.links.worker_link import DeviceLinks, WorkerLink, no_such_message
@@ -33,7 +33,7 @@ from gpuserve.front.process.model_calls import ModelCalls
 from gpuserve.front.process.ports import Spawn
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.server import OFF, ServerSettings
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol import datagram, wire
 
 logger = logging.getLogger(__name__)

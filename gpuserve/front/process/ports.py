@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, TypeAlias
 
+from gpuserve.config.settings.server import GRPCIO, ServerSettings
+from gpuserve.config.settings.tls import tls_files
 from gpuserve.control.messages import IngressDown, IngressUp
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
@@ -18,8 +20,6 @@ from gpuserve.front.process.connection_metrics import connection_families, intak
 from gpuserve.front.server.limits import limits_of
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.server import GRPCIO, ServerSettings
-from gpuserve.settings.tls import tls_files
 
 #: Starts a task; when it fails, the front cannot go on.
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]

@@ -6,9 +6,9 @@ import asyncio
 from functools import partial
 from typing import Final
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.observe.metrics_page import MetricsPage
 from gpuserve.front.observe.metrics_push import MetricsPush, MetricsSender
-from gpuserve.settings.server import ServerSettings
 
 #: What one page may take at most, and what the last one has when the front ends.
 _SEND_TIMEOUT_S: Final = 10.0

@@ -13,9 +13,9 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Hashable, Iterator
 from typing import Final
 
-from gpuserve.declare.spec import QueueSpec
 from gpuserve.front.queueing.priority_queue import PriorityQueue, waits
 from gpuserve.front.queueing.queue import Lane, QueuedRequest
+from gpuserve.model.spec import QueueSpec
 
 _NBYTES: Final = operator.attrgetter("nbytes")
 

@@ -18,7 +18,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, ClassVar, Final
 
-from gpuserve.declare.spec import PolicySpec, QueueSpec
 from gpuserve.errors import QueueFull
 from gpuserve.front.queueing.queue import (
     Deadlines,
@@ -28,6 +27,7 @@ from gpuserve.front.queueing.queue import (
     RequestQueue,
     RequestState,
 )
+from gpuserve.model.spec import PolicySpec, QueueSpec
 
 DELAY: Final = "delay"
 _QUEUED: Final = RequestState.QUEUED

@@ -27,8 +27,8 @@ from collections.abc import Collection, Hashable, Iterable, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias
 
-from gpuserve.declare.spec import QueueSpec
 from gpuserve.errors import DeadlineExceeded, QueueFull
+from gpuserve.model.spec import QueueSpec
 from gpuserve.states import IllegalTransition
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuserve.declare.spec import CLIENT, PolicySpec, QueueSpec
 from gpuserve.front.queueing.fair_queue import FairQueue
 from gpuserve.front.queueing.priority_queue import PriorityQueue
 from gpuserve.front.queueing.queue import RequestQueue
+from gpuserve.model.spec import CLIENT, PolicySpec, QueueSpec
 
 
 def request_queue(spec: QueueSpec) -> RequestQueue:

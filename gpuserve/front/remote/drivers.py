@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError, Stopping, Unavailable, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
@@ -26,6 +25,7 @@ from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.alike import AlikeRequests
 from gpuserve.front.remote.door_memory import DoorMemory, place_of
 from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.orphans import ORPHANS, OUTPUT_LEASE
 
 if TYPE_CHECKING:

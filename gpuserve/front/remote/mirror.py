@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from gpuserve.declare.spec import CLIENT, ModelSpec
 from gpuserve.errors import NotFound, Unavailable
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.passage import messages
@@ -16,6 +15,7 @@ from gpuserve.front.remote.drivers import RemoteDriver, RemoteRequests
 from gpuserve.front.service.health import ServerHealth
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.service.trace_control import TraceControl
+from gpuserve.model.spec import CLIENT, ModelSpec
 
 URGENT: Final = frozenset({messages.Served, messages.FrontStage})
 

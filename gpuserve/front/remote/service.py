@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.absence import FrontAbsence
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.drivers import RemoteRequests, Unpinned
 from gpuserve.front.remote.mirror import URGENT, Mirrored, MirroredTable
 from gpuserve.front.service.service import InferenceService, inference_service
-from gpuserve.settings.server import ServerSettings
 from gpuserve_worker.memory.arena import ArenaStatistics
 
 #: How often what a burst took of the arena is looked for.

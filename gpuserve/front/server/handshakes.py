@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.exchange.limits import Admission, source_of
 from gpuserve.front.server.acceptor import Acceptor
-from gpuserve.settings.tls import TlsFiles
 
 #: From the connection to the end of its handshake.
 HANDSHAKE_S: Final = 15.0

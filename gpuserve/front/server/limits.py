@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.exchange.limits import Limits
-from gpuserve.settings.server import ServerSettings
 
 #: What each door counts alone.
 _PARTS: Final = ("max_unsent_nbytes", "max_half_requests", "max_streams", "max_intake_nbytes")

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import Accept
 from gpuserve.front.exchange.limits import Admission
@@ -15,7 +16,6 @@ from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.server.acceptor import BACKLOG, own_listener
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.handshakes import Handshakes, TlsListener, tls_context
-from gpuserve.settings.tls import TlsFiles
 
 
 class NativeTransport(Transport):

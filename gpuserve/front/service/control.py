@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+from gpuserve.config.settings import logs
+from gpuserve.config.settings.logs import LOG, LogSettings
 from gpuserve.control import messages
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.errors import InvalidArgument, Unavailable, Unimplemented, request_error
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2.limits import shown
-from gpuserve.settings import logs
-from gpuserve.settings.log import LOG, LogSettings
 
 logger = logging.getLogger(__name__)
 

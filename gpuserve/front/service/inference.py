@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
@@ -12,6 +11,7 @@ from gpuserve.front.observe.access_log import notes_of
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2 import classification
 from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve_worker.memory.arena import Block
 
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound, Unavailable
 from gpuserve.front.models.interface import STARVED, Driver
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
@@ -18,6 +17,7 @@ from gpuserve.front.v2.limits import shown, suggested
 from gpuserve.front.v2.model_config import model_config, platform_of
 from gpuserve.front.v2.statistics import StatisticsEntry
 from gpuserve.front.v2.types import IndexEntry
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")

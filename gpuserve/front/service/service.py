@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpuserve.config.settings.server import OFF, ServerSettings
 from gpuserve.control import messages
 from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.memory.intake import Intake
@@ -26,8 +27,7 @@ from gpuserve.front.service.trace_control import TraceControl
 from gpuserve.front.v2 import statistics_codec
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import InflationLimits
-from gpuserve.settings.server import OFF, ServerSettings
-from gpuserve.settings.version import VERSION
+from gpuserve.version import VERSION
 
 #: The extensions of the v2 protocol that this server has, by Triton's names.
 EXTENSIONS: Final = (

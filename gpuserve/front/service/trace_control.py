@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from gpuserve.config.settings.checks import lacks_trace_file
+from gpuserve.config.settings.server import TRACE, TraceSettings
 from gpuserve.control import messages
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.models.interface import Driver
@@ -24,8 +26,6 @@ from gpuserve.front.service.control import Say
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import shown
-from gpuserve.settings.checks import is_without_file
-from gpuserve.settings.server import TRACE, TraceSettings
 
 #: What waits to be written when the front ends has so long; less than the supervisor's patience.
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -141,7 +141,7 @@ class TraceControl:
         )
 
     def _deliver(self, trace: Trace) -> None:
-        if is_without_file(self._start.mode, True, self._start.file):
+        if lacks_trace_file(self._start.mode, True, self._start.file):
             return  # there was one when its request began
         if self._sink is None:
             continues = self._epoch > 1 or self._start.file in self._written

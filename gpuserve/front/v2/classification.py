@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.types import InferResponse, OutputTensor
+from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve_worker.protocol.tensor import BYTES, element_count, encode_bytes, numpy_dtype
 
 if TYPE_CHECKING:

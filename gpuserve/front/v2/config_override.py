@@ -15,12 +15,12 @@ from typing import Any, Final
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gpuserve.declare.spec import BatchingSpec, ModelSpec, QueueSpec
 from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.model_config import BACKEND, model_config, options_of
-from gpuserve.options import rows
+from gpuserve.model.options import rows
+from gpuserve.model.spec import BatchingSpec, ModelSpec, QueueSpec
 
 _MAX_DEPTH: Final = 50
 _MAX_DETAIL: Final = 200

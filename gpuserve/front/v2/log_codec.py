@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gpuserve.config.settings.logs import DEFAULT, ISO8601, LogSettings
 from gpuserve.errors import InvalidArgument, Unavailable, Unimplemented
 from gpuserve.front.v2.json_values import compact, loads
 from gpuserve.front.v2.limits import check_entries, shown
-from gpuserve.settings.log import DEFAULT, ISO8601, LogSettings
 
 _FILE: Final = "log_file"
 _NO_FILE: Final = "log file location can not be updated through network protocol"

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gpuserve.declare.spec import (
+from gpuserve.front.v2.json_values import compact
+from gpuserve.model.options import key_and_value, rows
+from gpuserve.model.spec import (
     CORRID,
     DIRECT,
     NO_RATE,
@@ -20,8 +22,6 @@ from gpuserve.declare.spec import (
     SequenceControl,
     StepSpec,
 )
-from gpuserve.front.v2.json_values import compact
-from gpuserve.options import key_and_value, rows
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec
 
 BACKEND: Final = "python"

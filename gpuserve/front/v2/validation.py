@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gpuserve.declare.spec import CORRID, ModelSpec, SequenceControl
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.limits import (
     MAX_INPUTS,
@@ -26,6 +25,7 @@ from gpuserve.front.v2.limits import (
 from gpuserve.front.v2.strings import WHERE, strings_problem
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor, RegionSlice
 from gpuserve.front.v2.types import Sequence as RequestSequence
+from gpuserve.model.spec import CORRID, ModelSpec, SequenceControl
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
 

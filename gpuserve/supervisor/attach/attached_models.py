@@ -20,9 +20,9 @@ from gpuserve.control.attach import (
     WorkerHung,
     attach_addresses,
 )
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
 from gpuserve.journal.kinds import EventKind
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.attach.attached_program import AttachedModel, AttachedProgram
 from gpuserve.supervisor.core.life import LiveInstance
 from gpuserve.supervisor.core.local_listener import LocalListener

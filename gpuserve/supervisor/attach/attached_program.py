@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuserve.control import attach, messages
 from gpuserve.control.attach import AttachEnd, WorkerDown, WorkerUp
 from gpuserve.control.reactor import Reactor
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.attach.foreign_spec import checked_spec
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.life import LiveInstance

@@ -15,8 +15,8 @@ from gpuserve.control import attach
 from gpuserve.control.attach import AttachEnd
 from gpuserve.control.channel import SEND_TIMEOUT_S
 from gpuserve.control.reactor import Reactor
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import AttachError, BindError, GpuserveError
+from gpuserve.model.spec import ModelSpec
 from gpuserve.states import StepTable
 from gpuserve.supervisor.attach.bound_models import BoundModels
 from gpuserve.supervisor.workers.hang import Hang

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control.attach import BindModel, UnbindModel, WorkerDown, WorkerUp
 from gpuserve.control.reactor import Reactor
-from gpuserve.declare.spec import RESTART_WORKER, ModelSpec
 from gpuserve.errors import GpuserveError, ModelUnrecoverable, StartupError
-from gpuserve.settings.server import ServerSettings
+from gpuserve.model.spec import RESTART_WORKER, ModelSpec
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_life import SettingsInForce
 from gpuserve.supervisor.workers.hang import Hang

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
-from gpuserve.declare.rules import check_declared
-from gpuserve.declare.spec import ModelSpec, check_model_name
 from gpuserve.errors import BindError
+from gpuserve.model.rules import check_declared
+from gpuserve.model.spec import ModelSpec, check_model_name
 from gpuserve_worker.protocol.tensor import ITEMSIZE
 from gpuserve_worker.protocol.wire import WireError
 

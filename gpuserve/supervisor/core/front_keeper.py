@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from gpuserve.config.settings import logs
+from gpuserve.config.settings.logs import DEFAULT, LOG, LogSettings
 from gpuserve.control import messages
 from gpuserve.control.channel import Channel
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
@@ -15,8 +17,6 @@ from gpuserve.control.reactor import Reactor
 from gpuserve.errors import RequestError, StartupError
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import EventKind
-from gpuserve.settings import logs
-from gpuserve.settings.log import DEFAULT, LOG, LogSettings
 from gpuserve.supervisor.core.front_pulse import FrontPulse
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import LiveInstance

@@ -9,12 +9,12 @@ import time
 from functools import partial
 from typing import Final
 
+from gpuserve.config.settings.logs import log_with_text
 from gpuserve.control.process_state import cpu_times, how_it_is
 from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
 from gpuserve.control.reactor import Reactor
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import EventKind
-from gpuserve.settings.logs import log_with_text
 from gpuserve.supervisor.core.kept_child import KeptChild
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from gpuserve.config.settings import logs
 from gpuserve.control.channel import Channel
 from gpuserve.control.reactor import Reactor
-from gpuserve.settings import logs
 from gpuserve.supervisor.core.log_lines import LogLines
 from gpuserve.supervisor.core.output_rate import OutputRate
 from gpuserve.supervisor.core.processes import Child

@@ -7,10 +7,10 @@ import os
 import socket
 from typing import Final
 
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.settings.tls import tls_files
 from gpuserve.control.port_holders import holder_of
 from gpuserve.errors import StartupError
-from gpuserve.settings.server import ServerSettings
-from gpuserve.settings.tls import tls_files
 
 #: As many as the kernel allows by default (net.core.somaxconn): a herd of reconnecting clients waits
 #: in the backlog instead of being refused.

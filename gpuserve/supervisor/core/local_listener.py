@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.control.attach import may_attach, peer_credentials
 from gpuserve.control.reactor import Reactor
 from gpuserve.errors import StartupError
-from gpuserve.settings.rare_log import RareLog
 from gpuserve_worker.protocol.spare_descriptor import SpareDescriptor
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class LocalListener:
         self._socks: list[socket.socket] = []
         self._takes = True
         self._spare = SpareDescriptor()
-        self._refusals = RareLog(logger)
+        self._refusals = RateLimitedLog(logger)
         self._n_strangers = 0
 
     def open(self, addresses: Sequence[bytes], otherwise: str, *, required: bool) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from gpuserve.config.settings import logs
 from gpuserve.control.reactor import Reactor
-from gpuserve.settings import logs
 
 #: What is kept.
 KEPT_LINES: Final = 1000

@@ -6,10 +6,10 @@ import dataclasses
 import enum
 from typing import Any, Final
 
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.errors import Unavailable
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import EventKind
-from gpuserve.settings.server import ServerSettings
 from gpuserve.states import StepTable
 
 

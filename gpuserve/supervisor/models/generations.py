@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from gpuserve.control import messages
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec
 from gpuserve.states import StepTable
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.life import InstanceState

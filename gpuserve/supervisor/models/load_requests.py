@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.declare.spec_changes import changed
 from gpuserve.errors import (
     AlreadyExists,
     DeviceError,
@@ -17,6 +15,8 @@ from gpuserve.errors import (
     RequestError,
     Unavailable,
 )
+from gpuserve.model.spec import ModelSpec
+from gpuserve.model.spec_changes import changed
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.front_keeper import Answer as ClientAnswer

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import (
     Cancelled,
     GpuserveError,
@@ -18,6 +17,7 @@ from gpuserve.errors import (
     RequestError,
     StartupError,
 )
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.models.generations import Generation
 
 #: Tells whoever asked how it went; None: well.

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.errors import GpuserveError
-from gpuserve.settings.server import ServerSettings
+from gpuserve.model.spec import ModelSpec
 
 
 class Repository(Protocol):
@@ -52,10 +52,10 @@ class ConfigSource(Protocol):
         """What it said when the server started."""
 
     @property
-    def start_stamps(self) -> Mapping[Hashable, Hashable]:
+    def start_fingerprints(self) -> Mapping[Hashable, Hashable]:
         """What ``stamps`` were when the server started."""
 
-    def stamps(self) -> Mapping[Hashable, Hashable]:
+    def fingerprints(self) -> Mapping[Hashable, Hashable]:
         """Return for each model something that differs once any of its files has changed, and under "" for
         what is of all. Quick, and from any thread. Raises OSError: nothing can be said at this moment.
         """

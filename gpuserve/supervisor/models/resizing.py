@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from gpuserve.control import messages
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import GpuserveError, Internal, InvalidArgument, RequestError, StartupError
+from gpuserve.model.spec import ModelSpec
 from gpuserve.placement.instance_counts import joined, with_count
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_core import ServerCore

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from gpuserve.config.settings.rate_limits import check_rates
 from gpuserve.control import messages
-from gpuserve.declare.rates import check_rates
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, StartupError
 from gpuserve.journal.kinds import EventKind
+from gpuserve.model.spec import ModelSpec
 from gpuserve.placement.instance_counts import with_count
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.refusals import refuse_change

@@ -11,11 +11,11 @@ import os
 import time
 from typing import Final, NamedTuple
 
+from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.control.messages import Quiesce, Quiesced, Resume
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome
 from gpuserve.errors import Code
 from gpuserve.journal.kinds import EventKind
-from gpuserve.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.states import StepTable
 from gpuserve.supervisor.core.front_keeper import ANSWER_TIMEOUT_S
 from gpuserve.supervisor.core.server_core import ServerCore

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.control.messages import Census, TakeCensus
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
-from gpuserve.settings.version import VERSION
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.attach.attached_program import AttachedModel
 from gpuserve.supervisor.core.life import InstanceState
@@ -22,6 +21,7 @@ from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.models.generations import GenerationTable
 from gpuserve.supervisor.operator.quiescence import Quiescence
 from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
+from gpuserve.version import VERSION
 
 CENSUS_TIMEOUT_S: Final = 2.0
 #: In place of READY, of an instance that finishes what it has.

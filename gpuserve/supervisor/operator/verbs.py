@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from gpuserve.control import operator as operator_arguments
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, Unavailable
+from gpuserve.model.spec import ModelSpec
 from gpuserve.placement.instance_counts import instances_by_device
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.refusals import refuse_change

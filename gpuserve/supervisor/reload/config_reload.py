@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from gpuserve.config.settings.checks import compare_settings, describe_change
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import Code, GpuserveError, InvalidArgument
 from gpuserve.journal.event_journal import EventJournal
 from gpuserve.journal.kinds import EventKind
-from gpuserve.settings import live
-from gpuserve.settings.server import ServerSettings
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.core.refusals import refuse_change
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState
 from gpuserve.supervisor.models.repository import ConfigSource, ServerDeclaration, loaded_at_start
@@ -202,13 +202,13 @@ class ConfigReload:
         )
 
     def _change_settings(self, now: ServerDeclaration, report: ConfigReport) -> None:
-        change = live.change(self._settings, now.settings)
+        change = compare_settings(self._settings, now.settings)
         before = self._settings
         if change.changed:
             self._adjust({name: getattr(change.settings, name) for name in change.changed})
         self._settings = change.settings
         for name in change.changed:
-            report.setting(name, live.described(name, before, change.settings))
+            report.setting(name, describe_change(name, before, change.settings))
         for refusal in change.refused:
             report.refused(refusal)
 

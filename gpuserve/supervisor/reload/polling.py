@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+from gpuserve.config.fingerprints import file_fingerprint, package_folders, sources_fingerprint
+from gpuserve.config.settings.server import POLL
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
 from gpuserve.errors import GpuserveError
-from gpuserve.settings.server import POLL
-from gpuserve.stamps import file_stamp, package_folders, sources_stamp
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState
 from gpuserve.supervisor.models.repository import ConfigSource
@@ -64,7 +64,7 @@ class FilePolling:
         self._core = core
         self._begin = begin
         self._watch = watch
-        self._looks = Looks({} if source is None else source.start_stamps)
+        self._looks = Looks({} if source is None else source.start_fingerprints)
         self._followed = FollowedFiles()
         #: Where the files that the source names change, as the last look has found.
         self._folders: Collection[str] = ()
@@ -118,7 +118,7 @@ class FilePolling:
         """What the files are now, or what keeps them from being looked at."""
         assert self._source is not None
         try:
-            return _Read({**self._source.stamps(), **_stamps(followed)}, self._source.folders())
+            return _Read({**self._source.fingerprints(), **_stamps(followed)}, self._source.folders())
         except OSError as error:
             return _Read({}, (), str(error))
 
@@ -205,6 +205,8 @@ def _is_followed(key: Hashable) -> bool:
 
 def _stamps(keys: Iterable[_Followed]) -> dict[_Followed, Hashable]:
     return {
-        one: sources_stamp(one.path, one.without) if isinstance(one, SourceFolder) else file_stamp(one.path)
+        one: sources_fingerprint(one.path, one.without)
+        if isinstance(one, SourceFolder)
+        else file_fingerprint(one.path)
         for one in keys
     }

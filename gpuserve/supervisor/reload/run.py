@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
+from gpuserve.config.settings.checks import SettingRefusal, key_of
 from gpuserve.control.operator import Tell, VerbOutcome
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import Code, DeviceError, GpuserveError, InvalidArgument, RequestError
+from gpuserve.model.spec import ModelSpec
 from gpuserve.placement.server_devices import ServerDevices
-from gpuserve.settings.live import SettingRefusal, key_of
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.refusals import refuse_change
 from gpuserve.supervisor.models.model_operations import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from gpuserve.settings.logs import log_with_text
+from gpuserve.config.settings.logs import log_with_text
 from gpuserve.supervisor.core.processes import Child
 
 logger = logging.getLogger(__name__)

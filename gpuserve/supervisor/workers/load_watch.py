@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
+from gpuserve.config.settings.logs import log_with_text
 from gpuserve.control.reactor import Reactor
-from gpuserve.settings.logs import log_with_text
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.stack_text import place_of_user
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import StartupError
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 

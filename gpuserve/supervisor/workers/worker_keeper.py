@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
+from gpuserve.config.settings.logs import REQUEST_IDS, log_with_text
+from gpuserve.config.settings.server import POLL
 from gpuserve.control.channel import Channel
 from gpuserve.control.reactor import Reactor
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.devices.names import CPU, OWN_GPU
 from gpuserve.errors import StartupError
-from gpuserve.settings.logs import REQUEST_IDS, log_with_text
-from gpuserve.settings.server import POLL
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import InstanceLife, InstanceState, LifeEvent, LiveInstance
 from gpuserve.supervisor.core.log_lines import LogLines

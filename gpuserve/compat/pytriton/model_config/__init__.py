@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gpuserve.client.config import DeviceKind
-from gpuserve.declare.model import DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
+from gpuserve.model.declaration import DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
 
 __all__ = ["DeviceKind", "DynamicBatcher", "ModelConfig", "QueuePolicy", "Tensor", "TimeoutAction"]

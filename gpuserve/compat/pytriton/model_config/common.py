@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuserve.client.config import DeviceKind
 from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.declare.model import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction, WarmupInput
-from gpuserve.declare.warmups import warmups
+from gpuserve.model.build import warmups
+from gpuserve.model.declaration import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction, WarmupInput
 from gpuserve_worker.calling.context import ModelContext
 from gpuserve_worker.calling.request import Request
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of

@@ -8,12 +8,11 @@ from typing import Any
 from gpuserve.client.config import ClientModelConfig, TensorSpec
 from gpuserve.compat.pytriton.exceptions import PyTritonModelConfigError
 from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.declare.model import ModelConfig, Tensor
-from gpuserve.declare.spec import InstanceSpec, ModelSpec
-from gpuserve.declare.tensors import tensor_specs
-from gpuserve.declare.written import batching_of
 from gpuserve.errors import BindError
 from gpuserve.front.v2.model_config import model_config
+from gpuserve.model.build import batching_options
+from gpuserve.model.declaration import ModelConfig, Tensor, tensor_specs
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 
 
 class ModelConfigGenerator:
@@ -51,7 +50,9 @@ class ModelConfigGenerator:
 
 
 def _spec(config: ClientModelConfig) -> ModelSpec:
-    size, batching, queue = batching_of(ModelConfig(config.batching, config.max_batch_size, config.batcher))
+    size, batching, queue = batching_options(
+        ModelConfig(config.batching, config.max_batch_size, config.batcher)
+    )
     return ModelSpec(
         name=config.model_name,
         version=config.model_version,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpuserve.declare.model import DynamicBatcher, ModelConfig, ModelWarmup
+from gpuserve.model.declaration import DynamicBatcher, ModelConfig, ModelWarmup
 
 __all__ = ["DynamicBatcher", "ModelConfig", "ModelWarmup"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpuserve.declare.model import Tensor
+from gpuserve.model.declaration import Tensor
 
 __all__ = ["Tensor"]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from gpuserve.settings.access import ADMIN, DASHBOARD
+from gpuserve.config.settings.values import ADMIN, DASHBOARD
 
 
 class Kind(enum.Enum):

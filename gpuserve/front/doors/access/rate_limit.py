@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from gpuserve.config.settings.values import AccessRule
 from gpuserve.errors import RateLimited
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import METHODS, Endpoint
@@ -12,7 +13,6 @@ from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, shows_token
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.exchange.exchange import Exchange, Head
 from gpuserve.front.exchange.request_rates import RequestRates
-from gpuserve.settings.access import AccessRule
 
 #: Values of ``Head.payer`` besides the index of a token.
 _NOBODY: Final = -1

@@ -8,10 +8,10 @@ import enum
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
+from gpuserve.config.settings.values import DASHBOARD, TOKEN_HEADER, AccessRule
 from gpuserve.errors import PermissionDenied, RequestError, Unavailable
 from gpuserve.front.doors.access.endpoints import Access, Kind
 from gpuserve.front.doors.access.peers import is_of_another_page
-from gpuserve.settings.access import DASHBOARD, TOKEN_HEADER, AccessRule
 
 #: Before the name of a token's header over gRPC. The name alone is taken as well.
 GRPC_PREFIX: Final = "triton-grpc-protocol-"

@@ -9,8 +9,8 @@ from collections.abc import Container
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from gpuserve.config.settings.values import ADMIN, DASHBOARD
 from gpuserve.front.doors.access.endpoints import METHODS, Endpoint
-from gpuserve.settings.access import ADMIN, DASHBOARD
 
 
 class Route(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from typing import Final
 
+from gpuserve.config.settings.server import NO_COMPRESSION
 from gpuserve.errors import DeadlineExceeded, InvalidArgument, NoMemory, RequestError
 from gpuserve.front.doors.access.endpoints import METHODS, Access
 from gpuserve.front.doors.access.failures import error_to_tell
@@ -53,7 +54,6 @@ from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.strings import check_strings, has_long_strings
 from gpuserve.front.v2.types import InferRequest
-from gpuserve.settings.server import NO_COMPRESSION
 from gpuserve_worker.memory.arena import Block
 
 #: Requests of a stream that come whole in so few bytes are not counted where nothing else of it is.

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from gpuserve.settings.tls import TlsFiles
+from gpuserve.config.settings.tls import TlsFiles
 
 
 class GrpcCertificates:

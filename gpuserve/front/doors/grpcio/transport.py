@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import grpc
 
+from gpuserve.config.settings.server import NO_COMPRESSION
 from gpuserve.front.doors.grpc.calls import Refused
 from gpuserve.front.doors.grpcio.certificates import GrpcCertificates
 from gpuserve.front.doors.grpcio.exchange import GrpcAioExchange
 from gpuserve.front.exchange.connection import AGE_GRACE_S
 from gpuserve.front.exchange.exchange import Accept
 from gpuserve.front.exchange.transport import Transport
-from gpuserve.settings.server import NO_COMPRESSION
 
 #: As grpc numbers them.
 _COMPRESSION_LEVELS: Final = {NO_COMPRESSION: 0, "low": 1, "medium": 2, "high": 3}

@@ -18,7 +18,6 @@ import functools
 import re
 from typing import Final, TypeAlias
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.http.answers import JSON_OK
 from gpuserve.front.doors.http.header import (
@@ -36,6 +35,7 @@ from gpuserve.front.v2.json_values import compact, tensor_json
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.tensor_parameters import OutputsAsked
 from gpuserve.front.v2.types import Data, InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
 
 #: A binary tensor from this size on is not copied out of the body.

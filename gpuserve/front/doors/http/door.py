@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Final
 
+from gpuserve.config.settings.values import ADMIN, DASHBOARD
 from gpuserve.errors import RequestError
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
@@ -39,7 +40,6 @@ from gpuserve.front.live.page import LivePage
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2 import statistics_codec
 from gpuserve.front.v2.model_config import model_config_body
-from gpuserve.settings.access import ADMIN, DASHBOARD
 
 _METRICS: Final = AnswerHead(200, ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),))
 _DESCRIPTION: Final = AnswerHead(200, (*JSON_OK.headers, NOSNIFF))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.json_values import (
     DuplicateKey,
@@ -19,6 +18,7 @@ from gpuserve.front.v2.json_values import (
 from gpuserve.front.v2.limits import MAX_PARAMETERS, check_count, check_name, check_texts, shown
 from gpuserve.front.v2.sequence_parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec, element_count
 
 ONE_RESPONSE: Final = (

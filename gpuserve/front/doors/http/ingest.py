@@ -20,7 +20,6 @@ import enum
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import ResourceExhausted
 from gpuserve.front.doors.http.codec import (
     LARGE_NBYTES,
@@ -34,6 +33,7 @@ from gpuserve.front.doors.http.codec import (
 from gpuserve.front.doors.http.header import NO_ARRAYS, Arrays, InferHeader, OutputForm, header_for
 from gpuserve.front.memory.intake import Share
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
+from gpuserve.model.spec import ModelSpec
 from gpuserve.states import StepTable
 from gpuserve_worker.memory.arena import Block
 

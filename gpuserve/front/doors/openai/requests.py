@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gpuserve.declare import openai
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.openai.outline import outline
 from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.types import Data, InferRequest, InferResponse, InputTensor
+from gpuserve.model import openai_declaration as openai
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import BYTES
 
 #: Before each element of a tensor of byte strings.

@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.doors.openapi import examples
 from gpuserve.front.observe.sliced_page import SlicedPage
 from gpuserve.front.v2.json_values import compact
+from gpuserve.model.spec import ModelSpec
 
 JSON: Final = "application/json"
 #: What an example leaves empty, by input; a member of ours, which other readers pass over.

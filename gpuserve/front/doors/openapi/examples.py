@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec, element_count
 
 #: A tensor of more elements is left empty.

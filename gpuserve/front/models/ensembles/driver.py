@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
@@ -24,6 +23,7 @@ from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.statistics import FailureReason
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve.front.v2.validation import ModelCheck
+from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol.tensor import BYTES
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gpuserve.declare.spec import StepSpec
 from gpuserve.errors import NotFound, RequestError, Unavailable, Unimplemented
 from gpuserve.front.links.export_memory import LentExport, all_reach
 from gpuserve.front.links.worker_link import WorkerLink
@@ -18,6 +17,7 @@ from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_workers import ModelWorkers
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.v2.types import InferRequest
+from gpuserve.model.spec import StepSpec
 from gpuserve_worker.protocol.tensor import BYTES
 
 #: Ensembles within ensembles. One that comes back to itself, by models that were exchanged, ends here.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
-from gpuserve.declare.ensembles import needed_steps
-from gpuserve.declare.spec import ModelSpec, StepSpec
+from gpuserve.model.rules import needed_steps
+from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve.states import IllegalTransition, StepTable
 
 

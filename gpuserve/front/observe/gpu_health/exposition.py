@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.devices.readings import SLOWDOWNS, GpuReading
+from gpuserve.devices.machine import SLOWDOWNS, GpuReading
 from gpuserve.front.observe.gpu_health.fleet import WatchedGpu
 from gpuserve.front.observe.gpu_health.health import GpuState
 from gpuserve.front.observe.triton_metrics import Family, family

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gpuserve.devices.readings import GpuReading, NvmlRound, Xid
+from gpuserve.devices.machine import GpuReading, NvmlRound, Xid
 from gpuserve.front.observe.gpu_health.health import GpuLife, GpuState
 
 #: A round of questions may take this long beyond its interval before NVML counts as silent.

@@ -20,7 +20,7 @@ import enum
 import math
 from typing import Final
 
-from gpuserve.devices.readings import GpuReading, GpuReport
+from gpuserve.devices.machine import GpuReading, GpuReport
 from gpuserve.states import EventTable
 
 #: Errors that a program makes, not the GPU: those that NVIDIA's device plugin for Kubernetes passes over too.

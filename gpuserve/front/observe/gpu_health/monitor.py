@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gpuserve.devices.inventory import load_nvml, read_machine
+from gpuserve.devices.inventory import load_nvml, read_machine, visible_devices
+from gpuserve.devices.machine import GpuMonitorEvent, NvmlMissingEvent
 from gpuserve.devices.names import VARIABLE
-from gpuserve.devices.nvml import Nvml, NvmlAbsent, NvmlSilent
-from gpuserve.devices.readings import GpuNews, NvmlAbsence
-from gpuserve.devices.visible import visible_devices
+from gpuserve.devices.nvml import Nvml, NvmlMissing, NvmlUnresponsive
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class GpuMonitor:
     """Asks every ``interval_s``; ``tell`` gets the news. While ``is_gpu_lost``, NVML is opened anew."""
 
     def __init__(
-        self, interval_s: float, tell: Callable[[GpuNews], None], load: Callable[[], Any] = load_nvml
+        self, interval_s: float, tell: Callable[[GpuMonitorEvent], None], load: Callable[[], Any] = load_nvml
     ) -> None:
         self.is_gpu_lost = False
         self._interval_s = interval_s
@@ -51,15 +50,15 @@ class GpuMonitor:
         try:
             while not self._stopped.is_set():
                 self._watch_for_a_while()
-        except NvmlAbsent as absent:
-            self._say(NvmlAbsence(str(absent)))
+        except NvmlMissing as absent:
+            self._say(NvmlMissingEvent(str(absent)))
 
     def _watch_for_a_while(self) -> None:
         try:
             nvml = Nvml(self._load)
             if self._names is None:
                 self._names = names_of_gpus(self._load)
-        except NvmlSilent as silent:
+        except NvmlUnresponsive as silent:
             if not self._knows_trouble:
                 logger.warning("GPUs cannot be watched now: NVML says: %s", silent)
             self._knows_trouble = True
@@ -86,13 +85,13 @@ class GpuMonitor:
         while not self._stopped.is_set() and (left_s := due_at - time.monotonic()) > 0:
             try:
                 xid = nvml.next_xid(left_s)
-            except NvmlSilent:
+            except NvmlUnresponsive:
                 self._stopped.wait(left_s)
                 return
             if xid is not None:
                 self._say(xid)
 
-    def _say(self, news: GpuNews) -> None:
+    def _say(self, news: GpuMonitorEvent) -> None:
         if not self._stopped.is_set():
             self._tell(news)
 

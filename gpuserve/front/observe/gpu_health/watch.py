@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from gpuserve.devices.machine import GpuMonitorEvent, NvmlMissingEvent, NvmlRound, Xid
 from gpuserve.devices.names import number_of
-from gpuserve.devices.readings import GpuNews, NvmlAbsence, NvmlRound, Xid
 from gpuserve.front.observe.gpu_health import exposition
 from gpuserve.front.observe.gpu_health.exposition import ModelMemory
 from gpuserve.front.observe.gpu_health.fleet import GpuFleet, LostGpu
@@ -52,7 +52,7 @@ class GpuWatch:
         """Start the monitor's thread, and look at the age of its news from time to time."""
         loop = asyncio.get_running_loop()
 
-        def tell(news: GpuNews) -> None:
+        def tell(news: GpuMonitorEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the front has ended
                 loop.call_soon_threadsafe(self._hear, news)
 
@@ -139,7 +139,7 @@ class GpuWatch:
 
     # ---- news -----------------------------------------------------------------------------
 
-    def _hear(self, news: GpuNews) -> None:
+    def _hear(self, news: GpuMonitorEvent) -> None:
         now = time.monotonic()
         match news:
             case NvmlRound():
@@ -147,7 +147,7 @@ class GpuWatch:
             case Xid(uuids, number):
                 self._fleet.hear_xid(news, now)
                 logger.warning("the driver reported Xid %d for %s", number, ", ".join(uuids) or "a lost GPU")
-            case NvmlAbsence(reason):
+            case NvmlMissingEvent(reason):
                 self.stop()
                 self._absence = reason
                 self._tell_absence()

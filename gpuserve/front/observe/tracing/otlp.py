@@ -27,9 +27,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from gpuserve.config.settings.server import TraceSettings
 from gpuserve.front.observe.tracing.trace import Trace
-from gpuserve.settings.server import TraceSettings
-from gpuserve.settings.version import VERSION
+from gpuserve.version import VERSION
 
 _ROOT: Final = "InferRequest"
 _MODEL: Final = "triton.model_name"

@@ -15,9 +15,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from gpuserve.config.settings.server import TraceSettings
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.observe.tracing.values import Overrides, TraceLevel, TraceValues, applied, start_values
-from gpuserve.settings.server import TraceSettings
 
 
 class Sampler:

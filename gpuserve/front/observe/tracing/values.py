@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from gpuserve.config.settings.server import TraceSettings
+from gpuserve.config.settings.values import mask_userinfo
 from gpuserve.errors import InvalidArgument, Unimplemented
 from gpuserve.front.v2.limits import shown
-from gpuserve.settings.server import TraceSettings
-from gpuserve.settings.urls import without_userinfo
 
 OPENTELEMETRY: Final = "opentelemetry"
 _MAX_UINT32: Final = (1 << 32) - 1
@@ -102,7 +102,7 @@ def described(values: TraceValues, start: TraceSettings) -> dict[str, list[str]]
     }
     if start.mode == OPENTELEMETRY:
         resource = ",".join(f"{key}={value}" for key, value in start.resource.items())
-        url = without_userinfo(start.url)
+        url = mask_userinfo(start.url)
         return answer | {"trace_mode": [start.mode], "url": [url], "resource": [resource]}
     files = {"log_frequency": [str(values.log_frequency)], "trace_file": [start.file]}
     return answer | files | {"trace_mode": [start.mode]}

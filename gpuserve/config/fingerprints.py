@@ -1,0 +1,105 @@
+"""Fingerprints of files and folders, which change when a file changes.
+
+Only the metadata of the file system is read. ``__pycache__`` and names that begin with a dot are ignored:
+Python and tools of models write them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Hashable, Iterator
+from typing import Final
+
+_PASSED_OVER: Final = ("__pycache__",)
+#: The fingerprint of a folder inside a folder.
+_FOLDER: Final = (0, 0, 0)
+
+
+def file_fingerprint(path: str) -> tuple[int, int, int] | None:
+    """Return a value that changes when a file is replaced or written, or None if there is no file."""
+    try:
+        return _fingerprint(os.stat(path))
+    except OSError:
+        return None
+
+
+def folder_fingerprint(path: str) -> Hashable:
+    """Return the fingerprint of all files in a folder and in its folders; links are followed."""
+    return tuple(sorted(_files(path, "", set())))
+
+
+def _fingerprint(found: os.stat_result) -> tuple[int, int, int]:
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _files(
+    folder: str, within: str, seen: set[tuple[int, int]]
+) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    try:
+        there = os.stat(folder)
+        if (there.st_dev, there.st_ino) in seen:  # a link to a folder that contains it
+            return
+        seen.add((there.st_dev, there.st_ino))
+    except OSError:  # the folder was removed meanwhile
+        return
+    for entry in _entries(folder):
+        name = os.path.join(within, entry.name)
+        if entry.name in _PASSED_OVER or entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield name, _FOLDER
+            yield from _files(entry.path, name, seen)
+        elif (fingerprint := file_fingerprint(entry.path)) is not None:
+            yield name, fingerprint
+
+
+def shallow_fingerprint(folder: str) -> Hashable:
+    """Return the fingerprint of the files directly in a folder."""
+    there = [one for one in _entries(folder) if one.name not in _PASSED_OVER and not one.name.startswith(".")]
+    return tuple(sorted((one.path, _FOLDER if one.is_dir() else file_fingerprint(one.path)) for one in there))
+
+
+def sources_fingerprint(folder: str, without: Collection[str] = ()) -> Hashable:
+    """Return the fingerprint of the Python files in a folder and in its packages: all files that an import
+    may find.
+    """
+    return tuple(
+        sorted(
+            (path, fingerprint)
+            for one in (folder, *package_folders(folder))
+            for path in (entry.path for entry in _entries(one) if entry.name.endswith(".py"))
+            if path not in without and (fingerprint := file_fingerprint(path)) is not None
+        )
+    )
+
+
+def package_folders(folder: str) -> list[str]:
+    """Return the folders in a folder that may be packages; virtual environments are left out."""
+    return sorted(
+        one.path
+        for one in _entries(folder)
+        if one.is_dir()
+        and one.name.isidentifier()
+        and one.name not in _PASSED_OVER
+        and not os.path.exists(os.path.join(one.path, "pyvenv.cfg"))
+    )
+
+
+def folders_in(folder: str) -> list[str]:
+    """Return a folder and its folders at any depth, as far as ``folder_fingerprint`` reads them; links are
+    followed.
+    """
+    inner = [
+        os.path.join(folder, name)
+        for name, fingerprint in _files(folder, "", set())
+        if fingerprint == _FOLDER
+    ]
+    return [folder, *inner]
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:  # the folder was removed
+        return []

@@ -1,0 +1,221 @@
+"""From validated entries of a config file to ``ModelSpec``, and the rules that need valid entries.
+
+These rules concern warm-ups, labels, control inputs, and how models go together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpuserve.config.rules import Violation
+from gpuserve.config.schema import InputEntry, ModelEntry, OutputEntry
+from gpuserve.config.settings.rate_limits import check_rates
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.yaml_document import Path
+from gpuserve.errors import BadModelConfig, StartupError
+from gpuserve.model import openai_declaration as openai
+from gpuserve.model.build import build_model_spec, sequence_options, warmup_faults
+from gpuserve.model.declaration import (
+    RANDOM,
+    ModelWarmup,
+    Tensor,
+    WarmupInput,
+    labels_from,
+    labels_in,
+    tensor_specs,
+)
+from gpuserve.model.options import declared, rows
+from gpuserve.model.rules import by_name, check_sequences, complete_control, ensemble_faults, member_faults
+from gpuserve.model.spec import (
+    NO_RATE,
+    InstanceSpec,
+    LabelSpec,
+    ModelSpec,
+    RateLimiter,
+    SequenceBatching,
+    StepSpec,
+)
+from gpuserve.runtimes.table import source_of
+
+
+def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
+    """Return the model of an entry without violations; relative paths start at ``base_dir``."""
+    given = entry.plain()
+    options = {name: given[name] for name in rows(ModelSpec)}
+    sequence = given["sequence_batching"]
+    return build_model_spec(
+        entry.name,
+        _tensors(entry.inputs),
+        _tensors(entry.outputs),
+        _instances(entry, base_dir),
+        given,
+        _warmups(entry, base_dir),
+        sequence=sequence_options(sequence and declared(SequenceBatching, sequence)),
+        labels=_label_specs(entry, base_dir),
+        steps=tuple(declared(StepSpec, one) for one in (given["ensemble"] or {}).get("steps", ())),
+        **options,
+    )
+
+
+def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
+    """Return one instance for each process, numbered per device: ``cuda:0#0``, ``cuda:0#1``, ``cpu#0``."""
+    if entry.ensemble is not None:
+        return ()
+    path, kwargs = callable_of(entry, base_dir)
+    numbers: Counter[str] = Counter()
+    instances: list[InstanceSpec] = []
+    for group in entry.instances:
+        limiter = group.rate_limiter
+        rate = NO_RATE if limiter is None else declared(RateLimiter, limiter.plain())
+        for _ in range(group.count):
+            source = {"path": path, "base_dir": base_dir, "kwargs": kwargs}
+            if entry.python:
+                source["python"] = os.path.join(base_dir, entry.python)
+            if entry.openai:
+                source["adapter"] = openai.ADAPTER
+            name = f"{group.device}#{numbers[group.device]}"
+            instances.append(InstanceSpec(name, group.device, source, rate))
+            numbers[group.device] += 1
+    return tuple(instances)
+
+
+def callable_of(entry: ModelEntry, base_dir: str) -> tuple[str, dict[str, Any]]:
+    """Return the import path of the callable of an entry, and the arguments of the callable."""
+    return source_of(entry.callable, entry.kwargs, base_dir, sum(one.count for one in entry.instances))
+
+
+def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:
+    plain = [one.plain() for one in entries]
+    return [Tensor(**{key: value for key, value in one.items() if key != "label_filename"}) for one in plain]
+
+
+# ---- violations of one model --------------------------------------------------------------------
+
+
+def violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:
+    """Yield the broken rules of one valid entry: warm-ups, control inputs, labels."""
+    inputs = tensor_specs(_tensors(entry.inputs), "INPUT", entry.array)
+    for index, one in enumerate(_warmups(entry, base_dir)):
+        for place, text in warmup_faults(one, inputs, entry.max_batch_size):
+            yield Violation((*path, "warmup", index, *place), text)
+    yield from _control_violations(entry, path)
+    yield from _label_violations(entry, base_dir, path)
+
+
+def _control_violations(entry: ModelEntry, path: Path) -> Iterator[Violation]:
+    if entry.sequence_batching is None:
+        return
+    given = declared(SequenceBatching, entry.sequence_batching.plain())
+    for index, one in enumerate(given.controls):
+        try:
+            complete_control(one)
+        except BadModelConfig as error:
+            yield Violation((*path, "sequence_batching", "controls", index), str(error))
+
+
+# ---- violations between several parts ------------------------------------------------------------
+
+
+def violations_together(
+    models: Sequence[ModelSpec], retried: Sequence[bool], settings: ServerSettings
+) -> Iterator[Violation]:
+    """Yield the broken rules between parts of a model or between models, for models without other violations.
+
+    ``retried`` says for which models the file asks for ``retry_on_worker_death``.
+    """
+    for index, (spec, retry) in enumerate(zip(models, retried, strict=True)):
+        path: Path = ("models", index)
+        try:
+            check_sequences(spec)
+        except BadModelConfig as error:
+            yield Violation((*path, "sequence_batching"), str(error))
+        if retry and spec.in_sequences:
+            yield Violation(
+                (*path, "retry_on_worker_death"),
+                "retry_on_worker_death does not go with sequence_batching: what the callable kept of a "
+                "sequence dies with its worker",
+            )
+    try:
+        check_rates(models, settings)
+    except StartupError as error:
+        yield Violation(("server", "rate_limit_resources"), str(error))
+    yield from _ensemble_violations(models)
+
+
+def _ensemble_violations(models: Sequence[ModelSpec]) -> Iterator[Violation]:
+    """Yield the faults of ensembles, by themselves and with the models of their steps."""
+    known = by_name(models)
+    for index, spec in enumerate(models):
+        if spec.is_ensemble:
+            faults = list(ensemble_faults(spec)) or member_faults(spec, known)
+            for place, text in faults:
+                within: Path = ("ensemble", *place) if place[0] == "steps" else place
+                yield Violation(("models", index, *within), text)
+
+
+# ---- warm-ups -----------------------------------------------------------------------------------
+
+
+def _warmups(entry: ModelEntry, base_dir: str) -> list[ModelWarmup]:
+    """Return the warm-ups, with random values for required inputs that are left out."""
+    left_out = {one.name: WarmupInput(values=RANDOM) for one in entry.inputs if not one.optional}
+    return [
+        ModelWarmup(
+            one.name,
+            one.batch_size,
+            left_out | {name: _warmup_input(given, base_dir) for name, given in one.inputs.items()},
+            one.count,
+        )
+        for one in entry.warmup
+    ]
+
+
+def _warmup_input(given: Any, base_dir: str) -> WarmupInput:
+    file = given.file and os.path.join(base_dir, given.file)
+    return WarmupInput(given.dtype, given.shape, file=file, values=given.values or RANDOM)
+
+
+# ---- labels -------------------------------------------------------------------------------------
+
+
+def _label_specs(entry: ModelEntry, base_dir: str) -> tuple[LabelSpec, ...]:
+    return tuple(
+        LabelSpec(one.name, _labels(one, base_dir), one.label_filename or "")
+        for one in entry.outputs
+        if one.labels or one.label_filename is not None
+    )
+
+
+def _label_violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:
+    """Yield outputs with two sources of labels, or with a label file that cannot be read."""
+    for index, one in enumerate(entry.outputs):
+        where = (*path, "outputs", index)
+        if one.labels and one.label_filename is not None:
+            yield Violation(where, f"output {one.name!r} has labels and label_filename, expected one of them")
+            continue
+        try:
+            _labels(one, base_dir)
+        except OSError as error:
+            text = f"output {one.name!r}: the file cannot be read: {error.strerror}"
+            yield Violation((*where, "label_filename"), text)
+        except UnicodeDecodeError:
+            yield Violation((*where, "label_filename"), f"output {one.name!r}: the file is no UTF-8")
+        except ValueError as error:
+            key = "labels" if one.labels else "label_filename"
+            yield Violation((*where, key), f"output {one.name!r}: {error}")
+
+
+def _labels(output: OutputEntry, base_dir: str) -> tuple[str, ...]:
+    """Return the labels of an output.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is no UTF-8, or there are too many labels.
+    """
+    if output.label_filename is None:
+        return labels_from(output.labels or ())
+    with open(os.path.join(base_dir, output.label_filename), encoding="utf-8") as file:
+        return labels_in(file.read())

@@ -1,0 +1,338 @@
+"""Model repositories of a running server besides Triton's: a config file, or a callable on the command line.
+
+A repository is read again for each load and each reload. ``gpuserve serve model.py:callable`` is a
+configuration without a file: tensors come from flags, or from the callable, which a child process imports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuserve.config.entries import split_callable
+from gpuserve.config.fingerprints import file_fingerprint, folder_fingerprint, folders_in
+from gpuserve.config.load import TENSOR_FORM, Configuration, ModelDescription, load_data, load_file
+from gpuserve.config.precedence import Override
+from gpuserve.config.problems import ConfigProblems, Origin, Problem
+from gpuserve.config.settings.checks import missing
+from gpuserve.config.yaml_document import Path
+from gpuserve.model.spec import ModelSpec
+from gpuserve.runtimes.table import is_model_path, name_of, runtime_of
+
+_MODEL: Path = ("models", 0)
+
+
+@dataclass(frozen=True)
+class CallableFlags:
+    """The flags that describe the single model; empty or None if not given."""
+
+    name: str | None = None
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    max_batch_size: int | None = None
+    devices: Sequence[str] = ()
+    instances: int | None = None
+
+    def given(self) -> list[str]:
+        flags = {
+            "--name": self.name,
+            "--input": self.inputs or None,
+            "--output": self.outputs or None,
+            "--max-batch-size": self.max_batch_size,
+            "--device": self.devices or None,
+            "--instances": self.instances,
+        }
+        return [name for name, value in flags.items() if value is not None]
+
+
+def is_callable_path(target: str) -> bool:
+    """Return whether a target names a callable or a model file, and not a config."""
+    if is_model_file(target) or is_python_file(target):
+        return True
+    try:
+        split_callable(target)
+    except ValueError:
+        return False
+    return not os.path.exists(target)
+
+
+def is_model_file(target: str) -> bool:
+    return is_model_path(target) and (not os.path.isdir(target) or runtime_of(target) is not None)
+
+
+def is_python_file(target: str) -> bool:
+    """Return whether a target is a Python file, whose only callable is served."""
+    return target.endswith(".py") and os.path.isfile(target)
+
+
+def load_callable(
+    target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
+) -> Configuration:
+    """Return the configuration of one callable, with paths relative to the current directory.
+
+    Raises:
+        ConfigProblems: A flag is wrong, tensors are unknown, or the callable cannot be imported.
+    """
+    base_dir = os.getcwd()
+    overrides = _overrides(flags)
+    if target.endswith(".py") and not os.path.isfile(
+        target
+    ):  # the file existed when the target was recognized
+        raise ConfigProblems([Problem(target, f"there is no file {target!r} in {base_dir}", Origin.FLAG)])
+    model = entry_of(target, base_dir)
+    return load_data({"models": [model]}, target, base_dir, environ, [*overrides, *server])
+
+
+def entry_of(target: str, base_dir: str) -> dict[str, Any]:
+    """Return the entry of a config file that a callable's path stands for, with its declaration if it was
+    asked.
+
+    Raises:
+        ConfigProblems: The file has several callables, or none.
+    """
+    return _of_python_file(target, base_dir) if is_python_file(target) else _named(target)
+
+
+def _named(target: str) -> dict[str, Any]:
+    name = name_of(target) if is_model_file(target) else split_callable(target)[1].rpartition(".")[2]
+    return {"name": name, "callable": target}
+
+
+def _of_python_file(file: str, base_dir: str) -> dict[str, Any]:
+    """Return the entry of the only callable of a file, with its declaration, so that it is not asked
+    twice.
+    """
+    from gpuserve.model.describe import CallableQuestion, ask_callables  # most targets are no Python files
+
+    (answer,) = ask_callables([CallableQuestion(file, base_dir, {})])
+    if answer.problem is not None:
+        raise ConfigProblems([Problem(file, answer.problem, Origin.ATTRIBUTE)])
+    return {**_named(answer.path), **answer.declared}
+
+
+def _overrides(flags: CallableFlags) -> list[Override]:
+    single = {"name": ("--name", flags.name), "max_batch_size": ("--max-batch-size", flags.max_batch_size)}
+    overrides = [
+        Override((*_MODEL, key), value, label, Origin.FLAG)
+        for key, (label, value) in single.items()
+        if value is not None
+    ]
+    overrides += _list("inputs", "--input", flags.inputs, [_tensor(text, "--input") for text in flags.inputs])
+    overrides += _list(
+        "outputs", "--output", flags.outputs, [_tensor(text, "--output") for text in flags.outputs]
+    )
+    return overrides + _instances(flags)
+
+
+def _list(key: str, flag: str, texts: Sequence[str], values: Sequence[Any]) -> list[Override]:
+    """Return overrides of a whole list and of each entry, so that a mistake in an entry names its own
+    flag.
+    """
+    if not values:
+        return []
+    path = (*_MODEL, key)
+    entries = [
+        Override((*path, index), value, f"{flag} {text}", Origin.FLAG)
+        for index, (text, value) in enumerate(zip(texts, values, strict=True))
+    ]
+    return [Override(path, list(values), flag, Origin.FLAG), *entries]
+
+
+def _tensor(text: str, flag: str) -> dict[str, Any]:
+    """Return the tensor in ``image:uint8:224,224,3``; the shape may be empty.
+
+    Raises:
+        ConfigProblems: The text has another form.
+    """
+    parts = text.rsplit(":", 2)
+    try:
+        name, dtype, dims = parts
+        shape = [int(dim) for dim in dims.split(",")] if dims else []
+    except ValueError:
+        problem = Problem(flag, f"expected {TENSOR_FORM}, given {text!r}", Origin.FLAG)
+        raise ConfigProblems([problem]) from None
+    return {"name": name, "dtype": dtype, "shape": shape}
+
+
+def _instances(flags: CallableFlags) -> list[Override]:
+    if not flags.devices and flags.instances is None:
+        return []
+    devices = flags.devices or ("cpu",)
+    overrides = _list("instances", "--device", devices, [{"device": device} for device in devices])
+    if flags.instances is not None:
+        overrides += [
+            Override((*_MODEL, "instances", index, "count"), flags.instances, "--instances", Origin.FLAG)
+            for index in range(len(devices))
+        ]
+    return overrides
+
+
+#: The key of the config file's own fingerprint; no model can have this name.
+WHOLE: Final = ""
+
+
+class FileRepository:
+    """A config file, read again for each load and each reload, under the environment and the flags of the
+    start.
+
+    ``start`` is the configuration at the start, with models as declared, not placed.
+    """
+
+    def __init__(
+        self, path: str, environ: Mapping[str, str], flags: Sequence[Override], start: Configuration
+    ) -> None:
+        self.start = start
+        self.path = path
+        self._environ = dict(environ)
+        self._flags = flags
+        self._known = _names(start)
+        self._descriptions = start.descriptions
+        self._files = named_files(start)
+        self.start_fingerprints = self.fingerprints()
+
+    def names(self) -> Sequence[str]:
+        return self._known
+
+    def read(self, model: str) -> Sequence[ModelSpec]:
+        """Return the versions of a model in the current file. Callables of other models are not asked again.
+
+        Raises:
+            ConfigProblems: The file cannot be read, or is wrong.
+        """
+        others = [one for one in self._descriptions if one.model != model]
+        return [one for one in self._read(others).models if one.name == model]
+
+    def read_all(self, changed: Collection[str] | None = None) -> Configuration:
+        """Return the current configuration of the file.
+
+        With ``changed``, only callables of these models are asked again, and a model whose callable cannot be
+        asked is ``broken``.
+
+        Raises:
+            ConfigProblems: The file cannot be read or is wrong, or tracing needs a missing package.
+        """
+        if changed is None:
+            return self._read(())
+        return self._read([one for one in self._descriptions if one.model not in changed], self._descriptions)
+
+    def _read(
+        self, known: Iterable[ModelDescription], stale: Iterable[ModelDescription] = ()
+    ) -> Configuration:
+        configuration = load_file(self.path, self._environ, self._flags, known=known, stale=stale)
+        problem = missing(configuration.settings.trace.mode)
+        if problem is not None:
+            raise ConfigProblems([configuration.sources.problem(("server", "trace", "mode"), problem)])
+        self._known = _names(configuration)
+        self._files = named_files(configuration, self._files)
+        self._descriptions = configuration.descriptions
+        return configuration
+
+    def fingerprints(self) -> Mapping[Hashable, Hashable]:
+        """Return the fingerprints of the config and, by model, of the files that its callable and arguments
+        name.
+
+        May be called from any thread.
+        """
+        return {WHOLE: file_fingerprint(self.path), **fingerprints_of(self._files)}
+
+    def folders(self) -> Collection[str]:
+        return {os.path.dirname(os.path.abspath(self.path)), *folders_of(self._files)}
+
+
+def named_files(
+    configuration: Configuration, before: Mapping[str, Collection[str]] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Return, by model, existing files that the callable and its arguments name, and folders that are model
+    files.
+
+    Files that were there ``before`` are kept.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for entry in configuration.entries.models:
+        known = (before or {}).get(entry.name, ())
+        target = entry.callable or ""
+        named = [target.partition(":")[0], *(one for one in entry.kwargs.values() if isinstance(one, str))]
+        paths = [os.path.join(configuration.base_dir, one) for one in named if one]
+        there = [one for one in paths if os.path.isfile(one) or one in known]
+        if is_model_path(target) and os.path.isdir(paths[0]):
+            there.append(paths[0])
+        found.setdefault(entry.name, {}).update(dict.fromkeys(there))
+    return {name: tuple(paths) for name, paths in found.items()}
+
+
+def fingerprints_of(files: Mapping[str, Sequence[str]]) -> dict[Hashable, Hashable]:
+    """Return the fingerprint of the files of each model."""
+    return {model: tuple(map(_fingerprint, paths)) for model, paths in files.items()}
+
+
+def _fingerprint(path: str) -> Hashable:
+    return folder_fingerprint(path) if os.path.isdir(path) else file_fingerprint(path)
+
+
+def folders_of(files: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return the folders in which changes of these files appear."""
+    found: set[str] = set()
+    for path in (path for paths in files.values() for path in paths):
+        found.add(os.path.dirname(path))
+        found.update(folders_in(path) if os.path.isdir(path) else [os.path.dirname(os.path.realpath(path))])
+    return found
+
+
+def _names(configuration: Configuration) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.name for one in configuration.models))
+
+
+class CallableSource:
+    """One model without a config file, asked again for each load and each reload.
+
+    The environment and the flags are those of the start; ``start`` is the configuration at the start.
+    """
+
+    #: There is no config file.
+    path = ""
+
+    def __init__(
+        self, target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
+    ) -> None:
+        self._target = target
+        self._flags = flags
+        self._server = server
+        self._environ = dict(environ)
+        self.start = self._last = self._load()
+        self._files = named_files(self.start)
+        self.start_fingerprints = self.fingerprints()
+
+    def names(self) -> Sequence[str]:
+        return [one.name for one in self._last.models]
+
+    def read(self, model: str) -> Sequence[ModelSpec]:
+        """Return the current model, or [] for another name; raise ConfigProblems if it cannot be served."""
+        return [one for one in self.read_all().models if one.name == model]
+
+    def read_all(self, changed: Collection[str] | None = None) -> Configuration:
+        """Return the current configuration.
+
+        Raises:
+            ConfigProblems: The model cannot be served. With ``changed`` files the problem makes the model
+                ``broken`` instead.
+        """
+        try:
+            self._last = self._load()
+        except ConfigProblems as error:
+            if changed is None:
+                raise
+            return dataclasses.replace(self._last, broken=dict.fromkeys(self.names(), error))
+        return self._last
+
+    def fingerprints(self) -> Mapping[Hashable, Hashable]:
+        """Return the fingerprints of the callable's files; may be called from any thread."""
+        return fingerprints_of(self._files)
+
+    def folders(self) -> Collection[str]:
+        return {os.getcwd(), *folders_of(self._files)}
+
+    def _load(self) -> Configuration:
+        return load_callable(self._target, self._flags, self._server, self._environ)

@@ -1,0 +1,1 @@
+"""The settings of a server, the checks of settings, and the log that settings configure."""

@@ -1,0 +1,181 @@
+"""Checks of the settings that a program gives, and of the settings that a running server is given.
+
+A config file is checked by the rows of the same tables; ``gpuserve/config/rules.py`` reports settings that do
+not go together, each at its place in the file. A setting may change while a server runs if its row has
+``live``. The supervisor (``supervisor/reload/config_reload.py``) and the front (``front/process/front.py``)
+apply the change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from gpuserve.config.settings.server import (
+    EXPLICIT,
+    NATIVE,
+    POLL,
+    TRITON,
+    ServerSettings,
+    TraceSettings,
+    live_settings,
+)
+from gpuserve.config.settings.tls import check_tls, with_absolute_paths
+from gpuserve.config.settings.values import NO_TOKEN, ingress_processes_problem, mask_userinfo
+from gpuserve.errors import ConfigError
+from gpuserve.model.options import declared
+
+NO_FILE: Final = "a trace level needs a file to write to in mode 'triton': give file, or mode 'opentelemetry'"
+NOT_INSTALLED: Final = (
+    "mode 'opentelemetry' needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: "
+    "pip install 'gpuserve[otel]'"
+)
+METRICS_NOT_INSTALLED: Final = (
+    "sending metrics needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: "
+    "pip install 'gpuserve[otel]'"
+)
+_TRACES: Final = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace")
+_METRICS: Final = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.sdk.metrics")
+
+
+def checked_settings(settings: ServerSettings) -> ServerSettings:
+    """Return valid settings, with lists as tuples and absolute paths.
+
+    Raises:
+        ConfigError: A value is invalid, settings do not go together, or a TLS file cannot be used. No text
+            has a token.
+    """
+    try:
+        made = declared(ServerSettings, settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if made.restricted_endpoints and made.access_token is None:
+        raise ConfigError(NO_TOKEN)
+    if made.model_control == POLL:
+        raise ConfigError("model_control='poll' follows the files of a server's models; a program has none")
+    if made.model_control != EXPLICIT and made.load_at_start is not None:
+        raise ConfigError("load_at_start needs model_control='explicit'; without it every model is loaded")
+    if problem := ingress_processes_problem(made.doors, made.transport):
+        raise ConfigError(problem)
+    made = with_absolute_paths(made, lambda _: os.getcwd())
+    check_tls(made)
+    check_trace(made.trace)
+    if problem := missing_metrics_packages(made.metrics_otlp_url):
+        raise ConfigError(f"metrics_otlp_url: {problem}")
+    return made
+
+
+def check_trace(settings: TraceSettings) -> None:
+    """Raise ConfigError unless a server can be started with the trace settings: an invalid value, a missing
+    package.
+    """
+    try:
+        if not isinstance(settings, TraceSettings):
+            raise ValueError(
+                f"trace must be a TraceSettings, got an object of type {type(settings).__name__}"
+            )
+        settings = declared(TraceSettings, settings, "trace.")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if lacks_trace_file(settings.mode, settings.level, settings.file):
+        raise ConfigError(f"trace: {NO_FILE}")
+    problem = missing(settings.mode)
+    if problem is not None:
+        raise ConfigError(f"trace.mode: {problem}")
+
+
+def lacks_trace_file(mode: object, level: object, file: object) -> bool:
+    """Return whether requests are traced in mode triton without a file to write to."""
+    return mode == TRITON and bool(level) and not file
+
+
+def missing(mode: str) -> str | None:
+    """Return which packages a trace mode needs that this Python lacks, as a sentence; None if nothing is
+    missing.
+    """
+    return None if mode == TRITON or _are_there(_TRACES) else NOT_INSTALLED
+
+
+def missing_metrics_packages(url: str | None) -> str | None:
+    """Return which packages sending metrics needs that this Python lacks; None if nothing is missing or
+    ``url`` is None.
+    """
+    return None if url is None or _are_there(_METRICS) else METRICS_NOT_INSTALLED
+
+
+def _are_there(modules: Iterable[str]) -> bool:
+    try:
+        return all(importlib.util.find_spec(one) is not None for one in modules)
+    except ModuleNotFoundError:  # the parent package is missing
+        return False
+
+
+#: Live settings of the native transport; the others cannot change them.
+_NATIVE_ALONE: Final = frozenset(
+    {
+        "answer_grace_s", "body_grace_s", "head_timeout_s", "idle_timeout_s", "max_connection_age_s",
+        "max_connections", "max_connections_per_address", "max_streams", "max_unsent_nbytes",
+        "min_answer_rate", "min_body_rate",
+    }
+)  # fmt: skip
+#: Secret settings, whose values appear in no text.
+_SECRET: Final = frozenset({"access_token", "access_rules"})
+
+
+class SettingRefusal(NamedTuple):
+    """A setting that keeps its value while the server runs, with the reason."""
+
+    key: str
+    text: str
+
+
+class SettingsChange(NamedTuple):
+    """The settings from now on, the names of the new ones, and the changes that were refused."""
+
+    settings: ServerSettings
+    changed: tuple[str, ...]
+    refused: tuple[SettingRefusal, ...]
+
+
+def key_of(name: str) -> str:
+    """Return the key of a setting in a config file, such as ``server.http_port``."""
+    return f"server.{name}"
+
+
+def compare_settings(before: ServerSettings, given: ServerSettings) -> SettingsChange:
+    """Return which settings of a running server change when it is given new ones, and which changes are
+    refused.
+    """
+    live = live_settings()
+    changed: dict[str, Any] = {}
+    refused: list[SettingRefusal] = []
+    for field in dataclasses.fields(ServerSettings):
+        name = field.name
+        old, new = getattr(before, name), getattr(given, name)
+        if old == new:
+            continue
+        if name in live and (before.transport == NATIVE or name not in _NATIVE_ALONE):
+            changed[name] = new
+        else:
+            text = f"{key_of(name)}: cannot change while the server runs"
+            if name in live:  # only the transport prevents the change
+                text += f" with transport {before.transport}"
+            if name not in _SECRET:
+                text += f": {shown(old)} stays, the file says {shown(new)}"
+            refused.append(SettingRefusal(key_of(name), text))
+    return SettingsChange(dataclasses.replace(before, **changed), tuple(changed), tuple(refused))
+
+
+def describe_change(name: str, before: ServerSettings, now: ServerSettings) -> str:
+    """Return a sentence about the new value and the old value of a setting."""
+    if name == "trace":  # too long for a line
+        return f"{key_of(name)} is as the file says now"
+    return f"{key_of(name)} is {shown(getattr(now, name))} now, it was {shown(getattr(before, name))}"
+
+
+def shown(value: Any) -> str:
+    return mask_userinfo(json.dumps(value, default=repr))

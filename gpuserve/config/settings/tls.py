@@ -1,0 +1,209 @@
+"""The TLS files of a server, and the check that a server can use them. No text contains a part of a key.
+
+``ssl`` is imported only when needed: most servers have no TLS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
+
+
+FILE_KEYS: Final = ("tls_certfile", "tls_keyfile", "tls_client_ca")
+ONE_WITHOUT_THE_OTHER: Final = "tls_certfile and tls_keyfile go together; {} is missing"
+CA_WITHOUT_TLS: Final = "tls_client_ca needs tls_certfile and tls_keyfile: without them there is no TLS"
+#: OpenSSL's reasons for a key that does not belong to the certificate; the last one if the kinds of key
+#: differ.
+_MISMATCHES: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
+_NOT_YET_VALID: Final = 9
+_EXPIRED: Final = 10
+#: OpenSSL's flag of a verification that ignores the time; ``ssl`` has no name for the flag.
+_AT_ANY_TIME: Final = 0x200000
+#: A fingerprint of files, which changes when a file is replaced.
+TlsFingerprint = tuple[tuple[int, int, int], ...]
+
+
+class TlsFileError(ConfigError):
+    """A TLS file that cannot be used. ``key`` is the setting that names the file; the text does not name the
+    setting.
+    """
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: the certificate chain, its key, and the authorities of client certificates ("" for none)."""
+
+    certfile: str
+    keyfile: str
+    client_ca: str = ""
+
+    def fingerprint(self) -> TlsFingerprint:
+        """Return a fingerprint that changes when a file is replaced; raise OSError if a file is missing."""
+        found = [os.stat(path) for path in (self.certfile, self.keyfile, self.client_ca) if path]
+        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
+
+
+def tls_files(settings: ServerSettings) -> TlsFiles | None:
+    """Return the TLS files of valid settings, or None if TLS is off."""
+    if settings.tls_certfile is None or settings.tls_keyfile is None:
+        return None
+    return TlsFiles(settings.tls_certfile, settings.tls_keyfile, settings.tls_client_ca or "")
+
+
+def with_absolute_paths(settings: ServerSettings, folder_of: Callable[[str], str]) -> ServerSettings:
+    """Return the settings with absolute paths. ``folder_of`` returns the base of a relative path, by the
+    setting.
+    """
+    whole: dict[str, Any] = {}
+    for key in FILE_KEYS:
+        path = getattr(settings, key)
+        if path is not None:
+            whole[key] = os.path.abspath(os.path.join(folder_of(key), path))
+    return dataclasses.replace(settings, **whole)
+
+
+def tls_pairing_problem(certfile: object, keyfile: object, client_ca: object) -> tuple[str, str] | None:
+    """Return the setting that another TLS setting lacks or needs, and a sentence; None if they go
+    together.
+    """
+    if certfile is None and keyfile is None:
+        return None if client_ca is None else ("tls_client_ca", CA_WITHOUT_TLS)
+    if keyfile is None:
+        return "tls_certfile", ONE_WITHOUT_THE_OTHER.format("tls_keyfile")
+    if certfile is None:
+        return "tls_keyfile", ONE_WITHOUT_THE_OTHER.format("tls_certfile")
+    return None
+
+
+def check_tls(settings: ServerSettings) -> None:
+    """Raise ConfigError unless TLS is off, or the settings go together and the files can be used."""
+    problem = tls_pairing_problem(settings.tls_certfile, settings.tls_keyfile, settings.tls_client_ca)
+    if problem is not None:
+        raise ConfigError(problem[1])
+    files = tls_files(settings)
+    if files is None:
+        return
+    try:
+        check_files(files)
+    except TlsFileError as error:
+        raise ConfigError(f"{error.key}: {error}") from None
+
+
+def check_files(files: TlsFiles) -> None:
+    """Raise TlsFileError unless a server can use the files now.
+
+    A file may be missing or no PEM, the key may not belong to the certificate, or the certificate may not be
+    valid now.
+    """
+    context = _server_context(files)
+    if files.client_ca:
+        _load_certificates(files.client_ca, "tls_client_ca")
+    _shake_hands(files.certfile, context)
+
+
+def certificate_expiry(files: TlsFiles) -> float:
+    """Return when the certificate expires or expired, in seconds since 1970.
+
+    Raises:
+        TlsFileError: A file cannot be used at any time.
+    """
+    import ssl
+
+    certificate = _shake_hands(files.certfile, _server_context(files), _AT_ANY_TIME).getpeercert() or {}
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    import ssl
+
+    _read(files.certfile, "tls_certfile", b"CERTIFICATE-----", "a certificate")
+    _read(files.keyfile, "tls_keyfile", b"PRIVATE KEY-----", "a private key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def refuse_passphrase() -> (
+        NoReturn
+    ):  # called only for an encrypted key; without a callback OpenSSL asks a terminal
+        raise TlsFileError(
+            "tls_keyfile", f"the key in {files.keyfile!r} is encrypted, expected one without a passphrase"
+        )
+
+    try:
+        context.load_cert_chain(files.certfile, files.keyfile, refuse_passphrase)
+    except ssl.SSLError as error:
+        if error.reason in _MISMATCHES:
+            text = f"the key in {files.keyfile!r} is not that of the certificate in {files.certfile!r}"
+            raise TlsFileError("tls_keyfile", text) from None
+        raise TlsFileError(*_unreadable(files)) from None
+    return context
+
+
+def _unreadable(files: TlsFiles) -> tuple[str, str]:
+    """Return the setting of the file that OpenSSL cannot read, and a sentence. OpenSSL does not say which
+    file it is.
+    """
+    try:
+        _load_certificates(files.certfile, "tls_certfile")
+    except TlsFileError as error:
+        return error.key, str(error)
+    return "tls_keyfile", f"{files.keyfile!r} holds no private key that can be read, expected PEM"
+
+
+def _load_certificates(path: str, key: str) -> None:
+    import ssl
+
+    _read(path, key, b"CERTIFICATE-----", "a certificate")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError:
+        raise TlsFileError(key, f"{path!r} holds no certificate that can be read, expected PEM") from None
+
+
+def _shake_hands(certfile: str, server_side: ssl.SSLContext, flags: int = 0) -> ssl.SSLObject:
+    """Connect a client in memory that trusts only this certificate, which finds errors in the certificate."""
+    import ssl
+
+    client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_side.check_hostname = False
+    client_side.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | flags
+    client_side.load_verify_locations(certfile)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = server_side.wrap_bio(to_server, to_client, server_side=True)
+    client = client_side.wrap_bio(to_client, to_server)
+    try:
+        for side in (client, server) * 2:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    except ssl.SSLCertVerificationError as error:
+        when = {_EXPIRED: "has expired", _NOT_YET_VALID: "is not valid yet"}.get(error.verify_code)
+        text = when or f"cannot be that of a server: {error.verify_message}"
+        raise TlsFileError("tls_certfile", f"the certificate in {certfile!r} {text}") from None
+    except ssl.SSLError as error:
+        text = f"no TLS connection can be made with the certificate in {certfile!r}: {error.reason}"
+        raise TlsFileError("tls_certfile", text) from None
+    return client
+
+
+def _read(path: str, key: str, mark: bytes, what: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            found = mark in file.read()
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise TlsFileError(key, f"{path!r} cannot be read: {reason}") from None
+    if not found:
+        raise TlsFileError(key, f"{path!r} holds no {what.removeprefix('a ')}, expected PEM")

@@ -1,0 +1,147 @@
+"""Values and readers of single settings: URLs without passwords, access rules, the number of ingress
+processes.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuserve.devices.placement import n_processors
+from gpuserve.model.options import option, required
+
+#: Text in place of a value that must not reach a terminal or a log.
+MASK: Final = "********"
+_USERINFO: Final = re.compile(r"""(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/?#"'<>]*@""")
+
+
+def mask_userinfo(text: str) -> str:
+    """Return a text with the user name and the password of each URL masked."""
+    return _USERINFO.sub(rf"\1{MASK}@", text) if "://" in text else text
+
+
+#: The group of the admin API.
+ADMIN: Final = "admin"
+#: The group of the dashboard and of its data.
+DASHBOARD: Final = "dashboard"
+#: Groups of endpoints that can be restricted. All but two are Triton's.
+ENDPOINT_GROUPS: Final = (
+    ADMIN,
+    DASHBOARD,
+    "health",
+    "inference",
+    "logging",
+    "metadata",
+    "model-config",
+    "model-repository",
+    "shared-memory",
+    "statistics",
+    "trace",
+)
+#: The groups whose operations change the server, or show data for its operators. Without a token only clients
+#: on the same machine may use them. The dashboard has a setting of its own.
+CONTROL_GROUPS: Final = (ADMIN, "logging", "model-repository", "shared-memory", "trace")
+NO_TOKEN: Final = "restricted_endpoints need an access_token: without a token nobody can use them"
+#: The default header of access tokens.
+TOKEN_HEADER: Final = "triton-access-token"
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CASE_COUNTS: Final = "(?-i)"
+
+
+def header_pattern(text: str) -> re.Pattern[str]:
+    """Return the pattern of a ``…_header_forward_pattern``, which is searched in header names in lower case.
+
+    The pattern ignores case unless it begins with ``(?-i)``, which Python would refuse at that place.
+
+    Raises:
+        ValueError: The text is no regular expression.
+    """
+    try:
+        if text.startswith(_CASE_COUNTS):
+            return re.compile(text.removeprefix(_CASE_COUNTS))
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression, given {text!r}: {error}") from None
+
+
+def read_pattern(text: Any) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"expected a regular expression, given {text!r:.200}")
+    header_pattern(text)
+    return text
+
+
+def read_token(token: Any) -> str:
+    """Return an access token; raise ValueError if no header can carry it. No message shows the token."""
+    if not isinstance(token, str) or not token:
+        raise ValueError("expected a string that is not empty")
+    if not token.isascii() or not token.isprintable() or token != token.strip():
+        raise ValueError("expected printable ASCII without spaces at its ends, because a header carries it")
+    return token
+
+
+def read_header(header: Any) -> str:
+    if not isinstance(header, str) or _HEADER_NAME.fullmatch(header) is None:
+        raise ValueError(f"expected a header's name of letters, digits, '.', '_' and '-', given {header!r}")
+    if header.lower() == "authorization" or header.lower().endswith("-bin"):
+        raise ValueError(
+            f"the header cannot be {header!r}: Authorization carries 'Bearer' tokens, "
+            "'-bin' marks binary metadata"
+        )
+    return header
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """An access token, and the groups of endpoints that need it.
+
+    Clients send the token as ``Authorization: Bearer …`` or as the value of ``header``, which over gRPC has
+    the prefix "triton-grpc-protocol-".
+    """
+
+    groups: tuple[str, ...] = required(
+        "Groups of endpoints that need the token.", words=ENDPOINT_GROUPS, some=True
+    )
+    token: str = required("The access token.", read=read_token, secret=True)
+    header: str = option(
+        TOKEN_HEADER, "Header that carries the token, besides Authorization.", read=read_header
+    )
+
+
+AUTO: Final = "auto"
+#: One ingress process for this many processors keeps a scheduler busy; more than eight brought no gain.
+_PROCESSORS_OF_DOOR: Final = 4
+_MOST_BY_ITSELF: Final = 8
+#: File descriptors in the front for each ingress process: IPC channel, process, shared memory.
+DESCRIPTORS_PER_INGRESS: Final = 64
+
+
+def read_ingress_processes(value: Any) -> Any:
+    """Return the number that ``auto`` stands for on this machine; return any other value unchanged."""
+    return doors_of(n_processors()) if value == AUTO else value
+
+
+def doors_of(processors: float) -> int:
+    """Return the number that ``auto`` stands for with this many processors."""
+    return max(1, min(_MOST_BY_ITSELF, int(processors // _PROCESSORS_OF_DOOR)))
+
+
+def ingress_processes_problem(doors: Any, transport: Any) -> str | None:
+    """Return why a server cannot have this many ingress processes; None if it can, or if the value is no
+    number.
+    """
+    doors = read_ingress_processes(doors)
+    if not isinstance(doors, int) or doors <= 1:
+        return None
+    if transport == "grpcio":
+        return f"doors: transport grpcio has no ingress processes, expected 1, got {doors}"
+    _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(1, most_descriptors // DESCRIPTORS_PER_INGRESS)
+    if most_descriptors != resource.RLIM_INFINITY and doors > most:
+        return (
+            f"doors: a process may have {most_descriptors} open files (RLIMIT_NOFILE), of which each ingress "
+            f"process takes {DESCRIPTORS_PER_INGRESS}: expected at most {most}, got {doors}"
+        )
+    return None

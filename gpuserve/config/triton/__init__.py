@@ -1,0 +1,1 @@
+"""Triton model repositories: folders of models with config.pbtxt, read as configurations."""

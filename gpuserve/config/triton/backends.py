@@ -1,0 +1,290 @@
+"""Triton backends: the callable that runs a model of each backend, with its arguments.
+
+For backends that this server does not have, the error says what to use instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gpuserve.config.triton.folders import ModelFolder
+from gpuserve.config.triton.pbtxt import EntryDraft, listed
+from gpuserve.front.v2.model_config import plain
+from gpuserve.model.options import nearest
+from gpuserve.runtimes.table import runtime_of, source_of
+
+ENSEMBLE: Final = "ensemble"
+PYTHON: Final = "python"
+ONNXRUNTIME: Final = "onnxruntime"
+PYTORCH: Final = "pytorch"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kind of model that is served.
+
+    Attributes:
+        name: The name of the backend.
+        callable: The import path of the callable.
+        files: The default names of the model file, the usual one first.
+        parameters: Parameters of a config.pbtxt that are arguments of the callable, with the argument and its
+            reader.
+        takes_config: Whether the callable receives the whole config.pbtxt.
+        options: Options of all models of the backend.
+        platform: The platform in the metadata for clients.
+    """
+
+    name: str
+    callable: str
+    files: tuple[str, ...]
+    parameters: Mapping[str, tuple[str, Callable[[str], Any]]] = field(default_factory=dict)
+    takes_config: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    platform: str = ""
+
+
+def _one_of(words: Mapping[str, Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text not in words:
+            raise ValueError(f"expected one of {', '.join(words)}, given {text!r}")
+        return words[text]
+
+    return read
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"expected a number of at least 0, given {text!r}")
+    return int(text)
+
+
+_FLAG: Final = _one_of({"0": False, "1": True, "false": False, "true": True})
+_ONNX_PARAMETERS: Final = {
+    "intra_op_thread_count": ("intra_op_num_threads", _count),
+    "inter_op_thread_count": ("inter_op_num_threads", _count),
+    "execution_mode": ("execution_mode", _one_of({"0": "sequential", "1": "parallel"})),
+    "enable_mem_arena": ("enable_cpu_mem_arena", _FLAG),
+    "enable_mem_pattern": ("enable_mem_pattern", _FLAG),
+}
+
+
+BACKENDS: Final[Mapping[str, Backend]] = {
+    one.name: one
+    for one in (
+        Backend(
+            PYTHON,
+            "gpuserve.python_backend.model:TritonModel",
+            ("model.py",),
+            takes_config=True,
+            options={"request_details": True, "strict": False},  # as in Triton, where outputs may be left out
+        ),
+        Backend(
+            ONNXRUNTIME,
+            "gpuserve.runtimes.onnx:OnnxModel",
+            ("model.onnx",),
+            _ONNX_PARAMETERS,
+            platform="onnxruntime_onnx",
+        ),
+        Backend(
+            PYTORCH,
+            "gpuserve.runtimes.pytorch:PytorchModel",
+            ("model.pt", "model.pt2"),
+            {"INTRA_OP_THREAD_COUNT": ("num_threads", _count), "TRUST": ("trust", _FLAG)},
+            options={"array": "torch"},
+            platform="pytorch_libtorch",
+        ),
+    )
+}
+#: Platforms, the older names of backends.
+_PLATFORMS: Final = {"onnxruntime_onnx": ONNXRUNTIME, "pytorch_libtorch": PYTORCH}
+_ONNX: Final = 'with backend: "onnxruntime"'
+_OWN: Final = 'in a model.py of backend: "python"'
+_TENSORFLOW: Final = f"export it to ONNX by tf2onnx and serve that {_ONNX}, or call it {_OWN}"
+_TENSORRT: Final = f"serve the ONNX file that it was built from {_ONNX}, or run the engine by tensorrt {_OWN}"
+#: Alternatives to backends that this server does not have.
+_INSTEAD: Final[Mapping[str, str]] = {
+    "tensorrt": _TENSORRT,
+    "tensorrt_plan": _TENSORRT,
+    "tensorflow": _TENSORFLOW,
+    "tensorflow_graphdef": _TENSORFLOW,
+    "tensorflow_savedmodel": _TENSORFLOW,
+    "caffe2_netdef": f"export it to ONNX and serve that {_ONNX}",
+    "dali": f"run the pipeline by nvidia.dali {_OWN}",
+    "openvino": f"serve the ONNX file that it was made from {_ONNX}, or run it by openvino {_OWN}",
+    "fil": f"convert the forest to ONNX by skl2onnx or onnxmltools and serve that {_ONNX}, or load it {_OWN}",
+    "vllm": f"run the engine {_OWN} that is decoupled",
+    "tensorrtllm": f"run the engine by tensorrt_llm {_OWN} that is decoupled",
+    "identity": f"give the inputs back {_OWN}",
+    "repeat": f"yield the responses {_OWN} that is decoupled",
+    "square": f"yield the responses {_OWN} that is decoupled",
+}
+#: The backend by the usual name of the model file, if a config.pbtxt names none.
+_BY_FILE: Final = {
+    "model.onnx": ONNXRUNTIME,
+    "model.pt": PYTORCH,
+    "model.pt2": PYTORCH,
+    "model.py": PYTHON,
+    "model.plan": "tensorrt",
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+    "model.xml": "openvino",
+    "model.dali": "dali",
+}
+
+
+class UnknownBackend(Exception):
+    """A model that cannot be run here; the text is one sentence that says what to do."""
+
+
+def backend_name(config: Any, files: Collection[str]) -> str:
+    """Return the backend that a ``ModelConfig`` names, or that the files of a version imply.
+
+    Raises:
+        UnknownBackend: Neither names a backend.
+    """
+    if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
+        return ENSEMBLE
+    platform = _PLATFORMS.get(config.platform, config.platform)
+    if name := config.backend or platform:
+        return str(_PLATFORMS.get(name, name))
+    wanted = [config.default_model_filename] if config.default_model_filename else sorted(files)
+    for one in wanted:
+        suffixes = [name for name in _BY_FILE if one == name or one.endswith(name.removeprefix("model"))]
+        if suffixes and (config.default_model_filename or one in _BY_FILE):
+            return _BY_FILE[suffixes[0]]
+    there = ", ".join(sorted(files)) or "nothing"
+    raise UnknownBackend(
+        "no backend is named, and none follows from the files of its version folder "
+        f'({there}): expected backend: "python", "onnxruntime" or "pytorch", or platform: "ensemble"'
+    )
+
+
+def backend_of(name: str) -> Backend:
+    """Return a backend by name; raise UnknownBackend if this server does not have it."""
+    if name in BACKENDS:
+        return BACKENDS[name]
+    known = f"this server has {', '.join(BACKENDS)} and {ENSEMBLE}"
+    if name in _INSTEAD:
+        raise UnknownBackend(f"there is no backend {name!r} here ({known}): {_INSTEAD[name]}")
+    raise UnknownBackend(f"there is no backend {name!r}{nearest(name, BACKENDS)}; {known}; or call it {_OWN}")
+
+
+#: The callable around models whose shapes differ from the shapes that clients see.
+_RESHAPED: Final = "gpuserve.config.triton.reshaping:ReshapedModel"
+#: The parameter with the environment of a Python model, and the placeholder of the model folder in it.
+_ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
+_MODEL_FOLDER: Final = "$$TRITON_MODEL_DIRECTORY"
+
+
+def callable_of(draft: EntryDraft, backend: Backend, folder: ModelFolder, version: int) -> dict[str, Any]:
+    """Return the callable of a version, its arguments and the options of its backend; {} if there is a
+    fault.
+    """
+    return _with_own_shapes(draft, _callable(draft, backend, folder, version))
+
+
+def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version: int) -> dict[str, Any]:
+    config = draft.message
+    names = (config.default_model_filename,) if config.default_model_filename else backend.files
+    there = folder.versions[version]
+    found = next((one for one in names if one.split("/")[0] in there), None)
+    if found is None:
+        path = os.path.join(folder.path, str(version))
+        draft.add_fault(
+            ("default_model_filename",),
+            f"there is no {' or '.join(names)} in {path}, which has {listed(sorted(there))}",
+        )
+        return {}
+    if backend.takes_config:
+        arguments: dict[str, Any] = {
+            "model_dir": os.path.abspath(folder.path),
+            "version": str(version),
+            "file": found,
+            "config": json.dumps(plain(normalized(draft, backend))),
+        }
+        return {
+            "callable": backend.callable,
+            "kwargs": arguments,
+            **_environment(draft, folder),
+            **backend.options,
+        }
+    path, arguments = folder.file(version, found), _parameters(draft, backend)
+    known = runtime_of(path)
+    if known is None or known.path != backend.callable:  # the name does not imply the callable
+        return {"callable": backend.callable, "kwargs": {"file": path, **arguments}, **backend.options}
+    return {"callable": path, "kwargs": arguments, **backend.options}
+
+
+def _with_own_shapes(draft: EntryDraft, source: dict[str, Any]) -> dict[str, Any]:
+    """Return the callable, wrapped if the model's shapes differ from the shapes that clients see."""
+    inputs = {
+        one.name: [list(one.dims), list(one.reshape.shape)]
+        for one in draft.message.input
+        if one.HasField("reshape")
+    }
+    outputs = {
+        one.name: [list(one.reshape.shape), list(one.dims)]
+        for one in draft.message.output
+        if one.HasField("reshape")
+    }
+    if not source or not (inputs or outputs):
+        return source
+    count = sum(one.get("count", 1) for one in draft.entry.get("instances", ()))
+    path, kwargs = source_of(source["callable"], source["kwargs"], ".", count)
+    arguments = {"path": path, "kwargs": kwargs, "inputs": inputs, "outputs": outputs}
+    return source | {"callable": _RESHAPED, "kwargs": arguments}
+
+
+def _environment(draft: EntryDraft, folder: ModelFolder) -> dict[str, str]:
+    """Return the Python environment of the workers, if the model names one."""
+    if _ENVIRONMENT not in draft.message.parameters:
+        return {}
+    path = draft.message.parameters[_ENVIRONMENT].string_value
+    draft.record_origin(("python",), ("parameters", _ENVIRONMENT))
+    whole = path.replace(_MODEL_FOLDER, os.path.abspath(folder.path))
+    return {"python": os.path.join(os.path.abspath(folder.path), whole)}
+
+
+def _parameters(draft: EntryDraft, backend: Backend) -> dict[str, Any]:
+    """Return the arguments that the parameters of a config.pbtxt set; note the other parameters as without
+    effect.
+    """
+    found: dict[str, Any] = {}
+    for name, value in draft.message.parameters.items():
+        if name in backend.parameters:
+            argument, read = backend.parameters[name]
+            try:
+                found[argument] = read(value.string_value)
+            except ValueError as error:
+                draft.add_fault(("parameters", name), f"parameter {name!r}: {error}")
+        else:
+            draft.add_note(
+                ("parameters", name),
+                f"parameter {name!r} has no effect: backend {backend.name} takes none of it here",
+            )
+    return found
+
+
+def normalized(draft: EntryDraft, backend: Backend | None) -> Any:
+    """Return the ``ModelConfig`` as Triton completes it.
+
+    The names of the model, its backend and its file are filled in, and the default version policy.
+    """
+    config = pb.ModelConfig()
+    config.CopyFrom(draft.message)
+    config.name = draft.name
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    if backend is None:
+        config.platform = ENSEMBLE
+        return config
+    config.platform = config.platform or backend.platform
+    config.backend = backend.name
+    config.default_model_filename = config.default_model_filename or backend.files[0]
+    return config

@@ -1,0 +1,488 @@
+"""Loading of Triton model repositories, once and again while a server runs.
+
+Folders are read, translated, completed by the models' own declarations, and checked like a config file. A
+model with a problem is ``broken``, and the others are served. Models declare in child processes
+(``gpuserve/model/describe.py``) what their config.pbtxt leaves out, and again only if their files have
+changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from gpuserve.config import precedence
+from gpuserve.config.fingerprints import folders_in
+from gpuserve.config.load import Configuration, load_file, resolve
+from gpuserve.config.precedence import Override, Sources
+from gpuserve.config.problems import ConfigProblems, Origin, Problem, dotted
+from gpuserve.config.repositories import CallableFlags, is_callable_path, load_callable
+from gpuserve.config.settings.checks import missing
+from gpuserve.config.settings.server import NO_CONTROL
+from gpuserve.config.triton.folders import (
+    EmptyRepository,
+    ModelFolder,
+    RepositoryError,
+    model_fingerprints,
+    model_folders,
+    model_paths,
+    revision,
+)
+from gpuserve.config.triton.pbtxt import EntryDraft, PbtxtError, Remark, parse
+from gpuserve.config.triton.translation import Translation, translated
+from gpuserve.config.yaml_document import Path
+from gpuserve.errors import DeviceError
+from gpuserve.front.v2.model_config import kept_config
+from gpuserve.model.spec import ModelSpec
+from gpuserve.placement.server_devices import ServerDevices
+from gpuserve.runtimes.table import source_of
+
+if TYPE_CHECKING:
+    from gpuserve.model.describe import CallableAnswer, CallableQuestion
+
+
+_ENTRY: Final = re.compile(r"models\[(\d+)\]")
+
+
+@dataclass(frozen=True)
+class RepositorySources(Sources):
+    """The sources of a repository's values: each comes from the config.pbtxt of its folder.
+
+    ``models`` has, for each entry, the folder and the draft of the entry. A mistake in an entry is reported
+    at the field that it comes from.
+    """
+
+    models: Sequence[tuple[ModelFolder, EntryDraft]] = ()
+
+    def problem(self, path: Path, text: str, *, at_key: bool = False) -> Problem:
+        index = path[1] if len(path) > 1 and path[0] == "models" else None
+        if not isinstance(index, int) or precedence.override_of(path, self.overrides) is not None:
+            return super().problem(path, text, at_key=at_key)
+        folder, draft = self.models[index]
+        origin = draft.origin(path[2:])
+        own = text.removeprefix(f"{dotted(path)}: ")
+        if own != text and origin:
+            own = f"{dotted(origin)}: {own}"
+        return problem_at(folder, draft, Remark(origin, _ENTRY.sub(self._name, own)), at_name=at_key)
+
+    def _name(self, found: re.Match[str]) -> str:
+        return f"model {self.models[int(found[1])][1].name!r}"
+
+
+def problem_at(folder: ModelFolder, draft: EntryDraft, remark: Remark, *, at_name: bool = False) -> Problem:
+    """Return a problem at the position of a field in a config.pbtxt."""
+    text = remark.text
+    if folder.config is None:
+        return Problem(folder.label, text, Origin.FILE, model=folder.name)
+    span = draft.pbtxt.span(remark.path, at_name=at_name or not draft.pbtxt.has(*remark.path))
+    line = draft.pbtxt.line(span.line) if remark.path else ""
+    return Problem(folder.label, text, Origin.FILE, span, line, folder.name)
+
+
+class _KnownAnswer(NamedTuple):
+    """The answer of a model, with the question: its callable, the arguments, the fingerprint of its files."""
+
+    asked: tuple[str, ...]
+    answer: CallableAnswer
+
+
+class SelfDescriptions:
+    """The last answer of each model to a question about its declaration."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _KnownAnswer] = {}
+
+    def completed(
+        self, translations: Sequence[Translation]
+    ) -> tuple[list[Translation], dict[str, list[Problem]]]:
+        """Return the translations with the models' declarations, and the problems of models without a
+        declaration.
+        """
+        answers = self._answers([one for one in translations if one.asks])
+        found: list[Translation] = []
+        broken: dict[str, list[Problem]] = {}
+        for one in translations:
+            answer = answers.get(one.folder.name)
+            if answer is None:
+                found.append(one)
+            elif text := answer.problem or _lacks(one, answer.declared):
+                broken[one.folder.name] = [problem_at(one.folder, one.draft, Remark((), text))]
+            else:
+                entries = tuple(_under(entry, answer.declared) for entry in one.entries)
+                found.append(dataclasses.replace(one, entries=entries))
+        return found, broken
+
+    def _answers(self, translations: Sequence[Translation]) -> dict[str, CallableAnswer]:
+        """Return the answers of models; a model is asked again only if the question has changed."""
+        asked = {one.folder.name: _asked(one) for one in translations}
+        known = {name: self._known.get(name) for name in asked}
+        found = {name: said.answer for name, said in known.items() if said and said.asked == asked[name]}
+        new = [one for one in translations if one.folder.name not in found]
+        if new:
+            from gpuserve.model.describe import ask_callables  # most repositories ask nothing
+
+            for one, answer in zip(new, ask_callables(map(_question, new)), strict=True):
+                name = one.folder.name
+                found[name] = answer
+                if answer.problem is None:  # the cause of a problem may be gone the next time
+                    self._known[name] = _KnownAnswer(asked[name], answer)
+        return found
+
+
+def _asked(one: Translation) -> tuple[str, ...]:
+    entry = one.entries[-1]
+    return entry["callable"], json.dumps(entry["kwargs"], sort_keys=True), revision(one.folder.path)
+
+
+def _question(one: Translation) -> CallableQuestion:
+    from gpuserve.model.describe import CallableQuestion  # see ``SelfDescriptions._answers``
+
+    entry = one.entries[-1]
+    path, kwargs = source_of(entry["callable"], entry["kwargs"], ".")
+    decoupled = True if entry.get("decoupled") else None
+    return CallableQuestion(path, ".", kwargs, decoupled, entry.get("python", ""))
+
+
+def _lacks(one: Translation, said: Mapping[str, Any]) -> str:
+    """Return which tensors are unknown after the model was asked, or "". Models may have no inputs."""
+    if said.get("outputs") or "outputs" in one.draft.entry:
+        return ""
+    return "its outputs are not known, for the model does not say them: write output in its config.pbtxt"
+
+
+def _under(given: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given values, and below them the declared values, key by key."""
+    found = dict(said) | dict(given)
+    for key, value in said.items():
+        if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
+            found[key] = _under(given[key], value)
+    return found
+
+
+def with_repository_values(
+    configuration: Configuration, translations: Sequence[Translation], broken: Mapping[str, Sequence[Problem]]
+) -> Configuration:
+    """Return the configuration with the values that only models of a repository have.
+
+    These are the fingerprint of each version's files, so that a reload uses new code and weights, and the
+    names of label files for clients.
+    """
+    known = {one.folder.name: one for one in translations}
+    models = tuple(_finished(one, known[one.name]) for one in configuration.models)
+    return dataclasses.replace(
+        configuration,
+        models=models,
+        broken={name: ConfigProblems(broken[name]) for name in sorted(broken)},
+        described=frozenset(index for index, one in enumerate(models) if known[one.name].asks),
+        remarks=tuple(_remarks(translations)),
+    )
+
+
+def _remarks(translations: Sequence[Translation]) -> list[str]:
+    """Return the notes about fields without effect, one line for all models with the same note."""
+    models: dict[str, list[str]] = {}
+    for translation in translations:
+        for note in translation.draft.notes:
+            models.setdefault(note.text, []).append(translation.folder.name)
+    return [f"{text} (model {', '.join(dict.fromkeys(names))})" for text, names in models.items()]
+
+
+def _finished(spec: ModelSpec, translation: Translation) -> ModelSpec:
+    folder = translation.folder
+    files = {"revision": revision(os.path.join(folder.path, str(spec.version)))}
+    instances = tuple(dataclasses.replace(one, source=one.source | files) for one in spec.instances)
+    labels = tuple(
+        dataclasses.replace(one, filename=os.path.relpath(one.filename, folder.path)) if one.filename else one
+        for one in spec.labels
+    )
+    config = kept_config(translation.config)
+    return dataclasses.replace(spec, instances=instances, labels=labels, triton_config=config)
+
+
+#: The server settings of a repository, below variables and flags: models that load are served without those
+#: that fail.
+_SERVER: Final = {"exit_on_error": False}
+
+#: The problems of models by name.
+Broken: TypeAlias = dict[str, list[Problem]]
+
+
+def load_repository(
+    paths: Sequence[str],
+    environ: Mapping[str, str],
+    flags: Sequence[Override] = (),
+    devices: ServerDevices | None = None,
+) -> Configuration:
+    """Return the configuration of model repositories, under an environment and flags.
+
+    Models that cannot be served are ``broken``.
+
+    Raises:
+        ConfigProblems: A repository is missing or has no model that can be served, or a variable or a flag is
+            wrong.
+    """
+    loader = RepositoryLoader(paths, environ, flags, devices or ServerDevices())
+    return loader.load()
+
+
+class RepositoryLoader:
+    """A loader of model repositories under the environment and the flags of a server."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        environ: Mapping[str, str],
+        flags: Sequence[Override],
+        devices: ServerDevices,
+    ) -> None:
+        self.paths = tuple(paths)
+        self._environ = dict(environ)
+        self._flags = tuple(flags)
+        self._devices = devices
+        self._descriptions = SelfDescriptions()
+
+    def names(self) -> list[str]:
+        """Return the names of the model folders that exist now; raise ConfigProblems if a repository cannot
+        be read.
+        """
+        folders, broken, _ = self._folders()
+        return [*(one.name for one in folders), *broken]
+
+    def load(self, wanted: Collection[str] | None = None) -> Configuration:
+        """Return the configuration of all models, or of ``wanted`` ones and the models of their steps.
+
+        Raises:
+            ConfigProblems: As ``load_repository``.
+        """
+        folders, broken, empty = self._folders()
+        read = _Reading(folders, self._has_gpu)
+        read.read([one.name for one in folders if wanted is None or one.name in wanted])
+        translations, silent = self._descriptions.completed(read.translations)
+        names = [one.name for one in folders]
+        configuration = self._served(translations, broken | read.broken | silent, names)
+        nothing_comes = configuration.settings.model_control == NO_CONTROL
+        if nothing_comes and (empty or not configuration.models):
+            broken_ones = [one for error in configuration.broken.values() for one in error.problems]
+            raise ConfigProblems([*empty, *broken_ones])
+        return configuration
+
+    def _folders(self) -> tuple[list[ModelFolder], Broken, list[Problem]]:
+        """Return the model folders, the models that two repositories have, and the problems of empty
+        repositories.
+
+        Raises:
+            ConfigProblems: A repository cannot be read.
+        """
+        found: dict[str, ModelFolder] = {}
+        broken: Broken = {}
+        problems: list[Problem] = []
+        empty: list[Problem] = []
+        for path in self.paths:
+            try:
+                folders = model_folders(path)
+            except RepositoryError as error:
+                of_kind = empty if isinstance(error, EmptyRepository) else problems
+                of_kind.append(Problem(path, str(error), Origin.FILE))
+                continue
+            for folder in folders:
+                if (first := found.setdefault(folder.name, folder)) is not folder:
+                    text = f"model {folder.name!r} is in {first.path} as well; expected it in one repository"
+                    broken[folder.name] = [Problem(folder.path, text, Origin.FILE, model=folder.name)]
+        if problems:
+            raise ConfigProblems(problems)
+        return [one for name, one in found.items() if name not in broken], broken, empty
+
+    def _has_gpu(self) -> bool:
+        try:
+            return bool(self._devices.devices_named("cuda:*"))
+        except DeviceError:
+            return False
+
+    def _served(
+        self, translations: Sequence[Translation], broken: Broken, names: Sequence[str]
+    ) -> Configuration:
+        """Return the configuration of the valid models.
+
+        Invalid models are removed until the rest is valid: an ensemble fails with a model of its steps.
+        """
+        while True:
+            problems: Sequence[Problem] = ()
+            try:
+                configuration = self._resolved(translations, names, broken)
+                problems = self._device_problems(configuration)
+            except ConfigProblems as error:
+                problems = error.problems
+            if not problems:
+                return with_repository_values(configuration, translations, broken)
+            for one in problems:
+                if not one.model:
+                    every = [problem for name in sorted(broken) for problem in broken[name]]
+                    raise ConfigProblems([*every, *problems])
+                broken.setdefault(one.model, []).append(one)
+            translations = [one for one in translations if one.folder.name not in broken]
+
+    def _resolved(
+        self, translations: Iterable[Translation], names: Sequence[str], broken: Collection[str]
+    ) -> Configuration:
+        pairs = [(one, entry) for one in translations for entry in one.entries]
+        data = {"server": dict(_SERVER), "models": [entry for _, entry in pairs]}
+        sources = RepositorySources(
+            ", ".join(self.paths),
+            None,
+            others=frozenset((*names, *broken)),
+            models=[(one.folder, one.draft) for one, _ in pairs],
+        )
+        served = {one.folder.name for one, _ in pairs}
+        environ = precedence.without_models(self._environ, names, [one for one in names if one not in served])
+        return resolve(data, sources, ".", environ, self._flags, [])
+
+    def _device_problems(self, configuration: Configuration) -> list[Problem]:
+        problems = []
+        for index, (entry, spec) in enumerate(
+            zip(configuration.entries.models, configuration.models, strict=True)
+        ):
+            path: Path = ("models", index, "instances")
+            try:
+                for position, one in enumerate(entry.instances if spec.instances else ()):
+                    path = ("models", index, "instances", position, "device")
+                    self._devices.devices_named(one.device)
+                self._devices.place([spec])
+            except DeviceError as error:
+                problems.append(configuration.sources.problem(path, str(error)))
+        return problems
+
+
+class _Reading:
+    """The folders that were read, each with its translation or its problem."""
+
+    def __init__(self, folders: Iterable[ModelFolder], has_gpu: Callable[[], bool]) -> None:
+        self.translations: list[Translation] = []
+        self.broken: Broken = {}
+        self._folders = {one.name: one for one in folders}
+        self._has_gpu = has_gpu
+
+    def read(self, names: Iterable[str]) -> None:
+        """Read these models, and the models of the steps of their ensembles."""
+        left, seen = list(names), set(names)
+        for name in left:
+            folder = self._folders[name]
+            found = _translated(folder, self._has_gpu)
+            if isinstance(found, Problem):
+                self.broken[name] = [found]
+            elif found.draft.faults:
+                self.broken[name] = [problem_at(folder, found.draft, one) for one in found.draft.faults]
+            else:
+                self.translations.append(found)
+                new = [one for one in found.members if one in self._folders and one not in seen]
+                left += new
+                seen.update(new)
+
+
+def _translated(folder: ModelFolder, has_gpu: Callable[[], bool]) -> Translation | Problem:
+    if folder.problem:
+        return Problem(folder.label, folder.problem, Origin.FILE, model=folder.name)
+    try:
+        return translated(folder, parse(folder.config or ""), has_gpu)
+    except PbtxtError as error:
+        line = (folder.config or "").split("\n")[error.span.line - 1]
+        return Problem(folder.label, str(error), Origin.FILE, error.span, line, folder.name)
+
+
+class TritonRepository:
+    """Model repositories, read again for each load and each reload, under the environment and the flags of
+    the start.
+
+    ``start`` is the configuration at the start.
+
+    Raises:
+        ConfigProblems: A repository is missing, or has no model that can be served.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        environ: Mapping[str, str],
+        flags: Sequence[Override],
+        devices: ServerDevices | None = None,
+    ) -> None:
+        self.path = ", ".join(paths)
+        self._loader = RepositoryLoader(paths, environ, flags, devices or ServerDevices())
+        self.start = self._loader.load()
+        self._known = _names(self.start)
+        self.start_fingerprints = self.fingerprints()
+
+    def fingerprints(self) -> Mapping[Hashable, Hashable]:
+        """Return the fingerprint of each model's folder; may be called from any thread.
+
+        Raises:
+            OSError: A repository cannot be read.
+        """
+        return {name: one for path in self._loader.paths for name, one in model_fingerprints(path).items()}
+
+    def folders(self) -> Collection[str]:
+        models = [model for path in self._loader.paths for model in model_paths(path)]
+        return {*self._loader.paths, *(one for model in models for one in folders_in(model))}
+
+    def names(self) -> Sequence[str]:
+        return self._known
+
+    def read(self, model: str) -> Sequence[ModelSpec]:
+        """Return the versions of a model in its current folder, or () if there is no such folder.
+
+        Raises:
+            ConfigProblems: The model cannot be served.
+        """
+        if model not in self._loader.names():
+            return ()
+        configuration = self._loader.load([model])
+        if model in configuration.broken:
+            raise configuration.broken[model]
+        self._known = tuple(dict.fromkeys((*self._known, model)))
+        return [one for one in configuration.models if one.name == model]
+
+    def read_all(self, changed: Collection[str] | None = None) -> Configuration:
+        """Return the current configuration of all folders, ``changed`` or not; models that cannot be served
+        are ``broken``.
+
+        Raises:
+            ConfigProblems: No model can be served, or tracing needs a missing package.
+        """
+        configuration = self._loader.load()
+        problem = missing(configuration.settings.trace.mode)
+        if problem is not None:
+            raise ConfigProblems([configuration.sources.problem(("server", "trace", "mode"), problem)])
+        self._known = _names(configuration)
+        return configuration
+
+
+def _names(configuration: Configuration) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*(one.name for one in configuration.models), *configuration.broken)))
+
+
+def load_target(
+    target: str,
+    environ: Mapping[str, str],
+    server: Sequence[Override] = (),
+    model: CallableFlags | None = None,
+) -> Configuration:
+    """Return the configuration of a target: a config file, a callable, a model file, or a model repository.
+
+    Args:
+        target: The path of the target.
+        environ: The environment variables.
+        server: The overrides of server settings.
+        model: The flags of a callable.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+    """
+    if is_callable_path(target):
+        return load_callable(target, model or CallableFlags(), server, environ)
+    if os.path.isdir(target):
+        return load_repository([target], environ, server)
+    return load_file(target, environ, server)

@@ -1,0 +1,431 @@
+"""From a model folder to the entries of a config file that stand for it, one entry for each version.
+
+So the rules of config files (schema, rules, ``ModelSpec``) apply to model folders as well. The folder was
+read before; no file is read here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gpuserve.config.triton.backends import (
+    ENSEMBLE,
+    Backend,
+    UnknownBackend,
+    backend_name,
+    backend_of,
+    callable_of,
+    normalized,
+)
+from gpuserve.config.triton.folders import ModelFolder, versions_served
+from gpuserve.config.triton.pbtxt import EntryDraft, Pbtxt, Treatment, findings, listed
+from gpuserve.config.yaml_document import Path
+from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
+from gpuserve.front.v2.model_config import options_of
+from gpuserve.model.options import key_and_value, rows
+from gpuserve.model.spec import CORRID, DIRECT, OLDEST, BatchingSpec, QueueSpec, SequenceBatching
+
+_KIND: Final = pb.ModelInstanceGroup.Kind
+
+
+def place_instances(draft: EntryDraft, has_gpu: Callable[[], bool]) -> None:
+    """Write the instances. Without an instance group there is one on each GPU, or on the CPU if there is no
+    GPU.
+    """
+    groups = list(draft.message.instance_group)
+    if not groups:
+        draft.set_value("instances", [{"device": EVERY_GPU if has_gpu() else CPU}])
+        return
+    instances: list[dict[str, Any]] = []
+    for number, group in enumerate(groups):
+        origin: Path = ("instance_group", number)
+        for place, device in enumerate(_devices(draft, group, origin, has_gpu)):
+            into: Path = ("instances", len(instances))
+            draft.record_origin(into, origin)
+            draft.record_origin(
+                (*into, "device"), (*origin, "gpus", place) if group.gpus else (*origin, "kind")
+            )
+            draft.record_origin((*into, "count"), (*origin, "count"))
+            instances.append(_instance(group, device))
+    draft.set_value("instances", instances, "instance_group")
+
+
+def _devices(draft: EntryDraft, group: Any, origin: Path, has_gpu: Callable[[], bool]) -> list[str]:
+    kind = _KIND.Name(group.kind)
+    if kind in {"KIND_CPU", "KIND_MODEL"}:  # such a model finds all GPUs in its process
+        if group.gpus:
+            draft.add_fault((*origin, "gpus"), f"gpus do not go with {kind}; expected KIND_GPU, or no gpus")
+        return [CPU]
+    if kind == "KIND_AUTO" and not has_gpu():
+        return [CPU]
+    return [gpu_name(one) for one in group.gpus] or [EVERY_GPU]
+
+
+def _instance(group: Any, device: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"device": device, "count": group.count or 1}
+    if group.HasField("rate_limiter"):
+        given = group.rate_limiter
+        entry["rate_limiter"] = {
+            "priority": given.priority,
+            "resources": [
+                {"name": one.name, "count": one.count or 1, "shared": getattr(one, "global")}
+                for one in given.resources
+            ],
+        }
+    return entry
+
+
+#: The folder of a model with the files of its warm-ups.
+_FOLDER: Final = "warmup"
+
+
+def warm_up(draft: EntryDraft, folder: ModelFolder) -> None:
+    warmups = []
+    for number, one in enumerate(draft.message.model_warmup):
+        origin, into = ("model_warmup", number), ("warmup", number)
+        draft.record_origin(into, origin)
+        for key in ("name", "batch_size", "count"):
+            draft.record_origin((*into, key), (*origin, key))
+        inputs = {}
+        for name, given in sorted(one.inputs.items()):
+            at = (*origin, "inputs", name)
+            draft.record_origin((*into, "inputs", name), at)
+            inputs[name] = _input(draft, given, at, folder)
+        warmups.append(
+            {
+                "name": one.name or f"warmup {number}",
+                "batch_size": one.batch_size or 1,
+                "inputs": inputs,
+                "count": one.count or 1,
+            }
+        )
+    if warmups:
+        draft.set_value("warmup", warmups, "model_warmup")
+
+
+def _input(draft: EntryDraft, given: Any, origin: Path, folder: ModelFolder) -> dict[str, Any]:
+    entry: dict[str, Any] = {"shape": list(given.dims)}
+    if given.data_type != pb.TYPE_INVALID:
+        entry["dtype"] = datatype(given.data_type)
+    match given.WhichOneof("input_data_type"):
+        case "zero_data":
+            entry["values"] = "zero"
+        case "random_data":
+            entry["values"] = "random"
+        case "input_data_file":
+            entry["file"] = os.path.join(os.path.abspath(folder.path), _FOLDER, given.input_data_file)
+        case _:
+            draft.add_fault(origin, "expected zero_data: true, random_data: true or input_data_file")
+    return entry
+
+
+#: The model version of a step that uses the latest version.
+_LATEST: Final = -1
+_FLAGS: Final = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
+
+
+def schedule(draft: EntryDraft) -> None:
+    """Write the options of the model's scheduler, or the default of a model without one."""
+    match draft.message.WhichOneof("scheduling_choice"):
+        case "dynamic_batching":
+            _dynamic(draft)
+        case "sequence_batching":
+            _sequences(draft)
+        case "ensemble_scheduling":
+            _ensemble(draft)
+        case _:
+            if "max_batch_size" in draft.entry and draft.message.max_batch_size > 0:
+                draft.set_value("batching", {"merge": False}, "max_batch_size")
+
+
+def _dynamic(draft: EntryDraft) -> None:
+    origin: Path = ("dynamic_batching",)
+    given = draft.message.dynamic_batching
+    for key, table in (("batching", BatchingSpec), ("queue", QueueSpec)):
+        draft.set_value(key, _options(draft, given, table, (key,), origin), *origin)
+    _without_batches(draft, origin)
+
+
+def _without_batches(draft: EntryDraft, origin: Path) -> None:
+    """Leave out the batching options of a model that does not batch."""
+    if draft.message.max_batch_size == 0 and "max_batch_size" in draft.entry:
+        for key in ("max_queue_delay_us", "preferred_batch_sizes"):
+            if draft.entry["batching"].pop(key, None):
+                draft.add_note(origin, f"{origin[0]} merges nothing, because max_batch_size is 0")
+
+
+def _options(draft: EntryDraft, message: Any, table: type, into: Path, origin: Path) -> dict[str, Any]:
+    """Return the options of a table that a message sets, by our names."""
+    found = _own_names(options_of(message, table), table)
+    for row in rows(table).values():
+        if row.name in found:
+            draft.record_origin((*into, row.name), (*origin, row.option.triton))
+    return found
+
+
+def _own_names(values: Mapping[str, Any], table: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for row in rows(table).values():
+        value = values.get(row.option.triton)
+        if (pair := key_and_value(row.hint)) is not None:
+            value = {str(key): _own_names(one, pair[1]) for key, one in (value or {}).items()}
+        elif isinstance(value, Mapping):
+            value = _own_names(value, row.hint)
+        if value:
+            found[row.name] = value
+    if found.get("timeout_action") == "reject":
+        del found["timeout_action"]  # the default of a message was not written in the file
+    return found
+
+
+# ---- sequences ----------------------------------------------------------------------------------
+
+
+def _sequences(draft: EntryDraft) -> None:
+    given, origin = draft.message.sequence_batching, ("sequence_batching",)
+    into = origin
+    sequence = _options(draft, given, SequenceBatching, into, origin)
+    strategy = given.WhichOneof("strategy_choice") or DIRECT
+    sequence["strategy"] = strategy
+    chosen = getattr(given, strategy)
+    batching = _options(draft, chosen, BatchingSpec, ("batching",), (*origin, strategy))
+    batching.pop("merge", None)
+    key = "max_candidate_sequences" if strategy == OLDEST else "minimum_slot_utilization"
+    if getattr(chosen, key):
+        sequence[key] = _rounded(getattr(chosen, key))
+        draft.record_origin((*into, key), (*origin, strategy, key))
+    sequence["controls"] = [
+        _control(draft, one, (*origin, "control_input", number), number)
+        for number, one in enumerate(given.control_input)
+    ]
+    draft.set_value("sequence_batching", sequence, *origin)
+    draft.set_value("batching", batching, *origin, strategy)
+    _without_batches(draft, (*origin, strategy))
+
+
+def _rounded(value: float) -> float:
+    """Return the number that was written, and not the nearest 32-bit float."""
+    return value if isinstance(value, int) else float(f"{value:.7g}")
+
+
+def _control(draft: EntryDraft, given: Any, origin: Path, number: int) -> dict[str, Any]:
+    """Return one control input, and record the origins of its parts."""
+    path: Path = ("sequence_batching", "controls", number)
+    draft.record_origin(path, origin)
+    if len(given.control) != 1:
+        draft.add_fault(
+            origin, f"control_input {given.name!r} has {len(given.control)} controls, expected one"
+        )
+        return {"name": given.name, "kind": CORRID}
+    (control,) = given.control
+    kind = pb.ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_").lower()
+    entry: dict[str, Any] = {"name": given.name, "kind": kind}
+    if kind == CORRID:
+        if control.data_type != pb.TYPE_INVALID:
+            entry["dtype"] = datatype(control.data_type)
+        return entry
+    for field, dtype in _FLAGS.items():
+        if values := list(getattr(control, field)):
+            draft.record_origin((*path, "false_true"), (*origin, "control", 0, field))
+            entry |= {"dtype": dtype, "false_true": [_rounded(one) for one in values]}
+    return entry
+
+
+def datatype(number: int) -> str:
+    """Return the v2 datatype of a ``DataType``."""
+    name: str = pb.DataType.Name(number).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+# ---- ensembles ----------------------------------------------------------------------------------
+
+
+def _ensemble(draft: EntryDraft) -> None:
+    origin: Path = ("ensemble_scheduling",)
+    draft.record_origin(("ensemble", "steps"), (*origin, "step"))
+    steps = []
+    for number, one in enumerate(draft.message.ensemble_scheduling.step):
+        at, into = (*origin, "step", number), ("ensemble", "steps", number)
+        draft.record_origin(into, at)
+        names = {"model": "model_name", "version": "model_version", "inputs": "input_map"}
+        for ours, theirs in (names | {"outputs": "output_map"}).items():
+            draft.record_origin((*into, ours), (*at, theirs))
+        steps.append(_step(one))
+        for ours, theirs in (("inputs", "input_map"), ("outputs", "output_map")):
+            for name in steps[-1][ours]:
+                draft.record_origin((*into, ours, name), (*at, theirs, name))
+    draft.set_value("ensemble", {"steps": steps}, *origin)
+
+
+def _step(given: Any) -> dict[str, Any]:
+    version = {} if given.model_version in {_LATEST, 0} else {"version": given.model_version}
+    return {
+        "model": given.model_name,
+        "inputs": dict(sorted(given.input_map.items())),
+        "outputs": dict(sorted(given.output_map.items())),
+        **version,
+    }
+
+
+#: The version of an ensemble without a version folder: an ensemble has no file to put into the folder.
+_ONLY: Final = 1
+_TENSORS: Final = {"inputs": "input", "outputs": "output"}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The entries of a model folder.
+
+    ``asks`` tells whether the model itself declares what its config.pbtxt leaves out. ``config`` is the
+    ``ModelConfig`` for clients.
+    """
+
+    folder: ModelFolder
+    draft: EntryDraft
+    entries: tuple[dict[str, Any], ...]
+    asks: bool = False
+    config: Any = None
+
+    @property
+    def members(self) -> list[str]:
+        """Return the names of the models of the steps of an ensemble."""
+        return [one.model_name for one in self.draft.message.ensemble_scheduling.step]
+
+
+def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -> Translation:
+    """Return the translation of a model folder; there are no entries if the draft has faults."""
+    draft = EntryDraft(folder.name, pbtxt)
+    config = draft.message
+    if config.name not in ("", folder.name):
+        draft.add_fault(
+            ("name",), f"the model is called {config.name!r}, its folder {folder.name!r}; they must agree"
+        )
+    for path, rule in findings(config):
+        if rule.treatment is Treatment.REFUSED:
+            draft.add_fault(path, f"{path[-1]} cannot be honoured: {rule.text}")
+        else:
+            draft.add_note(path, f"{path[-1]} has no effect: {rule.text}")
+    versions = _versions(draft, folder)
+    files = folder.versions.get(versions[-1], frozenset()) if versions else frozenset()
+    try:
+        name = backend_name(config, files)
+        backend = None if name == ENSEMBLE else backend_of(name)
+    except UnknownBackend as error:
+        draft.add_fault(("backend",) if config.backend else ("platform",), str(error))
+        return Translation(folder, draft, ())
+    asks = backend is not None and not (config.input and config.output)
+    _write(draft, backend, asks, folder, has_gpu)
+    entries = tuple(_entries(draft, backend, folder, versions))
+    return Translation(folder, draft, () if draft.faults else entries, asks, normalized(draft, backend))
+
+
+def _write(
+    draft: EntryDraft, backend: Backend | None, asks: bool, folder: ModelFolder, has_gpu: Callable[[], bool]
+) -> None:
+    """Write the values that all versions share."""
+    config = draft.message
+    if not asks or draft.pbtxt.has("max_batch_size"):
+        draft.set_value("max_batch_size", config.max_batch_size, "max_batch_size")
+    for key, field in _TENSORS.items():
+        if not asks or getattr(config, field):
+            tensors = [
+                _tensor(draft, one, (key, number), (field, number), folder)
+                for number, one in enumerate(getattr(config, field))
+            ]
+            draft.set_value(key, tensors, field)
+    schedule(draft)
+    if config.model_transaction_policy.decoupled:
+        draft.set_value("decoupled", True, "model_transaction_policy", "decoupled")
+    if config.response_cache.enable:
+        draft.set_value("response_cache", True, "response_cache", "enable")
+    warm_up(draft, folder)
+    if backend is not None:
+        place_instances(draft, has_gpu)
+    elif config.instance_group:
+        draft.add_fault(
+            ("instance_group",),
+            "instance_group does not go with an ensemble: give it to the models of its steps",
+        )
+
+
+def _tensor(draft: EntryDraft, given: Any, into: Path, origin: Path, folder: ModelFolder) -> dict[str, Any]:
+    for ours, theirs in (("name", "name"), ("dtype", "data_type"), ("shape", "dims")):
+        draft.record_origin((*into, ours), (*origin, theirs))
+    draft.record_origin(into, origin)
+    if given.data_type == pb.TYPE_INVALID:
+        draft.add_fault(
+            origin, f"tensor {given.name!r} has no data_type; expected one such as TYPE_FP32 or TYPE_STRING"
+        )
+        return {}
+    if not draft.pbtxt.has(*origin, "dims"):
+        draft.add_fault(
+            origin, f"tensor {given.name!r} has no dims; expected a list such as [ -1 ], or [ ] for a scalar"
+        )
+    entry: dict[str, Any] = {
+        "name": given.name,
+        "dtype": datatype(given.data_type),
+        "shape": list(given.dims),
+    }
+    if given.HasField("reshape"):
+        _check_reshape(draft, given, (*origin, "reshape"))
+    if into[0] == "inputs" and given.optional:
+        entry["optional"] = True
+    if into[0] == "outputs" and given.label_filename:
+        entry["label_filename"] = os.path.join(os.path.abspath(folder.path), given.label_filename)
+        draft.record_origin((*into, "label_filename"), (*origin, "label_filename"))
+    return entry
+
+
+def _check_reshape(draft: EntryDraft, given: Any, origin: Path) -> None:
+    dims, shape = list(given.dims), list(given.reshape.shape)
+    if draft.message.HasField("ensemble_scheduling"):
+        draft.add_fault(origin, "reshape does not go with an ensemble: give it to the models of its steps")
+    elif dims.count(-1) != shape.count(-1) or math.prod(map(abs, dims)) != math.prod(map(abs, shape)):
+        draft.add_fault(
+            origin,
+            f"reshape of {given.name!r} must have as many elements and free sizes as its dims {dims}, "
+            f"given {shape}",
+        )
+
+
+# ---- versions ------------------------------------------------------------------------------------
+
+
+def _versions(draft: EntryDraft, folder: ModelFolder) -> list[int]:
+    """Return the versions that are served, or [] with a fault."""
+    policy = draft.message.version_policy
+    kind = policy.WhichOneof("policy_choice") or "latest"
+    origin: Path = ("version_policy", kind)
+    named = list(policy.specific.versions)
+    versions = versions_served(kind, folder.versions, policy.latest.num_versions, named)
+    missing = sorted(set(named).difference(folder.versions)) if kind == "specific" else []
+    there = f"its version folders are {listed(sorted(folder.versions))}"
+    if draft.message.HasField("ensemble_scheduling") and not folder.versions:
+        return named or [_ONLY]
+    if not folder.versions:
+        draft.add_fault(
+            (), f"the model has no version folder: expected its file in {os.path.join(folder.path, '1')}"
+        )
+    elif not versions:
+        draft.add_fault(
+            origin, f"no version that version_policy names is there: expected {listed(named)}; {there}"
+        )
+    elif missing:
+        draft.add_note(
+            origin, f"version_policy names versions that are not there ({listed(missing)}); {there}"
+        )
+    return versions
+
+
+def _entries(
+    draft: EntryDraft, backend: Backend | None, folder: ModelFolder, versions: list[int]
+) -> Iterator[dict[str, Any]]:
+    for version in versions:
+        callable_ = {} if backend is None else callable_of(draft, backend, folder, version)
+        yield draft.entry | {"version": version} | callable_

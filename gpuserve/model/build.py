@@ -1,0 +1,368 @@
+"""From the classes that programs write (``declaration.py``) to a ``ModelSpec`` with its warm-ups.
+
+No array is made here; workers make the arrays of warm-ups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+from gpuserve.devices.names import CPU
+from gpuserve.errors import BadModelConfig
+from gpuserve.model.declaration import (
+    FILE,
+    RANDOM,
+    ZERO,
+    DynamicBatcher,
+    ModelConfig,
+    ModelWarmup,
+    QueuePolicy,
+    Step,
+    Tensor,
+    WarmupInput,
+    array_kind,
+    label_specs,
+    tensor_specs,
+)
+from gpuserve.model.options import boolean, checked, declared, integer, rows
+from gpuserve.model.rules import (
+    DeclarationFault,
+    check_batching,
+    check_ensemble,
+    complete_control,
+    value_errors_as_bad_config,
+    with_control_inputs,
+)
+from gpuserve.model.spec import (
+    NO_RATE,
+    NO_SEQUENCES,
+    BatchingSpec,
+    InstanceSpec,
+    ModelSpec,
+    PolicySpec,
+    QueueSpec,
+    RateLimiter,
+    SequenceBatching,
+    StepSpec,
+    check_model_name,
+)
+from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
+
+#: (name, datatype, shape, source, file) and (name, batch size, count, inputs), as in ``wire.Init.warmup``.
+WarmedInput: TypeAlias = tuple[str, str, tuple[int, ...], str, str]
+Warmup: TypeAlias = tuple[str, int, int, tuple[WarmedInput, ...]]
+
+
+def warmups(
+    declared: Sequence[ModelWarmup] | None, inputs: Sequence[TensorSpec], max_batch_size: int
+) -> tuple[Warmup, ...]:
+    """Return the warm-ups of a model with these inputs.
+
+    Raises:
+        BadModelConfig: A value is invalid, or an input differs from the model's declaration.
+    """
+    if declared is None:
+        return ()
+    if not isinstance(declared, Sequence) or not all(isinstance(one, ModelWarmup) for one in declared):
+        raise BadModelConfig(f"model_warmup must be a list of ModelWarmup, got {declared!r:.200}")
+    with value_errors_as_bad_config():
+        return tuple(_warmup(one, inputs, max_batch_size) for one in declared)
+
+
+def warmup_as_given(one: ModelWarmup, inputs: Sequence[TensorSpec]) -> Warmup:
+    """Return a warm-up with exactly the inputs that it names, even if the model would refuse such a request.
+
+    Raises:
+        BadModelConfig: A value is invalid.
+    """
+    with value_errors_as_bad_config():
+        batch_size, count = _checked_warmup(one)
+        known = {spec.name: spec for spec in inputs}
+        named = []
+        for name, given in one.inputs.items():
+            spec = known.get(name)
+            if spec is None:
+                if given.dtype is None or given.shape is None:
+                    raise BadModelConfig(
+                        f"warm-up {one.name!r}: input {name!r} is none of the model, and has "
+                        "no dtype or no shape"
+                    )
+                spec = TensorSpec(name, datatype_of(given.dtype), tuple(given.shape))
+            named.append(_warmup_input(spec, given))
+    return one.name, batch_size, count, tuple(named)
+
+
+def warmup_faults(
+    one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int
+) -> Iterator[DeclarationFault]:
+    """Yield, by place, the reasons why the model would refuse a warm-up whose own values are valid."""
+    where = f"warm-up {one.name!r}"
+    if max_batch_size and one.batch_size > max_batch_size:
+        text = f"batch_size must be at most max_batch_size ({max_batch_size}), got {one.batch_size}"
+        yield DeclarationFault(("batch_size",), f"{where}: {text}")
+    known = [spec.name for spec in inputs]
+    if unknown := [name for name in one.inputs if name not in known]:
+        text = f"the model has no input {unknown[0]!r}; its inputs are {', '.join(known) or 'none'}"
+        yield DeclarationFault(("inputs",), f"{where}: {text}")
+    for spec in inputs:
+        if spec.name in one.inputs:
+            yield from _warmup_input_faults(f"{where}: input {spec.name!r}", spec, one.inputs[spec.name])
+        elif not spec.optional:
+            yield DeclarationFault(("inputs",), f"{where}: the input {spec.name!r} is missing")
+
+
+def _warmup_input_faults(where: str, spec: TensorSpec, given: WarmupInput) -> Iterator[DeclarationFault]:
+    place = ("inputs", spec.name)
+    _, datatype, shape, _, path = _warmup_input(spec, given)
+    if datatype != spec.datatype:
+        text = f"{where} is {datatype}, but the model declares it as {spec.datatype}"
+        yield DeclarationFault(place, text)
+    if -1 in shape:
+        yield DeclarationFault(place, f"{where} has no shape, and the model declares {list(spec.shape)}")
+    elif len(shape) != len(spec.shape) or any(
+        want not in (-1, dim) for want, dim in zip(spec.shape, shape, strict=True)
+    ):
+        text = f"{where} has the shape {list(shape)}, but the model declares {list(spec.shape)}, "
+        yield DeclarationFault(place, text + "both without the batch axis")
+    if path and not os.path.isfile(path):
+        yield DeclarationFault((*place, "file"), f"{where}: there is no file {path}")
+
+
+def _warmup(one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int) -> Warmup:
+    batch_size, count = _checked_warmup(one)
+    for _, text in warmup_faults(one, inputs, max_batch_size):
+        raise BadModelConfig(text)
+    named = tuple(_warmup_input(spec, one.inputs[spec.name]) for spec in inputs if spec.name in one.inputs)
+    return one.name, batch_size, count, named
+
+
+def _checked_warmup(one: ModelWarmup) -> tuple[int, int]:
+    """Return the batch size and the count of a warm-up; raise BadModelConfig if its own values are
+    invalid.
+    """
+    if not isinstance(one.name, str) or not one.name:
+        raise BadModelConfig(f"the name of a ModelWarmup must be a non-empty string, got {one.name!r}")
+    where = f"warm-up {one.name!r}"
+    batch_size, count = (integer(f"{where}: {key}", getattr(one, key), 1) for key in ("batch_size", "count"))
+    if not isinstance(one.inputs, Mapping):
+        raise BadModelConfig(
+            f"{where}: inputs must be a mapping of names to WarmupInput, got {one.inputs!r:.200}"
+        )
+    for name, given in one.inputs.items():
+        _check_values(f"{where}: input {name!r}", given)
+    return batch_size, count
+
+
+def _check_values(where: str, given: Any) -> None:
+    """Raise BadModelConfig if the values of a warm-up's input are invalid for every model."""
+    if not isinstance(given, WarmupInput):
+        raise BadModelConfig(f"{where} must be a WarmupInput, got an object of type {type(given).__name__}")
+    try:
+        datatype_of("FP32" if given.dtype is None else given.dtype)
+    except ValueError as error:
+        raise BadModelConfig(f"{where}: {error}") from None
+    if given.shape is not None and not isinstance(given.shape, list | tuple):
+        raise BadModelConfig(f"{where}: shape must be a tuple of integers, got {given.shape!r}")
+    for dim in given.shape or ():
+        integer(f"{where}: every dimension of shape", dim)
+    checked(rows(WarmupInput)["values"], given.values, f"{where}: values")
+    if not (given.zero_data or given.random_data or given.file or given.values):
+        raise BadModelConfig(
+            f"{where}: One of 'zero_data', 'random_data', or 'input_data_file' must be provided for warmup "
+            "input."
+        )
+
+
+def _warmup_input(spec: TensorSpec, given: WarmupInput) -> WarmedInput:
+    """Return an input in the form of ``wire.Init.warmup``. File paths are absolute: workers have other
+    directories.
+    """
+    datatype = spec.datatype if given.dtype is None else datatype_of(given.dtype)
+    shape = spec.shape if given.shape is None else tuple(given.shape)
+    if given.file:
+        return spec.name, datatype, shape, FILE, os.path.abspath(given.file)
+    source = ZERO if given.zero_data or given.values == ZERO else RANDOM
+    return spec.name, datatype, shape, source, ""
+
+
+_Table = TypeVar("_Table")
+#: Tables that programs write as another class.
+_WRITTEN: Final[dict[type, type]] = {PolicySpec: QueuePolicy, StepSpec: Step}
+
+
+def plain_options(config: ModelConfig) -> dict[str, Any]:
+    """Return the options of ``ModelConfig`` that ``ModelSpec`` has by the same name and that are plain
+    values.
+
+    Raises:
+        BadModelConfig: A value is invalid; the text names the option.
+    """
+    given = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
+    with value_errors_as_bad_config():
+        return {
+            name: checked(row, given[name], name)
+            for name, row in rows(ModelSpec).items()
+            if name in given and row.hint in {bool, str, int, float} and name != "max_batch_size"
+        }
+
+
+def batching_options(config: ModelConfig) -> tuple[int, BatchingSpec, QueueSpec]:
+    """Return ``max_batch_size`` (0 if the model does not batch), the batching options and the queue options.
+
+    Raises:
+        BadModelConfig: A value is invalid, or values do not go together.
+    """
+    with value_errors_as_bad_config():
+        queue = QueueSpec() if config.queue is None else declared(QueueSpec, config.queue, "queue.")
+        is_off = not isinstance(config.batching, BatchingSpec) and not boolean("batching", config.batching)
+        size = 0 if is_off else _option("max_batch_size", config.max_batch_size)
+        if size == 0 and not is_off:
+            raise ValueError(
+                "max_batch_size must be an integer of at least 1, got 0: "
+                "batching=False declares a model that does not batch"
+            )
+        if isinstance(config.batching, BatchingSpec):
+            batching = declared(BatchingSpec, config.batching, "batching.")
+        elif is_off:
+            batching = BatchingSpec()
+        else:
+            batching, queue = _batcher(config, queue)
+    written_for_triton = config.queue is None and isinstance(config.batching, bool)
+    check_batching(size, batching, queue, in_tritons_names=written_for_triton)
+    return size, batching, queue
+
+
+def _batcher(config: ModelConfig, queue: QueueSpec) -> tuple[BatchingSpec, QueueSpec]:
+    """Return the options of a ``DynamicBatcher``; ``queue``, if given, replaces its queue options."""
+    batcher = config.batcher
+    if batcher is None:
+        return BatchingSpec(merge=False), queue
+    if not isinstance(batcher, DynamicBatcher):
+        raise ValueError(
+            f"batcher must be a DynamicBatcher or None, got an object of type {type(batcher).__name__}"
+        )
+    batching, queue_options = batching_and_queue(vars(batcher), _WRITTEN)
+    if config.queue is None:
+        return batching, queue_options
+    if queue_options != QueueSpec():
+        raise ValueError("priorities and queue policies must be given by queue or by batcher, not by both")
+    return batching, queue
+
+
+def batching_and_queue(
+    given: Mapping[str, Any], written: Mapping[type, type] | None = None
+) -> tuple[BatchingSpec, QueueSpec]:
+    """Return the options that a ``DynamicBatcher``'s values set, by its names; raise ValueError for an
+    invalid value.
+    """
+    return declared(BatchingSpec, given, "", written), declared(QueueSpec, given, "", written)
+
+
+def sequence_options(given: Any) -> SequenceBatching:
+    """Return the options of ``ModelConfig.sequence_batching``; raise BadModelConfig for an invalid value."""
+    if given is None:
+        return NO_SEQUENCES
+    with value_errors_as_bad_config():
+        made = _written(SequenceBatching, given, "sequence_batching")
+        return dataclasses.replace(made, controls=tuple(map(complete_control, made.controls)))
+
+
+def rate_options(given: Any) -> RateLimiter:
+    """Return the options of ``ModelConfig.rate_limiter``; raise BadModelConfig for an invalid value."""
+    with value_errors_as_bad_config():
+        return NO_RATE if given is None else _written(RateLimiter, given, "rate_limiter")
+
+
+def _written(table: type[_Table], given: Any, name: str) -> _Table:
+    if isinstance(given, Mapping):
+        raise ValueError(f"{name} must be a {_WRITTEN.get(table, table).__name__}, got {given!r:.200}")
+    return declared(table, given, f"{name}.", _WRITTEN)
+
+
+def build_model_spec(
+    name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    instances: tuple[InstanceSpec, ...],
+    given: Mapping[str, Any],
+    warmup: Sequence[ModelWarmup] | None = None,
+    **options: Any,
+) -> ModelSpec:
+    """Return a model, and derive the values that follow from other parts of the declaration.
+
+    Derived are the array library and the prefetch, if ``given`` leaves them out, the retries, and the control
+    inputs of the warm-ups.
+
+    Raises:
+        BindError: A value is invalid, so the model cannot be served.
+    """
+    input_specs, output_specs = (
+        tensor_specs(inputs, "INPUT", given["array"]),
+        tensor_specs(outputs, "OUTPUT"),
+    )
+    with value_errors_as_bad_config():
+        options |= {key: _option(key, one) for key, one in options.items() if key in rows(ModelSpec)}
+    options["array"] = array_kind(given["array"], inputs)
+    if given["prefetch"] is None:
+        options["prefetch"] = int(any(one.device != CPU for one in instances))
+    sequence: SequenceBatching = options["sequence"]
+    # Some responses may have been sent when the worker dies; the state of a sequence is lost with the worker.
+    options["retry_on_worker_death"] &= not (options["decoupled"] or sequence.strategy)
+    warmed = warmups(warmup, input_specs, options["max_batch_size"])
+    options.setdefault("labels", label_specs(outputs, output_specs))
+    return ModelSpec(
+        name=name,
+        inputs=input_specs,
+        outputs=output_specs,
+        instances=instances,
+        warmup=with_control_inputs(warmed, sequence),
+        **options,
+    )
+
+
+def _option(name: str, value: Any) -> Any:
+    """Return the value of a ``ModelSpec`` option; raise ValueError if the option cannot have the value."""
+    row = rows(ModelSpec)[name]
+    # A default may lie outside the range that may be given, such as the 0 of concurrency.
+    return value if value is row.default else checked(row, value, name)
+
+
+def ensemble_spec(
+    name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    steps: Sequence[Step],
+    version: int,
+    max_batch_size: int,
+) -> ModelSpec:
+    """Return a valid ensemble from the arguments of ``Server.ensemble()``, without a check against the models
+    of its steps.
+
+    Raises:
+        BindError: An argument is invalid, so the ensemble cannot be served.
+    """
+    check_model_name(name)
+    if any(isinstance(one, Tensor) and one.memory is not None for one in inputs):
+        raise BadModelConfig(f"ensemble {name!r}: memory is for the inputs of the models of its steps")
+    output_specs = tensor_specs(outputs, "OUTPUT")
+    with value_errors_as_bad_config():
+        spec = ModelSpec(
+            name=name,
+            version=_option("version", version),
+            inputs=tensor_specs(inputs, "INPUT"),
+            outputs=output_specs,
+            max_batch_size=_option("max_batch_size", max_batch_size),
+            steps=_steps(f"ensemble {name!r}: steps", steps),
+            labels=label_specs(outputs, output_specs),
+        )
+    check_ensemble(spec)
+    return spec
+
+
+def _steps(where: str, steps: Any) -> tuple[StepSpec, ...]:
+    if not isinstance(steps, Sequence) or not steps or not all(isinstance(one, Step) for one in steps):
+        raise ValueError(f"{where} must be a non-empty list of Step, got {steps!r:.200}")
+    return tuple(_written(StepSpec, one, f"{where}[{number}]") for number, one in enumerate(steps))

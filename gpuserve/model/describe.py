@@ -1,0 +1,150 @@
+"""Questions about callables, each answered by a child process, several of which run concurrently.
+
+The asking process runs no user code: the crash of a callable is an answer too. ``python -m
+gpuserve.model.describe ENVIRONMENT`` answers one question in another Python environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from gpuserve.devices.placement import n_processors
+
+#: Least number of concurrent children. Each child may load a whole framework, so more run only on more
+#: processors.
+_LEAST_CHILDREN: Final = 2
+#: Long enough to import a framework from a cold disk; a module that blocks is not waited for any longer.
+ANSWER_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(frozen=True)
+class CallableQuestion:
+    """A callable by its path, and the known part of its model's declaration.
+
+    Attributes:
+        path: The path of the callable; a path without an attribute means the only callable of a file.
+        base_dir: The directory that the path is relative to.
+        kwargs: Arguments of the callable, if it is a class or a factory.
+        decoupled: Whether the model is decoupled; None: the callable determines it.
+        python: The Python environment of the workers, "" for the server's own.
+        by_types: Whether to read the types of the callable for values that it does not declare otherwise.
+    """
+
+    path: str
+    base_dir: str
+    kwargs: Mapping[str, Any]
+    decoupled: bool | None = None
+    python: str = ""
+    by_types: bool = True
+
+
+@dataclass(frozen=True)
+class CallableAnswer:
+    """The declaration of a callable in the form of a config file's entry, or the ``problem`` with the
+    callable.
+
+    ``path`` leads to the callable, even if the question named only its file.
+    """
+
+    declared: Mapping[str, Any]
+    problem: str | None = None
+    path: str = ""
+
+
+def ask_callables(
+    questions: Iterable[CallableQuestion], timeout_s: float = ANSWER_TIMEOUT_S
+) -> list[CallableAnswer]:
+    """Return the answers in the order of the questions; output of user code goes to stderr.
+
+    Each child has ``timeout_s`` seconds to answer once the answers before it are there.
+    """
+    at_once = max(_LEAST_CHILDREN, int(n_processors()))
+    answers: list[CallableAnswer] = []
+    running: deque[tuple[CallableQuestion, subprocess.Popen[bytes]]] = deque()
+    try:
+        for question in questions:
+            if len(running) == at_once:
+                answers.append(_answer(*running.popleft(), timeout_s))
+            running.append((question, _start(question)))
+        while running:
+            answers.append(_answer(*running.popleft(), timeout_s))
+    finally:
+        for _, child in running:
+            child.kill()
+            child.communicate()
+    return answers
+
+
+def _start(question: CallableQuestion) -> subprocess.Popen[bytes]:
+    message = vars(question).copy()
+    python = message.pop("python")
+    message["asker"] = os.getpid()
+    program = ["gpuserve.model.describe", python] if python else ["gpuserve.model.describe_child"]
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # only the asking process handles Ctrl-C
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert child.stdin is not None
+    try:
+        child.stdin.write(msgpack.packb(message))
+        child.stdin.close()
+    except BrokenPipeError:  # the child has ended already, and its answer says so
+        pass
+    child.stdin = None  # the question is sent: ``communicate`` must not close the pipe again
+    return child
+
+
+def _answer(question: CallableQuestion, child: subprocess.Popen[bytes], timeout_s: float) -> CallableAnswer:
+    try:
+        output, _ = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()  # a process that the child started may hold the other end
+        return CallableAnswer({}, f"{question.path!r} did not return its declaration within {timeout_s:g} s")
+    try:
+        answer = msgpack.unpackb(output)
+    except ValueError:
+        manner = _exit_text(child.returncode)
+        return CallableAnswer({}, f"importing {question.path!r} ended the process {manner}")
+    return CallableAnswer(answer.get("declared", {}), answer.get("error"), answer.get("path", question.path))
+
+
+def _exit_text(returncode: int) -> str:
+    if returncode >= 0:
+        return f"with exit status {returncode}"
+    try:
+        return f"by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"by signal {-returncode}"
+
+
+def main() -> None:
+    from gpuserve.environments.becoming import become  # only a process in another environment needs both
+    from gpuserve.environments.problem import EnvironmentProblem
+
+    try:
+        become(sys.argv[1], "gpuserve.model.describe_child", ())
+    except EnvironmentProblem as problem:
+        sys.stdout.buffer.write(msgpack.packb({"error": str(problem)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The short-lived process that imports one callable and returns its declaration, started by ``describe.py``.
+
+The question comes on stdin and the answer goes to stdout, both as msgpack. Of all processes of the command
+line only this one runs user code. Of a file without a named attribute the process serves the only callable
+that declares how it is served, else the only public callable.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+import msgpack
+
+from gpuserve.decorators.wrapping import argument_form_of
+from gpuserve.model.self_description import declaration, target_kind
+from gpuserve_worker.calling.callable import YIELDING, LoadError, locate, module_at
+from gpuserve_worker.running.lifecycle import die_with_parent
+
+
+def sole_callable(module: ModuleType, file: str) -> str:
+    """Return the name of the callable that a file alone means; raise LoadError if there is none, or
+    several.
+    """
+    found = dict(_public_callables(module))
+    names = [name for name, one in found.items() if _is_meant_to_be_served(one)] or list(found)
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise LoadError("there is no public callable: expected a function or a class of its own")
+    raise LoadError(
+        f"there are several callables, {_listed(names)}: name the one to serve, as {file}:{names[0]}"
+    )
+
+
+def _public_callables(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Yield the callables that the module itself defines, by name; imported callables are left out."""
+    exported = getattr(module, "__all__", None)
+    for name, one in vars(module).items():
+        if name.startswith("_") or (exported is not None and name not in exported):
+            continue
+        is_plain = isinstance(one, type | FunctionType)
+        home = one.__module__ if is_plain else type(one).__module__
+        if callable(one) and home == module.__name__ and not _is_data(one):
+            yield name, one
+
+
+def _is_data(one: Any) -> bool:
+    """Return whether an object is a class that holds values, such as the outputs of a function, and serves
+    nothing.
+    """
+    return isinstance(one, type) and not isinstance(
+        inspect.getattr_static(one, "__call__", None), FunctionType
+    )
+
+
+def _is_meant_to_be_served(one: Any) -> bool:
+    """Return whether a callable is meant to be served: decorated, or with a declaration."""
+    called = one.__call__ if isinstance(one, type) else one
+    if argument_form_of(called) is not None or (
+        isinstance(one, type) and callable(getattr(one, "declare", None))
+    ):
+        return True
+    return hasattr(one, "inputs") and hasattr(one, "outputs")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"
+
+
+#: File and line of a frame in a traceback.
+_PLACE: Final = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
+
+
+def main() -> None:
+    die_with_parent()  # the import of user code may block for ever
+    question = msgpack.unpackb(sys.stdin.buffer.read())
+    if os.getppid() != question.pop(
+        "asker"
+    ):  # the asking process died before this process asked for its signal
+        return
+    with os.fdopen(os.dup(1), "wb") as answer_to:
+        os.dup2(2, 1)  # output of user code must not get into the answer
+        answer_to.write(_packed(_answer(**question), question["path"]))
+    sys.stderr.flush()
+    os._exit(0)  # do not wait for threads that the user's module has started
+
+
+def _packed(answer: dict[str, Any], path: str) -> bytes:
+    try:
+        return bytes(msgpack.packb(answer))
+    except (TypeError, ValueError, OverflowError) as error:
+        text = f"the declaration of {path!r} must be plain data as in a config file: {error}"
+        return bytes(msgpack.packb({"error": text}))
+
+
+def _answer(
+    path: str, base_dir: str, kwargs: dict[str, Any], decoupled: bool | None, by_types: bool
+) -> dict[str, Any]:
+    """Return the declaration of the callable, which is located as a worker locates it, or the error."""
+    try:
+        if path.endswith(".py"):
+            path = f"{path}:{sole_callable(module_at(path, base_dir), path)}"
+        target = locate({"path": path, "base_dir": base_dir})
+        problem = _mismatch(path, target, kwargs) or _wrong_kind(path, target, decoupled)
+        if problem:
+            return {"error": problem}
+        return {"path": path, "declared": declaration(target, path, kwargs, by_types=by_types)}
+    except LoadError as error:
+        sys.stderr.write(error.traceback)
+        return {"error": _error_text(error, base_dir)}
+
+
+def _error_text(error: LoadError, base_dir: str) -> str:
+    """Return the text of an error, with file and line if the user's own file raised it."""
+    places = _PLACE.findall(error.traceback)
+    file, line = places[-1] if places else ("", "")
+    own = os.path.relpath(file, base_dir) if os.path.isfile(file) else os.pardir
+    if own.startswith(os.pardir) or "site-packages" in own or f"line {line})" in str(error):
+        return str(error)
+    return f"{error} ({own}, line {line})"
+
+
+def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any]) -> str | None:
+    """Return the error in the object itself or in its arguments, or None."""
+    if not callable(target):
+        return f"{path!r} is {type(target).__name__} and cannot be called"
+    if not isinstance(target, type):
+        return None
+    try:
+        signature = inspect.signature(target)
+    except (ValueError, TypeError):
+        return None  # classes of extension modules may have no signature
+    given = dict(kwargs)
+    if "device" in signature.parameters:
+        given.setdefault("device", "cpu")
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        return f"{path!r} cannot be made with these kwargs: {error}"
+    return None
+
+
+def _wrong_kind(path: str, target: Any, decoupled: bool | None) -> str | None:
+    """Return the error in the way the callable responds, or None. ``decoupled`` None: not determined yet."""
+    kind = target_kind(target)
+    if kind not in YIELDING or decoupled is not False:
+        return None
+    return (
+        f"{path!r} is {kind.value}, which gives any number of responses to a request; "
+        "give the model `decoupled: true`, or let it return one response"
+    )
+
+
+if __name__ == "__main__":
+    main()

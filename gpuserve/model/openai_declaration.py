@@ -1,0 +1,91 @@
+"""The declaration that ``openai: true`` implies: tensors, ``decoupled``, and the adapter around the callable.
+
+Workers receive HTTP bodies unchanged; ``gpuserve/openai`` parses them there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpuserve.model.declaration import Tensor
+
+OPENAI: Final = "openai"
+#: Tensors: the body of a request, and the JSON of a response or of a chunk.
+REQUEST: Final = "request"
+RESPONSE: Final = "response"
+#: The request parameter with the endpoint: chat, completions or embeddings.
+ENDPOINT: Final = "endpoint"
+#: The function that makes an inference callable of the user's object.
+ADAPTER: Final = "gpuserve.openai.model:adapted"
+INPUTS: Final = (Tensor(name=REQUEST, dtype="bytes", shape=(1,)),)
+OUTPUTS: Final = (Tensor(name=RESPONSE, dtype="bytes", shape=(1,)),)
+
+_INPUT: Final = {"name": REQUEST, "dtype": "bytes", "shape": [1]}
+_OUTPUT: Final = {"name": RESPONSE, "dtype": "bytes", "shape": [1]}
+#: The methods of a callable, one for each endpoint, and the classes of their requests.
+METHODS: Final = ("chat", "complete", "embed")
+REQUESTS: Final = frozenset({"ChatRequest", "CompletionRequest", "EmbeddingRequest"})
+#: A stream has any number of responses, so the model is decoupled.
+NOT_DECOUPLED: Final = "decoupled: false does not go with openai: the chunks of a stream are responses"
+
+
+def with_openai_tensors(data: Any) -> Any:
+    """Return the plain data of a configuration in which each model with ``openai: true`` has its tensors."""
+    models = data.get("models") if isinstance(data, dict) else None
+    if not isinstance(models, list) or not any(map(is_openai, models)):
+        return data
+    return {**data, "models": [_completed(one) if is_openai(one) else one for one in models]}
+
+
+def is_openai(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and entry.get(OPENAI) is True
+
+
+def _completed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"inputs": [_INPUT], "outputs": [_OUTPUT], "decoupled": True, **entry}
+
+
+def declared_openai(target: Any) -> dict[str, Any]:
+    """Return the entry that a callable for OpenAI's clients implies, or {} for any other callable.
+
+    A callable is for OpenAI's clients if its attribute ``openai`` is True, or if a function of the callable
+    takes one of OpenAI's requests.
+    """
+    return _completed({OPENAI: True}) if is_for_openai(target) else {}
+
+
+def is_for_openai(target: Any) -> bool:
+    marked = getattr(target, OPENAI, None)
+    if isinstance(marked, bool):
+        return marked
+    own = [one for name in METHODS if callable(one := getattr(target, name, None))]
+    called = target.__call__ if isinstance(target, type) else target
+    return any(annotation_names(one) & REQUESTS for one in own or [called])
+
+
+def annotation_names(function: Any) -> set[str]:
+    """Return the names in the annotations of a function's parameters.
+
+    The annotations are not evaluated: an unpickled function may lack names that only its annotations use.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function in C, or an object that cannot be called
+        return set()
+    words: set[str] = set()
+    for one in parameters:
+        given = one.annotation
+        plain = isinstance(given, type) and not typing.get_args(given)
+        words |= {given.__name__} if plain else set(re.findall(r"\w+", str(given)))
+    return words
+
+
+def tensors_problem(key: str, given: Any) -> str | None:
+    """Return the error in the tensors under a key of a model with ``openai: true``, or None."""
+    if given in ([_INPUT], [_OUTPUT], INPUTS, OUTPUTS):
+        return None
+    return f"{key} do not go with openai: the server knows the tensors of its requests"

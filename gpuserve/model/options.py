@@ -1,0 +1,516 @@
+"""Option tables: frozen dataclasses whose fields carry a description and bounds besides type and default.
+
+Each field of a table is an option. From the options come the keys of the config file with JSON schema and
+checks, the arguments that programs and clients may pass, Triton's model configuration, and the lines of
+docs/reference.md. This module names no option: see ``model/spec.py`` and ``config/settings/server.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+import operator
+import re
+import types
+import typing
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+_Value = TypeVar("_Value")
+_Table = TypeVar("_Table")
+_KEY: Final = "option"
+#: The integers that a message between processes can hold.
+WIRE_INTEGERS: Final = range(-(2**63), 2**64)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The description and the bounds of an option.
+
+    Attributes:
+        description: A sentence for docs/reference.md, the JSON schema and the help of the command line.
+        least: Lower bound of a number, or of each element of a list.
+        most: Upper bound of a number, or of each element of a list.
+        some: Whether a text or a list must not be empty.
+        words: The texts that the option can have. For a number: words that stand for numbers, by ``read``.
+        triton: The option's name in Triton's model configuration and in PyTriton, if it has one. Files may
+            use either name.
+        nullable: Whether None (in a file: null) stands for the default.
+        read: A function that turns a value into a text, or a word into its number, or raises ValueError.
+        secret: Whether the value is never printed.
+        needed: Whether a file must give the option even if the field has a default.
+        live: The objects that a new value applies to, if the option may change while a server runs.
+        examples: Examples for editors.
+        unit: The unit of a duration, derived from the name of the option; "" for all other options.
+    """
+
+    description: str
+    least: float | None = None
+    most: float | None = None
+    some: bool = False
+    words: tuple[str, ...] = ()
+    triton: str = ""
+    nullable: bool = False
+    read: Callable[[Any], Any] | None = None
+    secret: bool = False
+    needed: bool = False
+    live: str = ""
+    examples: tuple[Any, ...] = ()
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An option with its field.
+
+    ``hint`` is the type without None. ``default`` is ``REQUIRED`` if the field has none. ``has_none`` tells
+    whether None is a value of its own.
+    """
+
+    name: str
+    hint: Any
+    has_none: bool
+    default: Any
+    option: Option
+
+
+REQUIRED: Final = dataclasses.MISSING
+
+
+def option(default: _Value, description: str, **more: Any) -> _Value:
+    """Return a dataclass field that is an option with a default; ``more`` are attributes of ``Option``."""
+    metadata = {_KEY: Option(description, **more)}
+    secret = bool(more.get("secret"))
+    if isinstance(default, dict):
+        made: Any = field(default_factory=default.copy, metadata=metadata)
+    else:
+        made = field(default=default, repr=not secret, metadata=metadata)
+    return typing.cast(_Value, made)
+
+
+def required(description: str, **more: Any) -> Any:
+    """Return a dataclass field that is an option without a default."""
+    return field(repr=not more.get("secret"), metadata={_KEY: Option(description, **more)})
+
+
+def rows(table: type) -> dict[str, Row]:
+    """Return the options of a table by name, in the order of the fields."""
+    return _rows(table)
+
+
+@functools.cache
+def _rows(table: Hashable) -> dict[str, Row]:
+    assert isinstance(table, type)
+    assert dataclasses.is_dataclass(table)
+    hints = typing.get_type_hints(table)
+    return {one.name: _row(one, hints[one.name]) for one in dataclasses.fields(table) if _KEY in one.metadata}
+
+
+def _row(one: dataclasses.Field[Any], hint: Any) -> Row:
+    bare, has_none = without_none(hint)
+    if typing.get_origin(bare) is typing.Literal:  # for type checkers; the option has its own words
+        bare = str
+    found: Option = one.metadata[_KEY]
+    if unit := duration_unit(one.name, bare):
+        found = dataclasses.replace(found, unit=unit)
+    default: Any = one.default
+    if found.needed:
+        default = REQUIRED
+    elif one.default_factory is not dataclasses.MISSING:
+        default = one.default_factory()
+    return Row(one.name, bare, has_none, default, found)
+
+
+def without_none(hint: Any) -> tuple[Any, bool]:
+    """Return ``X`` and True for the type ``X | None``, else the type itself and False."""
+    if typing.get_origin(hint) in {types.UnionType, typing.Union}:
+        return next(one for one in typing.get_args(hint) if one is not type(None)), True
+    return hint, False
+
+
+def element(hint: Any) -> Any:
+    """Return the type of the elements of a list type, or None for any other type."""
+    args = typing.get_args(hint)
+    is_list = typing.get_origin(hint) is Sequence or (
+        typing.get_origin(hint) is tuple and args[-1] is Ellipsis
+    )
+    return args[0] if is_list else None
+
+
+def key_and_value(hint: Any) -> tuple[Any, Any] | None:
+    """Return the key type and the value type of a mapping, or None for any other type.
+
+    A table may hold a mapping as a tuple of pairs.
+    """
+    pair = hint if typing.get_origin(hint) is Mapping else element(hint)
+    if pair is hint or typing.get_origin(pair) is tuple:
+        key, value = typing.get_args(pair)
+        return key, value
+    return None
+
+
+def spelled(table: Any) -> Any:
+    """Accept Triton's names of a table's options too, in the constructor and as attributes; a decorator."""
+    options = [(one.name, one.metadata[_KEY]) for one in dataclasses.fields(table) if _KEY in one.metadata]
+    own = {found.triton: name for name, found in options}
+    make = table.__init__
+
+    @functools.wraps(make)
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        usual = {own.get(name, name): one for name, one in named.items()}
+        if len(usual) < len(named):
+            raise TypeError(f"an option of {table.__name__} is given by both of its names")
+        make(self, *values, **usual)
+
+    table.__init__ = init
+    for theirs, name in own.items():
+        if theirs not in {"", name}:
+            setattr(table, theirs, _other_name(name))
+    return table
+
+
+def _other_name(name: str) -> property:
+    def change(self: Any, value: Any) -> None:
+        setattr(self, name, value)
+
+    return property(operator.attrgetter(name), change)
+
+
+@typing.dataclass_transform(kw_only_default=True)
+def by_keyword(table: type[_Table]) -> type[_Table]:
+    """Make a frozen keyword-only dataclass that type checkers regard as mutable.
+
+    Type checkers then accept the table as the base of a class that ``mutable_options`` makes.
+    """
+    return dataclass(frozen=True, slots=True, kw_only=True)(table)
+
+
+def mutable_options(table: type) -> Any:
+    """Return a mutable class with the options of a table, all of them keyword-only."""
+    made = [
+        (one.name, one.type, field(default=None if one.metadata[_KEY].nullable else one.default))
+        for one in dataclasses.fields(table)
+    ]
+    return dataclasses.make_dataclass(table.__name__, made, kw_only=True)
+
+
+# ---- the value of one option --------------------------------------------------------------------
+
+
+class UnfitValue(ValueError):
+    """A value that a scalar option cannot have. ``expected`` names the values that the option can have."""
+
+    def __init__(self, expected: str) -> None:
+        super().__init__(f"expected {expected}")
+        self.expected = expected
+
+
+def fitted(hint: Any, option: Option, value: Any) -> Any:
+    """Return the value of a scalar option in the form of the table: the one check for programs and files.
+
+    Args:
+        hint: The type of the option: bool, int, float, or str and any other type for texts.
+        option: The bounds, words and reader of the option.
+        value: The given value.
+
+    Raises:
+        UnfitValue: The option cannot have the value.
+        ValueError: The reader of the option refuses the value; the text is a whole sentence.
+    """
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise UnfitValue("true or false")
+        return value
+    return _fitted_number(hint, option, value) if hint in {int, float} else _fitted_text(hint, option, value)
+
+
+def _fitted_number(hint: Any, option: Option, value: Any) -> float | int:
+    noun, kinds = ("a number", int | float) if hint is float else ("an integer", int)
+    expected = noun + bounds(option) + (f" or {listed_words(option.words)}" if option.words else "")
+    if option.words and option.read is not None:
+        if isinstance(value, str) and value not in option.words:
+            raise UnfitValue(expected)
+        value = option.read(value)
+    elif option.unit and isinstance(value, str):
+        try:
+            value = whole_microseconds(parse_duration(value, option.unit), option.unit)
+        except (ValueError, OverflowError):
+            raise UnfitValue(expected_duration(option.unit)) from None
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise UnfitValue(expected)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UnfitValue("a finite number")
+    if (option.least is not None and value < option.least) or (
+        option.most is not None and value > option.most
+    ):
+        raise UnfitValue(expected)
+    if isinstance(value, int) and value not in WIRE_INTEGERS:
+        raise UnfitValue(f"{noun} of at most 64 bits")
+    return float(value) if hint is float else value
+
+
+def _fitted_text(hint: Any, option: Option, value: Any) -> str:
+    if hint is str and not option.words and not isinstance(value, str):
+        raise UnfitValue("a non-empty string" if option.some else "a string")
+    if option.read is not None:
+        value = option.read(value)
+    if isinstance(value, enum.Enum):  # PyTriton's TimeoutAction
+        value = str(value.value).lower()
+    if option.words and value not in option.words:
+        raise UnfitValue(("one of " if len(option.words) > 1 else "") + listed_words(option.words))
+    if not isinstance(value, str) or (option.some and not value):
+        raise UnfitValue("a non-empty string" if option.some else "a string")
+    return value
+
+
+def bounds(option: Option) -> str:
+    """Return the bounds of a number as the end of a sentence, such as " of at least 1"; "" without bounds."""
+    if option.least is not None and option.most is not None:
+        return f" from {option.least} to {option.most}"
+    if option.least is not None:
+        return f" of at least {option.least}"
+    return "" if option.most is None else f" of at most {option.most}"
+
+
+def listed_words(words: Sequence[str]) -> str:
+    *first, last = map(repr, words)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def integer(name: str, value: Any, least: float | None = 0, most: float | None = None) -> int:
+    """Return the value if it is an integer within the bounds; raise ValueError otherwise."""
+    return int(_scalar(int, Option("", least, most), value, name))
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Return the value if it is True or False; raise ValueError otherwise."""
+    return bool(_scalar(bool, Option(""), value, name))
+
+
+def _scalar(hint: Any, option: Option, value: Any, name: str) -> Any:
+    try:
+        return fitted(hint, option, value)
+    except UnfitValue as error:
+        given = "" if option.secret else f", got {_given(value)}"
+        raise ValueError(f"{name} must be {error.expected}{given}") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _given(value: Any) -> str:
+    """Return a value as text. Python refuses to print integers of thousands of digits: return their size."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:
+        return f"an integer of {value.bit_length()} bits"
+
+
+# ---- from the objects of a program, a file or a client to a table --------------------------------
+
+
+def declared(
+    table: type[_Table],
+    given: Any,
+    where: str = "",
+    written: Mapping[type, type] | None = None,
+) -> _Table:
+    """Return a table with the checked values of an object or a mapping.
+
+    Lists become tuples, mappings become tuples of pairs, and objects become tables. Other keys of ``given``
+    are ignored: one object may fill several tables.
+
+    Args:
+        table: The class of the table.
+        given: An object of the table's class or of the class in ``written``, or a mapping.
+        where: A prefix for the name of an option in a message.
+        written: The classes that programs write in place of tables.
+
+    Raises:
+        ValueError: An option cannot have its value; the text names the option as ``given`` does.
+    """
+    written = written or {}
+    values = _values(table, given, where, written)
+    made: dict[str, Any] = {}
+    for name, row in rows(table).items():
+        for spelling in (name, row.option.triton):
+            if spelling and spelling in values:
+                made[name] = checked(row, values[spelling], f"{where}{spelling}", written)
+                break
+        else:
+            if row.default is REQUIRED:
+                raise ValueError(f"{where}{name} is missing")
+    return table(**made)
+
+
+def _values(table: type, given: Any, where: str, written: Mapping[type, type]) -> Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return given
+    wanted = written.get(table, table)
+    if not isinstance(given, wanted | table):
+        raise ValueError(f"{where.rstrip('.')} must be a {wanted.__name__}, got {_type_of(given)}")
+    fields = dataclasses.fields(given)  # type: ignore[arg-type]  # a table is a dataclass
+    return {one.name: getattr(given, one.name) for one in fields}
+
+
+def checked(row: Row, value: Any, name: str, written: Mapping[type, type] | None = None) -> Any:
+    """Return the value of an option in the form of its table; raise ValueError if it is refused."""
+    if value is None and row.has_none:
+        return None
+    if value is None and (row.option.nullable or dataclasses.is_dataclass(type(row.default))):
+        return row.default
+    return _checked(row.hint, row.option, value, name, written or {})
+
+
+def _checked(hint: Any, option: Option, value: Any, name: str, written: Mapping[type, type]) -> Any:
+    if dataclasses.is_dataclass(hint):
+        table = typing.cast(type, hint)
+        if written and isinstance(value, Mapping):  # a program writes objects
+            raise ValueError(f"{name} must be a {written.get(table, table).__name__}, got {_type_of(value)}")
+        return declared(table, value, f"{name}.", written)
+    if (pair := key_and_value(hint)) is not None:
+        return tuple(_pairs(pair, option, value, name, written))
+    if (kind := element(hint)) is not None:
+        return _elements(kind, option, value, name, written)
+    if hint in {bool, int, float, str} or option.read is not None:
+        return _scalar(hint, option, value, name)
+    return value
+
+
+def _elements(
+    kind: Any, option: Option, value: Any, name: str, written: Mapping[type, type]
+) -> tuple[Any, ...]:
+    if value is None and written:  # PyTriton writes None for an empty list
+        value = ()
+    some = "non-empty " if option.some else ""
+    shown = "something else" if option.secret else f"{value!r:.200}"
+    wanted = f"{name} must be a {some}list of {_listed(kind, option, written)}, got {shown}"
+    if not isinstance(value, Sequence) or isinstance(value, str) or (option.some and not value):
+        raise ValueError(wanted)
+    if dataclasses.is_dataclass(kind):
+        return tuple(
+            _checked(kind, option, one, f"{name}[{index}]", written) for index, one in enumerate(value)
+        )
+    try:
+        return tuple(_checked(kind, option, one, name, written) for one in value)
+    except ValueError:
+        if option.read is not None:  # its text says what is wrong with one element
+            raise
+        raise ValueError(wanted) from None
+
+
+def _pairs(
+    kinds: tuple[Any, Any], option: Option, value: Any, name: str, written: Mapping[type, type]
+) -> Iterator[tuple[Any, Any]]:
+    key_kind, kind = kinds
+    if isinstance(value, tuple):  # the form of a table
+        value = dict(value)
+    if value is None:
+        value = {}
+    if not isinstance(value, Mapping) or (option.some and not value):
+        some = "non-empty " if option.some else ""
+        raise ValueError(f"{name} must be a {some}mapping, got {value!r:.200}")
+    pairs = [(_key(key_kind, key, name, bool(written)), one) for key, one in value.items()]
+    for key, one in sorted(pairs, key=lambda pair: pair[0]) if key_kind is int else pairs:
+        yield key, _checked(kind, Option("", some=True), one, f"{name}[{key}]", written)
+
+
+def _key(kind: Any, key: Any, name: str, by_program: bool) -> Any:
+    if kind is int and isinstance(key, str) and not by_program:  # keys of a file are texts
+        return int(key)
+    if not isinstance(key, kind) or isinstance(key, bool) or not key:
+        wanted = "integers of at least 1" if kind is int else "non-empty strings"
+        raise ValueError(f"the keys of {name} must be {wanted}, got {key!r}")
+    return key
+
+
+def _listed(kind: Any, option: Option, written: Mapping[type, type]) -> str:
+    if dataclasses.is_dataclass(kind):
+        return written.get(typing.cast(type, kind), typing.cast(type, kind)).__name__
+    if option.words:
+        return f"any of {', '.join(map(repr, option.words))}"
+    return f"{'integers' if kind is int else 'strings'}{bounds(option)}"
+
+
+def _type_of(value: Any) -> str:
+    return f"an object of type {type(value).__name__}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean '…'?`` with the known word that is most like this one, or "" if none is."""
+    import difflib
+
+    folded = {candidate.casefold(): candidate for candidate in known}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""
+
+
+def from_plain(kind: Any, plain: Any) -> Any:
+    """Return a value of a type from plain data that ``dataclasses.astuple`` made in another process.
+
+    Raises:
+        ValueError, TypeError: The number of values differs from that of the table or tuple.
+    """
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind).values()
+        make: Any = kind
+        return make(*(from_plain(hint, one) for hint, one in zip(hints, plain, strict=True)))
+    if (each := element(kind)) is not None:
+        return tuple(from_plain(each, one) for one in plain)
+    if typing.get_origin(kind) is tuple:
+        return tuple(from_plain(hint, one) for hint, one in zip(typing.get_args(kind), plain, strict=True))
+    return kind(*plain) if hasattr(kind, "_fields") else plain
+
+
+# ---- durations: ``10s``, ``1m30s``, ``500ms``, or a number in the unit that the option's name ends in ----
+
+SECONDS: Final = "s"
+MICROSECONDS: Final = "us"
+#: The suffix in the name of a duration option, by the type of the option.
+_UNITS: Final[dict[Any, str]] = {float: SECONDS, int: MICROSECONDS}
+_MICROSECONDS_OF: Final = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "min": 60_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_DURATION_NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
+_DURATION_PART: Final = rf"{_DURATION_NUMBER} ?(?:{'|'.join(_MICROSECONDS_OF)})"
+_DURATION_FORM: Final = rf"{_DURATION_NUMBER}|{_DURATION_PART}(?: ?{_DURATION_PART})*"
+#: The texts that ``parse_duration`` reads, for JSON Schema.
+DURATION_PATTERN: Final = f"^(?:{_DURATION_FORM})$"
+
+
+def duration_unit(name: str, hint: Any) -> str:
+    """Return the unit of an option with this name and type, or "" if the option is no duration."""
+    unit = _UNITS.get(hint, "")
+    return unit if unit and name.endswith(f"_{unit}") else ""
+
+
+def parse_duration(text: str, unit: str = SECONDS) -> float:
+    """Return a duration in the unit; a number without a unit is already in it.
+
+    Raises:
+        ValueError: The text has another form; the message says which form was expected.
+    """
+    if re.fullmatch(_DURATION_FORM, text) is None:
+        raise ValueError(f"expected {expected_duration(unit)}, given {text!r:.80}")
+    parts = re.findall(rf"({_DURATION_NUMBER}) ?([a-z]*)", text)
+    microseconds = sum(float(count) * _MICROSECONDS_OF[of or unit] for count, of in parts)
+    return microseconds / _MICROSECONDS_OF[unit]
+
+
+def whole_microseconds(value: float, unit: str) -> float | int:
+    """Return the value in the form of an option of that unit: microseconds are whole numbers."""
+    return round(value) if unit == MICROSECONDS else value
+
+
+def expected_duration(unit: str) -> str:
+    if unit == MICROSECONDS:
+        return "a whole number of microseconds or a time such as 500us or 2ms"
+    return "a number of seconds or a time such as 500ms, 10s, 1m30s or 2h"

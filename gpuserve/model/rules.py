@@ -1,0 +1,529 @@
+"""Rules between several options of a model, and between an ensemble and the models of its steps.
+
+The rules are the same for programs, files and clients. The rules of batching and of the queue read plain data
+with the names of a file. The schema may have found mistakes in the same data, so these rules ignore values of
+a wrong type: a file then shows all its mistakes at once. Each fault has a place in the model, so that a file
+can show its position.
+
+Every tensor of an ensemble has a name. A tensor is an input of the ensemble, or the output of one step; a
+step waits for its input tensors. The steps are therefore a graph, which must have no cycle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from gpuserve.errors import BadModelConfig
+from gpuserve.model.options import declared, nearest, rows
+from gpuserve.model.spec import (
+    CLIENT,
+    CORRID,
+    DELAY,
+    DIRECT,
+    NO_SEQUENCES,
+    NONE,
+    OLDEST,
+    BatchingSpec,
+    ModelSpec,
+    PolicySpec,
+    QueueSpec,
+    SequenceBatching,
+    SequenceControl,
+    StepSpec,
+)
+from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
+
+Place: TypeAlias = tuple[str | int, ...]
+#: Datatypes of control inputs: flags (start, end, ready), and the correlation id. The first one is the
+#: default.
+_FLAG_DTYPES: Final = ("INT32", "FP32", "BOOL")
+_CORRID_DTYPES: Final = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
+
+
+class DeclarationFault(NamedTuple):
+    """A broken rule: a sentence, and the keys that lead from the model to the fault."""
+
+    place: Place
+    text: str
+
+
+@contextmanager
+def value_errors_as_bad_config() -> Iterator[None]:
+    """Turn a ValueError into a BadModelConfig."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadModelConfig(str(error)) from None
+
+
+def mapping(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# ---- batches and the queue ----------------------------------------------------------------------
+
+
+def check_batching(
+    max_batch_size: int | None, batching: BatchingSpec, queue: QueueSpec, *, in_tritons_names: bool = False
+) -> None:
+    """Raise BadModelConfig unless the options go together. ``max_batch_size`` None: not known yet, and not
+    checked.
+    """
+    batches, queued = dataclasses.asdict(batching), dataclasses.asdict(queue)
+    batches["preferred_batch_sizes"] = list(batching.preferred_batch_sizes)
+    queued["policies"] = dict(queued["policies"])
+    model = {"max_batch_size": max_batch_size, "batching": batches, "queue": queued}
+    for _, text in batching_faults(model):
+        raise BadModelConfig(_renamed(text) if in_tritons_names else text)
+
+
+def _renamed(text: str) -> str:
+    for row in (*rows(BatchingSpec).values(), *rows(QueueSpec).values()):
+        if row.option.triton:
+            text = re.sub(rf"\b{row.name}\b", row.option.triton, text)
+    return text
+
+
+def batching_faults(model: Mapping[str, Any]) -> Iterator[DeclarationFault]:
+    """Yield every broken rule of ``batching`` and ``queue`` in the plain data of one model."""
+    batching, queue = mapping(model.get("batching")), mapping(model.get("queue"))
+    yield from _batching(batching, model.get("max_batch_size", 0))
+    yield from _priorities(queue)
+    if queue.get("fairness_header") and queue.get("fairness") != CLIENT:
+        text = "fairness_header has no effect without fairness: client"
+        yield DeclarationFault(("queue", "fairness_header"), text)
+    if batching.get("preserve_ordering") is True:
+        yield from _ordering(queue)
+
+
+def _batching(batching: Mapping[str, Any], limit: Any) -> Iterator[DeclarationFault]:
+    if not is_int(limit) or limit < 0:
+        return
+    if limit == 0:
+        yield from _without_effect(batching, "a max_batch_size of at least 1; the model does not batch")
+        return
+    if batching.get("merge") is False:
+        yield from _without_effect(batching, "merge: every request is its own batch")
+    sizes = batching.get("preferred_batch_sizes")
+    for index, size in enumerate(sizes if isinstance(sizes, list) else ()):
+        if is_int(size) and size > limit:
+            yield DeclarationFault(
+                ("batching", "preferred_batch_sizes", index),
+                f"expected a preferred batch size of at most max_batch_size, which is {limit}, given {size}",
+            )
+
+
+def _without_effect(batching: Mapping[str, Any], without: str) -> Iterator[DeclarationFault]:
+    for key in ("preferred_batch_sizes", "max_queue_delay_us"):
+        if batching.get(key):
+            yield DeclarationFault(("batching", key), f"{key} has no effect without {without}")
+
+
+def _priorities(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
+    levels, default = queue.get("priority_levels", 0), queue.get("default_priority", 0)
+    if not is_int(levels) or levels < 0:
+        return
+    at = ("queue", "default_priority" if "default_priority" in queue else "priority_levels")
+    if is_int(default) and levels and not 1 <= default <= levels:
+        yield DeclarationFault(at, f"The `default_priority` must be between 1 and {levels}. Got {default}.")
+    if is_int(default) and default and not levels:
+        text = f"Provide the `priority_levels` for a `default_priority`, which is {default}."
+        yield DeclarationFault(at, text)
+    for level in mapping(queue.get("policies")):
+        if not levels:
+            text = "Provide the `priority_levels` if you want to define `policies` for Dynamic Batching."
+            yield DeclarationFault(("queue", "policies"), text)
+            return
+        if str(level).isdecimal() and not 1 <= int(level) <= levels:
+            text = f"Invalid `priority`={level} provided. The value must be between 1 and {levels}."
+            yield DeclarationFault(("queue", "policies", level), text)
+
+
+def _ordering(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
+    """Yield the options that reorder requests, which do not go with ``preserve_ordering``."""
+    levels = queue.get("priority_levels", 0)
+    if is_int(levels) and levels > 1:
+        text = f"preserve_ordering goes with one level of priority, given {levels}"
+        yield DeclarationFault(("queue", "priority_levels"), text)
+    if queue.get("fairness") == CLIENT:
+        text = "preserve_ordering does not go with fairness; expected 'none'"
+        yield DeclarationFault(("queue", "fairness"), text)
+    policies: dict[Place, Any] = {("policy",): queue.get("policy")}
+    policies |= {("policies", level): one for level, one in mapping(queue.get("policies")).items()}
+    for place, one in policies.items():
+        policy = mapping(one)
+        if policy.get("timeout_action") == DELAY and policy.get("default_timeout_us"):
+            text = "preserve_ordering does not go with delay; expected 'reject'"
+            yield DeclarationFault(("queue", *place, "timeout_action"), text)
+
+
+# ---- sequences ----------------------------------------------------------------------------------
+
+
+def check_sequences(model: ModelSpec) -> None:
+    """Raise BadModelConfig unless the other options of a model go with its sequence batching, if it has
+    any.
+    """
+    sequence = model.sequence
+    if not sequence.strategy:
+        return
+    if sequence.strategy == DIRECT and sequence.max_candidate_sequences:
+        raise BadModelConfig("max_candidate_sequences has no effect without the strategy 'oldest'")
+    if sequence.strategy == DIRECT and model.batching.preserve_ordering:
+        raise BadModelConfig("preserve_ordering has no effect on sequences without the strategy 'oldest'")
+    if sequence.strategy == OLDEST and sequence.minimum_slot_utilization:
+        raise BadModelConfig("minimum_slot_utilization has no effect without the strategy 'direct'")
+    _check_names(sequence.controls, {one.name for one in model.inputs})
+    if model.response_cache:
+        raise BadModelConfig(
+            f"Response Cache does not currently support model {model.name} with sequence batching scheduler. "
+            "Please disable the response cache."
+        )
+    if model.queue.priority_levels or model.queue.policy != PolicySpec():
+        raise BadModelConfig(
+            "sequence batching goes with one level of priority and without a queue policy: the requests of a "
+            "sequence are taken in their order"
+        )
+    if model.queue.fairness != NONE:
+        raise BadModelConfig("fairness does not go with sequence batching, whose sequences have their seats")
+
+
+def check_declared(sequence: SequenceBatching) -> None:
+    """Raise ValueError or BadModelConfig unless the sequence batching of another program's spec is valid."""
+    if sequence != NO_SEQUENCES:
+        for one in declared(SequenceBatching, sequence).controls:
+            complete_control(one)
+
+
+def complete_control(given: SequenceControl) -> SequenceControl:
+    """Return a control input with its v2 datatype: by default INT32, or UINT64 for the correlation id.
+
+    Raises:
+        BadModelConfig: The datatype or the values of the flag are not allowed.
+    """
+    allowed = _CORRID_DTYPES if given.kind == CORRID else _FLAG_DTYPES
+    dtype = datatype_of(given.dtype) if given.dtype else allowed[0]
+    if dtype not in allowed:
+        raise BadModelConfig(
+            f"the dtype of sequence control {given.name!r} of kind {given.kind} must be one of "
+            f"{', '.join(allowed)}, got {dtype}"
+        )
+    return dataclasses.replace(
+        given, dtype=dtype, false_true=_false_true(given.name, dtype, given.false_true)
+    )
+
+
+def _false_true(name: str, dtype: str, given: Sequence[Any]) -> tuple[Any, Any]:
+    kinds = {"BOOL": bool | int, "FP32": int | float}.get(dtype, int)
+    is_pair = isinstance(given, list | tuple) and len(given) == 2
+    if not is_pair or not all(isinstance(one, kinds) for one in given):
+        raise BadModelConfig(
+            f"false_true of sequence control {name!r} must be two values of {dtype}, got {given!r:.100}"
+        )
+    false, true = given
+    if false == true or (dtype == "INT32" and not all(-(1 << 31) <= one < 1 << 31 for one in given)):
+        raise BadModelConfig(
+            f"false_true of sequence control {name!r} must be two different values of {dtype}, got {given!r}"
+        )
+    return false, true
+
+
+def _check_names(controls: Iterable[SequenceControl], inputs: set[str]) -> None:
+    names, kinds = set(inputs), set[str]()
+    for one in controls:
+        if one.name in names:
+            raise BadModelConfig(f"sequence control {one.name!r} has the name of another input")
+        if one.kind in kinds:
+            raise BadModelConfig(f"two sequence controls are of kind {one.kind}, expected one at most")
+        names.add(one.name)
+        kinds.add(one.kind)
+
+
+def with_control_inputs(warmups: Iterable[tuple[Any, ...]], sequence: SequenceBatching) -> tuple[Any, ...]:
+    """Return warm-ups of a model (``wire.Init.warmup``) with the control inputs added, all of them zero."""
+    controls = tuple((one.name, one.dtype, (1,), "zero", "") for one in sequence.controls)
+    return tuple((name, size, count, (*inputs, *controls)) for name, size, count, inputs in warmups)
+
+
+#: The versions of each model, by the name of the model.
+Known: TypeAlias = Mapping[str, Sequence[ModelSpec]]
+#: A shape with the batch axis in front, if there is one.
+_Shape: TypeAlias = tuple[int, ...]
+
+
+#: Upper bound of the nesting of ensembles.
+MAX_DEPTH: Final = 64
+
+
+class _Typed(NamedTuple):
+    """The declared type of a tensor of the ensemble."""
+
+    datatype: str
+    shape: _Shape
+    optional: bool
+
+
+def check_ensemble(spec: ModelSpec) -> None:
+    """Raise BadModelConfig unless the ensemble is valid without its models; the text names the ensemble and
+    the place.
+    """
+    for place, text in ensemble_faults(spec):
+        raise BadModelConfig(f"ensemble {spec.name!r}: {_shown_place(place)}{text}")
+
+
+def check_members(specs: Iterable[ModelSpec]) -> None:
+    """Raise BadModelConfig unless every ensemble fits the models of its steps."""
+    known = by_name(specs)
+    for spec in (one for versions in known.values() for one in versions if one.is_ensemble):
+        for place, text in member_faults(spec, known):
+            raise BadModelConfig(f"ensemble {spec.name!r}: {_shown_place(place)}{text}")
+
+
+def by_name(specs: Iterable[ModelSpec]) -> dict[str, list[ModelSpec]]:
+    """Return the versions of each model by name, the highest version last."""
+    found: dict[str, list[ModelSpec]] = {}
+    for one in sorted(specs, key=lambda spec: spec.version):
+        found.setdefault(one.name, []).append(one)
+    return found
+
+
+# ---- an ensemble by itself ----------------------------------------------------------------------
+
+
+def ensemble_faults(spec: ModelSpec) -> Iterator[DeclarationFault]:
+    """Yield the faults of an ensemble that do not depend on the models of its steps."""
+    inputs = [one.name for one in spec.inputs]
+    makers: dict[str, int] = {}
+    for number, step in enumerate(spec.steps):
+        for theirs, ours in step.outputs:
+            place = ("steps", number, "outputs", theirs)
+            if ours in inputs:
+                yield DeclarationFault(
+                    place, f"tensor {ours!r} is an input of the ensemble, which no step may make"
+                )
+            elif ours in makers:
+                yield DeclarationFault(place, f"tensor {ours!r} is made by steps[{makers[ours]}] already")
+            else:
+                makers[ours] = number
+    yield from _unmade(spec, inputs, makers)
+    if (cycle := _cycle(spec.steps, makers)) is not None:
+        yield cycle
+    else:
+        yield from _unused(spec, makers)
+
+
+def _unmade(spec: ModelSpec, inputs: Sequence[str], makers: Mapping[str, int]) -> Iterator[DeclarationFault]:
+    available = [*inputs, *makers]
+    for number, step in enumerate(spec.steps):
+        for theirs, ours in step.inputs:
+            if ours not in available:
+                text = f"tensor {ours!r} is no input of the ensemble, and no step makes it"
+                yield DeclarationFault(("steps", number, "inputs", theirs), text + nearest(ours, available))
+    for number, output in enumerate(spec.outputs):
+        if output.name not in makers:
+            text = f"output {output.name!r} is made by no step{nearest(output.name, makers)}"
+            yield DeclarationFault(("outputs", number), text)
+
+
+def _unused(spec: ModelSpec, makers: Mapping[str, int]) -> Iterator[DeclarationFault]:
+    """Yield inputs that no step reads, and steps that no output needs."""
+    needed = needed_steps(spec.steps, [one.name for one in spec.outputs])
+    for number, step in enumerate(spec.steps):
+        if number not in needed:
+            text = f"no output of the ensemble needs anything that model {step.model!r} makes here"
+            yield DeclarationFault(("steps", number), text)
+    read = {ours for step in spec.steps for _, ours in step.inputs}
+    for number, tensor in enumerate(spec.inputs):
+        if tensor.name not in read:
+            yield DeclarationFault(("inputs", number), f"input {tensor.name!r} is read by no step")
+
+
+def needed_steps(steps: Sequence[StepSpec], outputs: Iterable[str]) -> list[int]:
+    """Return the positions of the steps that contribute to the outputs, in the order of declaration."""
+    makers = {ours: number for number, step in enumerate(steps) for _, ours in step.outputs}
+    wanted, found = list(outputs), set()
+    while wanted:
+        number = makers.get(wanted.pop())
+        if number is not None and number not in found:
+            found.add(number)
+            wanted += [ours for _, ours in steps[number].inputs]
+    return sorted(found)
+
+
+def _cycle(steps: Sequence[StepSpec], makers: Mapping[str, int]) -> DeclarationFault | None:
+    left = dict(enumerate(steps))
+    while left:
+        ready = [
+            number
+            for number, step in left.items()
+            if not any(makers.get(ours) in left for _, ours in step.inputs)
+        ]
+        if not ready:
+            stuck = ", ".join(f"steps[{number}] (model {step.model!r})" for number, step in left.items())
+            return DeclarationFault(
+                ("steps", min(left)), f"these steps wait for one another in a cycle: {stuck}"
+            )
+        for number in ready:
+            del left[number]
+    return None
+
+
+# ---- an ensemble and the models of its steps ----------------------------------------------------
+
+
+def member_faults(spec: ModelSpec, known: Known) -> Iterator[DeclarationFault]:
+    """Yield the faults between a valid ensemble and the models of its steps."""
+    members: dict[int, ModelSpec] = {}
+    for number, step in enumerate(spec.steps):
+        member = _member(step, known)
+        if isinstance(member, str):
+            yield DeclarationFault(("steps", number, "model"), member)
+            continue
+        members[number] = member
+        yield from _misnamed(number, step, member)
+        yield from _misfit(spec, number, member, known)
+    yield from _mistyped(spec, members)
+
+
+def _member(step: StepSpec, known: Known) -> ModelSpec | str:
+    """Return the model of a step, or a sentence that says why there is none."""
+    versions = known.get(step.model, ())
+    if not versions:
+        return f"there is no model {step.model!r}{nearest(step.model, known)}"
+    if not step.version:
+        return versions[-1]
+    for one in versions:
+        if one.version == step.version:
+            return one
+    available = ", ".join(str(one.version) for one in versions)
+    return f"model {step.model!r} has no version {step.version}, but {available}"
+
+
+def _misnamed(number: int, step: StepSpec, member: ModelSpec) -> Iterator[DeclarationFault]:
+    for key, pairs, tensors in (
+        ("inputs", step.inputs, member.inputs),
+        ("outputs", step.outputs, member.outputs),
+    ):
+        names = [one.name for one in tensors]
+        for theirs, _ in pairs:
+            if theirs not in names:
+                available = ", ".join(map(repr, names)) or "none"
+                text = f"model {member.name!r} has no {key[:-1]} {theirs!r}; its {key} are {available}"
+                yield DeclarationFault(("steps", number, key, theirs), text)
+    given = {theirs for theirs, _ in step.inputs}
+    missing = [one.name for one in member.inputs if not one.optional and one.name not in given]
+    if missing:
+        text = f"model {member.name!r} needs the input {missing[0]!r}, which it is not given here"
+        yield DeclarationFault(("steps", number, "inputs"), text)
+
+
+def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> Iterator[DeclarationFault]:
+    place = ("steps", number, "model")
+    if member.decoupled:
+        yield DeclarationFault(
+            place, f"model {member.name!r} is decoupled, and a step gives one response to a request"
+        )
+    if _is_deep(member, known):
+        text = f"model {member.name!r} leads back to the ensemble itself"
+        if not contains_model(member, spec.name, known):
+            text = f"by model {member.name!r} the ensemble has more than {MAX_DEPTH} others below one another"
+        yield DeclarationFault(place, text)
+    if member.max_batch_size and spec.max_batch_size > member.max_batch_size:
+        text = (
+            f"the ensemble has a max_batch_size of {spec.max_batch_size}, "
+            f"model {member.name!r} one of {member.max_batch_size}"
+        )
+        yield DeclarationFault(place, text)
+
+
+def _is_deep(spec: ModelSpec, known: Known) -> bool:
+    """Return whether more than ``MAX_DEPTH`` models are nested below a model, as in a cycle."""
+    level = [spec]
+    for _ in range(MAX_DEPTH):
+        found = {(step.model, step.version): step for one in level for step in one.steps}
+        level = [one for step in found.values() if isinstance(one := _member(step, known), ModelSpec)]
+        if not level:
+            return False
+    return True
+
+
+def contains_model(spec: ModelSpec, name: str, known: Known) -> bool:
+    """Return whether a model has the name, or is an ensemble that contains a model of the name at any
+    depth.
+    """
+    seen: set[tuple[str, int]] = set()
+    left = [spec]
+    while left:
+        one = left.pop()
+        if one.name == name:
+            return True
+        if (one.name, one.version) not in seen:
+            seen.add((one.name, one.version))
+            members = [_member(step, known) for step in one.steps]
+            left += [member for member in members if isinstance(member, ModelSpec)]
+    return False
+
+
+def _mistyped(spec: ModelSpec, members: Mapping[int, ModelSpec]) -> Iterator[DeclarationFault]:
+    tensors = {one.name: _typed(one, spec) for one in spec.inputs}
+    for number, member in members.items():
+        theirs = {one.name: one for one in member.outputs}
+        for name, ours in spec.steps[number].outputs:
+            if name in theirs:
+                tensors[ours] = _typed(theirs[name], member)
+    for number, member in members.items():
+        theirs = {one.name: one for one in member.inputs}
+        for name, ours in spec.steps[number].inputs:
+            if name in theirs and ours in tensors:
+                place = ("steps", number, "inputs", name)
+                where = f"input {name!r} of model {member.name!r}"
+                yield from _differences(place, ours, tensors[ours], _typed(theirs[name], member), where)
+    for number, output in enumerate(spec.outputs):
+        if output.name in tensors:
+            made, wanted = tensors[output.name], _typed(output, spec)
+            where = "the output of the ensemble"
+            yield from _differences(("outputs", number), output.name, made, wanted, where)
+
+
+def _differences(
+    place: Place, name: str, made: _Typed, wanted: _Typed, where: str
+) -> Iterator[DeclarationFault]:
+    if made.datatype != wanted.datatype:
+        yield DeclarationFault(place, f"tensor {name!r} is {made.datatype}, {where} is {wanted.datatype}")
+    elif not _fits(made.shape, wanted.shape):
+        yield DeclarationFault(
+            place,
+            f"tensor {name!r} has shape {list(made.shape)}, {where} has {list(wanted.shape)} "
+            "(with the batch axis where there is one)",
+        )
+    elif made.optional and not wanted.optional:
+        yield DeclarationFault(place, f"tensor {name!r} is optional, {where} is not")
+
+
+def _typed(tensor: TensorSpec, of: ModelSpec) -> _Typed:
+    shape = (-1, *tensor.shape) if of.max_batch_size else tensor.shape
+    return _Typed(tensor.datatype, shape, tensor.optional)
+
+
+def _fits(made: _Shape, wanted: _Shape) -> bool:
+    if len(made) != len(wanted):
+        return False
+    return all(-1 in pair or pair[0] == pair[1] for pair in zip(made, wanted, strict=True))
+
+
+# ---- texts --------------------------------------------------------------------------------------
+
+
+def _shown_place(place: Place) -> str:
+    text = ""
+    for one in place:
+        text += f"[{one}]" if isinstance(one, int) else f".{one}" if text else one
+    return f"{text}: "

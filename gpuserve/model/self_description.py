@@ -1,0 +1,160 @@
+"""The declaration that an object itself carries, as plain data in the form of a model's entry in a config
+file.
+
+The object is in this process; processes that only have its path ask a child process (``describe.py``).
+
+============================================  =======================================================
+source in the object                          declared values
+============================================  =======================================================
+a classmethod ``declare(**kwargs)``           its return value, for the ``kwargs`` of the entry
+attributes ``inputs``, ``outputs``, …         values that ``declare`` left out
+OpenAI's requests (``gpuserve/openai``)       ``openai: true``, if no tensors are declared
+types of tensors (``gpuserve.typed``)         values still missing: tensors, batch size, array
+a body with ``yield``                         ``decoupled: true``
+============================================  =======================================================
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gpuserve.errors import BindError
+from gpuserve.model.declaration import Tensor, tensor_specs
+from gpuserve.model.openai_declaration import declared_openai
+from gpuserve.model.signature import SignatureError, signature_of
+from gpuserve_worker.calling.callable import YIELDING, CallableKind, LoadError, kind_of
+from gpuserve_worker.calling.failure import log_text, log_traceback
+from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
+
+#: Attributes with common names: values of another type are not meant for gpuserve.
+_ATTRIBUTES: Final[dict[str, type]] = {"array": str, "max_batch_size": int}
+_TENSORS: Final = {"inputs": "INPUT", "outputs": "OUTPUT"}
+
+
+def declaration(
+    target: Any, name: str, kwargs: Mapping[str, Any], *, by_types: bool = True
+) -> dict[str, Any]:
+    """Return the declaration of a target; ``name`` stands for the target in messages.
+
+    Args:
+        target: The callable, class or factory.
+        name: The name of the target in messages.
+        kwargs: The arguments of the target.
+        by_types: Whether to read the types of the target too.
+
+    Raises:
+        LoadError: The declaration is wrong, or raised an exception.
+    """
+    found = _attributes(target, name) | _declared(target, name, kwargs)
+    if not found.keys() & _TENSORS.keys() and (openai := declared_openai(target)):
+        return openai | found
+    if by_types and not found.keys() >= _TENSORS.keys():
+        found = _typed(target, name) | found
+    if "decoupled" not in found and target_kind(target) in YIELDING:
+        found["decoupled"] = True
+    return found
+
+
+def target_kind(target: Any) -> CallableKind:
+    """Return the kind of the target, or of a class's instances. The kind of a factory's result is unknown."""
+    return kind_of(target.__call__) if isinstance(target, type) else kind_of(target)
+
+
+# ---- declare() ----------------------------------------------------------------------------------
+
+
+def _declared(target: Any, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    declare = getattr(target, "declare", None)
+    if not isinstance(target, type) or not callable(declare):
+        return {}
+    try:
+        given = declare(**kwargs)
+    except LoadError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise any exception
+        raise LoadError(f"{name}.declare() raised {log_text(error)}", log_traceback(error)) from None
+    if not isinstance(given, Mapping):
+        raise LoadError(
+            f"{name}.declare() must return a mapping such as {{'inputs': […], 'outputs': […]}}, "
+            f"it returned {type(given).__name__}"
+        )
+    plain = {key: one for key, one in given.items() if one is not None}
+    return plain | {key: plain_tensors(plain[key], key, name) for key in _TENSORS if key in plain}
+
+
+def plain_tensors(given: Any, key: str, name: str) -> list[dict[str, Any]]:
+    """Return the declared ``inputs`` or ``outputs`` of ``name`` in the form of a file; raise LoadError if
+    they are wrong.
+    """
+    if isinstance(given, Sequence) and all(isinstance(one, Mapping) for one in given):
+        return [_plain_tensor(one) for one in given]
+    try:
+        return _entries(given, _TENSORS[key])
+    except BindError as error:
+        raise LoadError(f"the declaration of {name!r} is wrong: {error}") from None
+
+
+def _plain_tensor(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tensor that is written as in a file; its mistakes are reported when the file is checked."""
+    entry = dict(given)
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    if dtype is not None and not isinstance(dtype, str):
+        entry["dtype"] = datatype_of(dtype)
+    if isinstance(shape, Sequence) and not isinstance(shape, str):
+        entry["shape"] = [operator.index(dim) for dim in shape]
+    return entry
+
+
+# ---- attributes ---------------------------------------------------------------------------------
+
+
+def _attributes(target: Any, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, kind in _ATTRIBUTES.items():
+        value = getattr(target, key, None)
+        if isinstance(value, kind):
+            found[key] = value
+    for key, prefix in _TENSORS.items():
+        tensors = getattr(target, key, None)
+        if isinstance(tensors, list | tuple) and all(isinstance(one, Tensor) for one in tensors):
+            try:
+                found[key] = _entries(tensors, prefix)
+            except (BindError, TypeError, AttributeError) as error:
+                raise LoadError(f"the declaration of {name!r} is wrong: {error}") from None
+    return found
+
+
+# ---- types --------------------------------------------------------------------------------------
+
+
+def _typed(target: Any, name: str) -> dict[str, Any]:
+    try:
+        signature = signature_of(target, name)
+        if signature is None:
+            return {}
+        tensors = {"inputs": signature.inputs, "outputs": signature.outputs}
+        given = {key: _entries(one, _TENSORS[key]) for key, one in tensors.items() if one is not None}
+    except (SignatureError, BindError) as error:
+        raise LoadError(str(error)) from None
+    library = {} if signature.array is None else {"array": signature.array}
+    return {**given, "max_batch_size": signature.max_batch_size, **library}
+
+
+# ---- tensors ------------------------------------------------------------------------------------
+
+
+def _entries(tensors: Sequence[Tensor], prefix: str) -> list[dict[str, Any]]:
+    return [_entry(one, spec) for one, spec in zip(tensors, tensor_specs(tensors, prefix), strict=True)]
+
+
+def _entry(declared: Tensor, spec: TensorSpec) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": spec.name, "dtype": spec.datatype, "shape": list(spec.shape)}
+    if spec.optional:
+        entry["optional"] = True
+    if declared.memory is not None:
+        entry["memory"] = declared.memory
+    if declared.labels is not None:
+        entry["labels"] = list(declared.labels)
+    return entry

@@ -1,0 +1,386 @@
+"""The declaration that the types of a callable imply: inputs, outputs, and the largest batch.
+
+Inputs follow from the parameters, outputs from the return type, the batch from the decorator. Reading
+evaluates annotations and calls nothing; it never happens while requests are served.
+
+======================================  ========================================================
+annotation                              meaning
+======================================  ========================================================
+``NDArray[np.float32]``, ``Float32``    a tensor of this dtype and shape ``[-1]``
+``Annotated[…, Shape(3, -1)]``          its shape
+``Annotated[torch.Tensor, DType(…)]``   a tensor of this dtype, received as a torch tensor; also cupy
+``… | None = None``                     an optional input
+``Parameter[int]``                      a parameter of the request, which is no tensor
+returned: one tensor                    the only output, OUTPUT_1 or the name in ``Name``
+returned: a NamedTuple, a TypedDict     outputs by the names of its fields
+returned: ``tuple[…]``                  OUTPUT_1, OUTPUT_2, …
+returned: an Iterator of these          the same, any number of times
+======================================  ========================================================
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from gpuserve.decorators.batching import is_parameter_type, parameter_kind
+from gpuserve.decorators.wrapping import BATCH, argument_form_of
+from gpuserve.model.declaration import Tensor
+from gpuserve.typed import DType, Name, Shape
+from gpuserve_worker.calling.request import function_of
+from gpuserve_worker.protocol.tensor import BYTES, datatype_of
+
+#: The largest batch of ``@batch`` without an argument.
+DEFAULT_MAX_BATCH_SIZE: Final = 64
+#: The shape of a tensor without a ``Shape``.
+_ONE_AXIS: Final = (-1,)
+#: The libraries whose array types set ``array`` of a model.
+_LIBRARIES: Final = ("torch", "cupy")
+#: Types of streams and awaitables, with the position of the response type among their arguments.
+_ANSWERS: Final[dict[Any, int]] = {
+    collections.abc.Iterator: 0,
+    collections.abc.Iterable: 0,
+    collections.abc.Generator: 0,
+    collections.abc.AsyncIterator: 0,
+    collections.abc.AsyncIterable: 0,
+    collections.abc.AsyncGenerator: 0,
+    collections.abc.Awaitable: 0,
+    collections.abc.Coroutine: 2,
+}
+_CONTEXT: Final = "model_context"
+_EXAMPLE: Final = "NDArray[np.float32]"
+_Mark = TypeVar("_Mark", DType, Shape, Name)
+
+
+class SignatureError(ValueError):
+    """Types of a callable that no model can have. The text is one sentence."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The tensors and the largest batch that types declare; None for inputs or outputs that are no tensors.
+
+    ``array`` None: numpy arrays.
+    """
+
+    inputs: tuple[Tensor, ...] | None
+    outputs: tuple[Tensor, ...] | None
+    max_batch_size: int
+    array: str | None = None
+
+
+def signature_of(target: Any, name: str) -> Signature | None:
+    """Return the declaration in the types of ``target``, or None if the types have no tensor.
+
+    Of a class, the types of ``__call__`` count. ``name`` stands for the target in messages.
+
+    Raises:
+        SignatureError: The types cannot be those of a model.
+    """
+    called = target.__call__ if isinstance(target, type) else target
+    function = _function_of(called)
+    if function is None:
+        return None
+    form = argument_form_of(called)
+    hints = _evaluated(function, name, strictly=form is not None)
+    inputs, array = _inputs(_parameters(called, isinstance(target, type)), hints, name)
+    outputs = _outputs(hints.get("return"), name)
+    if not inputs and not outputs:
+        return None
+    if form is None:
+        raise SignatureError(
+            f"{name} has types of tensors, but not how it is called: put @batch over it, which gives it the "
+            "rows of many requests as one array, or @sample, which gives it one request at a time"
+        )
+    return Signature(inputs, outputs, _max_batch_size(called) if form == BATCH else 0, array)
+
+
+def _max_batch_size(called: Any) -> int:
+    """Return the argument of ``@batch``, for every kind of callable."""
+    while isinstance(called, functools.partial):
+        called = called.func
+    return getattr(function_of(called), "max_batch_size", DEFAULT_MAX_BATCH_SIZE)
+
+
+# ---- the function and its annotations -----------------------------------------------------------
+
+
+def _function_of(called: Any) -> types.FunctionType | None:
+    """Return the function that has the annotations: the innermost one, below decorators and partials."""
+    while True:
+        if isinstance(called, functools.partial):
+            called = called.func
+        elif isinstance(called, types.MethodType):
+            called = called.__func__
+        elif isinstance(called, types.FunctionType):
+            if not hasattr(called, "__wrapped__"):
+                return called
+            called = called.__wrapped__
+        elif isinstance(getattr(type(called), "__call__", None), types.FunctionType):  # noqa: B004
+            called = type(called).__call__
+        else:
+            return None
+
+
+def _parameters(called: Any, is_method: bool) -> list[inspect.Parameter]:
+    """Return the parameters of a callable without ``self`` and without the arguments of a partial."""
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    return parameters[1:] if is_method else parameters
+
+
+def _evaluated(function: types.FunctionType, name: str, *, strictly: bool) -> dict[str, Any]:
+    """Return the annotations as objects; leave out annotations that cannot be evaluated.
+
+    With ``strictly`` such annotations raise SignatureError. Undecorated functions may have annotations that
+    exist only for type checkers.
+    """
+    hints: dict[str, Any] = {}
+    for key, annotation in inspect.get_annotations(function).items():
+        holder = types.SimpleNamespace(__annotations__={key: annotation})
+        try:
+            hints |= typing.get_type_hints(holder, function.__globals__, include_extras=True)
+        except Exception as error:  # annotations are user code
+            if strictly:
+                raise SignatureError(
+                    f"the annotation {annotation!r} of {key!r} in {name} cannot be evaluated: {error}; it "
+                    "needs names of its module that are there at run time, not only under TYPE_CHECKING"
+                ) from None
+    return hints
+
+
+# ---- inputs and outputs -------------------------------------------------------------------------
+
+
+def _inputs(
+    parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any], name: str
+) -> tuple[tuple[Tensor, ...] | None, str | None]:
+    """Return the input tensors, or None if the parameters are no tensors, and the library of the arrays."""
+    found: list[_Type] = []
+    other_parameters: list[str] = []
+    for one in parameters:
+        hint = hints.get(one.name)
+        tensor = _tensor(hint, f"parameter {one.name!r} of {name}")
+        if tensor is not None:
+            _check_parameter(one, tensor, name)
+            optional = one.default is not one.empty
+            found.append(tensor._replace(name=one.name, optional=optional))
+        elif is_parameter_type(hint):
+            _check_kind(one.name, hint, name)
+        elif one.name != _CONTEXT and _is_required(one):
+            other_parameters.append(one.name)
+    if other_parameters and found:
+        raise SignatureError(
+            f"parameter {other_parameters[0]!r} of {name} is neither a tensor nor a Parameter: annotate it, "
+            f"as {other_parameters[0]}: NDArray[np.float32], or give it a default"
+        )
+    if other_parameters:
+        return None, None
+    return tuple(map(_declared, found)), _library([one for one in found if one.datatype != BYTES], name)
+
+
+def _check_parameter(parameter: inspect.Parameter, tensor: _Type, name: str) -> None:
+    if parameter.kind not in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
+        raise SignatureError(
+            f"parameter {parameter.name!r} of {name} is a tensor that cannot be given by name: each input is "
+            "a parameter of its own, without * and before no /"
+        )
+    if tensor.name is not None:
+        raise SignatureError(
+            f"parameter {parameter.name!r} of {name} has a Name: an input is called as its parameter"
+        )
+    if tensor.optional and parameter.default is parameter.empty:
+        raise SignatureError(
+            f"parameter {parameter.name!r} of {name} may be None but has no default: write "
+            f"{parameter.name}: … | None = None for an input that a request may leave out"
+        )
+
+
+def _check_kind(parameter: str, hint: Any, name: str) -> None:
+    try:
+        parameter_kind(parameter, hint)
+    except TypeError as error:
+        raise SignatureError(f"{name}: {error}") from None
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in {
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    }
+
+
+def _library(inputs: Sequence[_Type], name: str) -> str | None:
+    libraries = {one.library for one in inputs}
+    if len(libraries) > 1:
+        raise SignatureError(
+            f"the inputs of {name} are arrays of {' and '.join(sorted(one or 'numpy' for one in libraries))}"
+            ": all of them come from one library"
+        )
+    return libraries.pop() if libraries else None
+
+
+def _outputs(hint: Any, name: str) -> tuple[Tensor, ...] | None:
+    """Return the output tensors, or None if the return type declares none."""
+    where = f"what {name} returns"
+    hint = _answer(hint)
+    alone = _tensor(hint, where)
+    if alone is not None:
+        _check_output(alone, where)
+        return (_declared(alone),)
+    outputs: list[Tensor] = []
+    for key, one in _fields(hint):
+        place = where if key is None else f"{key!r} of {where}"
+        tensor = _tensor(one, place)
+        if tensor is None:
+            if key is None and not outputs:
+                return None
+            raise SignatureError(f"{place} is {_shown(one)}, which is no tensor: expected {_EXAMPLE}")
+        _check_output(tensor, place)
+        outputs.append(_declared(tensor if key is None else tensor._replace(name=key)))
+    return tuple(outputs) or None
+
+
+def _check_output(tensor: _Type, where: str) -> None:
+    if tensor.optional:
+        raise SignatureError(f"{where} may be None, but an output is always there: only inputs are optional")
+
+
+def _answer(hint: Any) -> Any:
+    """Return the type of one response, also of a generator or an async function."""
+    hint = _unaliased(hint)
+    while typing.get_origin(hint) in _ANSWERS:
+        arguments = typing.get_args(hint)
+        position = _ANSWERS[typing.get_origin(hint)]
+        hint = _unaliased(arguments[position]) if position < len(arguments) else None
+    return hint
+
+
+def _fields(hint: Any) -> list[tuple[str | None, Any]]:
+    """Return output types by name, or by position if they have no names; empty for any other type."""
+    if isinstance(hint, type) and (typing.is_typeddict(hint) or hasattr(hint, "_fields")):
+        return list(typing.get_type_hints(hint, include_extras=True).items())
+    if typing.get_origin(hint) is tuple and Ellipsis not in typing.get_args(hint):
+        return [(None, one) for one in typing.get_args(hint)]
+    return []
+
+
+# ---- one tensor ---------------------------------------------------------------------------------
+
+
+class _Type(NamedTuple):
+    """A tensor as its annotation declares it. ``library`` None: numpy."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    name: str | None
+    library: str | None
+    optional: bool
+
+
+def _declared(one: _Type) -> Tensor:
+    return Tensor(one.shape, one.datatype, one.name, one.optional)
+
+
+def _tensor(hint: Any, where: str) -> _Type | None:
+    """Return the tensor that an annotation declares, or None for any other annotation."""
+    hint, optional = _without_none(hint)
+    marks = getattr(hint, "__metadata__", ())
+    base = hint.__origin__ if marks else hint
+    base, inner_optional = _without_none(base)
+    origin = typing.get_origin(base) or base
+    marked = [one for one in marks if isinstance(one, DType | Shape | Name)]
+    library = _library_of(origin)
+    if library is None:
+        if marked:
+            raise SignatureError(f"{where} is {_shown(base)}, which is no array: expected {_EXAMPLE}")
+        return None
+    shape = _dims(_last(marks, Shape), where)
+    name = _last(marks, Name)
+    datatype = _datatype(_last(marks, DType), base, where)
+    return _Type(
+        datatype,
+        shape,
+        None if name is None else name.name,
+        library if library in _LIBRARIES else None,
+        optional or inner_optional,
+    )
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """Return ``X`` and True for ``X | None``, else the type and False."""
+    hint = _unaliased(hint)
+    if typing.get_origin(hint) not in {typing.Union, types.UnionType}:
+        return hint, False
+    others = [one for one in typing.get_args(hint) if one is not type(None)]
+    is_optional = len(others) == 1 < len(typing.get_args(hint))
+    return (_unaliased(others[0]), True) if is_optional else (hint, False)
+
+
+def _unaliased(hint: Any) -> Any:
+    """Return the type that a ``type`` alias stands for; ``NDArray`` is such an alias from numpy 2.5 on."""
+    while True:
+        alias = typing.get_origin(hint) or hint
+        if not (hasattr(alias, "__value__") and hasattr(alias, "__type_params__")):
+            return hint
+        arguments = typing.get_args(hint)
+        hint = alias.__value__[arguments] if arguments else alias.__value__
+
+
+def _last(marks: Sequence[Any], kind: type[_Mark]) -> _Mark | None:
+    """Return the outermost mark of a kind: a mark around an alias replaces the mark in the alias."""
+    return next((one for one in reversed(marks) if isinstance(one, kind)), None)
+
+
+def _library_of(origin: Any) -> str | None:
+    """Return the library of an array type, without importing the library; None for other types."""
+    if origin is np.ndarray:
+        return "numpy"
+    if isinstance(origin, type):
+        library = origin.__module__.partition(".")[0]
+        if library in _LIBRARIES and origin.__name__ in {"Tensor", "ndarray"}:
+            return library
+    return None
+
+
+def _datatype(mark: DType | None, base: Any, where: str) -> str:
+    dtype = mark.dtype if mark is not None else _dtype_in(base)
+    if dtype is None or dtype is Any:
+        raise SignatureError(
+            f"{where} is {_shown(base)}, which has no dtype: write NDArray[np.float32], or "
+            'Annotated[…, DType("float32")]'
+        )
+    try:
+        return datatype_of(dtype)
+    except ValueError as error:
+        raise SignatureError(f"{where}: {error}") from None
+
+
+def _dtype_in(base: Any) -> Any:
+    """Return the scalar type in ``np.ndarray[…, np.dtype[…]]``, or None."""
+    for one in typing.get_args(base):
+        if typing.get_origin(one) is np.dtype:
+            return typing.get_args(one)[0]
+    return None
+
+
+def _dims(mark: Shape | None, where: str) -> tuple[int, ...]:
+    if mark is None:
+        return _ONE_AXIS
+    if all(isinstance(one, int) and not isinstance(one, bool) and one >= -1 for one in mark.dims):
+        return mark.dims
+    raise SignatureError(f"{where} has {mark!r}: expected integers of at least 0, or -1 for any size")
+
+
+def _shown(hint: Any) -> str:
+    return hint.__qualname__ if isinstance(hint, type) else str(hint)

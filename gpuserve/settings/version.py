@@ -1,5 +1,0 @@
-"""The version of this package, for everything that tells it."""
-
-from typing import Final
-
-VERSION: Final = "0.1.0"
