@@ -233,7 +233,7 @@ def test_a_broken_model_ends_the_server_unless_it_is_told_to_go_on(repository: P
         ),
         (
             ["--model-repository=models", "--http-port=70000"],
-            ["--http-port: expected a number of at most 65535, given the number 70000"],
+            ["--http-port: expected an integer from 0 to 65535, given the number 70000"],
         ),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, orders: Orders) -
             assert server.status("/v2/health/ready") == 200
 
             server.reading.set()
-            server.wait_log("lines of the log were dropped, because nobody read them")
+            server.wait_log("lines of the log: nothing reads stderr")
             server.reading.clear()
             assert server.infer("m", 1.0).status == 200
             assert server.end() == 0

@@ -70,7 +70,7 @@ def test_what_is_left_out(array: str | None, memory: str | None, kind: str, wher
 @pytest.mark.parametrize(
     ("array", "tensor", "text"),
     [
-        ("jax", Tensor((1,), "FP32"), "array must be one of 'numpy', 'cupy', 'torch' or None, got 'jax'"),
+        ("jax", Tensor((1,), "FP32"), "array must be one of 'numpy', 'cupy' or 'torch', got 'jax'"),
         (None, Tensor((1,), "FP32", memory="disk"), "memory must be 'cpu', 'gpu' or None, got 'disk'"),
         (None, Tensor((1,), bytes, memory="gpu"), "memory must be 'cpu': byte strings stay on the host"),
         (

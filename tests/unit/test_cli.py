@@ -187,7 +187,7 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
 def test_a_wrong_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     run(["serve", "model.py:Linear", "--input", "x:float3:-1", "--output", "y:FP32:1", "--http-port", "x"])
     told = sorted(capsys.readouterr().err.splitlines())
-    assert told[0] == "--http-port: expected an integer, given the string 'x'"
+    assert told[0] == "--http-port: expected an integer from 0 to 65535, given the string 'x'"
     assert told[1].startswith("--input x:float3:-1: models[0].inputs[0].dtype: expected a dtype")
 
 
@@ -199,7 +199,7 @@ def test_a_wrong_variable_is_named(
     assert run(["serve", "config.yaml"]) == ExitCode.BAD_CONFIG
     assert capsys.readouterr().err.splitlines() == [
         "GPUSERVE_SERVER__HOSTT: unknown variable; did you mean 'GPUSERVE_SERVER__HOST'?",
-        "GPUSERVE_SERVER__HTTP_PORT: expected an integer, given the string 'abc'",
+        "GPUSERVE_SERVER__HTTP_PORT: expected an integer from 0 to 65535, given the string 'abc'",
     ]
 
 

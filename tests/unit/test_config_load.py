@@ -114,17 +114,17 @@ def test_every_mistake_is_told_at_once_in_reading_order(tmp_path: Path) -> None:
     )
     heads = [told.splitlines()[0].removeprefix("config.yaml:") for told in problems(tmp_path, text)]
     assert heads == [
-        "1:21: server.http_port: expected an integer, given the string '80'",
+        "1:21: server.http_port: expected an integer from 0 to 65535, given the string '80'",
         "1:38: port 8002 is already that of metrics_port (its default); give grpc_port another",
         "4:15: models[0].callable: expected 'file.py:attribute', 'package.module:attribute' or a model file "
         "such as 'model.onnx', given 'linear'",
         "5:31: models[0].inputs[0].dtype: expected a dtype such as 'float32', 'FP32' or 'bytes', "
         "given 'float3'; did you mean 'float32'?",
-        "5:47: models[0].inputs[0].shape[0]: expected a number of at least -1, given the number -2",
+        "5:47: models[0].inputs[0].shape[0]: expected an integer of at least -1, given the number -2",
         "6:5: key 'name' is already given in line 3",
         "7:26: models[0].instances[0].device: expected 'cpu', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, "
         "or a UUID (GPU-… or MIG-…), given 'gpu0'; did you mean 'cuda:0'?",
-        "7:39: models[0].instances[0].count: expected a number of at least 1, given the number 0",
+        "7:39: models[0].instances[0].count: expected an integer from 1 to 256, given the number 0",
         "8:1: unknown key 'modles' at the top level; did you mean 'models'?",
     ]
 
@@ -132,11 +132,17 @@ def test_every_mistake_is_told_at_once_in_reading_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        ("    max_batch_size: true\n", "models[0].max_batch_size: expected an integer, given true"),
-        ("    max_batch_size: 1.5\n", "models[0].max_batch_size: expected an integer, given the number 1.5"),
+        (
+            "    max_batch_size: true\n",
+            "models[0].max_batch_size: expected an integer of at least 0, given true",
+        ),
+        (
+            "    max_batch_size: 1.5\n",
+            "models[0].max_batch_size: expected an integer of at least 0, given the number 1.5",
+        ),
         (
             "    max_batch_size: -1\n",
-            "models[0].max_batch_size: expected a number of at least 0, given the number -1",
+            "models[0].max_batch_size: expected an integer of at least 0, given the number -1",
         ),
         ("    strict: 1\n", "models[0].strict: expected true or false, given the number 1"),
         ("    queue:\n", "models[0].queue: expected a mapping, given null"),
@@ -147,8 +153,8 @@ def test_every_mistake_is_told_at_once_in_reading_order(tmp_path: Path) -> None:
             f"    kwargs: {{seed: {2**64}}}\n",
             f"models[0].kwargs: expected integers of at most 64 bits, given {2**64}",
         ),
-        ("    prefetch: 99\n", "models[0].prefetch: expected a number of at most 16, given the number 99"),
-        ("    version: 0\n", "models[0].version: expected a number of at least 1, given the number 0"),
+        ("    prefetch: 99\n", "models[0].prefetch: expected an integer from 0 to 16, given the number 99"),
+        ("    version: 0\n", "models[0].version: expected an integer of at least 1, given the number 0"),
     ],
 )
 def test_wrong_values(tmp_path: Path, lines: str, told: str) -> None:
@@ -255,8 +261,12 @@ def test_a_flag_overrides_the_environment() -> None:
     [
         ("GPUSERVE_SERVER__HTTP_PRT", "1", "unknown variable; did you mean 'GPUSERVE_SERVER__HTTP_PORT'?"),
         ("GPUSERVE_SERVER_HTTP_PORT", "1", "unknown variable; did you mean 'GPUSERVE_SERVER__HTTP_PORT'?"),
-        ("GPUSERVE_SERVER__HTTP_PORT", "x", "expected an integer, given the string 'x'"),
-        ("GPUSERVE_SERVER__HTTP_PORT", "70000", "expected a number of at most 65535, given the number 70000"),
+        ("GPUSERVE_SERVER__HTTP_PORT", "x", "expected an integer from 0 to 65535, given the string 'x'"),
+        (
+            "GPUSERVE_SERVER__HTTP_PORT",
+            "70000",
+            "expected an integer from 0 to 65535, given the number 70000",
+        ),
         ("GPUSERVE_SERVER__LOG_FORMAT", "xml", "expected one of 'text' or 'json', given the string 'xml'"),
         ("GPUSERVE_MODELS__OTHER__VERSION", "1", "no model has this name; the models are LINEAR"),
         (

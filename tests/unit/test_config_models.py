@@ -125,7 +125,7 @@ def test_warmups(tmp_path: Path) -> None:
             "true",
             "retry_on_worker_death does not go with decoupled: some responses may have been sent already",
         ),
-        ("concurrency: 0", 6, "0", "concurrency: expected a number of at least 1, given the number 0"),
+        ("concurrency: 0", 6, "0", "concurrency: expected an integer from 1 to 4096, given the number 0"),
         (
             "on_unrecoverable: exit",
             6,

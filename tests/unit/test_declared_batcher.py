@@ -100,7 +100,7 @@ def test_fairness_and_its_header() -> None:
 @pytest.mark.parametrize(
     ("queue", "text"),
     [
-        ({"fairness": "address"}, "queue.fairness must be 'none' or 'client', got 'address'"),
+        ({"fairness": "address"}, "queue.fairness must be one of 'none' or 'client', got 'address'"),
         ({"fairness": "client", "fairness_header": "x tenant"}, "expected the name of a header"),
         ({"fairness_header": "x-tenant"}, "fairness_header has no effect without fairness: client"),
     ],
@@ -138,12 +138,18 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
             "The `default_priority_level` must be between 1 and 3. Got 4.",
         ),
         ({"default_priority_level": 1}, "Provide the `priority_levels` for a `default_priority_level`"),
-        ({"priority_levels": -1}, "priority_levels must be an integer of at least 0, got -1"),
+        (
+            {"priority_levels": -1},
+            "priority_levels must be an integer from 0 to 18446744073709551615, got -1",
+        ),
         (
             {"priority_levels": 1 << 64},
-            "priority_levels must be at most 18446744073709551615, got 18446744073709551616",
+            "priority_levels must be an integer from 0 to 18446744073709551615, got 18446744073709551616",
         ),
-        ({"priority_levels": "2"}, "priority_levels must be an integer of at least 0, got '2'"),
+        (
+            {"priority_levels": "2"},
+            "priority_levels must be an integer from 0 to 18446744073709551615, got '2'",
+        ),
         (
             {"priority_queue_policy": {1: QueuePolicy()}},
             "Provide the `priority_levels` if you want to define `priority_queue_policy` for",
@@ -171,7 +177,7 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
         ),
         (
             {"default_queue_policy": QueuePolicy(timeout_action="DROP")},  # type: ignore[arg-type]
-            "default_queue_policy.timeout_action must be 'reject' or 'delay', got 'DROP'",
+            "default_queue_policy.timeout_action must be one of 'reject' or 'delay', got 'DROP'",
         ),
         (
             {"default_queue_policy": QueuePolicy(default_timeout_microseconds=-1)},
@@ -179,13 +185,13 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
         ),
         (
             {"default_queue_policy": QueuePolicy(allow_timeout_override=1)},  # type: ignore[arg-type]
-            "default_queue_policy.allow_timeout_override must be True or False, got 1",
+            "default_queue_policy.allow_timeout_override must be true or false, got 1",
         ),
         (
             {"default_queue_policy": QueuePolicy(max_queue_size=1.5)},  # type: ignore[arg-type]
             "default_queue_policy.max_queue_size must be an integer of at least 0, got 1.5",
         ),
-        ({"preserve_ordering": "yes"}, "preserve_ordering must be True or False, got 'yes'"),
+        ({"preserve_ordering": "yes"}, "preserve_ordering must be true or false, got 'yes'"),
         (
             {"preserve_ordering": True, "priority_levels": 2, "default_priority_level": 1},
             "preserve_ordering goes with one level of priority, given 2",
@@ -227,18 +233,18 @@ def test_a_generator_needs_a_decoupled_model(infer_func: Any) -> None:
 
 @pytest.mark.parametrize("name", ["batching", "decoupled", "response_cache"])
 def test_switches_are_true_or_false(name: str) -> None:
-    assert complaint(ModelConfig(**{name: 1})) == f"{name} must be True or False, got 1"  # type: ignore[arg-type]
+    assert complaint(ModelConfig(**{name: 1})) == f"{name} must be true or false, got 1"  # type: ignore[arg-type]
 
 
 def test_concurrency_and_what_an_unrecoverable_error_ends() -> None:
     assert (spec().concurrency, spec().on_unrecoverable) == (0, "shutdown")
     made = spec(concurrency=3, on_unrecoverable="restart_worker")
     assert (made.concurrency, made.on_unrecoverable) == (3, "restart_worker")
-    assert complaint(concurrency=0) == "concurrency must be an integer of at least 1, got 0"
-    assert complaint(concurrency=5000) == "concurrency must be at most 4096, got 5000"
+    assert complaint(concurrency=0) == "concurrency must be an integer from 1 to 4096, got 0"
+    assert complaint(concurrency=5000) == "concurrency must be an integer from 1 to 4096, got 5000"
     assert (
         complaint(on_unrecoverable="exit")
-        == "on_unrecoverable must be 'shutdown' or 'restart_worker', got 'exit'"
+        == "on_unrecoverable must be one of 'shutdown' or 'restart_worker', got 'exit'"
     )
 
 

@@ -89,7 +89,7 @@ def test_a_warm_up_has_the_controls_too() -> None:
 @pytest.mark.parametrize(
     ("declared", "text"),
     [
-        ({"strategy": "newest"}, "strategy must be 'direct' or 'oldest', got 'newest'"),
+        ({"strategy": "newest"}, "strategy must be one of 'direct' or 'oldest', got 'newest'"),
         (
             {"max_sequence_idle_us": 0},
             "max_sequence_idle_us must be an integer of at least 1",
@@ -98,7 +98,7 @@ def test_a_warm_up_has_the_controls_too() -> None:
             {"max_candidate_sequences": 2},
             "max_candidate_sequences has no effect without the strategy 'oldest'",
         ),
-        ({"strategy": "oldest", "max_candidate_sequences": 1 << 20}, "must be at most 65536"),
+        ({"strategy": "oldest", "max_candidate_sequences": 1 << 20}, "must be an integer from 0 to 65536"),
         ({"minimum_slot_utilization": 1.5}, "minimum_slot_utilization must be a number from 0 to 1, got 1.5"),
         (
             {"strategy": "oldest", "minimum_slot_utilization": 0.5},
@@ -109,7 +109,7 @@ def test_a_warm_up_has_the_controls_too() -> None:
         ({"controls": [SequenceControl("", "start")]}, "must be a non-empty string"),
         (
             {"controls": [SequenceControl("S", "begin")]},
-            "kind must be one of 'start', 'end', 'ready', 'corrid', got 'begin'",
+            "kind must be one of 'start', 'end', 'ready' or 'corrid', got 'begin'",
         ),
         ({"controls": [SequenceControl("S", "start", "int8")]}, "must be one of INT32, FP32, BOOL, got INT8"),
         (

@@ -110,7 +110,9 @@ def test_a_type_error_of_the_function_is_its_own() -> None:
 
 def test_every_error_is_a_decorator_error_and_what_its_name_says() -> None:
     kinds = {
-        name: one for name, one in vars(errors).items() if isinstance(one, type) and one is not DecoratorError
+        name: one
+        for name, one in vars(errors).items()
+        if isinstance(one, type) and issubclass(one, Exception) and one is not DecoratorError
     }
     assert all(issubclass(one, DecoratorError) for one in kinds.values())
     assert all(issubclass(one, ValueError | RuntimeError | LookupError) for one in kinds.values())

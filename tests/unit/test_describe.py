@@ -16,7 +16,7 @@ from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.repositories import FileRepository
 from gpuserve.errors import BindError
 from gpuserve.model.declaration import ModelConfig, Tensor
-from gpuserve.model.describe import Question, ask
+from gpuserve.model.describe import CallableQuestion, ask_callables
 from gpuserve.model.self_description import declaration
 from gpuserve_worker.calling.callable import LoadError
 from gpuserve_worker.protocol.tensor import TensorSpec
@@ -146,7 +146,7 @@ def test_children_answer_in_order_and_a_crash_is_an_answer(
     (tmp_path / "models.py").write_text(MODELS)
     (tmp_path / "dies.py").write_text("import os\nos._exit(7)\n")
     paths = ["models.py:stream", "dies.py:x", "models.py:Scaled"]
-    first, second, third = ask(Question(one, str(tmp_path), {"width": 2}) for one in paths)
+    first, second, third = ask_callables(CallableQuestion(one, str(tmp_path), {"width": 2}) for one in paths)
     assert first.declared["decoupled"] is True
     assert second.problem == "importing 'dies.py:x' ended the process with exit status 7"
     assert third.declared["max_batch_size"] == 8
@@ -221,5 +221,5 @@ def test_what_declare_returns_is_looked_at(answer: Any, told: str, monkeypatch: 
 def test_who_never_answers_is_given_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     (tmp_path / "hangs.py").write_text(f"open({str(tmp_path / 'gate')!r}).read()\n\ndef hangs(x): ...\n")
-    (answer,) = ask([Question("hangs.py:hangs", str(tmp_path), {})], timeout_s=0.5)
-    assert answer.problem == "'hangs.py:hangs' did not say within 0.5 s what it is"
+    (answer,) = ask_callables([CallableQuestion("hangs.py:hangs", str(tmp_path), {})], timeout_s=0.5)
+    assert answer.problem == "'hangs.py:hangs' did not return its declaration within 0.5 s"

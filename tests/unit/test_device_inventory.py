@@ -12,7 +12,7 @@ import pytest
 from gpuserve.devices.driver_files import cpu_list
 from gpuserve.devices.inventory import NOT_INSTALLED, DriverReader, Inventory, read_machine, visible_devices
 from gpuserve.devices.machine import Gpu, Machine, MigInstance, NvidiaDriver
-from gpuserve.devices.names import check_device_name, meant
+from gpuserve.devices.names import check_device_name, likely_device_name
 from gpuserve.errors import DeviceError
 
 INFORMATION = """Model: \t\t NVIDIA H200
@@ -192,7 +192,7 @@ def test_a_defect_is_raised_as_it_is(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        DriverReader(tmp_path, {}, load).take()
+        DriverReader(tmp_path, {}, load).read()
 
 
 # ---- names ------------------------------------------------------------------------------------
@@ -214,4 +214,4 @@ def test_names(text: str) -> None:
 def test_what_is_no_name(text: str, likely: str | None) -> None:
     with pytest.raises(ValueError, match=r"^expected 'cpu', 'cuda:0', .* given "):
         check_device_name(text)
-    assert meant(text) == likely
+    assert likely_device_name(text) == likely

@@ -34,7 +34,7 @@ class Look(DriverReader):
         self._variable = variable
         self.count = 0
 
-    def take(self) -> Inventory:
+    def read(self) -> Inventory:
         self.count += 1
         machine = self._machines[min(self.count, len(self._machines)) - 1]
         return Inventory(machine, visible_devices(machine.gpus, self._variable), self._variable)

@@ -14,7 +14,7 @@ import pytest
 from gpuserve import Server
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.config.settings.checks import change
+from gpuserve.config.settings.checks import compare_settings
 from gpuserve.config.settings.server import GRPCIO, ServerSettings
 from gpuserve.config.settings.values import (
     AUTO,
@@ -201,7 +201,7 @@ REFUSALS = [
     (1.5, "an integer"),
     ("many", "'auto'"),
     ("true", "an integer"),
-    (MANY, f"each door takes {DESCRIPTORS_PER_INGRESS}: expected at most .*, got {MANY}"),
+    (MANY, f"each ingress process takes {DESCRIPTORS_PER_INGRESS}: expected at most .*, got {MANY}"),
 ]
 
 
@@ -215,7 +215,7 @@ def test_what_is_no_number_of_doors_is_refused(tmp_path: Path, doors: Any, expec
 
 
 def test_grpcio_has_its_connections_in_the_front(tmp_path: Path) -> None:
-    text = "doors: transport grpcio has its connections in the front, expected 1, got 2"
+    text = "doors: transport grpcio has no ingress processes, expected 1, got 2"
     with pytest.raises(ConfigProblems, match=text):
         configured(tmp_path, doors=2, transport=GRPCIO)
     with pytest.raises(ConfigError, match=text):
@@ -227,11 +227,11 @@ def test_there_may_be_as_many_as_there_are_descriptors_for(monkeypatch: pytest.M
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
     assert ingress_processes_problem(8, "native") is None
     assert ingress_processes_problem(9, "native") == (
-        "doors: a process may have 512 open files (RLIMIT_NOFILE), of which each door takes 64: expected at "
-        "most 8, got 9"
+        "doors: a process may have 512 open files (RLIMIT_NOFILE), of which each ingress process "
+        "takes 64: expected at most 8, got 9"
     )
 
 
 def test_they_cannot_change_while_the_server_runs() -> None:
-    (refusal,) = change(ServerSettings(), ServerSettings(doors=2)).refused
+    (refusal,) = compare_settings(ServerSettings(), ServerSettings(doors=2)).refused
     assert refusal.text == "server.doors: cannot change while the server runs: 1 stays, the file says 2"

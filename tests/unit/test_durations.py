@@ -67,7 +67,7 @@ def test_a_file_and_a_variable_have_them_for_seconds_and_for_microseconds() -> N
     [
         ("drain_timeout_s", "10 minutes", "expected a number of seconds or a time such as 500ms, 10s"),
         ("body_grace_s", "500ms", "expected a number of at least 1, given the string '500ms'"),
-        ("max_output_lines_per_s", "10s", "expected an integer, given the string '10s'"),
+        ("max_output_lines_per_s", "10s", "expected an integer of at least 0, given the string '10s'"),
     ],
 )
 def test_what_is_wrong_is_said_as_it_was_written(key: str, value: str, told: str) -> None:
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said_as_it_was_written(key: str, value: str, told: str
 def test_a_program_may_say_them_too() -> None:
     settings = declared(ServerSettings, {"drain_timeout_s": "10m"})
     assert settings.drain_timeout_s == 600
-    with pytest.raises(ValueError, match="drain_timeout_s: expected a number of seconds or a time such"):
+    with pytest.raises(ValueError, match="drain_timeout_s must be a number of seconds or a time such"):
         declared(ServerSettings, {"drain_timeout_s": "soon"})
 
 

@@ -74,7 +74,7 @@ def test_a_tensor_without_a_name_is_told_where_it_is(tmp_path: Path, key: str, c
     tensor = "x" if key == "inputs" else "y"
     assert problems(tmp_path, MODEL + steps)[0] == (
         f"config.yaml:11:{column}: models[1].ensemble.steps[0].{key}.{tensor}: "
-        "expected a string that is not empty, given the string ''"
+        "expected a non-empty string, given the string ''"
     )
 
 

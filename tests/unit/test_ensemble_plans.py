@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.front.models.ensembles.plan import EnsemblePlan, RunProgress, RunState, plans_of
-from gpuserve.model.rules import faults, member_faults
+from gpuserve.model.rules import ensemble_faults, member_faults
 from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve.states import IllegalTransition
 
@@ -19,7 +19,7 @@ KNOWN = {name: [spec] for name, spec in MEMBERS.items()}
 
 @given(ensembles())
 def test_a_graph_without_cycles_has_no_fault(spec: ModelSpec) -> None:
-    assert list(faults(spec)) == []
+    assert list(ensemble_faults(spec)) == []
     assert list(member_faults(spec, KNOWN)) == []
     assert ModelSpec.from_wire(spec.to_wire()) == spec
 
@@ -42,7 +42,7 @@ def test_a_step_that_waits_for_itself_is_found(spec: ModelSpec, data: st.DataObj
         step, inputs=((step.inputs[0][0], data.draw(st.sampled_from(sorted(tensors_behind)))),)
     )
     steps = (*spec.steps[:number], looped, *spec.steps[number + 1 :])
-    found = list(faults(dataclasses.replace(spec, steps=steps)))
+    found = list(ensemble_faults(dataclasses.replace(spec, steps=steps)))
     assert any("in a cycle" in text for _, text in found)
 
 
@@ -142,7 +142,7 @@ def test_outputs_that_nobody_wants_are_not_asked_for() -> None:
     ],
 )
 def test_a_fault_is_told_with_its_place(wrong: ModelSpec, place: object, text: str) -> None:
-    assert (place, text) in list(faults(wrong))
+    assert (place, text) in list(ensemble_faults(wrong))
 
 
 MODEL = ("steps", 0, "model")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.config.settings.checks import change, described
+from gpuserve.config.settings.checks import compare_settings, describe_change
 from gpuserve.config.settings.logs import ISO8601, LogSettings
 from gpuserve.config.settings.server import (
     ServerSettings,
@@ -23,12 +23,12 @@ BEFORE = ServerSettings()
 
 
 def test_what_is_the_same_is_neither_changed_nor_refused() -> None:
-    assert change(BEFORE, ServerSettings()) == (BEFORE, (), ())
+    assert compare_settings(BEFORE, ServerSettings()) == (BEFORE, (), ())
 
 
 def test_what_may_change_does_and_the_rest_stays() -> None:
     given = dataclasses.replace(BEFORE, http_port=9000, log_level="debug", drain_timeout_s=5.0)
-    found = change(BEFORE, given)
+    found = compare_settings(BEFORE, given)
     assert found.settings == dataclasses.replace(BEFORE, log_level="debug", drain_timeout_s=5.0)
     assert set(found.changed) == {"log_level", "drain_timeout_s"}
     assert [tuple(one) for one in found.refused] == [
@@ -41,25 +41,25 @@ def test_what_may_change_does_and_the_rest_stays() -> None:
 
 def test_what_is_refused_is_refused_again_until_the_file_is_as_it_was() -> None:
     given = dataclasses.replace(BEFORE, grpc_port=None)
-    once = change(BEFORE, given)
+    once = compare_settings(BEFORE, given)
     assert once.refused[0].text.endswith("8001 stays, the file says null")
-    assert change(once.settings, given).refused == once.refused
-    assert change(once.settings, BEFORE).refused == ()
+    assert compare_settings(once.settings, given).refused == once.refused
+    assert compare_settings(once.settings, BEFORE).refused == ()
 
 
 @pytest.mark.parametrize("name", ["access_token", "access_rules"])
 def test_no_token_is_told(name: str) -> None:
     secret = AccessRule(("health",), "s3cret")
     value: Any = "s3cret" if name == "access_token" else (secret,)
-    (refusal,) = change(BEFORE, dataclasses.replace(BEFORE, **{name: value})).refused
+    (refusal,) = compare_settings(BEFORE, dataclasses.replace(BEFORE, **{name: value})).refused
     assert refusal.text == f"server.{name}: cannot change while the server runs"
 
 
 def test_a_transport_that_cannot_is_named() -> None:
     before = dataclasses.replace(BEFORE, transport="grpcio")
-    (refusal,) = change(before, dataclasses.replace(before, max_connection_age_s=9.0)).refused
+    (refusal,) = compare_settings(before, dataclasses.replace(before, max_connection_age_s=9.0)).refused
     assert "while the server runs with transport grpcio: 0.0 stays, the file says 9.0" in refusal.text
-    assert change(BEFORE, dataclasses.replace(BEFORE, max_connection_age_s=9.0)).refused == ()
+    assert compare_settings(BEFORE, dataclasses.replace(BEFORE, max_connection_age_s=9.0)).refused == ()
 
 
 def test_the_tables_name_settings() -> None:
@@ -73,8 +73,8 @@ def test_the_tables_name_settings() -> None:
 
 def test_a_change_is_told_in_a_line() -> None:
     now = dataclasses.replace(BEFORE, log_level="debug", trace=TraceSettings(rate=1))
-    assert described("log_level", BEFORE, now) == 'server.log_level is "debug" now, it was "info"'
-    assert described("trace", BEFORE, now) == "server.trace is as the file says now"
+    assert describe_change("log_level", BEFORE, now) == 'server.log_level is "debug" now, it was "info"'
+    assert describe_change("trace", BEFORE, now) == "server.trace is as the file says now"
 
 
 def test_settings_reach_the_front_as_plain_data() -> None:

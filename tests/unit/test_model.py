@@ -222,7 +222,7 @@ def test_batching(config: Any, max_batch_size: int, batching: BatchingSpec) -> N
     ("config", "text"),
     [
         (ModelConfig(max_batch_size=0), "max_batch_size must be an integer of at least 1, got 0"),
-        (ModelConfig(max_batch_size="8"), "max_batch_size must be an integer of at least 1, got '8'"),
+        (ModelConfig(max_batch_size="8"), "max_batch_size must be an integer of at least 0, got '8'"),
         (ModelConfig(max_batch_size=2.0), "got 2.0"),
         (ModelConfig(batcher=DynamicBatcher(-1)), "of at least 0, got -1"),
         (ModelConfig(batcher=DynamicBatcher(0.5)), "of at least 0, got 0.5"),

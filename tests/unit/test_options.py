@@ -15,8 +15,8 @@ import pytest
 import gpuserve
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.api.binding import model_spec
-from gpuserve.config.entries import entry_of
-from gpuserve.config.load import load_file
+from gpuserve.config.entries import entry_class_of
+from gpuserve.config.load import load_data, load_file
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import mapping_schema
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
@@ -59,7 +59,7 @@ class Table:
 
 
 def test_a_row_is_a_key_with_its_schema() -> None:
-    schema = mapping_schema(entry_of(Table))
+    schema = mapping_schema(entry_class_of(Table))
     assert schema["required"] == ["name"]
     assert schema["properties"]["count"] == {
         "default": 1,
@@ -85,9 +85,9 @@ def test_a_row_is_what_a_program_may_say() -> None:
     [
         ({}, "name is missing"),
         ({"name": ""}, "name must be a non-empty string, got ''"),
-        ({"name": "a", "num": 10}, "num must be at most 9, got 10"),
-        ({"name": "a", "count": True}, "count must be an integer of at least 1, got True"),
-        ({"name": "a", "mode": "idle"}, "mode must be 'slow' or 'fast', got 'idle'"),
+        ({"name": "a", "num": 10}, "num must be an integer from 1 to 9, got 10"),
+        ({"name": "a", "count": True}, "count must be an integer from 1 to 9, got True"),
+        ({"name": "a", "mode": "idle"}, "mode must be one of 'slow' or 'fast', got 'idle'"),
         ({"name": "a", "sizes": [1]}, r"sizes must be a list of integers of at least 2, got \[1\]"),
         (3, "t must be a Table, got an object of type int"),
     ],
@@ -168,7 +168,7 @@ def test_a_program_may_have_tritons_names() -> None:
             {"queue": Queue(), "batcher": DynamicBatcher(priority_levels=1, default_priority_level=1)},
             "by queue or by batcher, not by both",
         ),
-        ({"prefetch": 99}, "prefetch must be at most 16, got 99"),
+        ({"prefetch": 99}, "prefetch must be an integer from 0 to 16, got 99"),
     ],
 )
 def test_what_a_program_cannot_say(config: dict[str, Any], text: str) -> None:
@@ -177,7 +177,7 @@ def test_what_a_program_cannot_say(config: dict[str, Any], text: str) -> None:
 
 
 def test_settings_are_checked_by_the_same_rows() -> None:
-    with pytest.raises(ConfigError, match="http_port must be at most 65535, got 70000"):
+    with pytest.raises(ConfigError, match="http_port must be an integer from 0 to 65535, got 70000"):
         Server(http_port=70000)
     with pytest.raises(ConfigError, match=r"trace\.url: expected a URL"):
         Server(trace=TraceSettings(url="collector"))
@@ -215,7 +215,7 @@ config.prefech = 1  # wrong
 def test_type_checkers_know_the_options_of_a_config(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    read = ("declare/model.py", "declare/spec.py", "options/__init__.py")
+    read = ("model/declaration.py", "model/spec.py", "model/options.py")
     files = [str(program), *(str(Path(gpuserve.__file__).parent / one) for one in read)]
     options = ["--strict", "--follow-imports=skip", "--config-file=", f"--cache-dir={tmp_path}/cache"]
     done = subprocess.run(
@@ -243,3 +243,46 @@ def test_triton_names_are_attributes_too() -> None:
     assert warmup.file == "b.npy"
     sequences: Any = SequenceBatching(max_sequence_idle_us=7)
     assert sequences.max_sequence_idle_microseconds == 7
+
+
+BAD_VALUES = [
+    ("strict", "maybe", "true or false"),
+    ("strict", 1, "true or false"),
+    ("decoupled", 1, "true or false"),
+    ("response_cache", "yes", "true or false"),
+    ("read_only_inputs", 0, "true or false"),
+    ("retry_on_worker_death", "no", "true or false"),
+    ("max_batch_size", -1, "an integer of at least 0"),
+    ("max_batch_size", 1.5, "an integer of at least 0"),
+    ("max_batch_size", True, "an integer of at least 0"),
+    ("max_batch_size", "8", "an integer of at least 0"),
+    ("max_batch_size", 1 << 64, "an integer of at most 64 bits"),
+    ("version", 0, "an integer of at least 1"),
+    ("version", "1", "an integer of at least 1"),
+    ("concurrency", 0, "an integer from 1 to 4096"),
+    ("concurrency", 5000, "an integer from 1 to 4096"),
+    ("prefetch", 17, "an integer from 0 to 16"),
+    ("prefetch", 0.5, "an integer from 0 to 16"),
+    ("execution_timeout_s", -1, "a number of at least 0"),
+    ("execution_timeout_s", float("inf"), "a finite number"),
+    ("execution_timeout_s", "soon", "a number of seconds or a time such as 500ms, 10s, 1m30s or 2h"),
+    ("array", "jax", "one of 'numpy', 'cupy' or 'torch'"),
+    ("on_unrecoverable", "exit", "one of 'shutdown' or 'restart_worker'"),
+]
+#: Options that are arguments of ``bind()``, by their names there.
+ARGUMENTS = {"strict": "strict", "version": "model_version", "concurrency": "concurrency"}
+ARGUMENTS["on_unrecoverable"] = "on_unrecoverable"
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), BAD_VALUES)
+def test_programs_and_files_are_checked_alike(name: str, value: Any, expected: str) -> None:
+    arguments = {"model_version": 1, "strict": True, "isolation": "thread", "config": ModelConfig()}
+    arguments |= {ARGUMENTS[name]: value} if name in ARGUMENTS else {"config": ModelConfig(**{name: value})}
+    with pytest.raises(BadModelConfig) as by_program:
+        model_spec("m", len, [X], [X], **arguments)  # type: ignore[arg-type]
+    assert str(by_program.value) == f"{ARGUMENTS.get(name, name)} must be {expected}, got {value!r}"
+    tensors = [{"name": "x", "dtype": "FP32", "shape": [1]}]
+    model = {"name": "m", "callable": "pkg.mod:f", "inputs": tensors, "outputs": tensors, name: value}
+    with pytest.raises(ConfigProblems) as by_file:
+        load_data({"models": [model]}, "config.yaml", ".", {})
+    assert f"models[0].{name}: expected {expected}, given" in str(by_file.value)

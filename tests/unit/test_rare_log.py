@@ -17,4 +17,4 @@ def test_one_line_in_ten_seconds_with_how_many_there_were(caplog: pytest.LogCapt
     now += 10.0
     log.say("process %s%%", "x")
     log.say("process %s%%", "y")
-    assert caplog.messages == ["process 0", "process x% (999 more like it before)"]
+    assert caplog.messages == ["process 0", "process x% (999 similar ones since the last line)"]

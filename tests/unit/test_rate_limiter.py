@@ -291,7 +291,7 @@ def test_a_limit_says_how_much_there_is(text: str) -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="rate_limit must be 'off' or 'execution_count', got 'on'"):
+    with pytest.raises(ConfigError, match="rate_limit must be one of 'off' or 'execution_count', got 'on'"):
         Server(rate_limit="on")
     with pytest.raises(ConfigError, match="rate_limit_resources: expected a resource as 'name:count'"):
         Server(rate_limit_resources=("R",))

@@ -425,8 +425,8 @@ def test_several_repositories(tmp_path: Path) -> None:
         (MODEL + 'name: "other"', "5:7: the model is called 'other', its folder 'm'; they must agree"),
         (MODEL.replace("data_type: TYPE_FP32 ", "", 1), "3:9: tensor 'x' has no data_type; expected one"),
         (MODEL.replace("dims: [ -1 ]", "", 1), "3:9: tensor 'x' has no dims; expected a list"),
-        (MODEL.replace("-1", "-2", 1), "3:50: input[0].dims[0]: expected a number of at least -1"),
-        (MODEL.replace("8", "-8", 1), "2:17: max_batch_size: expected a number of at least 0"),
+        (MODEL.replace("-1", "-2", 1), "3:50: input[0].dims[0]: expected an integer of at least -1"),
+        (MODEL.replace("8", "-8", 1), "2:17: max_batch_size: expected an integer of at least 0"),
         (MODEL.replace('"y"', '"y" label_filename: "no.txt"'), "4:38: output 'y': the file cannot be read"),
         (
             MODEL + "dynamic_batching { preferred_batch_size: 9 }",
@@ -436,7 +436,7 @@ def test_several_repositories(tmp_path: Path) -> None:
         (MODEL + "instance_group { kind: KIND_CPU gpus: 0 }", "5:39: gpus do not go with KIND_CPU"),
         (
             MODEL + "instance_group { count: -1 }",
-            "5:25: instance_group[0].count: expected a number of at least",
+            "5:25: instance_group[0].count: expected an integer from 1 to 256",
         ),
         (
             MODEL + 'cc_model_filenames { key: "7.0" value: "m" }',

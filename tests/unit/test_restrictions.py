@@ -276,7 +276,7 @@ def test_the_short_form_is_a_rule() -> None:
         ),
         (
             {"access_rules": (AccessRule(("trace",), "secret", "Authorization"),)},
-            "Authorization always carries 'Bearer' tokens",
+            "Authorization carries 'Bearer' tokens",
         ),
         ({"http_header_forward_pattern": "("}, "http_header_forward_pattern: expected a regular expression"),
         ({"grpc_header_forward_pattern": "*"}, "grpc_header_forward_pattern: expected a regular expression"),

@@ -230,8 +230,8 @@ def test_json_that_is_no_update(body: bytes) -> None:
     [
         (TraceSettings(("TIMESTAMPS",)), "trace: a trace level needs a file"),
         (TraceSettings(("ALL",), file="t"), "trace.level must be a list of any of 'TIMESTAMPS', 'TENSORS'"),
-        (TraceSettings(mode="zipkin"), "trace.mode must be 'triton' or 'opentelemetry', got 'zipkin'"),
-        (TraceSettings(rate=0), "trace.rate must be an integer of at least 1, got 0"),
+        (TraceSettings(mode="zipkin"), "trace.mode must be one of 'triton' or 'opentelemetry', got 'zipkin'"),
+        (TraceSettings(rate=0), "trace.rate must be an integer from 1 to 4294967295, got 0"),
         ({"rate": 1}, "trace must be a TraceSettings, got an object of type dict"),
     ],
 )

@@ -41,7 +41,7 @@ def test_one_that_is_gone_says_what_there_is(tmp_path: Path) -> None:
 
 
 def test_one_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="transport must be 'native' or 'grpcio', got 'http3'"):
+    with pytest.raises(ConfigError, match="transport must be one of 'native' or 'grpcio', got 'http3'"):
         Server(transport="http3")
 
 

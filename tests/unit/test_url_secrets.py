@@ -11,7 +11,7 @@ import pytest
 from gpuserve.config.effective import effective
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.config.settings.checks import compare_settings, describe_change
+from gpuserve.config.settings.checks import compare_settings
 from gpuserve.config.settings.logs import JsonFormatter, TextFormatter
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.settings.values import MASK, mask_userinfo
