@@ -1,7 +1,7 @@
 """gpuserve: Python inference callables behind the Open Inference Protocol v2.
 
-The public names, imported on first use, so that ``import gpuserve`` costs next to nothing and a
-worker that imports ``gpuserve.decorators`` does not pay for the server.
+Public names are imported on first use, so that ``import gpuserve`` is cheap, and a worker that imports
+``gpuserve.decorators`` does not import the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m gpuserve``: the same as the ``gpuserve`` script."""
+"""Entry point of ``python -m gpuserve``, the same as the ``gpuserve`` script."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any
 from operated import TIMEOUT_S, OperatedServer
 from serving import GPUSERVE
 
-from gpuserve.control import operator_client
-from gpuserve.control.operator import VerbOutcome
+from gpuserve.supervisor.control import operator_client
+from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 
 @dataclass

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from gpuserve.errors import QueueFull
+from gpuserve.core.errors import QueueFull
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver

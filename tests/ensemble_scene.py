@@ -15,7 +15,7 @@ import numpy as np
 from graphs import MEMBERS, expected
 from worker_process import raised
 
-from gpuserve.errors import NotFound, RequestError
+from gpuserve.core.errors import NotFound, RequestError
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.regions import RegionTable
 from gpuserve.front.models.ensembles.driver import EnsembleDriver

@@ -11,7 +11,7 @@ from typing import Any
 
 from scheduled import model_spec
 
-from gpuserve.errors import QueueFull
+from gpuserve.core.errors import QueueFull
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.queueing.queue import QueuedRequest
 

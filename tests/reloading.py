@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gpuserve.errors import GpuserveError
+from gpuserve.core.errors import GpuserveError
 from gpuserve.model.spec import InstanceSpec, ModelSpec, StepSpec
-from gpuserve.supervisor.reload.changes import Action, ConfigModels, by_name
+from gpuserve.supervisor.reload.config_changes import Action, ConfigModels, by_name
 
 
 def model(name: str, *, size: int = 4, devices: Iterable[str] = ("cpu",), **keys: Any) -> ModelSpec:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.decorators import ConstantPadder, batch, first_value, group_by_keys, group_by_values
-from gpuserve.errors import InvalidArgument
 
 PALETTE = {
     b"black": (0, 0, 0),

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve import Request, Response
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.decorators import batch
-from gpuserve.errors import InvalidArgument
 
 GREETINGS = {"en": "Hello", "de": "Guten Tag", "ja": "こんにちは"}
 

@@ -8,7 +8,7 @@ import sys
 from temperatures import TEMPERATURE, to_kelvin, to_rankine
 
 from gpuserve import ModelConfig, Server
-from gpuserve.errors import AttachError
+from gpuserve.core.errors import AttachError
 
 MODELS = {"kelvin": to_kelvin, "rankine": to_rankine}
 

@@ -1,1 +1,1 @@
-"""The Python API: ``Server`` and ``AttachedServer``, and how callables of a program become models."""
+"""The Python API: ``Server`` and ``AttachedServer``, and the conversion of callables to models."""

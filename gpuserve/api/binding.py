@@ -1,4 +1,4 @@
-"""From the arguments of ``Server.bind()`` to a ``ModelSpec``. No process and no socket here."""
+"""Conversion of the arguments of ``Server.bind()`` to a ``ModelSpec``. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from gpuserve.api.pickling import described, pickled_source
+from gpuserve.api.pickled_callables import described, pickled_source
+from gpuserve.core.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.devices.names import CPU, check_device_name
-from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.model import openai_declaration as openai
 from gpuserve.model.build import (
     batching_options,
@@ -30,7 +30,7 @@ from gpuserve.model.spec import (
 )
 from gpuserve_worker.calling.callable import YIELDING, LoadError, kind_of
 
-#: The ``strict`` of PyTriton's programs.
+#: The ``strict`` mode of PyTriton's programs.
 EXACT: Final = "exact"
 
 
@@ -47,7 +47,7 @@ def model_spec(
     on_unrecoverable: str = SHUTDOWN,
     device: str | Sequence[str] = CPU,
 ) -> ModelSpec:
-    """What ``bind()`` was given, as a ``ModelSpec``. Raises BindError: any of it cannot be served."""
+    """Return the ``ModelSpec`` for the arguments of ``bind()``. Raise BindError if an argument is invalid."""
     check_model_name(model_name)
     if config is not None and not isinstance(config, ModelConfig):
         raise BadModelConfig(f"config must be a ModelConfig, got an object of type {type(config).__name__}")
@@ -92,8 +92,9 @@ def _first(infer_func: Any) -> Any:
 def _for_openai(
     inputs: Any, outputs: Any, config: ModelConfig
 ) -> tuple[Sequence[Tensor], Sequence[Tensor], ModelConfig]:
-    """The tensors and the config of a model for OpenAI's clients, which batches only where it says so by a
-    ``Batching``: the streams of a batch end together. Raises BadModelConfig: it has tensors of its own.
+    """Return the tensors and the config of a model for OpenAI's clients. Such a model batches only with a
+    ``Batching``, because the streams of a batch end together. Raise BadModelConfig if it has tensors of its
+    own.
     """
     for key, given in (("inputs", inputs), ("outputs", outputs)):
         if given and (problem := openai.tensors_problem(key, given)):
@@ -105,15 +106,15 @@ def _for_openai(
 
 
 def _arguments(**given: Any) -> dict[str, Any]:
-    """The options that are arguments of ``bind()`` itself."""
+    """Check the options that are arguments of ``bind()`` itself, and return them."""
     names = {"version": "model_version"}
     with value_errors_as_bad_config():
         return {key: checked(rows(ModelSpec)[key], one, names.get(key, key)) for key, one in given.items()}
 
 
 def check_new(spec: ModelSpec, bound: Iterable[ModelSpec], *, one_version: bool = False) -> None:
-    """Raise DuplicateModel unless a model of this name and version may join those that are bound: it is
-    bound, or with ``one_version`` any version is; case does not tell names apart.
+    """Raise DuplicateModel if a model of this name and version is bound already, or with ``one_version`` any
+    version of the name. Case is ignored.
     """
     for one in bound:
         if one.name.lower() != spec.name.lower():
@@ -134,33 +135,33 @@ def _completed(
     outputs: Sequence[Tensor] | None,
     config: ModelConfig | None,
 ) -> tuple[Sequence[Tensor], Sequence[Tensor], ModelConfig]:
-    """The tensors and the config, where they are left out as the (first) callable says of itself."""
+    """Return the tensors and the config, completed from the attributes of the (first) callable."""
     if inputs is not None and outputs is not None:
         return inputs, outputs, config or ModelConfig()
-    from gpuserve.model.self_description import declaration  # brings numpy, which a server does without
+    from gpuserve.model.self_description import declaration  # here, because it imports numpy
 
     target = _callables(infer_func)[0]
     try:
-        said = declaration(target, getattr(target, "__qualname__", type(target).__qualname__), {})
+        declared = declaration(target, getattr(target, "__qualname__", type(target).__qualname__), {})
     except LoadError as error:
         raise BindError(str(error)) from None
     given = {"inputs": inputs, "outputs": outputs}
-    tensors = [_said_tensors(key, said, target) if one is None else one for key, one in given.items()]
-    return tensors[0], tensors[1], config or _said_config(said)
+    tensors = [_declared_tensors(key, declared, target) if one is None else one for key, one in given.items()]
+    return tensors[0], tensors[1], config or _declared_config(declared)
 
 
-def _said_tensors(key: str, said: Mapping[str, Any], target: Callable[..., Any]) -> list[Tensor]:
-    if key not in said:
+def _declared_tensors(key: str, declared: Mapping[str, Any], target: Callable[..., Any]) -> list[Tensor]:
+    if key not in declared:
         raise BindError(
             f"the {key} of {described(target)} are not known: say {key}=[Tensor(…)], or give the callable "
             f"types (gpuserve.typed) or an attribute {key} = [Tensor(…)]"
         )
-    return [Tensor(**one) for one in said[key]]
+    return [Tensor(**one) for one in declared[key]]
 
 
-def _said_config(said: Mapping[str, Any]) -> ModelConfig:
-    options = {key: said[key] for key in ("array", "decoupled") if key in said}
-    size = said.get("max_batch_size")
+def _declared_config(declared: Mapping[str, Any]) -> ModelConfig:
+    options = {key: declared[key] for key in ("array", "decoupled") if key in declared}
+    size = declared.get("max_batch_size")
     if size is not None:
         options |= {"batching": size > 0, "max_batch_size": size or ModelConfig.max_batch_size}
     return ModelConfig(**options)
@@ -179,7 +180,7 @@ def _instances(
     rate: RateLimiter,
     adapter: str,
 ) -> tuple[InstanceSpec, ...]:
-    """One instance an element. A callable that is there several times is pickled, and held, once."""
+    """Return an instance for each element. A callable that occurs several times is pickled once."""
     distinct = {id(one): one for one in callables}
     adapted = {"adapter": adapter} if adapter else {}
     sources = {key: _source(model_name, one, isolation) | adapted for key, one in distinct.items()}
@@ -190,7 +191,7 @@ def _instances(
 
 
 def _devices(device: Any) -> list[str]:
-    """What ``device`` names, one at least."""
+    """Return the device names of ``device``, at least one."""
     given = [device] if isinstance(device, str) else device
     if not isinstance(given, Sequence) or not given or not all(isinstance(one, str) for one in given):
         raise BindError(f"device must be a string or a non-empty sequence of strings, got {device!r:.200}")
@@ -203,7 +204,7 @@ def _devices(device: Any) -> list[str]:
 def _paired(
     callables: Sequence[Callable[..., Any]], devices: Sequence[str]
 ) -> tuple[list[Callable[..., Any]], list[str]]:
-    """One callable and one device for each instance, where one of either may stand for several."""
+    """Return a callable and a device for each instance; a single callable or device is repeated."""
     if len(callables) != len(devices) and 1 not in (len(callables), len(devices)):
         raise BindError(
             f"there are {len(callables)} callables and {len(devices)} devices: give one device, or one for "
@@ -214,7 +215,9 @@ def _paired(
 
 
 def _callables(infer_func: Any, adapter: str = "") -> list[Callable[..., Any]]:
-    if adapter and not isinstance(infer_func, Sequence):  # it need not be called as it is
+    if adapter and not isinstance(
+        infer_func, Sequence
+    ):  # an adapter calls it, so it need not be callable itself
         return [infer_func]
     if callable(infer_func):
         return [infer_func]
@@ -235,7 +238,7 @@ def _shown(infer_func: Any) -> str:
 
 
 def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]], *, may_yield: bool) -> None:
-    """Whether the model's way to answer is one that its callables have, and that can be cached."""
+    """Check that the callables can answer in the way of the config, and that such answers can be cached."""
     if config.response_cache and config.decoupled:
         raise BadModelConfig(
             "response_cache does not go with decoupled: only a model that gives one response to a request "

@@ -1,7 +1,6 @@
-"""What ``Server`` and ``AttachedServer`` have in common: models that are bound, a thread that keeps their
-workers, and ``run()``, ``serve()`` and ``stop()`` over it.
-
-What that thread does is a ``Runner``'s to know: a whole server, or an attachment to somebody else's.
+"""The common part of ``Server`` and ``AttachedServer``: bound models, a supervisor thread, and ``run()``,
+``serve()`` and ``stop()``. The thread runs a ``Runner``: a whole server, or an attachment to the server of
+another program.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self
 
 from gpuserve.api.binding import check_new, model_spec
-from gpuserve.api.display import server_html, server_text, where
-from gpuserve.api.shared_state import SharedStates
-from gpuserve.errors import BindError, GpuserveError
+from gpuserve.api.notebook_html import server_html, server_text, where
+from gpuserve.api.pickled_callables import SharedObjects
+from gpuserve.core.errors import BindError, GpuserveError
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.spec import ModelSpec
-from gpuserve.placement.server_devices import ServerDevices
+from gpuserve.supervisor.placement import ServerDevices
 
 logger = logging.getLogger(__name__)
 
@@ -34,26 +33,26 @@ _SHARED: Final = (
 
 
 class Runner(Protocol):
-    """What the thread runs. All but ``run`` may be called from any thread."""
+    """The object that the supervisor thread runs. All methods but ``run`` may be called from any thread."""
 
     started: Future[dict[str, str]]
 
     def run(self) -> object:
-        """Live until stopped; raises what ended it, where that was not ``request_stop``."""
+        """Run until stopped. Raise the error that ended the run, unless ``request_stop`` did."""
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
-        """Serve one more model; resolves when it is ready."""
+        """Serve one more model. The future resolves when the model is ready."""
 
     def remove_model(self, model: str) -> Future[None]:
-        """Serve every version of a model no more; resolves when its workers have ended."""
+        """Stop serving every version of a model. The future resolves when its workers have ended."""
 
     def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
-        """Ask it to end, at once or for a SIGTERM; may be called from signal handlers."""
+        """Ask the runner to end, at once with ``fast``, or for a SIGTERM. Safe in signal handlers."""
 
 
 class _SupervisorThread(threading.Thread):
-    """A thread that is waited for by ``wait_over``. Where a signal handler of the program raises in a
-    ``join``, CPython 3.11 takes the thread for ended, which it is not.
+    """A thread that ``wait_over`` waits for. ``join`` alone is not reliable: if a signal handler raises
+    during a ``join``, CPython 3.11 wrongly considers the thread ended.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -72,28 +71,28 @@ class _SupervisorThread(threading.Thread):
 
 
 class ModelHost(abc.ABC):
-    """Models of this program, and whether they are served. Its methods may be called from any thread."""
+    """Models of this program, and their service. Its methods may be called from any thread."""
 
-    #: Whether a name may be bound only once, whatever the version.
+    #: True if a name may be bound only once, regardless of the version.
     _one_version = False
-    #: Whether a model that is bound again takes the place of the one before.
+    #: True if binding a model again replaces the earlier one.
     _replaces = False
 
     def __init__(self) -> None:
         self._specs: dict[tuple[str, int], ModelSpec] = {}
         self._devices = ServerDevices()
-        self._states = SharedStates()
+        self._states = SharedObjects()
         self._runner: Runner | None = None
         self._thread: _SupervisorThread | None = None
         self._failure: BaseException | None = None
         self._addresses: dict[str, str] = {}
-        #: Held for moments only: a model is in the list of a start, or added to what has started. A signal's
-        #: handler may come in between, and call ``stop()``.
+        #: Held only for moments: a model is either in the list of a start, or added to a running server.
+        #: Reentrant, because a signal handler may interrupt the holder and call ``stop()``.
         self._lock = threading.RLock()
 
     @abc.abstractmethod
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
-        """What is to run, with models that are placed; nothing is started yet."""
+        """Return the runner for models that are placed; nothing is started yet."""
 
     def __repr__(self) -> str:
         return server_text(type(self).__name__, self.declared, self.addresses)
@@ -111,19 +110,19 @@ class ModelHost(abc.ABC):
 
     @property
     def bound(self) -> tuple[tuple[str, int], ...]:
-        """The models that are bound, by name and version."""
+        """The bound models, by name and version."""
         with self._lock:
             return tuple(self._specs)
 
     @property
     def declared(self) -> tuple[ModelSpec, ...]:
-        """What is known of the models that are bound."""
+        """The specifications of the bound models."""
         with self._lock:
             return tuple(self._specs.values())
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where the running server is reached, by "http", "grpc", "metrics" and "health"."""
+        """The addresses of the running server, by "http", "grpc", "metrics" and "health"."""
         return dict(self._addresses)
 
     def bind(
@@ -141,30 +140,37 @@ class ModelHost(abc.ABC):
         concurrency: int | None = None,
         on_unrecoverable: Literal["shutdown", "restart_worker"] = "shutdown",
     ) -> None:
-        """Serve a callable under a name. Where the server runs it returns when the model is loaded. With a
-        ``Server`` a name and version that is bound already is replaced: what was asked before is answered
-        by the earlier callable, and where the new one cannot be loaded, that one stays.
+        """Serve a callable under a name. If the server runs, return when the model is loaded.
+
+        With a ``Server``, a name and version that is bound already is replaced: earlier requests are answered
+        by the earlier callable, and if the new callable fails to load, the earlier one stays.
 
         Args:
-            model_version: several versions of a name may be bound; requests without one go to the highest.
-            infer_func: a callable, or several: one instance each, requests go to whichever has room.
-            inputs, outputs: without the batch axis where the model batches; None: as the callable says of
-                itself, by its attributes. Without a config so are batches, arrays and generators.
-            strict: answers that do not fit ``outputs`` in name, dtype or shape are errors; only what is safe
-                is cast. False casts whatever can be, "exact" nothing: those are PyTriton's two.
+            model_name: the name of the model.
+            infer_func: a callable, or a list with one callable for each instance. Requests go to any instance
+                that has room.
+            inputs, outputs: the tensors, without the batch axis if the model batches. None: as the attributes
+                of the callable say. Without a ``config`` the same holds for batching, arrays and generators.
+            model_version: the version. Several versions of a name may be bound; requests without a version go
+                to the highest.
+            config: the configuration of the model.
+            strict: True: outputs that do not match ``outputs`` in name, dtype or shape are errors; only safe
+                casts are made. False casts whenever possible, "exact" never: these are the two modes of
+                PyTriton.
             device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, or the UUID of a GPU or MIG
-                instance. A list gives each of several callables its own, or one callable an instance on each.
-            isolation: "process" sends the callable to a worker process with cloudpickle; "thread"
-                keeps it in this process, for what cannot be pickled.
-            concurrency: how many batches an async callable or a generator may have under way at once in
-                one instance; None leaves it to the kind of the callable.
-            on_unrecoverable: what ``UnrecoverableError`` raised by the callable ends: "shutdown" the whole
-                server, "restart_worker" the instance, which is replaced.
+                instance. A list has a device for each of several callables, or for each instance of one
+                callable.
+            isolation: "process" sends the callable to a worker process with cloudpickle; "thread" keeps it in
+                this process, for callables that cannot be pickled.
+            concurrency: the number of batches that an async callable or a generator may run at once in one
+                instance; None: the default for the kind of callable.
+            on_unrecoverable: the effect of ``UnrecoverableError`` raised by the callable: "shutdown" ends the
+                whole server, "restart_worker" replaces the instance.
 
         Raises:
             BindError: the name, a tensor, the config or the callable cannot be served.
-            StartupError: where the server runs, the model could not be loaded.
-            DeviceError: where the server runs, this machine does not have the device.
+            StartupError: the server runs, and the model failed to load.
+            DeviceError: the server runs, and this machine lacks the device.
             AttachError: the server of another program has ended meanwhile.
         """
         spec = model_spec(
@@ -183,7 +189,7 @@ class ModelHost(abc.ABC):
         self.add(spec, infer_func)
 
     def add(self, spec: ModelSpec, infer_func: Any = ()) -> None:
-        """Serve a model that is declared already, as ``bind`` does, of these callables.
+        """Serve a model with a complete specification, as ``bind`` does. ``infer_func``: its callables.
 
         Raises:
             BindError, StartupError, DeviceError, AttachError: as ``bind``.
@@ -195,9 +201,12 @@ class ModelHost(abc.ABC):
             check_new(spec, others, one_version=self._one_version)
             self._specs[key] = spec
             runner = self._runner if self.is_alive() else None
-            self._tell_shared(spec, infer_func)
+            callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
+            is_copied = any("object" not in instance.source for instance in spec.instances)
+            for (model, _), kind in self._states.bind(key, callables, is_copied=is_copied):
+                logger.warning(_SHARED, model, spec.name, kind)
         if before is not None:
-            logger.info("model %s, version %d: it was bound before, and is replaced", *key)
+            logger.info("model %s, version %d: replaced the earlier binding", *key)
         if runner is None:
             return
         try:
@@ -212,8 +221,8 @@ class ModelHost(abc.ABC):
             raise
 
     def unbind(self, model_name: str) -> None:
-        """Serve every version of a model no more. Where the server runs it returns when what was asked of it
-        is answered and its workers have ended.
+        """Stop serving every version of a model. If the server runs, return when the model's requests are
+        answered and its workers have ended.
 
         Raises:
             BindError: no model of that name is bound.
@@ -234,48 +243,44 @@ class ModelHost(abc.ABC):
                 del self._specs[key]
                 self._states.forget(key)
 
-    def _tell_shared(self, spec: ModelSpec, infer_func: Any) -> None:
-        callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
-        is_copied = any("object" not in one.source for one in spec.instances)
-        shared = self._states.bind((spec.name, spec.version), callables, is_copied=is_copied)
-        for (model, _), kind in shared:
-            logger.warning(_SHARED, model, spec.name, kind)
-
     def run(self) -> None:
-        """Start, and return when every model is loaded and served. Does nothing when it runs. At a prompt, or
-        in a notebook, it prints the addresses.
+        """Start the server, and return when every model is loaded and served. Do nothing if the server runs.
+        In an interactive session or a notebook, print the addresses.
 
         Raises:
-            StartupError: a port is taken or a model could not be loaded; nothing is left running.
-            DeviceError: this machine does not have the device of a model.
+            StartupError: a port is taken, or a model failed to load; nothing is left running.
+            DeviceError: this machine lacks the device of a model.
             BindError: the server of another program refuses a model.
-            AttachError: there is no server of another program to attach to.
+            AttachError: no server of another program was found.
         """
         is_new = not self.is_alive()
         self._wait_started(self._start())
-        if is_new and hasattr(sys, "ps1"):  # of an interactive Python, and of IPython
+        if is_new and hasattr(sys, "ps1"):  # interactive Python and IPython
             sys.stdout.write(f"{where(self.addresses)}\n")
 
     def serve(self) -> None:
-        """Start if it does not run, and block until SIGINT, SIGTERM or ``stop()``.
+        """Start the server if it does not run, and block until SIGINT, SIGTERM or ``stop()``.
 
-        The first signal finishes what is queued, a second one ends at once. Signals are only caught
-        when this is called in the main thread, and not where the program has a handler of its own.
+        The first signal finishes queued requests, a second one ends at once. Signals are handled only if this
+        method is called in the main thread, and only if the program has no handler of its own for them.
 
         Raises:
-            StartupError, DeviceError, BindError, AttachError: see ``run``; AttachError also when the server
-                of another program ends.
-            ModelUnrecoverable: a callable raised ``UnrecoverableError``, and all has ended.
+            StartupError, DeviceError, BindError, AttachError: as ``run``; AttachError also if the server of
+                another program ends.
+            ModelUnrecoverable: a callable raised ``UnrecoverableError``, and the server has ended.
         """
-        self._raise_untold()
+        runner, failure = self._runner, self._failure
+        if runner is not None and not self.is_alive() and failure is not None:
+            self._stopped(runner)
+            raise failure  # the error that ended the last run, which nobody has seen yet
         with self._signals() as signals:
             runner, thread = self._start()
-            if signals:  # it came before there was anything to stop
-                runner.request_stop()  # nobody has been served
+            if signals:  # a signal came before the runner existed
+                runner.request_stop()
             try:
                 self._wait_started((runner, thread))
             except GpuserveError:
-                if signals:  # ended while it loaded, as was asked for
+                if signals:  # a signal ended the start
                     return
                 raise
             thread.wait_over()
@@ -283,15 +288,8 @@ class ModelHost(abc.ABC):
         if self._failure is not None:
             raise self._failure
 
-    def _raise_untold(self) -> None:
-        """What ended the last run, if it went by itself and nobody has asked since."""
-        runner, failure = self._runner, self._failure
-        if runner is not None and not self.is_alive() and failure is not None:
-            self._stopped(runner)
-            raise failure
-
     def stop(self) -> None:
-        """End every process of this program's models. Does nothing when nothing runs."""
+        """Stop the server, and end all processes of this program's models. Do nothing if it does not run."""
         runner, thread = self._runner, self._thread
         if runner is None or thread is None:
             return
@@ -300,17 +298,17 @@ class ModelHost(abc.ABC):
         self._stopped(runner)
 
     def is_alive(self) -> bool:
-        """Whether the server, or the attachment to one, runs."""
+        """Return whether the server, or the attachment to one, runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def _start(self) -> tuple[Runner, _SupervisorThread]:
-        """The runner and its thread; those that run, where they do."""
+        """Return the runner and its thread, and start them if they do not run."""
         with self._lock:
             if self._runner is not None and self._thread is not None and self._thread.is_alive():
                 return self._runner, self._thread
             runner = self._new_runner(self._devices.place(self._specs.values(), again=True))
-            # A daemon: a program that ends without stop() takes its children along, because they are
-            # tied to this very thread by the parent-death signal.
+            # A daemon: the children are tied to this thread by the parent-death signal, so a program that
+            # ends without stop() ends its children as well.
             thread = _SupervisorThread(
                 target=self._supervise, args=(runner,), name="gpuserve-supervisor", daemon=True
             )
@@ -332,22 +330,22 @@ class ModelHost(abc.ABC):
         self._failure = None
         try:
             runner.run()
-        except GpuserveError as error:  # run() raises it where it is one of the start, serve() otherwise
+        except GpuserveError as error:  # raised by run() during the start, by serve() later
             self._failure = error
-        except Exception as error:  # a fault of ours: every process is ended, and serve() raises it
+        except Exception as error:  # a defect of gpuserve: every process is ended, and serve() raises it
             logger.exception("the server failed")
             self._failure = error
 
     def _stopped(self, runner: Runner) -> None:
         with self._lock:
-            if self._runner is runner:  # and not one that another thread has started since
+            if self._runner is runner:  # another thread may have started a new one
                 self._runner = self._thread = None
                 self._addresses = {}
 
     @contextmanager
     def _signals(self) -> Iterator[list[int]]:
-        """SIGINT and SIGTERM stop the server; the list fills with those that came. A handler of the program's
-        own stays, and does what it does: it may call ``stop()``.
+        """Stop the server on SIGINT and SIGTERM, and yield a list that receives the signals. A handler of the
+        program stays in place; it may call ``stop()``.
         """
         signals: list[int] = []
         if threading.current_thread() is not threading.main_thread():

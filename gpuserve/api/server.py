@@ -1,18 +1,19 @@
-"""``Server``: the Python API. ``bind()`` turns callables of this program into models, each instance in
-a worker process of its own; ``run()`` and ``serve()`` start and keep the server.
+"""The Python API. ``Server`` runs a server in this program; ``AttachedServer`` serves models of this program
+through a server that another program runs. Their common part is ``ModelHost`` (``model_host.py``).
 
-The supervisor runs in a thread of this program; no inference runs in it unless
-``isolation="thread"`` asks for that. What ``Server`` shares with ``AttachedServer`` is in
-``model_host.py``.
+``bind()`` turns callables of this program into models, with a worker process for each instance. ``run()`` and
+``serve()`` start the server and keep it running. The supervisor runs in a thread of this program; inference
+runs in this program only with ``isolation="thread"``. The workers of an ``AttachedServer`` are children of
+this program; the front of the server communicates with them directly
+(``supervisor/control/attach_protocol.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
-from gpuserve.api.attached_server import ATTACH_TIMEOUT_S, AttachedServer
 from gpuserve.api.model_host import ModelHost, Runner
 from gpuserve.config.settings.checks import checked_settings
 from gpuserve.config.settings.keywords import ServerKeywords
@@ -22,9 +23,54 @@ from gpuserve.model.declaration import Step, Tensor
 from gpuserve.model.options import nearest
 from gpuserve.model.rules import check_members
 from gpuserve.model.spec import ModelSpec
-from gpuserve.placement.server_devices import ServerDevices
-from gpuserve.supervisor.core.server_life import ServerObserver
+from gpuserve.supervisor.attach.attachment import Attachment
+from gpuserve.supervisor.control.attach_protocol import port_of
+from gpuserve.supervisor.placement import ServerDevices
+from gpuserve.supervisor.processes.lifecycle import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
+
+#: Default time to wait for a server to come up.
+ATTACH_TIMEOUT_S: Final = 30.0
+
+
+class AttachedServer(ModelHost):
+    """A server of another program, with models of this one::
+
+        with Server.attach("localhost:8000") as server:
+            server.bind(model_name="linear", infer_func=infer, inputs=[…], outputs=[…])
+            server.serve()
+
+    The models are served from ``bind()`` on, until this program stops, ends or is killed. Waiting requests
+    for them are then answered UNAVAILABLE; the server and its other models go on. A name that another
+    attached program has bound is taken over from that program. Names of the server's own models cannot be
+    used.
+
+    ``serve()`` raises ``AttachError`` when the server ends. ``stop()`` withdraws the models; ``run()``
+    attaches again with the models.
+
+    Args:
+        url: one of the server's ports: "localhost:8000", "http://localhost:8000", "grpc://localhost:8001".
+        timeout_s: how long ``run()`` waits for the server to come up, in seconds.
+
+    Raises:
+        AttachError: the url is wrong, or names another machine.
+    """
+
+    #: A name is taken over from another program with all its versions.
+    _one_version = True
+
+    def __init__(self, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> None:
+        super().__init__()
+        self._port = port_of(url)
+        self._timeout_s = timeout_s
+
+    def is_connected(self) -> bool:
+        """Return whether the server has accepted this program."""
+        runner = self._runner
+        return self.is_alive() and isinstance(runner, Attachment) and runner.is_connected
+
+    def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
+        return Attachment(self._port, models, self._timeout_s, self._forget)
 
 
 class Server(ModelHost):
@@ -34,19 +80,19 @@ class Server(ModelHost):
             server.bind(model_name="linear", infer_func=infer, inputs=[…], outputs=[…])
             server.serve()
 
-    Its methods may be called from any thread. After ``stop()``, which finishes what is queued, it can be
-    run again, with its models.
+    Its methods may be called from any thread. ``stop()`` finishes queued requests. Afterwards the server can
+    be run again, with its models.
 
     Args:
-        settings: all settings in one; the keyword arguments replace single ones. They are the fields of
-            ``ServerSettings`` (``gpuserve/config/settings/server.py``, which describes each), and the keys of
-            ``server`` in docs/reference.md: ``host``, ``http_port``, ``grpc_port`` and so on. A port 0 picks
-            a free one, None switches it off.
+        settings: all settings in one object; the keyword arguments override single settings. They are the
+            fields of ``ServerSettings`` (``gpuserve/config/settings/server.py`` describes each), and the keys of
+            ``server`` in docs/reference.md: ``host``, ``http_port``, ``grpc_port`` and so on. A port of 0
+            chooses a free port, None switches the port off.
 
     Raises:
-        TypeError: a keyword argument is no setting.
-        ConfigError: the settings of headers, access, TLS, tracing, rates, the transport or
-            model control cannot be.
+        TypeError: a keyword argument is not a setting.
+        ConfigError: settings of headers, access, TLS, tracing, rates, the transport or model control are
+            invalid or conflict with each other.
     """
 
     _replaces = True
@@ -54,13 +100,13 @@ class Server(ModelHost):
     def __init__(self, settings: ServerSettings | None = None, **overrides: Unpack[ServerKeywords]) -> None:
         super().__init__()
         _check_names(overrides)
-        given: Mapping[str, Any] = overrides  # a time may be a text, until it is checked
+        given: Mapping[str, Any] = overrides  # durations may be texts until they are checked
         self._settings = checked_settings(dataclasses.replace(settings or ServerSettings(), **given))
         self._devices = ServerDevices(numa_affinity=self._settings.numa_affinity)
 
     @property
     def settings(self) -> ServerSettings:
-        """What it was told besides its models."""
+        """The settings of the server."""
         return self._settings
 
     @classmethod
@@ -68,11 +114,12 @@ class Server(ModelHost):
         """Attach to a server that another program of this user runs on this machine; see ``AttachedServer``.
 
         Args:
-            url: one of its ports: "localhost:8000", "http://localhost:8000" or "grpc://localhost:8001".
+            url: one of the server's ports: "localhost:8000", "http://localhost:8000" or
+                "grpc://localhost:8001".
             timeout_s: how long to wait for it to come up, in seconds.
 
         Raises:
-            AttachError: the url is wrong, or no server takes this program in time.
+            AttachError: the url is wrong, or no server accepts this program in time.
         """
         attached = AttachedServer(url, timeout_s=timeout_s)
         attached.run()
@@ -88,18 +135,22 @@ class Server(ModelHost):
         version: int = 1,
         max_batch_size: int = 0,
     ) -> None:
-        """Serve several models as one: each step asks a model for what its inputs, or earlier steps, give it.
+        """Serve several models as one: each step calls a model with inputs of the ensemble, or outputs of
+        earlier steps.
 
-        Steps run as soon as what they read is there. Large tensors go from worker to worker in shared memory.
-        The models of the steps are bound to this server too; before the ensemble, where the server runs.
+        A step runs as soon as its inputs are available. Large tensors pass from worker to worker in shared
+        memory. The models of the steps are bound to this server too; if the server runs, before the ensemble.
 
         Args:
-            inputs, outputs: the ensemble's own, without the batch axis where it batches.
-            steps: which models are asked, in any order.
-            max_batch_size: the most rows of a request; 0: the ensemble's shapes are complete.
+            name: the name of the ensemble.
+            inputs, outputs: the tensors of the ensemble, without the batch axis if it batches.
+            steps: the calls of models, in any order.
+            version: the version of the ensemble.
+            max_batch_size: the maximum number of rows of a request; 0: shapes are complete, without a batch
+                axis.
 
         Raises:
-            BindError: it cannot be served: the text names the place.
+            BindError: the ensemble cannot be served; the text names the problem and its place.
         """
         spec = ensemble_spec(name, inputs, outputs, steps, version, max_batch_size)
         if self.is_alive():

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
-    from gpuserve.supervisor.core.processes import EarlyFront
+    from gpuserve.supervisor.processes.child_process import EarlyFront
 
 #: Those that only print.
 _PRINTING_VERBS: Final = frozenset({"schema", "version"})
@@ -84,7 +84,7 @@ def _run_with_front() -> int:
     from gpuserve.cli.console.signals import hold_hangup
 
     hold_hangup()
-    from gpuserve.supervisor.core.processes import EarlyFront
+    from gpuserve.supervisor.processes.child_process import EarlyFront
 
     front = EarlyFront()
     front.start()
@@ -99,7 +99,7 @@ def _serve(front: EarlyFront) -> int:
 
     from gpuserve.cli.console.failures import exit_code_of, tell
     from gpuserve.cli.console.plain_command import plain_command
-    from gpuserve.errors import GpuserveError
+    from gpuserve.core.errors import GpuserveError
 
     try:
         if sys.argv[1] == "tritonserver":

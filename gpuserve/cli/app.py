@@ -25,11 +25,11 @@ from gpuserve.cli.verbs.run import RUN_SETTINGS, run_program
 from gpuserve.cli.verbs.serve import dev, serve
 from gpuserve.cli.verbs.tritonserver import TRITONSERVER_SETTINGS, tritonserver
 from gpuserve.cli.verbs.tune import tune
-from gpuserve.errors import GpuserveError
+from gpuserve.core.errors import GpuserveError
 from gpuserve.version import VERSION
 
 if TYPE_CHECKING:
-    from gpuserve.supervisor.core.processes import EarlyFront
+    from gpuserve.supervisor.processes.child_process import EarlyFront
 
 _EXAMPLES = """Examples:
   gpuserve serve config.yaml

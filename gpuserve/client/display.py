@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gpuserve.api.notebook_html import line, table
 from gpuserve.client.config import ClientModelConfig, TensorSpec
 from gpuserve.client.settings import ClientSettings
-from gpuserve.display.html import line, table
 from gpuserve_worker.protocol.tensor import datatype_of
 
 _HEAD: Final = ("", "name", "datatype", "shape")

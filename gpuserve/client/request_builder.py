@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuserve.api.notebook_html import arrays_html
 from gpuserve.client.config import ClientModelConfig, TensorSpec
 from gpuserve.client.exceptions import (
     ClientEncodingError,
@@ -18,7 +19,6 @@ from gpuserve.client.exceptions import (
     ClientValueError,
 )
 from gpuserve.client.settings import ClientSettings
-from gpuserve.display.arrays import arrays_html
 from gpuserve_worker.protocol.tensor import datatype_of
 
 #: Parameters that tritonclient takes as arguments of their own.

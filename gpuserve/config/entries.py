@@ -15,8 +15,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
+from gpuserve.core.errors import BindError
 from gpuserve.devices.names import check_device_name, likely_device_name
-from gpuserve.errors import BindError
 from gpuserve.model.options import (
     DURATION_PATTERN,
     REQUIRED,

@@ -15,7 +15,7 @@ from gpuserve.config.schema import InputEntry, ModelEntry, OutputEntry
 from gpuserve.config.settings.rate_limits import check_rates
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.yaml_document import Path
-from gpuserve.errors import BadModelConfig, StartupError
+from gpuserve.core.errors import BadModelConfig, StartupError
 from gpuserve.model import openai_declaration as openai
 from gpuserve.model.build import build_model_spec, sequence_options, warmup_faults
 from gpuserve.model.declaration import (

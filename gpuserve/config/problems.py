@@ -15,7 +15,7 @@ from typing import Any
 from gpuserve.config.entries import MISSING, UNKNOWN, WRONG, Mistake
 from gpuserve.config.settings.values import mask_userinfo
 from gpuserve.config.yaml_document import Path, Span
-from gpuserve.errors import ConfigError
+from gpuserve.core.errors import ConfigError
 from gpuserve.model.options import nearest
 
 _MAX_EXCERPT = 100

@@ -19,11 +19,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
+from gpuserve.core.errors import DeviceError
 from gpuserve.devices.driver_files import machine_by_files
 from gpuserve.devices.machine import PROHIBITED, Gpu, Machine, MigInstance, NvidiaDriver
 from gpuserve.devices.names import CPU, EVERY_GPU, VARIABLE, gpu_name, number_of
 from gpuserve.devices.nvml import machine_by_nvml
-from gpuserve.errors import DeviceError
 
 
 @dataclass(frozen=True, slots=True)

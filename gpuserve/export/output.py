@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpuserve.config.problems import ConfigProblems, Origin, Problem
-from gpuserve.errors import GpuserveError
+from gpuserve.core.errors import GpuserveError
 
 if TYPE_CHECKING:
     from gpuserve.export.rendering import Files

@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.control.operator import near
-from gpuserve.control.operator_client import ask
-from gpuserve.errors import ControlError, InvalidArgument
-from gpuserve.journal.kinds import FREQUENT, EventKind
-from gpuserve.journal.topics import topic
+from gpuserve.core.errors import ControlError, InvalidArgument
+from gpuserve.core.event_log import FREQUENT, EventKind, topic
+from gpuserve.supervisor.control.operator_client import ask
+from gpuserve.supervisor.control.operator_protocol import near
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,8 +11,8 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from gpuserve.errors import ControlError
-from gpuserve.journal.topics import HELLO
+from gpuserve.core.errors import ControlError
+from gpuserve.core.event_log import HELLO
 
 #: A server that lives answers sooner.
 _HELLO_TIMEOUT_S: Final = 10.0

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
+from gpuserve.core.errors import BadModelConfig
 from gpuserve.devices.names import CPU
-from gpuserve.errors import BadModelConfig
 from gpuserve.model.declaration import (
     FILE,
     RANDOM,

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from gpuserve.core.errors import BindError
 from gpuserve.devices import names
-from gpuserve.errors import BindError
 from gpuserve.model.options import mutable_options, option, required, spelled
 from gpuserve.model.spec import (
     CUPY,

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.errors import BadModelConfig
+from gpuserve.core.errors import BadModelConfig
 from gpuserve.model.options import declared, nearest, rows
 from gpuserve.model.spec import (
     CLIENT,

@@ -20,7 +20,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gpuserve.errors import BindError
+from gpuserve.core.errors import BindError
 from gpuserve.model.declaration import Tensor, tensor_specs
 from gpuserve.model.openai_declaration import declared_openai
 from gpuserve.model.signature import SignatureError, signature_of

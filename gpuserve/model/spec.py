@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from gpuserve.core.errors import BindError
 from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.devices.placement import ANYWHERE, Placement
-from gpuserve.errors import BindError
 from gpuserve.model.options import by_keyword, from_plain, option, required, spelled
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 

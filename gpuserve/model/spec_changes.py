@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from gpuserve.core.errors import BadModelConfig, Internal, InvalidArgument
 from gpuserve.devices.placement import ANYWHERE
-from gpuserve.errors import BadModelConfig, Internal, InvalidArgument
 from gpuserve.model.build import batching_and_queue
 from gpuserve.model.declaration import device_problem, input_memory
 from gpuserve.model.options import checked, integer, rows

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.decorators import batch
-from gpuserve.errors import InvalidArgument
 from gpuserve.runtimes.missing import ModelFileError
 from gpuserve.runtimes.served import each_alone, served_model
 from gpuserve.runtimes.sklearn_files import load_estimator

@@ -1,3 +1,3 @@
-"""The launching process: it owns the listeners, the front and the workers, and restarts them. It holds no
-tensor and runs no user code.
+"""The supervisor of a server: it owns the listeners, starts the front and the workers, and restarts them. It
+holds no tensors and runs no user code.
 """

@@ -1,5 +1,5 @@
-"""The supervisor: one reactor that starts everything, keeps it alive and ends it in order. ``run()`` is the
-life of a server, told from top to bottom; ``_Parts`` puts the parts of a server together.
+"""The supervisor: one reactor that starts, monitors, restarts and stops all processes of a server. ``run()``
+is the whole run of a server; ``_Parts`` assembles the parts of a server.
 """
 
 from __future__ import annotations
@@ -13,96 +13,103 @@ from socket import socket
 from typing import Any, Final
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.control import messages
-from gpuserve.control.operator import AnswerOutcome
-from gpuserve.control.reactor import Reactor
-from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
-from gpuserve.journal.event_journal import EventJournal
-from gpuserve.journal.kinds import SEEN_BY_FRONT, EventKind
+from gpuserve.core.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
+from gpuserve.core.event_log import OBSERVED_BY_FRONT, EventKind, EventLog
 from gpuserve.model.spec import RESTART_WORKER, ModelSpec
-from gpuserve.placement.server_devices import ServerDevices
-from gpuserve.supervisor.attach.attached_models import AttachedModels
-from gpuserve.supervisor.core.front_events import EventsForFront
-from gpuserve.supervisor.core.front_keeper import FrontKeeper
-from gpuserve.supervisor.core.ingress import IngressProcesses
-from gpuserve.supervisor.core.listeners import Listeners
-from gpuserve.supervisor.core.log_lines import LogLines
-from gpuserve.supervisor.core.processes import Child, front_process
-from gpuserve.supervisor.core.server_core import ServerCore
-from gpuserve.supervisor.core.server_life import ServerLife, ServerObserver, ServerState, SettingsInForce
-from gpuserve.supervisor.ending import ServerEnding, ended
-from gpuserve.supervisor.models.generations import GenerationTable
-from gpuserve.supervisor.models.load_requests import LoadRequests
-from gpuserve.supervisor.models.model_operations import LoadOperation, UnloadOperation, failed_start
-from gpuserve.supervisor.models.repository import (
+from gpuserve.supervisor.attach.attached_programs import AttachedModels
+from gpuserve.supervisor.control import front_messages as messages
+from gpuserve.supervisor.control.operator_protocol import OnOutcome
+from gpuserve.supervisor.control.reactor import Reactor
+from gpuserve.supervisor.models.declared_models import (
     ConfigSource,
     DeclaredModels,
     Repository,
     loaded_at_start,
     wanted_at_start,
 )
+from gpuserve.supervisor.models.generations import GenerationTable
+from gpuserve.supervisor.models.load_requests import LoadRequests
+from gpuserve.supervisor.models.model_operations import (
+    LoadOperation,
+    UnloadOperation,
+    failed_start,
+)
 from gpuserve.supervisor.models.served_models import ServedModels
-from gpuserve.supervisor.operator.control_socket import ControlSocket
-from gpuserve.supervisor.operator.verbs import OperatorVerbs
-from gpuserve.supervisor.publication.publication import Publication
-from gpuserve.supervisor.reload.background import Background
-from gpuserve.supervisor.reload.config_reload import ConfigReload
-from gpuserve.supervisor.reload.file_watch import FileWatch
-from gpuserve.supervisor.reload.polling import FilePolling
-from gpuserve.supervisor.reload.run import ConfigWork
+from gpuserve.supervisor.operator.event_publication import EventPublication
+from gpuserve.supervisor.operator.operator_verbs import ControlSocket, OperatorVerbs
+from gpuserve.supervisor.placement import ServerDevices
+from gpuserve.supervisor.processes.child_process import Child, front_process
+from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor
+from gpuserve.supervisor.processes.ingress_processes import IngressProcesses
+from gpuserve.supervisor.processes.lifecycle import LiveSettings, ServerLifecycle, ServerObserver, ServerState
+from gpuserve.supervisor.processes.listeners import Listeners
+from gpuserve.supervisor.processes.log_lines import LogLines
+from gpuserve.supervisor.processes.server_core import BackgroundThreads, ServerCore
+from gpuserve.supervisor.reload.config_reload import ConfigReload, ConfigWork
+from gpuserve.supervisor.reload.file_polling import FilePolling, FileWatch
+from gpuserve.supervisor.shutdown import ServerShutdown, ended
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
-from gpuserve.supervisor.workers.hang import Hang
-from gpuserve.supervisor.workers.load_watch import SlowLoad
-from gpuserve.supervisor.workers.worker_events import tell_changed, tell_lost, tell_slow
-from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
+from gpuserve.supervisor.workers.worker_monitor import (
+    WorkerContext,
+    WorkerMonitor,
+    record_instance_death,
+    record_instance_state,
+    record_slow_load,
+)
+from gpuserve.supervisor.workers.worker_watchdogs import Hang, SlowLoad
 from gpuserve_worker.protocol.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-#: With a model that cannot go on, the others finish what is queued within this time, or the drain time
-#: where that is shorter: whoever starts the server again should not wait long.
+#: Drain time after a model has raised ``UnrecoverableError``, unless ``drain_timeout_s`` is shorter. A
+#: restarted server should be up again soon.
 BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
 
 
 class _Parts:
+    """The parts of one server, and the dispatch of the front's messages to them."""
+
     def __init__(
         self,
         core: ServerCore,
-        care: WorkerCare,
+        context: WorkerContext,
         repository: Repository,
         devices: ServerDevices,
         source: ConfigSource | None,
         watch: FileWatch | None,
     ) -> None:
-        relayed = care.relay_output
+        relayed = context.relay_output
         self.ingress = IngressProcesses(core.reactor, core.front, core.lines, relay_output=relayed)
         numbers = itertools.count(1)
-        table = GenerationTable(repository, care, core.front, numbers)
+        table = GenerationTable(repository, context, core.front, numbers)
         self._core = core
         self.front = core.front
-        self.events = EventsForFront(core.events.recent, core.front, core.reactor)
-        self.gpus = GpuFences(core, care.lost_gpus, table.workers)
+        self.events = FrontEventFeed(core.events.recent, core.front, core.reactor)
+        self.gpus = GpuFences(core, context.lost_gpus, table.workers)
         self.models = models = ServedModels(core, table)
         self.attached = attached = AttachedModels(core, table.names, numbers)
-        background = Background(core)
+        background = BackgroundThreads(core)
         work = ConfigWork(models, attached, devices)
-        self.config = ConfigReload(source, core.life, core.events, work, self._adjust, background.run)
-        self.polling = FilePolling(source, core, background, self.config.touched, watch)
-        self.publication = Publication(core, background.run)
-        self.loads = LoadRequests(core.life, models, attached, devices, background.run, self.config.loaded)
+        self.config = ConfigReload(source, core.lifecycle, core.events, work, self._adjust, background.run)
+        self.polling = FilePolling(source, core, background, self.config.request_by_files, watch)
+        self.publication = EventPublication(core, background.run)
+        self.loads = LoadRequests(
+            core.lifecycle, models, attached, devices, background.run, self.config.model_loaded
+        )
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config, self.publication)
         self.control = ControlSocket(core.reactor, self.operator.ask)
-        self.ending = ServerEnding(core, models, attached, self.operator.quiescence, self.ingress)
+        self.shutdown = ServerShutdown(core, models, attached, self.operator.quiescence, self.ingress)
 
     def _adjust(self, changes: dict[str, Any]) -> None:
-        """Let changed settings hold, from the next look at the files on as well."""
+        """Apply changed settings, including the polling interval."""
         self._core.front.adjust(changes)
         self.polling.set_timer()
 
-    def obey(self, message: Any) -> None:
+    def on_front_message(self, message: Any) -> None:
+        """Handle a message of the front: requests, answers, and reports."""
         match message:
             case messages.Drained(int(unfinished)):
-                self.ending.front_drained(unfinished)
+                self.shutdown.front_drained(unfinished)
             case messages.Retired(int(generation), int(unfinished)):
                 self.models.retired(generation, hurried=unfinished > 0)
             case messages.InstanceRetired(int(generation), str(instance), bool(idle)):
@@ -114,7 +121,7 @@ class _Parts:
             case messages.Operate(int(ticket), str(verb), dict(arguments)):
                 self.operator.ask(verb, arguments, lambda _: None, self.front.outcome_to(ticket))
             case messages.Quiesced(int(), int(), bool()):
-                self.operator.quiescence.quiesced(message)
+                self.operator.quiescence.on_quiesced(message)
             case messages.Census(int(ticket)):
                 self.operator.census.answer(ticket, message)
             case messages.LostGpus(tuple(gpus)):
@@ -122,31 +129,28 @@ class _Parts:
             case messages.StartIngress(int(number)):
                 self.ingress.start(number)
             case _:
-                self._hear(message)
+                self._on_front_report(message)
 
-    def _hear(self, message: Any) -> None:
-        """Take what the front has seen; ``WireError`` where it is no message of a front's."""
+    def _on_front_report(self, message: Any) -> None:
+        """Handle a report of what the front has observed. Raise ``WireError`` if the message is unknown."""
         match message:
             case messages.ExecutionHung(int(generation), str(), int(), float(), float()):
                 self._execution_hung(generation, Hang(*message[1:]))
-            case messages.IsolatedDeath(int(generation), str(instance), int(pid)):
-                self.models.death_isolated(generation, instance, pid)
+            case messages.IsolatedWorkerDeath(int(generation), str(instance), int(pid)):
+                self.models.excuse_isolated_death(generation, instance, pid)
             case messages.Rates(tuple()):
-                self._sample(message)
-            case messages.Noticed(str(), str(), int(), str(), dict()):
-                self._noticed(message)
+                status = self.operator.status.document(messages.Census(*message.census))
+                self.publication.publish_sample(status, message)
+            case messages.FrontEvent(str(), str(), int(), str(), dict()):
+                self._record_front_event(message)
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
 
-    def _sample(self, rates: messages.Rates) -> None:
-        status = self.operator.status.document(messages.Census(*rates.census))
-        self.publication.sample(status, rates)
-
     def _execution_hung(self, generation: int, hang: Hang) -> None:
-        """Have who keeps the worker of an instance end it, or tell of it."""
+        """Ask the worker's monitor to kill the worker, or to report that the call is overdue."""
         spec = self.models.execution_hung(generation, hang) or self.attached.execution_hung(generation, hang)
         if spec is not None:
-            self._core.events.tell(
+            self._core.events.record(
                 EventKind.EXECUTION_HUNG,
                 model=spec.name,
                 version=spec.version,
@@ -156,19 +160,28 @@ class _Parts:
                 pid=hang.pid,
             )
 
-    def _noticed(self, message: messages.Noticed) -> None:
+    def _record_front_event(self, message: messages.FrontEvent) -> None:
         kind, model, version, instance, facts = message
-        if kind not in {one.value for one in SEEN_BY_FRONT}:
-            raise WireError(f"the front has noticed {kind!r}")
-        tell = self._core.events.tell
-        tell(EventKind(kind), model=model, version=version, instance=instance, **facts)
+        if kind not in {kind.value for kind in OBSERVED_BY_FRONT}:
+            raise WireError(f"the front sent an event of kind {kind!r}")
+        self._core.events.record(EventKind(kind), model=model, version=version, instance=instance, **facts)
 
 
 class Supervisor:
-    """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``. ``repository``
-    has the models that clients may load by name; without one these are ``models``, and those that are added
-    later. All models are placed; ``devices`` places those that clients load. ``config`` is the config file,
-    where there is one that can be read again; with a ``watch`` its files are followed.
+    """One server.
+
+    Args:
+        settings: the settings of the server.
+        models: the models to be loaded at the start, placed on devices.
+        observer: called with the progress of the start.
+        relay_output: whether the output of child processes goes into the log, line by line.
+        start_front: starts a front process.
+        repository: the models that clients may load by name; by default ``models`` and those added later.
+        devices: places the models that clients load.
+        config: the config file, if it can be read again.
+        watch: if given, the files of the config and of its models are watched for changes.
+
+    ``started`` resolves with the addresses, or fails with the ``StartupError``.
     """
 
     def __init__(
@@ -187,16 +200,19 @@ class Supervisor:
         self.started: Future[dict[str, str]] = Future()
         self._observer = observer
         self._failure: GpuserveError | None = None
-        reactor, listeners, in_force = Reactor(self._on_error), Listeners(), SettingsInForce(settings)
-        events = EventJournal()
+        reactor, listeners, live_settings = Reactor(self._on_error), Listeners(), LiveSettings(settings)
+        events = EventLog()
         lines = LogLines(reactor)
-        front = FrontKeeper(reactor, listeners, in_force, events, lines, partial(start_front, relay_output))
-        self._core = ServerCore(ServerLife(events), in_force, reactor, listeners, front, events, lines)
+        front = FrontMonitor(
+            reactor, listeners, live_settings, events, lines, partial(start_front, relay_output)
+        )
+        self._core = ServerCore(
+            ServerLifecycle(events), live_settings, reactor, listeners, front, events, lines
+        )
         self._declared = DeclaredModels(models)
-        follows = watch is not None
-        care = WorkerCare(reactor, self, in_force, relay_output, {}, lines, follows)
+        context = WorkerContext(reactor, self, live_settings, relay_output, {}, lines, watch is not None)
         self._parts = _Parts(
-            self._core, care, repository or self._declared, devices or ServerDevices(), config, watch
+            self._core, context, repository or self._declared, devices or ServerDevices(), config, watch
         )
         broken = {} if config is None else config.start.broken
         for name, reason in broken.items():
@@ -207,34 +223,35 @@ class Supervisor:
 
     @property
     def state(self) -> ServerState:
-        return self._core.life.state
+        return self._core.lifecycle.state
 
-    # ---- from any thread ------------------------------------------------------------------
+    # ---- for any thread -------------------------------------------------------------------
 
     def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
-        """End the server: finish what is queued first, unless ``fast``; ``terminated``: for a SIGTERM. Safe
-        in signal handlers.
+        """Stop the server after queued requests are finished, or at once with ``fast``. ``terminated``: a
+        SIGTERM is the reason. Safe in signal handlers.
         """
-        ending = self._parts.ending
-        drain = partial(ending.begin_drain, terminated=terminated)
-        self._core.reactor.call_soon_threadsafe(ending.now if fast else drain)
+        shutdown = self._parts.shutdown
+        drain = partial(shutdown.start_drain, terminated=terminated)
+        self._core.reactor.call_soon_threadsafe(shutdown.now if fast else drain)
 
-    def request_reload(self, anew: bool = False) -> None:
-        """Read the config file again and apply what has changed, once the server serves; ``anew``: load all
-        models again, changed or not. What comes of it is in the log. Safe in signal handlers.
+    def request_reload(self, reload_all: bool = False) -> None:
+        """Reload the config file once the server serves. With ``reload_all`` reload all models, changed or
+        not. The result is logged. Safe in signal handlers.
         """
         config = self._parts.config
-        self._core.reactor.call_soon_threadsafe(config.anew if anew else config.signalled)
+        request = config.request_all if reload_all else config.request_by_signal
+        self._core.reactor.call_soon_threadsafe(request)
 
-    def request_status(self, answer: AnswerOutcome) -> None:
+    def request_status(self, answer: OnOutcome) -> None:
         """Answer with the status of the server, in the supervisor's thread."""
         ask = partial(self._parts.operator.ask, "status", {}, lambda _: None, answer)
         self._core.reactor.call_soon_threadsafe(ask)
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
-        """Serve one more model; the future resolves when every instance of it is loaded. It fails with
-        ``StartupError`` when an instance cannot load; the model is taken out again. It fails with
-        ``BindError`` when an attached program serves a model of that name.
+        """Serve one more model. The future resolves when every instance is loaded. It fails with
+        ``StartupError`` if an instance fails to load; the model is then removed again. It fails with
+        ``BindError`` if an attached program serves a model of that name.
         """
         loaded: Future[None] = Future()
         if not self._core.reactor.call_soon_threadsafe(lambda: self._add_model(spec, loaded)):
@@ -242,53 +259,53 @@ class Supervisor:
         return loaded
 
     def remove_model(self, model: str) -> Future[None]:
-        """Unload every version of a model of this program, and forget it; the future resolves when its
-        workers have ended.
-        """
-        gone: Future[None] = Future()
-        if not self._core.reactor.call_soon_threadsafe(lambda: self._remove_model(model, gone)):
-            gone.set_exception(ended())
-        return gone
+        """Unload and forget a model of this program. The future resolves when its workers have ended."""
+        removed: Future[None] = Future()
+        if not self._core.reactor.call_soon_threadsafe(lambda: self._remove_model(model, removed)):
+            removed.set_exception(ended())
+        return removed
 
-    # ---- the life of a server -------------------------------------------------------------
+    # ---- the run of a server --------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until stopped, in the calling thread. 0 after a clean stop. Raises StartupError: a port is
-        taken, or a model could not be loaded; everything is ended; ModelUnrecoverable: a callable said that
-        it cannot go on; everything is ended.
+        """Serve until stopped, in the calling thread. Return 0 after a clean stop.
+
+        Raises:
+            StartupError: a port is taken, or a model could not be loaded. Everything is ended.
+            ModelUnrecoverable: a callable raised ``UnrecoverableError``. Everything is ended.
         """
         try:
             self._serve()
             if self._failure is not None:
                 raise self._failure
         except BaseException as error:
-            self._tell_waiting(error)
+            self._fail_waiting(error)
             raise
-        self._tell_waiting(StartupError("stopped before it was ready"))
+        self._fail_waiting(StartupError("stopped before it was ready"))
         return 0
 
     def _serve(self) -> None:
         core, parts = self._core, self._parts
         parts.events.open()
         core.lines.open()
-        core.life.move(ServerState.STARTING)
+        core.lifecycle.move(ServerState.STARTING)
         try:
-            core.listeners.open(core.settings.now)
-            parts.control.open(core.listeners, required=core.settings.now.require_control)
-            core.front.start(self, parts.obey)
+            core.listeners.open(core.settings.current)
+            parts.control.open(core.listeners, required=core.settings.current.require_control)
+            core.front.start(self, parts.on_front_message)
             parts.models.start()
             self._check_started()
             core.reactor.run()
         finally:
             self._kill_all()
             core.listeners.close()
-            core.life.end()
+            core.lifecycle.end()
             parts.publication.close()
             core.lines.close()
             core.reactor.close()
 
     def _kill_all(self) -> None:
-        """Kill and reap whatever still runs; after a clean stop nothing does."""
+        """Kill and reap all remaining children; after a clean stop none is left."""
         self._parts.control.close()
         self._parts.polling.close()
         self._parts.gpus.close()
@@ -298,64 +315,64 @@ class Supervisor:
         self._parts.models.kill()
         self._core.front.close()
 
-    def _tell_waiting(self, error: BaseException) -> None:
+    def _fail_waiting(self, error: BaseException) -> None:
         if not self.started.done():
             self.started.set_exception(error)
         self._parts.models.abandon(error if isinstance(error, GpuserveError) else ended())
 
     def _on_error(self, error: Exception) -> None:
-        """Log an unexpected exception of a callback, and go on while the server serves or drains; the
-        exception ends a server that starts or stops.
+        """Log an unexpected exception of a callback if the server serves or drains. While the server starts
+        or stops, raise it again, which ends the server.
         """
         if self.state not in {ServerState.SERVING, ServerState.DRAINING}:
             raise error
         logger.error("a task of the supervisor failed, and the server goes on: %r", error, exc_info=error)
 
-    # ---- what the workers tell ------------------------------------------------------------
+    # ---- events of workers ----------------------------------------------------------------
 
-    def instance_changed(self, worker: WorkerKeeper, phase: str) -> None:
-        tell_changed(self._core.events, worker, phase)
-        instance, state = worker.instance, worker.life.state
+    def instance_changed(self, worker: WorkerMonitor, phase: str) -> None:
+        record_instance_state(self._core.events, worker, phase)
+        instance, state = worker.instance, worker.lifecycle.state
         self._observer.instance_changed(worker.spec.name, instance.name, instance.device, state.value, phase)
 
-    def instance_ready(self, worker: WorkerKeeper) -> None:
-        """Let a loaded worker enter rotation; the start may be complete with it."""
+    def instance_ready(self, worker: WorkerMonitor) -> None:
+        """Put a loaded worker into rotation, and complete the start if the worker is the last of it."""
         self._parts.gpus.instance_ready(worker)
         self._parts.models.instance_ready(worker)
         self._check_started()
 
-    def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
-        """Take a dead worker out of rotation; at the first start its death is a failure."""
-        tell_lost(self._core.events, worker, reason)
+    def instance_lost(self, worker: WorkerMonitor, reason: str) -> None:
+        """Take a dead worker out of rotation. During the start a death is a failure."""
+        record_instance_death(self._core.events, worker, reason)
         if self.state is ServerState.STOPPING:
-            self._parts.ending.check_workers_stopped()
+            self._parts.shutdown.check_workers_stopped()
             return
         failure = self._parts.models.instance_lost(worker, reason)
         if failure is not None and self.state is ServerState.STARTING:
-            if self._core.settings.now.exit_on_error:
+            if self._core.settings.current.exit_on_error:
                 self._fail(failure)
             else:
-                self._parts.models.leave_out(worker, reason, failure)
-        self._parts.gpus.look()
-        self._check_started()  # it does not wait for a model that could not be bound
+                self._parts.models.exclude_version(worker, reason, failure)
+        self._parts.gpus.check()
+        self._check_started()  # a model that was excluded above does not delay the start
 
-    def load_slow(self, worker: WorkerKeeper, slow: SlowLoad) -> None:
-        tell_slow(self._core.events, worker, slow)
+    def load_slow(self, worker: WorkerMonitor, slow: SlowLoad) -> None:
+        record_slow_load(self._core.events, worker, slow)
 
-    def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
-        """Start that worker afresh, or end the server, as the model wants it."""
+    def instance_unrecoverable(self, worker: WorkerMonitor, text: str) -> None:
+        """Restart the worker, or end the server, by the policy of the model."""
         if worker.spec.on_unrecoverable == RESTART_WORKER:
             worker.kill()
         elif self.state in {ServerState.STARTING, ServerState.SERVING}:
             self._end_broken(worker, text)
 
-    def instance_imported(self, worker: WorkerKeeper, files: Sequence[str]) -> None:
-        self._parts.polling.imported(worker.spec.name, worker.spec.version, worker.generation, files)
+    def instance_imported(self, worker: WorkerMonitor, files: Sequence[str]) -> None:
+        self._parts.polling.add_imports(worker.spec.name, worker.spec.version, worker.generation, files)
 
-    # ---- what the front tells -------------------------------------------------------------
+    # ---- events of the front --------------------------------------------------------------
 
     def front_started(self) -> None:
-        parts = self._parts  # in the order in which it came about
+        parts = self._parts  # the order below is the order in which a first front would learn these facts
         parts.gpus.announce()
         parts.models.table.announce()
         parts.attached.announce()
@@ -370,36 +387,36 @@ class Supervisor:
         self._check_started()
 
     def front_lost(self, reason: str, hopeless: bool) -> None:
-        """Fail the start where a front cannot even start; later it is just replaced, or was to end."""
+        """Fail the start if the front cannot start at all. Later the front is replaced, or was to end."""
         self._parts.ingress.front_lost()
         if self.state is ServerState.STOPPING:
-            self._parts.ending.front_ended()
+            self._parts.shutdown.front_ended()
             return
         self._parts.models.front_lost()
         if self.state is ServerState.STARTING and hopeless:
             self._fail(StartupError(f"the front process could not be started: {reason}"))
         else:
-            self._parts.ending.begin_stop()  # where it drains: nothing is in flight any more
+            self._parts.shutdown.start_stop()  # during a drain: no request is in flight any more
 
-    # ---- starting -------------------------------------------------------------------------
+    # ---- start ----------------------------------------------------------------------------
 
     def _check_started(self) -> None:
         core, parts = self._core, self._parts
         starting = self.state is ServerState.STARTING
         if not starting or not core.front.ready or not parts.models.table.all_loaded():
             return
-        addresses = core.listeners.addresses(core.settings.now)
+        addresses = core.listeners.addresses(core.settings.current)
         try:
-            if core.settings.now.attachable:
+            if core.settings.current.attachable:
                 parts.attached.open(addresses)
         except StartupError as failure:
             self._fail(failure)
             return
         core.front.send(messages.Serving(tuple(parts.models.missing)))
-        self._observer.server_ready(addresses)  # before SERVING: an error here is one of the start
-        core.life.move(ServerState.SERVING)
+        self._observer.server_ready(addresses)  # before SERVING, so that an exception fails the start
+        core.lifecycle.move(ServerState.SERVING)
         self.started.set_result(addresses)
-        parts.config.started()
+        parts.config.server_started()
         parts.polling.start()
         parts.publication.open_later()
 
@@ -419,32 +436,32 @@ class Supervisor:
                 loaded.set_exception(error)
 
         load = LoadOperation(spec.name, answer, lambda: [spec], failed_start, replaces=False)
-        self._parts.models.begin(load)
+        self._parts.models.submit(load)
 
-    def _remove_model(self, model: str, gone: Future[None]) -> None:
+    def _remove_model(self, model: str, removed: Future[None]) -> None:
         if self.state not in {ServerState.STARTING, ServerState.SERVING}:
-            gone.set_exception(ended())
+            removed.set_exception(ended())
             return
 
         def answer(error: GpuserveError | None) -> None:
             self._declared.remove(model)
             self._parts.models.table.index.forget_all(model)
-            self._parts.models.table.tell_states(model)
+            self._parts.models.table.send_states(model)
             if error is None:
-                gone.set_result(None)
+                removed.set_result(None)
             else:
-                gone.set_exception(error)
+                removed.set_exception(error)
 
-        self._parts.models.begin(UnloadOperation(model, answer))
+        self._parts.models.submit(UnloadOperation(model, answer))
 
-    # ---- ending ---------------------------------------------------------------------------
+    # ---- end ------------------------------------------------------------------------------
 
     def _fail(self, failure: GpuserveError) -> None:
         self._failure = failure
-        self._parts.ending.now()
+        self._parts.shutdown.now()
 
-    def _end_broken(self, broken: WorkerKeeper, text: str) -> None:
-        """A model cannot go on: whoever waits for it is refused, the others are finished, then all ends."""
+    def _end_broken(self, broken: WorkerMonitor, text: str) -> None:
+        """End the server because a model is broken: refuse its requests, and finish those of others."""
         failure = ModelUnrecoverable(f"model {broken.spec.name!r} cannot go on: {text}")
         if self.state is ServerState.STARTING:
             self._fail(failure)
@@ -453,5 +470,5 @@ class Supervisor:
         generation = self._parts.models.table.get(broken.generation)
         for worker in [] if generation is None else generation.group.all:
             worker.stop()
-            worker.kill()  # its death and no successor is what the front refuses the queue by
-        self._parts.ending.begin_drain(BROKEN_DRAIN_TIMEOUT_S, lame=False)
+            worker.kill()  # the front refuses the queue when the worker dies without a successor
+        self._parts.shutdown.start_drain(BROKEN_DRAIN_TIMEOUT_S, lame=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuserve.display.arrays import arrays_html
+from gpuserve.api.notebook_html import arrays_html
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.calling.questions import ModelCallError
 from gpuserve_worker.protocol.tensor import BYTES, decode_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from gpuserve.errors import StartupError
+from gpuserve.core.errors import StartupError
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
 from gpuserve.testing.answers import Outputs

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Final, TypeAlias, Unpack
 
-from gpuserve.api.pickling import described, pickled_source
+from gpuserve.api.pickled_callables import described, pickled_source
 from gpuserve.api.server import Server
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.repositories import entry_of, is_callable_path
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.triton.load import RepositoryLoader, load_target
-from gpuserve.errors import BindError
+from gpuserve.core.errors import BindError
 from gpuserve.model.self_description import declaration, plain_tensors
 from gpuserve.model.spec import ModelSpec, check_model_name
-from gpuserve.placement.server_devices import ServerDevices
+from gpuserve.supervisor.placement import ServerDevices
 from gpuserve.testing.answers import Outputs
 from gpuserve.testing.local_model import LocalModel
 from gpuserve.testing.others import Other, OtherModels

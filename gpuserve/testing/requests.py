@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.v2.types import InferRequest, InputTensor
 from gpuserve.front.v2.types import Sequence as RequestSequence
 from gpuserve.front.v2.validation import CheckedRequest, ModelCheck

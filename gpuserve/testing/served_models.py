@@ -15,7 +15,7 @@ from gpuserve.api.model_host import ModelHost, Runner
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.core.server_life import ServerObserver
+from gpuserve.supervisor.processes.lifecycle import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
 from gpuserve.testing.answers import Outputs
 from gpuserve.testing.requests import LocalRequest, arrays_of

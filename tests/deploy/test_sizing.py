@@ -14,8 +14,8 @@ from gpuserve.export.sizing import sizing
 from gpuserve.export.sizing.options import ExportOptions
 from gpuserve.export.sizing.sizing import STOP_MARGIN_S, Sizes
 from gpuserve.export.sizing.values import GIB, MIB, parse_nbytes, quantity, readable
-from gpuserve.supervisor.ending import FRONT_QUIT_TIMEOUT_S
-from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
+from gpuserve.supervisor.shutdown import FRONT_QUIT_TIMEOUT_S
+from gpuserve.supervisor.workers.worker_monitor import STOP_TIMEOUT_S
 
 
 def sizes(folder: Path, *models: dict[str, Any], options: ExportOptions = OPTIONS, **server: Any) -> Sizes:

@@ -14,7 +14,7 @@ from processes import wait_until
 from test_device_ensembles import Asked, models
 from watched_gpus import Watched, server
 
-from gpuserve.control import operator_client
+from gpuserve.supervisor.control import operator_client
 
 pytestmark = pytest.mark.thorough
 

@@ -186,7 +186,7 @@ import sys
 sys.path[:0] = {paths}
 from bound import FLOATS_IN_AND_OUT, UNBATCHED, ask, free_server
 from device_view import View
-from gpuserve.errors import BindError, DeviceError
+from gpuserve.core.errors import BindError, DeviceError
 
 def made(device):
     view = View(device, {views!r})

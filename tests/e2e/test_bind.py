@@ -26,8 +26,8 @@ from bound import (
 from processes import children, command_line
 
 from gpuserve import DynamicBatcher, ModelConfig, Request, Server, Tensor
+from gpuserve.core.errors import BindError, StartupError
 from gpuserve.decorators import batch, sample
-from gpuserve.errors import BindError, StartupError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from bound import FLOATS_IN_AND_OUT, ask, free_server
 
 from gpuserve import ModelConfig, Step, Tensor
+from gpuserve.core.errors import BadModelConfig, BindError
 from gpuserve.decorators import batch
-from gpuserve.errors import BadModelConfig, BindError
 
 X, Y = Tensor((-1,), "float32", "INPUT_1"), Tensor((-1,), "float32", "y")
 

@@ -16,9 +16,9 @@ from bound import FLOATS, FLOATS_IN_AND_OUT, InBackground, Refused, ask, free_se
 from processes import children, command_line, wait_until
 
 from gpuserve import ModelConfig, Request, Server, Tensor
+from gpuserve.core.errors import BindError, StartupError
 from gpuserve.decorators import batch
-from gpuserve.errors import BindError, StartupError
-from gpuserve.supervisor.workers import worker_keeper
+from gpuserve.supervisor.workers import worker_monitor as worker_keeper
 
 #: float32 values that go through an arena and not through a message.
 LARGE = 64 * 1024

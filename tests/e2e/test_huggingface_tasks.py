@@ -15,7 +15,7 @@ import pytest
 import tiny_models
 
 from gpuserve import Request
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.runtimes.huggingface import HuggingFaceModel
 from gpuserve.runtimes.huggingface.generation import TextGeneration, Writer
 from gpuserve.runtimes.huggingface.settings import Settings

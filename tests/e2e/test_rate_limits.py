@@ -12,8 +12,8 @@ from bound import InBackground, free_server, infer
 from processes import wait_until
 
 from gpuserve import ModelConfig, RateLimiter, Resource, Server, Tensor
+from gpuserve.core.errors import StartupError
 from gpuserve.decorators import batch
-from gpuserve.errors import StartupError
 
 NUMBER = Tensor((1,), np.int32)
 

@@ -11,7 +11,7 @@ from bound import FLOATS_IN_AND_OUT, TIMEOUT_S, InBackground, ask, free_server, 
 from processes import wait_until
 
 from gpuserve import Request, Server
-from gpuserve.errors import StartupError
+from gpuserve.core.errors import StartupError
 
 
 def adding(amount: float) -> Any:

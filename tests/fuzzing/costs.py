@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 
 #: Objects that are made of a byte, in bytes, beside the reader's own.
 PEAK_PER_BYTE: Final = 40

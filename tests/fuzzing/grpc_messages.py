@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from fuzzing import costs
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
 from gpuserve.front.doors.grpc.requests import SHORT_NBYTES, decode, infer_request, parse_infer_request
 from gpuserve.front.memory.intake import Intake, Share

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fuzzing import costs
 from fuzzing.cuts import cuts_of
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.http.codec import parse_infer_request, refuse_binary
 from gpuserve.front.doors.http.header import NO_ARRAYS, read_header
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.openai.errors import failure
 from gpuserve.front.doors.openai.outline import outline
 from gpuserve.front.doors.openai.requests import read_body

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve_worker.calling.failure import UnrecoverableError
 
 Requests = list[Any]

@@ -21,7 +21,7 @@ from operated import LARGE, InBackground, OperatedServer, Orders, config, model
 from processes import children, command_line, measured, wait_ended, wait_until
 
 from gpuserve import Server
-from gpuserve.api.attached_server import AttachedServer
+from gpuserve.api.server import AttachedServer
 
 TIMEOUT_S = 30.0
 TESTS = Path(__file__).parent.parent

@@ -15,9 +15,9 @@ from operated import InBackground
 from processes import children, command_line, wait_until
 
 from gpuserve import Server
-from gpuserve.api.attached_server import AttachedServer
-from gpuserve.control.attach import attach_name
-from gpuserve.errors import AttachError, BindError, StartupError
+from gpuserve.api.server import AttachedServer
+from gpuserve.core.errors import AttachError, BindError, StartupError
+from gpuserve.supervisor.control.attach_protocol import attach_name
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from bound import FLOATS_IN_AND_OUT, ask, free_server, status
 
 from gpuserve import Server
-from gpuserve.api.attached_server import AttachedServer
-from gpuserve.control import attach as messages_of
-from gpuserve.control.attach import attach_name
+from gpuserve.api.server import AttachedServer
 from gpuserve.model.spec import InstanceSpec, ModelSpec
+from gpuserve.supervisor.control import attach_protocol as messages_of
+from gpuserve.supervisor.control.attach_protocol import attach_name
 from gpuserve_worker.protocol import wire
 
 TIMEOUT_S = 30.0

@@ -13,8 +13,8 @@ from repositories import Client, Traffic, clients_are_closed
 from tritonclient.utils import InferenceServerException
 
 from gpuserve import ModelConfig, Server, Tensor
+from gpuserve.core.errors import BindError, ConfigError, StartupError
 from gpuserve.decorators import batch
-from gpuserve.errors import BindError, ConfigError, StartupError
 
 __all__ = ["clients_are_closed"]  # it is for every test here
 

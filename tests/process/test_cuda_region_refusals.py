@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from worker_process import TIMEOUT_S, WorkerProcess, model
 
-from gpuserve.errors import InvalidArgument, Unavailable
+from gpuserve.core.errors import InvalidArgument, Unavailable
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.regions import RegionKind, RegionTable
 from gpuserve_worker.protocol import wire

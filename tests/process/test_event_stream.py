@@ -28,9 +28,9 @@ from processes import wait_until
 from serving import GPUSERVE
 
 import gpuserve as package
-from gpuserve.errors import ControlError, InvalidArgument
+from gpuserve.core.errors import ControlError, InvalidArgument
+from gpuserve.core.event_log import FACTS, EventKind
 from gpuserve.front.observe.noticing import BURST
-from gpuserve.journal.kinds import FACTS, EventKind
 
 #: What every event may have.
 ABOUT = ("time", "number", "kind", "model", "version", "instance")

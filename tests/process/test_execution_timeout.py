@@ -19,7 +19,7 @@ from processes import wait_until
 from serving import GPUSERVE
 from tritonclient import grpc
 
-from gpuserve.control.operator_client import ControlName, running
+from gpuserve.supervisor.control.operator_client import ControlName, running
 
 HANGS, HANGS_IN_THE_FIRST_PROCESS = -1.0, -2.0
 #: The most that a hang is to be caught after its limit.

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from processes import wait_until
 
-from gpuserve.supervisor.reload.file_watch import FileWatch
+from gpuserve.supervisor.reload.file_polling import FileWatch
 
 #: As many descriptors as there are: the kernel has none for a watch.
 STARVED = """
 import os, resource, threading
-from gpuserve.supervisor.reload.file_watch import FileWatch
+from gpuserve.supervisor.reload.file_polling import FileWatch
 import watchfiles
 
 woken = threading.Event()

@@ -185,7 +185,7 @@ def test_a_program_with_more_descriptors_than_select_can_take(tmp_path: Path) ->
 @pytest.mark.thorough
 def test_a_server_is_stopped_twice_fails_and_is_used_again() -> None:
     from gpuserve import ModelConfig, Server, Tensor
-    from gpuserve.errors import StartupError
+    from gpuserve.core.errors import StartupError
 
     def tensor(name: str) -> list[Tensor]:
         return [Tensor(name=name, dtype=np.float32, shape=(-1,))]
@@ -263,7 +263,7 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
 kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
 from gpuserve import ModelConfig, Server, Tensor
-from gpuserve.errors import StartupError
+from gpuserve.core.errors import StartupError
 
 class Bad:
     def __reduce__(self):

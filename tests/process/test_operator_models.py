@@ -13,7 +13,7 @@ from commands import ask, ask_and_hear, gpuserve, row
 from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 
-from gpuserve.control.operator import VERBS
+from gpuserve.supervisor.control.operator_protocol import VERBS
 
 ENSEMBLE = {
     "name": "both",

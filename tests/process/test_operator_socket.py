@@ -20,12 +20,12 @@ from processes import wait_until
 from serving import GPUSERVE
 
 from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.control import operator_client
-from gpuserve.control.attach import attach_name
-from gpuserve.control.operator import OPERATE, PROTOCOL, Alive, Answered, Ask, Told
-from gpuserve.control.operator_client import ControlName
-from gpuserve.errors import ControlError
-from gpuserve.supervisor.operator.control_socket import ASK_TIMEOUT_S, MAX_ASK_NBYTES, MAX_CLIENTS
+from gpuserve.core.errors import ControlError
+from gpuserve.supervisor.control import operator_client
+from gpuserve.supervisor.control.attach_protocol import attach_name
+from gpuserve.supervisor.control.operator_client import ControlName
+from gpuserve.supervisor.control.operator_protocol import OPERATE, PROTOCOL, Alive, Answered, Ask, Told
+from gpuserve.supervisor.operator.operator_verbs import ASK_TIMEOUT_S, MAX_ASK_NBYTES, MAX_CLIENTS
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 
 from gpuserve import Server, __version__
-from gpuserve.control import operator_client
-from gpuserve.errors import ControlError
+from gpuserve.core.errors import ControlError
+from gpuserve.supervisor.control import operator_client
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from serving import GPUSERVE
 import gpuserve
 from gpuserve import Server
 from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.control.attach import attach_addresses, attach_name
-from gpuserve.control.operator_client import ControlName
-from gpuserve.errors import AttachError
+from gpuserve.core.errors import AttachError
+from gpuserve.supervisor.control.attach_protocol import attach_addresses, attach_name
+from gpuserve.supervisor.control.operator_client import ControlName
 
 #: Listens as another user on the abstract names that it is given in hexadecimal, until its input ends.
 SQUATTER = """

@@ -18,8 +18,8 @@ from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, mo
 from processes import wait_until
 from steady_load import SteadyLoad
 
-from gpuserve.control import operator_client
-from gpuserve.control.operator import VerbOutcome
+from gpuserve.supervisor.control import operator_client
+from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 

@@ -19,7 +19,7 @@ from test_front_sequences import ask
 from test_scale import count_of, on, scaled, started, well
 
 from gpuserve import ModelConfig
-from gpuserve.control import operator_client
+from gpuserve.supervisor.control import operator_client
 
 
 @pytest.fixture

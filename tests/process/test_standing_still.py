@@ -18,8 +18,14 @@ from operated import OperatedServer, Orders, config, model
 from processes import children, command_line, wait_until
 from serving import GPUSERVE
 
-from gpuserve.control.process_state import CpuTimes, cpu_times, state_of
-from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
+from gpuserve.supervisor.control.heartbeat import (
+    CpuTimes,
+    Heartbeat,
+    LoopWatchdog,
+    cpu_times,
+    heartbeat_period_s,
+    state_of,
+)
 from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
 
 HANG_S = 0.6
@@ -111,7 +117,7 @@ def test_a_door_shows_where_it_stands(tmp_path: Path) -> None:
 
 
 def test_only_looks_that_come_in_time_count() -> None:
-    silence = Stillness()
+    silence = LoopWatchdog()
     assert [silence.look(False, now, 1.0) for now in (10.0, 11.0, 12.0)] == [0.0, 1.0, 2.0]
     assert silence.look(False, 100.0, 1.0) == 2.0  # who looks stood still
     assert [silence.look(False, now, 1.0) for now in (101.0, 102.0)] == [3.0, 4.0]
@@ -120,7 +126,7 @@ def test_only_looks_that_come_in_time_count() -> None:
 
 def silent_s(*looks: CpuTimes | None) -> float:
     """How long a process is found silent that has these times, a second apart, and does not beat."""
-    silence = Stillness()
+    silence = LoopWatchdog()
     return [silence.look(False, 10.0 + n, 1.0, one) for n, one in enumerate((None, *looks))][-1]
 
 
@@ -196,7 +202,7 @@ def test_a_front_that_others_keep_from_the_cpu_is_not_replaced(tmp_path: Path) -
 
 
 def test_a_pulse_is_seen_once_however_often_it_beat() -> None:
-    pulse = Pulse()
+    pulse = Heartbeat()
     assert not pulse.has_beaten()
     pulse.beat()
     pulse.beat()
@@ -206,4 +212,4 @@ def test_a_pulse_is_seen_once_however_often_it_beat() -> None:
 
 
 def test_a_loop_beats_ten_times_within_what_it_may_be_silent() -> None:
-    assert [pulse_period_s(timeout_s) for timeout_s in (0.0, 30.0, 0.6)] == [1.0, 1.0, 0.06]
+    assert [heartbeat_period_s(timeout_s) for timeout_s in (0.0, 30.0, 0.6)] == [1.0, 1.0, 0.06]

@@ -16,8 +16,8 @@ from processes import wait_ended, wait_until
 
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.errors import StartupError
-from gpuserve.supervisor.core.server_life import ServerObserver, ServerState
+from gpuserve.core.errors import StartupError
+from gpuserve.supervisor.processes.lifecycle import ServerObserver, ServerState
 from gpuserve.supervisor.supervisor import Supervisor
 
 PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}

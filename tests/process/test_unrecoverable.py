@@ -14,7 +14,7 @@ from operated import MODELS, InBackground, OperatedServer, Orders, config, model
 from processes import measured, wait_until
 
 from gpuserve import ModelConfig, Server, UnrecoverableError
-from gpuserve.errors import ModelUnrecoverable
+from gpuserve.core.errors import ModelUnrecoverable
 from gpuserve.errors import UnrecoverableError as SameError
 
 TIMEOUT_S = 20.0

@@ -13,7 +13,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.v2.statistics import FailureReason

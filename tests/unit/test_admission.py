@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuserve.errors import ResourceExhausted
+from gpuserve.core.errors import ResourceExhausted
 from gpuserve.front.exchange.bounded_log import LOG_INTERVAL_S
 from gpuserve.front.exchange.exchange import Ends, Head
 from gpuserve.front.exchange.limits import Admission, Limits

@@ -12,7 +12,7 @@ from gpuserve.api.binding import model_spec
 from gpuserve.config.model_specs import model_spec as spec_of_entry
 from gpuserve.config.rules import violations
 from gpuserve.config.schema import ModelEntry
-from gpuserve.errors import BindError
+from gpuserve.core.errors import BindError
 from gpuserve.model.build import ensemble_spec
 from gpuserve.model.spec import ModelSpec
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from gpuserve.control.attach import attach_name, may_attach, port_of
-from gpuserve.errors import AttachError
+from gpuserve.core.errors import AttachError
+from gpuserve.supervisor.control.attach_protocol import attach_name, may_attach, port_of
 
 
 @pytest.mark.parametrize(

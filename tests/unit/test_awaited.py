@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from http1_talk import CHUNKED, GET, OK, OK_ANSWER, RecordingWay, post
 
-from gpuserve.errors import InvalidArgument, NoMemory, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, NoMemory, ResourceExhausted
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone, Serve
 from gpuserve.front.exchange.exchange import Ends, Exchange
 from gpuserve.front.memory.intake import AWAITED_NBYTES, REQUEST_NBYTES, Intake

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from scheduled import Model
 
-from gpuserve.errors import Code, QueueFull, Unavailable
+from gpuserve.core.errors import Code, QueueFull, Unavailable
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 
 # ---- B-1 … B-8 ------------------------------------------------------------------------------

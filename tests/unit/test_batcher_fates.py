@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from scheduled import Model
 
-from gpuserve.errors import DeadlineExceeded, QueueFull
+from gpuserve.core.errors import DeadlineExceeded, QueueFull
+from gpuserve.core.states import IllegalTransition
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import TRANSITIONS, Deadlines, QueuedRequest, RequestState, advance
-from gpuserve.states import IllegalTransition
 
 # ---- cancellation ---------------------------------------------------------------------------
 

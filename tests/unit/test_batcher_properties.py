@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduled import model_spec
 
-from gpuserve.errors import DeadlineExceeded, QueueFull
+from gpuserve.core.errors import DeadlineExceeded, QueueFull
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState

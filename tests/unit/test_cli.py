@@ -19,7 +19,7 @@ from gpuserve.cli.console.server_flags import option_paths
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.repositories import CallableFlags, is_callable_path, load_callable
 from gpuserve.config.schema import key_at
-from gpuserve.errors import DeviceError, GpuserveError, StartupError
+from gpuserve.core.errors import DeviceError, GpuserveError, StartupError
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 MODEL_FILE = """\

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from gpuserve.errors import RequestError, Stopping
+from gpuserve.core.errors import RequestError, Stopping
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpuserve.compat.pytriton.bound import bound_spec
-from gpuserve.errors import BadModelConfig
+from gpuserve.core.errors import BadModelConfig
 from gpuserve.model.declaration import ModelConfig, ModelWarmup, Tensor, WarmupInput
 from gpuserve.model.spec import ModelSpec
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable
 import pytest
 from reloading import Work, config, ensemble, model
 
-from gpuserve.errors import GpuserveError, StartupError, Unavailable
-from gpuserve.supervisor.models.repository import members
-from gpuserve.supervisor.reload.changes import (
+from gpuserve.core.errors import GpuserveError, StartupError, Unavailable
+from gpuserve.supervisor.models.declared_models import members
+from gpuserve.supervisor.reload.config_changes import (
     Action,
     ConfigModels,
     ReloadSteps,
@@ -18,7 +18,7 @@ from gpuserve.supervisor.reload.changes import (
     even_count,
     needs,
 )
-from gpuserve.supervisor.reload.run import AppliedModels, ConfigReport, ConfigRun
+from gpuserve.supervisor.reload.config_reload import AppliedModels, ConfigReport, ConfigRun
 
 
 def found(

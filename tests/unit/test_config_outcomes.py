@@ -10,11 +10,11 @@ import pytest
 from reloading import Work, model
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.control.operator import VerbOutcome
-from gpuserve.errors import ConfigError, GpuserveError
-from gpuserve.journal.event_journal import EventJournal
+from gpuserve.core.errors import ConfigError, GpuserveError
+from gpuserve.core.event_log import EventLog
 from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.core.server_life import ServerLife, ServerState
+from gpuserve.supervisor.control.operator_protocol import VerbOutcome
+from gpuserve.supervisor.processes.lifecycle import ServerLifecycle, ServerState
 from gpuserve.supervisor.reload.config_reload import ConfigReload
 
 
@@ -45,8 +45,8 @@ class Asked:
 
     def __init__(self, file: File | None, *served: str) -> None:
         self.work = Work(*served)
-        self.events = EventJournal()
-        self.life = ServerLife(self.events)
+        self.events = EventLog()
+        self.life = ServerLifecycle(self.events)
         self.life.move(ServerState.STARTING)
         self.adjusted: list[dict[str, Any]] = []
         self.outcomes: list[VerbOutcome] = []

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.core.errors import Internal, InvalidArgument
 from gpuserve.devices.placement import ANYWHERE, Placement
-from gpuserve.errors import Internal, InvalidArgument
 from gpuserve.front.v2.config_override import BadOverride, read_override
 from gpuserve.front.v2.model_config import model_config, model_config_body
 from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.control.operator_client import ControlName, host_and_port, listening_names, meant, running
-from gpuserve.errors import ControlError
+from gpuserve.core.errors import ControlError
+from gpuserve.supervisor.control.operator_client import (
+    ControlName,
+    host_and_port,
+    listening_names,
+    meant,
+    running,
+)
 
 HEAD = "Num       RefCount Protocol Flags    Type St Inode Path\n"
 LINE = "0000000000000000: 00000002 00000000 {flags} 0005 01 4711 {path}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.states import IllegalTransition
+from gpuserve.core.states import IllegalTransition
 from gpuserve.supervisor.workers.gpu_fences import DOUBTS, Doubt, DoubtEvent
 
 DOUBTED, WORKS, FAILS = DoubtEvent

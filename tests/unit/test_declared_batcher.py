@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuserve.api.binding import check_new, model_spec
-from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
+from gpuserve.core.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.model.declaration import (
     DynamicBatcher,
     ModelConfig,

@@ -14,7 +14,7 @@ from gpuserve.api.binding import model_spec
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.repositories import FileRepository
-from gpuserve.errors import BindError
+from gpuserve.core.errors import BindError
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.describe import CallableQuestion, ask_callables
 from gpuserve.model.self_description import declaration

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_ensemble_runs import STEPS, act, step
 
-from gpuserve.errors import Internal, RequestError
+from gpuserve.core.errors import Internal, RequestError
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol import wire
 

@@ -6,7 +6,7 @@ import pytest
 from device_requests import BoundRequest
 from scheduled import model_spec
 
-from gpuserve.errors import InvalidArgument, QueueFull, RequestError, Unavailable
+from gpuserve.core.errors import InvalidArgument, QueueFull, RequestError, Unavailable
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
 from gpuserve.front.batching.model_scheduler import ModelScheduler

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduled import model_spec
 
-from gpuserve.errors import QueueFull
+from gpuserve.core.errors import QueueFull
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
 from gpuserve.front.batching.interface import Scheduler
 from gpuserve.front.batching.model_scheduler import ModelScheduler

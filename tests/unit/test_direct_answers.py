@@ -15,7 +15,7 @@ from driver_scene import SPEC, Scene, request
 from ensemble_scene import Scene as EnsembleScene
 from graphs import MEMBERS
 
-from gpuserve.errors import DeadlineExceeded, Internal, RequestError, Unavailable
+from gpuserve.core.errors import DeadlineExceeded, Internal, RequestError, Unavailable
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_driver import ModelDriver

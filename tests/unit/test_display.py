@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gpuserve import ModelConfig, Server, Tensor
+from gpuserve.api.notebook_html import line, table
 from gpuserve.client import ClientModelConfig, ModelClient
 from gpuserve.client.request_builder import Arrays
 from gpuserve.compat.pytriton.triton import Triton
-from gpuserve.display.html import line, table
 from gpuserve.testing import TestClient
 from gpuserve.typed import Float32, batch
 

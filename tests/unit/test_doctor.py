@@ -17,7 +17,7 @@ from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.cli.doctor.facts import ConfigProblem, Facts, Package, Port, RunningServer
 from gpuserve.cli.doctor.judgement import Severity, findings, has_fault, is_older
 from gpuserve.cli.doctor.report import as_text
-from gpuserve.control.port_holders import Holder, holder_of, listening_inodes
+from gpuserve.supervisor.control.operator_client import PortHolder, holder_of, listening_inodes
 
 GIB = 1 << 30
 WELL = Facts(
@@ -161,8 +161,8 @@ def taken() -> Iterator[int]:
 
 def test_who_has_a_port(taken: int) -> None:
     name = Path("/proc/self/comm").read_text().strip()
-    assert holder_of(taken) == Holder(os.getpid(), name, False)
-    assert str(Holder(os.getpid(), "gpuserve", True)) == "a server of this very program"
+    assert holder_of(taken) == PortHolder(os.getpid(), name, False)
+    assert str(PortHolder(os.getpid(), "gpuserve", True)) == "a server of this very program"
     line = "  0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 77 1"
     assert [*listening_inodes(f"head\n{line}\n", 8080)] == ["77"]
     assert [*listening_inodes(f"head\n{line}\n".replace(" 0A ", " 01 "), 8080)] == []

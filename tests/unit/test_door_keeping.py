@@ -22,8 +22,8 @@ from gpuserve.config.settings.values import (
     ingress_processes_problem,
     read_ingress_processes,
 )
+from gpuserve.core.errors import ConfigError
 from gpuserve.devices.placement import n_processors
-from gpuserve.errors import ConfigError
 from gpuserve.front.door.reports import STATUS_S, Reports
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.exchange.transport import DoorRow

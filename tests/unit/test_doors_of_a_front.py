@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.control.messages import IngressUp
-from gpuserve.control.reactor import Reactor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
 from gpuserve.front.exchange.limits import Admission
@@ -28,8 +26,10 @@ from gpuserve.front.keeper.doors import Doors
 from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.service.service import inference_service
-from gpuserve.supervisor.core.ingress import IngressProcesses
-from gpuserve.supervisor.core.log_lines import LogLines
+from gpuserve.supervisor.control.front_messages import IngressUp
+from gpuserve.supervisor.control.reactor import Reactor
+from gpuserve.supervisor.processes.ingress_processes import IngressProcesses
+from gpuserve.supervisor.processes.log_lines import LogLines
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = AnswerHead(200, ())

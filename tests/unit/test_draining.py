@@ -7,7 +7,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.control import messages
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
@@ -15,6 +14,7 @@ from gpuserve.front.process.draining import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.ports import Ports
 from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.supervisor.control import front_messages as messages
 
 
 class Told(Transport):

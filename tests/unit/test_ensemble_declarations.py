@@ -13,7 +13,7 @@ from serving import GPUSERVE
 from gpuserve import Step, Tensor
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.errors import BindError, InvalidArgument
+from gpuserve.core.errors import BindError, InvalidArgument
 from gpuserve.model.spec import StepSpec
 from gpuserve.model.spec_changes import changed
 

@@ -9,10 +9,10 @@ from graphs import MEMBERS, ensembles, tensors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.core.states import IllegalTransition
 from gpuserve.front.models.ensembles.plan import EnsemblePlan, RunProgress, RunState, plans_of
 from gpuserve.model.rules import ensemble_faults, member_faults
 from gpuserve.model.spec import ModelSpec, StepSpec
-from gpuserve.states import IllegalTransition
 
 KNOWN = {name: [spec] for name, spec in MEMBERS.items()}
 

@@ -12,7 +12,7 @@ from graphs import MEMBERS, ensembles, tensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuserve.errors import RequestError, Unavailable, Unimplemented
+from gpuserve.core.errors import RequestError, Unavailable, Unimplemented
 from gpuserve.front.v2.statistics import FailureReason
 from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve_worker.protocol import wire

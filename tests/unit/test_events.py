@@ -10,20 +10,24 @@ from typing import Any
 import pytest
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.control.channel import Channel, channel_pair
-from gpuserve.control.messages import CONTROL, Happened, Noticed
-from gpuserve.control.reactor import Reactor
+from gpuserve.core.event_log import (
+    FACTS,
+    KEPT,
+    KEPT_BY_FRONT,
+    MAX_TEXT_CHARACTERS,
+    OBSERVED_BY_FRONT,
+    Event,
+    EventKind,
+    EventLog,
+)
 from gpuserve.front.service.events import EventsInFront as SeenByFront
-from gpuserve.journal.event import MAX_TEXT_CHARACTERS, Event
-from gpuserve.journal.event_journal import EventJournal
-from gpuserve.journal.kinds import FACTS, SEEN_BY_FRONT, EventKind
-from gpuserve.journal.recent import KEPT, KEPT_BY_FRONT
-from gpuserve.supervisor.core.front_events import EventsForFront
-from gpuserve.supervisor.core.front_keeper import FrontKeeper
-from gpuserve.supervisor.core.listeners import Listeners
-from gpuserve.supervisor.core.log_lines import LogLines
-from gpuserve.supervisor.core.server_core import ServerCore
-from gpuserve.supervisor.core.server_life import ServerLife, SettingsInForce
+from gpuserve.supervisor.control.front_messages import CONTROL, EventBatch, FrontEvent
+from gpuserve.supervisor.control.reactor import Channel, Reactor, channel_pair
+from gpuserve.supervisor.processes.front_monitor import EventsForFront, FrontMonitor
+from gpuserve.supervisor.processes.lifecycle import LiveSettings, ServerLifecycle
+from gpuserve.supervisor.processes.listeners import Listeners
+from gpuserve.supervisor.processes.log_lines import LogLines
+from gpuserve.supervisor.processes.server_core import ServerCore
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
 
 
@@ -37,11 +41,11 @@ class Clock:
 
 
 @pytest.fixture
-def journal() -> EventJournal:
-    return EventJournal(Clock())
+def journal() -> EventLog:
+    return EventLog(Clock())
 
 
-def test_an_event_as_a_document_leaves_out_what_it_is_not_about(journal: EventJournal) -> None:
+def test_an_event_as_a_document_leaves_out_what_it_is_not_about(journal: EventLog) -> None:
     journal.tell(EventKind.SERVER_STATE, state="SERVING")
     journal.tell(EventKind.INSTANCE_DIED, model="m", version=2, instance="cpu#0", reason="signal SIGKILL")
     first, second = (one.document() for one in journal.recent)
@@ -52,14 +56,14 @@ def test_an_event_as_a_document_leaves_out_what_it_is_not_about(journal: EventJo
     }  # fmt: skip
 
 
-def test_an_event_is_the_same_after_the_wire(journal: EventJournal) -> None:
+def test_an_event_is_the_same_after_the_wire(journal: EventLog) -> None:
     journal.tell(EventKind.CONFIG_RELOADED, ok=False, changes={"failed": [{"model": "m"}]})
     (event,) = journal.recent
-    (wire,) = CONTROL.decode(CONTROL.encode(Happened((event.to_wire(),)))).events
+    (wire,) = CONTROL.decode(CONTROL.encode(EventBatch((event.to_wire(),)))).events
     assert json.dumps(Event.from_wire(wire).document()) == json.dumps(event.document())
 
 
-def test_facts_can_be_said_in_json_and_have_a_bound(journal: EventJournal) -> None:
+def test_facts_can_be_said_in_json_and_have_a_bound(journal: EventLog) -> None:
     journal.tell(EventKind.INSTANCE_DIED, model="m", reason="x" * 1_000_000, restart_in_s=math.inf)
     (event,) = journal.recent
     document = event.document()
@@ -68,7 +72,7 @@ def test_facts_can_be_said_in_json_and_have_a_bound(journal: EventJournal) -> No
     json.dumps(document, allow_nan=False)
 
 
-def test_only_the_last_events_are_kept(journal: EventJournal) -> None:
+def test_only_the_last_events_are_kept(journal: EventLog) -> None:
     for _ in range(KEPT + 10):
         journal.tell(EventKind.SCALED, model="m")
     numbers = [one.number for one in journal.recent]
@@ -76,9 +80,9 @@ def test_only_the_last_events_are_kept(journal: EventJournal) -> None:
     assert [one.number for one in journal.recent.after(KEPT + 8)] == [KEPT + 9, KEPT + 10]
 
 
-def test_a_follower_hears_each_event_until_it_leaves(journal: EventJournal) -> None:
+def test_a_follower_hears_each_event_until_it_leaves(journal: EventLog) -> None:
     heard: list[Event] = []
-    leave = journal.recent.follow(heard.append)
+    leave = journal.recent.subscribe(heard.append)
     journal.tell(EventKind.SCALED, model="a")
     journal.recent.add(heard[0])  # known already
     leave()
@@ -137,7 +141,7 @@ def reactor() -> Iterator[Later]:
     one.close()
 
 
-def test_a_front_hears_in_time_and_in_order(journal: EventJournal, front: Front, reactor: Later) -> None:
+def test_a_front_hears_in_time_and_in_order(journal: EventLog, front: Front, reactor: Later) -> None:
     passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     for _ in range(3):
@@ -146,7 +150,7 @@ def test_a_front_hears_in_time_and_in_order(journal: EventJournal, front: Front,
 
 
 def test_a_front_that_is_not_ready_is_told_when_it_is(
-    journal: EventJournal, front: Front, reactor: Later
+    journal: EventLog, front: Front, reactor: Later
 ) -> None:
     front.ready = False
     passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
@@ -161,9 +165,7 @@ def test_a_front_that_is_not_ready_is_told_when_it_is(
     assert front.read() == list(range(KEPT - KEPT_BY_FRONT + 1, KEPT + 1))
 
 
-def test_a_front_that_does_not_read_holds_nobody_up(
-    journal: EventJournal, front: Front, reactor: Later
-) -> None:
+def test_a_front_that_does_not_read_holds_nobody_up(journal: EventLog, front: Front, reactor: Later) -> None:
     passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     while not reactor.due:
@@ -175,10 +177,10 @@ def test_a_front_that_does_not_read_holds_nobody_up(
     assert before + front.read() == [one.number for one in journal.recent]
 
 
-def test_a_gpu_that_is_lost_and_comes_back(reactor: Later, journal: EventJournal) -> None:
-    settings, lines = SettingsInForce(ServerSettings()), LogLines(reactor)
-    keeper = FrontKeeper(reactor, Listeners(), settings, journal, lines, no_front)
-    core = ServerCore(ServerLife(journal), settings, reactor, Listeners(), keeper, journal, lines)
+def test_a_gpu_that_is_lost_and_comes_back(reactor: Later, journal: EventLog) -> None:
+    settings, lines = LiveSettings(ServerSettings()), LogLines(reactor)
+    keeper = FrontMonitor(reactor, Listeners(), settings, journal, lines, no_front)
+    core = ServerCore(ServerLifecycle(journal), settings, reactor, Listeners(), keeper, journal, lines)
     fences = GpuFences(core, {}, lambda: ())
     lost = ("GPU-1", "cuda:0", "it fell off the bus"), ("GPU-2", "cuda:1", "it is too hot")
     fences.gpus_lost(lost)
@@ -198,8 +200,8 @@ def no_front() -> Any:
 def test_what_the_front_has_seen_is_one_message() -> None:
     said: list[Any] = []
     SeenByFront(said.append).tell(EventKind.DOOR_DIED, door=1, reason="signal SIGKILL")
-    assert said == [Noticed("door_died", "", 0, "", {"door": 1, "reason": "signal SIGKILL"})]
-    assert EventKind.DOOR_DIED in SEEN_BY_FRONT
+    assert said == [FrontEvent("door_died", "", 0, "", {"door": 1, "reason": "signal SIGKILL"})]
+    assert EventKind.DOOR_DIED in OBSERVED_BY_FRONT
 
 
 def test_a_supervisor_without_time_holds_no_front_up() -> None:

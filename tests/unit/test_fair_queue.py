@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduled import model_spec
 
-from gpuserve.errors import QueueFull
+from gpuserve.core.errors import QueueFull
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuserve.config.fingerprints import file_fingerprint, folder_fingerprint
-from gpuserve.supervisor.reload.looks import Look, Looks
+from gpuserve.supervisor.reload.file_polling import Look, Looks
 
 NOTHING = Look(frozenset(), False)
 

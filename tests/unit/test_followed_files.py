@@ -10,8 +10,7 @@ import numpy as np
 
 import gpuserve_worker
 from gpuserve.config.fingerprints import folders_in, package_folders, sources_fingerprint
-from gpuserve.supervisor.reload.followed import FollowedFiles, ImportedFile, SourceFolder
-from gpuserve.supervisor.reload.looks import Look, Looks
+from gpuserve.supervisor.reload.file_polling import FollowedFiles, ImportedFile, Look, Looks, SourceFolder
 from gpuserve_worker.running.imports import user_files
 
 

@@ -18,7 +18,7 @@ from gpuserve.model.spec import (
     SequenceBatching,
     SequenceControl,
 )
-from gpuserve.supervisor.attach.foreign_spec import checked_spec
+from gpuserve.supervisor.attach.attached_programs import checked_spec
 from gpuserve_worker.protocol.tensor import TensorSpec
 from gpuserve_worker.protocol.wire import WireError
 

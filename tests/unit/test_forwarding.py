@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuserve.config.settings.values import header_pattern
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
 from gpuserve.front.exchange.exchange import Head
 from gpuserve.front.v2.types import InferRequest

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import wait_ended, wait_until
 
-from gpuserve.supervisor.core.processes import Child, EarlyFront, front_process
+from gpuserve.supervisor.processes.child_process import Child, EarlyFront, front_process
 
 TIMEOUT_S = 20.0
 #: What ``tritonclient.grpc`` brings besides the messages, as it shows among the mapped files.
@@ -27,7 +27,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
         started.append(process)
         return process, control
 
-    monkeypatch.setattr("gpuserve.supervisor.core.processes.front_process", start)
+    monkeypatch.setattr("gpuserve.supervisor.processes.child_process.front_process", start)
     return started
 
 

@@ -23,7 +23,7 @@ from test_gather_properties import (
     wire_bytes,
 )
 
-from gpuserve.errors import Unavailable
+from gpuserve.core.errors import Unavailable
 from gpuserve.front.memory.device_inputs import DeviceInputs
 from gpuserve.front.memory.gather import Gathered, gather
 from gpuserve.front.models.pending import PendingRequest

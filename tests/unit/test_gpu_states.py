@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.core.states import IllegalTransition
 from gpuserve.devices.machine import GpuReading, GpuReport, NvmlRound, RemappedRows, Xid
 from gpuserve.front.observe import triton_metrics
 from gpuserve.front.observe.gpu_health.exposition import ModelMemory, gpu_families, gpus_document
@@ -23,7 +24,6 @@ from gpuserve.front.observe.gpu_health.health import (
     GpuLife,
     GpuState,
 )
-from gpuserve.states import IllegalTransition
 
 UUID = "GPU-a"
 OTHER = "GPU-b"

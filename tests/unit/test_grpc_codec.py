@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import Internal, InvalidArgument, RequestError
+from gpuserve.core.errors import Internal, InvalidArgument, RequestError
 from gpuserve.front.doors.grpc import responses
 from gpuserve.front.doors.grpc.framing import unary_message
 from gpuserve.front.doors.grpc.requests import parse_infer_request

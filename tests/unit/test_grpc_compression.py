@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.api.server import Server
-from gpuserve.errors import ConfigError
+from gpuserve.core.errors import ConfigError
 from gpuserve.front.doors.grpc.framing import COMPRESSED_NBYTES, Unframer, compress_messages, frame
 from gpuserve.front.doors.grpc.headers import coding_for
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted, Unimplemented
+from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted, Unimplemented
 from gpuserve.front.doors.grpc import health
 from gpuserve.front.doors.grpc.framing import Unframer, check_encoding, frame, unary_message
 

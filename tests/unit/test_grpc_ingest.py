@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.ingest import MAX_FIELDS, GrpcBodyScanner
 from gpuserve.front.doors.grpc.requests import parse_infer_request

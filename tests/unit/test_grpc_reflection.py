@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access.endpoints import METHODS as GUARDED
 from gpuserve.front.doors.grpc.reflection import METHODS, replies, reply
 from gpuserve.front.doors.grpc.schema import REFLECTION_PACKAGES, schema

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
 from gpuserve.front.doors.grpc.requests import SHORT_NBYTES, parse_infer_request
 from gpuserve.front.memory.intake import Intake, Share

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.settings.values import ADMIN
-from gpuserve.control.operator import VerbOutcome
-from gpuserve.errors import Code, InvalidArgument, RequestError, Unimplemented
+from gpuserve.core.errors import Code, InvalidArgument, RequestError, Unimplemented
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.restrictions import Policy
@@ -24,6 +23,7 @@ from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.service.control import AdminControl, Questions
 from gpuserve.front.service.service import inference_service
+from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 SCALE = Route(Endpoint.ADMIN_MODEL_SCALE, "m")
 DRAIN = Route(Endpoint.ADMIN_DRAIN)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpuserve.errors import InvalidArgument, NotFound, Unavailable
+from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http.answers import (
     JSON_OK,

@@ -13,7 +13,7 @@ import tritonclient.http as client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument, NotFound
+from gpuserve.core.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.http import header
 from gpuserve.front.doors.http.codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
 from gpuserve.front.doors.http.header import OutputForm

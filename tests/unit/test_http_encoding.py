@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument, ResourceExhausted, Unimplemented
+from gpuserve.core.errors import InvalidArgument, ResourceExhausted, Unimplemented
 from gpuserve.front.doors.access.inflation import FREE_NBYTES, SLICE_NBYTES, Inflater, inflate
 from gpuserve.front.doors.http.encoding import compress, negotiate, request_coding
 from gpuserve.front.exchange.exchange import AnswerHead

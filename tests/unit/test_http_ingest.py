@@ -13,7 +13,7 @@ from exploring import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.http.codec import LARGE_NBYTES, parse_infer_request
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.memory.intake import Intake, Share

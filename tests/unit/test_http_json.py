@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.http.codec import parse_infer_request
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.v2.json_values import MAX_JSON_NBYTES

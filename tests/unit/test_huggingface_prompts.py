@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.runtimes.huggingface.batching import Row, RowStreamer
 from gpuserve.runtimes.huggingface.prompts import (
     Piece,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.devices.placement import Placement
-from gpuserve.errors import InvalidArgument
 from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec, StepSpec
-from gpuserve.placement.instance_counts import instances_by_device, joined, with_count
+from gpuserve.supervisor.placement import instances_by_device, joined, with_count
 
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:2")
 SOURCE = {"path": "model.py:f"}

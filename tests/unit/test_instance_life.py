@@ -6,17 +6,17 @@ import itertools
 
 import pytest
 
-from gpuserve.states import IllegalTransition
-from gpuserve.supervisor.core.life import (
+from gpuserve.core.states import IllegalTransition
+from gpuserve.supervisor.processes.lifecycle import (
     FIRST_BACKOFF_S,
     MAX_BACKOFF_S,
     STEADY_S,
-    InstanceLife,
+    InstanceEvent,
+    InstanceLifecycle,
     InstanceState,
-    LifeEvent,
 )
 
-S, E = InstanceState, LifeEvent
+S, E = InstanceState, InstanceEvent
 LEGAL = {
     (S.DOWN, E.SPAWNED): S.LOADING,
     (S.DOWN, E.DIED): S.WAITING,
@@ -42,13 +42,13 @@ LEGAL = {
 ILLEGAL = [pair for pair in itertools.product(S, E) if pair not in LEGAL]
 
 
-def life_in(state: InstanceState) -> InstanceLife:
-    life = InstanceLife("m/0")
+def life_in(state: InstanceState) -> InstanceLifecycle:
+    life = InstanceLifecycle("m/0")
     life.state = state
     return life
 
 
-def death(life: InstanceLife, now: float, *, ready_for_s: float | None) -> float:
+def death(life: InstanceLifecycle, now: float, *, ready_for_s: float | None) -> float:
     """Start, live and die; the back-off. ``ready_for_s`` None: it died while it loaded."""
     if life.state is S.WAITING:
         life.apply(E.DUE, now)
@@ -61,14 +61,14 @@ def death(life: InstanceLife, now: float, *, ready_for_s: float | None) -> float
 
 
 @pytest.mark.parametrize(("before", "event"), LEGAL)
-def test_a_legal_step(before: InstanceState, event: LifeEvent) -> None:
+def test_a_legal_step(before: InstanceState, event: InstanceEvent) -> None:
     life = life_in(before)
     life.apply(event, 0.0)
     assert life.state is LEGAL[before, event]
 
 
 @pytest.mark.parametrize(("before", "event"), ILLEGAL)
-def test_an_illegal_step_names_instance_event_and_state(before: InstanceState, event: LifeEvent) -> None:
+def test_an_illegal_step_names_instance_event_and_state(before: InstanceState, event: InstanceEvent) -> None:
     life = life_in(before)
     with pytest.raises(IllegalTransition, match=f"m/0 is {before.name}, where {event.name} cannot happen"):
         life.apply(event, 0.0)
@@ -76,11 +76,11 @@ def test_an_illegal_step_names_instance_event_and_state(before: InstanceState, e
 
 
 def test_the_first_restart_is_due_at_once() -> None:
-    assert death(InstanceLife("m"), 0.0, ready_for_s=1.0) == 0.0
+    assert death(InstanceLifecycle("m"), 0.0, ready_for_s=1.0) == 0.0
 
 
 def test_one_that_dies_young_again_waits_twice_as_long_each_time_up_to_a_limit() -> None:
-    life, now, waits = InstanceLife("m"), 0.0, []
+    life, now, waits = InstanceLifecycle("m"), 0.0, []
     for _ in range(8):
         waits.append(death(life, now, ready_for_s=0.0))
         now += waits[-1]
@@ -88,12 +88,12 @@ def test_one_that_dies_young_again_waits_twice_as_long_each_time_up_to_a_limit()
 
 
 def test_a_death_while_loading_counts_as_young() -> None:
-    life = InstanceLife("m")
+    life = InstanceLifecycle("m")
     assert [death(life, 0.0, ready_for_s=None) for _ in range(3)] == [0.0, 1.0, 2.0]
 
 
 def test_a_steady_life_starts_the_back_off_afresh() -> None:
-    life = InstanceLife("m")
+    life = InstanceLifecycle("m")
     for _ in range(4):
         death(life, 0.0, ready_for_s=0.0)
     assert death(life, 100.0, ready_for_s=STEADY_S) == 0.0
@@ -101,14 +101,14 @@ def test_a_steady_life_starts_the_back_off_afresh() -> None:
 
 
 def test_the_back_off_runs_out() -> None:
-    life = InstanceLife("m")
+    life = InstanceLifecycle("m")
     death(life, 0.0, ready_for_s=0.0)
     death(life, 0.0, ready_for_s=0.0)
     assert (life.restart_in_s(0.25), life.restart_in_s(1.0), life.restart_in_s(9.0)) == (0.75, 0.0, 0.0)
 
 
 def test_restarts_and_was_ready_are_remembered() -> None:
-    life = InstanceLife("m")
+    life = InstanceLifecycle("m")
     assert not life.was_ready
     death(life, 0.0, ready_for_s=0.0)
     death(life, 0.0, ready_for_s=None)
@@ -124,7 +124,7 @@ def test_a_stopped_instance_plans_no_restart() -> None:
 @pytest.mark.parametrize("told_first", [True, False])
 def test_a_death_that_is_excused_raises_no_back_off(told_first: bool) -> None:
     """Whoever hears of the death first: the front, which excuses it, or the supervisor."""
-    life = InstanceLife("m/0")
+    life = InstanceLifecycle("m/0")
     assert [death(life, now, ready_for_s=0.0) for now in (0.0, 1.0)] == [0.0, FIRST_BACKOFF_S]
     for now in (10.0, 20.0, 30.0):
         life.apply(E.DUE, now)
@@ -140,7 +140,7 @@ def test_a_death_that_is_excused_raises_no_back_off(told_first: bool) -> None:
 
 
 def test_an_excuse_is_for_one_worker() -> None:
-    life = InstanceLife("m/0")
+    life = InstanceLifecycle("m/0")
     death(life, 0.0, ready_for_s=0.0)
     life.apply(E.DUE, 1.0)
     life.apply(E.SPAWNED, 1.0)
@@ -151,7 +151,7 @@ def test_an_excuse_is_for_one_worker() -> None:
 
 
 def test_a_successor_that_has_started_meanwhile_goes_on() -> None:
-    life = InstanceLife("m/0")
+    life = InstanceLifecycle("m/0")
     assert death(life, 0.0, ready_for_s=0.0) == 0.0
     life.apply(E.DUE, 0.0)
     life.apply(E.SPAWNED, 0.0)

@@ -9,7 +9,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument, NoMemory
+from gpuserve.core.errors import InvalidArgument, NoMemory
 from gpuserve.front.memory.intake import AHEAD_NBYTES, REQUEST_NBYTES, Intake, Share
 from gpuserve.front.v2.status import STATUS
 from gpuserve.front.v2.validation import check_claim

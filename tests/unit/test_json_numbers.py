@@ -11,7 +11,7 @@ from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument, RequestError
+from gpuserve.core.errors import InvalidArgument, RequestError
 from gpuserve.front.doors.http.header import header_for, read_header
 from gpuserve.front.v2 import json_numbers, json_values
 from gpuserve.front.v2.json_numbers import LiftedText, lift

@@ -58,7 +58,7 @@ ALLOWED = {
         "gpuserve/cli/views gpuserve/control gpuserve/placement gpuserve/config/settings gpuserve_worker/memory",
     "gpuserve/cli/top":
         "gpuserve/cli/console gpuserve/cli/views gpuserve/control gpuserve/errors gpuserve/follow "
-        "gpuserve/journal gpuserve/states",
+        "gpuserve/journal gpuserve/core/states",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/cli/top gpuserve/cli/views "
@@ -115,7 +115,7 @@ ALLOWED = {
         "gpuserve/front/exchange gpuserve/front/process gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/front/batching":
         "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
-        "gpuserve/config/settings gpuserve/states",
+        "gpuserve/config/settings gpuserve/core/states",
     "gpuserve/front/door":
         "gpuserve/control gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/memory "
         "gpuserve/front/observe gpuserve/front/passage gpuserve/front/remote gpuserve/front/server "
@@ -141,7 +141,7 @@ ALLOWED = {
         "gpuserve/front/doors/http/dashboard_page gpuserve/front/doors/http/docs_page "
         "gpuserve/front/doors/openapi gpuserve/front/exchange gpuserve/front/live gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
-        "gpuserve/config/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config/settings gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/http/dashboard_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/openai":
@@ -152,7 +152,7 @@ ALLOWED = {
     "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
     "gpuserve/front/keeper":
         "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/remote "
-        "gpuserve/front/server gpuserve/journal gpuserve/config/settings gpuserve/states gpuserve_worker/protocol",
+        "gpuserve/front/server gpuserve/journal gpuserve/config/settings gpuserve/core/states gpuserve_worker/protocol",
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/live":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/models "
@@ -160,7 +160,7 @@ ALLOWED = {
         "gpuserve/journal gpuserve/model/options gpuserve/config/settings",
     "gpuserve/front/memory":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
-        "gpuserve/config/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config/settings gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/queueing gpuserve/front/v2 "
@@ -168,15 +168,15 @@ ALLOWED = {
     "gpuserve/front/models/ensembles":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
-        "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/observe":
         "gpuserve/model gpuserve/errors gpuserve/front/v2 gpuserve/journal gpuserve/config/settings "
         "gpuserve_worker/protocol",
-    "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/states",
+    "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/core/states",
     "gpuserve/front/observe/tracing":
         "gpuserve/errors gpuserve/front/v2 gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/front/passage":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/states "
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/core/states "
         "gpuserve_worker/protocol",
     "gpuserve/front/process":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
@@ -186,7 +186,7 @@ ALLOWED = {
         "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/passage "
         "gpuserve/front/remote gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
         "gpuserve/config/settings gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/queueing": "gpuserve/model gpuserve/errors gpuserve/front/v2 gpuserve/states",
+    "gpuserve/front/queueing": "gpuserve/model gpuserve/errors gpuserve/front/v2 gpuserve/core/states",
     "gpuserve/front/remote":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "
         "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/observe/tracing "
@@ -195,8 +195,8 @@ ALLOWED = {
     "gpuserve/front/server":
         "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/config/settings "
         "gpuserve_worker/protocol",
-    "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",
-    "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/states",
+    "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/core/states",
+    "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/core/states",
     "gpuserve/front/service":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/gpu_health "
@@ -226,28 +226,28 @@ ALLOWED = {
         "gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/attach":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/config/settings "
-        "gpuserve/states gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",
+        "gpuserve/core/states gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/core":
-        "gpuserve/control gpuserve/errors gpuserve/journal gpuserve/config/settings gpuserve/states gpuserve_worker "
+        "gpuserve/control gpuserve/errors gpuserve/journal gpuserve/config/settings gpuserve/core/states gpuserve_worker "
         "gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/supervisor/models":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "
-        "gpuserve/config/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
+        "gpuserve/config/settings gpuserve/core/states gpuserve/supervisor/attach gpuserve/supervisor/core "
         "gpuserve/supervisor/workers",
     "gpuserve/supervisor/operator":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "
-        "gpuserve/config/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
+        "gpuserve/config/settings gpuserve/core/states gpuserve/supervisor/attach gpuserve/supervisor/core "
         "gpuserve/supervisor/models gpuserve/supervisor/publication gpuserve/supervisor/reload "
         "gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/publication":
-        "gpuserve/control gpuserve/journal gpuserve/states gpuserve/supervisor/core",
+        "gpuserve/control gpuserve/journal gpuserve/core/states gpuserve/supervisor/core",
     "gpuserve/supervisor/reload":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/config/settings gpuserve/config/fingerprints gpuserve/supervisor/attach gpuserve/supervisor/core "
         "gpuserve/supervisor/models",
     "gpuserve/supervisor/workers":
         "gpuserve/control gpuserve/model gpuserve/devices gpuserve/errors gpuserve/journal "
-        "gpuserve/config/settings gpuserve/states gpuserve/supervisor/core gpuserve_worker/protocol "
+        "gpuserve/config/settings gpuserve/core/states gpuserve/supervisor/core gpuserve_worker/protocol "
         "gpuserve_worker/running",
     "gpuserve/testing":
         "gpuserve/api gpuserve/config gpuserve/model gpuserve/model/describe gpuserve/display gpuserve/errors "

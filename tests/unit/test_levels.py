@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from scheduled import model_spec
 
-from gpuserve.errors import Code, DeadlineExceeded, QueueFull
+from gpuserve.core.errors import Code, DeadlineExceeded, QueueFull
+from gpuserve.core.states import IllegalTransition
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.priority_queue import PriorityQueue
 from gpuserve.front.queueing.queue import QueuedRequest, RequestQueue
 from gpuserve.front.queueing.queue_factory import request_queue
 from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec
-from gpuserve.states import IllegalTransition
 
 #: Divided by, as the scheduler does: a product would be rounded otherwise.
 US_A_SECOND = 1e6

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from test_batcher_properties import SchedulerMachine
 
-from gpuserve.errors import QueueFull
+from gpuserve.core.errors import QueueFull
 from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.model.spec import PolicySpec, QueueSpec
 

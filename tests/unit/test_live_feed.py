@@ -11,8 +11,8 @@ from http1_talk import Talk
 
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.config.settings.values import AccessRule
-from gpuserve.control import messages
-from gpuserve.errors import Unavailable
+from gpuserve.core.errors import Unavailable
+from gpuserve.core.event_log import Event, EventKind
 from gpuserve.front.doors.access.restrictions import Policy
 from gpuserve.front.doors.http.dashboard import MAX_UNSENT
 from gpuserve.front.doors.http.door import HttpDoor
@@ -22,8 +22,7 @@ from gpuserve.front.live.feed import MAX_FOLLOWERS, LiveFeed
 from gpuserve.front.live.page import LivePage, live_page
 from gpuserve.front.live.settings import ShownSettings
 from gpuserve.front.service.service import InferenceService, inference_service
-from gpuserve.journal.event import Event
-from gpuserve.journal.kinds import EventKind
+from gpuserve.supervisor.control import front_messages as messages
 
 
 class Listener:
@@ -147,7 +146,7 @@ def test_what_happens_is_told_at_once_and_what_had_happened_first(
 ) -> None:
     def happened(number: int, kind: EventKind) -> None:
         wire = Event(number, 5.0, kind, "m", 1, "cpu#0", {"reason": "signal 9"}).to_wire()
-        service.events.happened(messages.Happened((wire,)))
+        service.events.happened(messages.EventBatch((wire,)))
 
     async def scene() -> None:
         listener = Listener()

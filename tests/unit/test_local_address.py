@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.control.local_address import local_addresses, private_owner
-from gpuserve.control.operator_client import ControlName, listening_names
+from gpuserve.supervisor.control.attach_protocol import local_addresses, private_owner
+from gpuserve.supervisor.control.operator_client import ControlName, listening_names
 
 NAME = b"\0gpuserve/0/port-1"
 NOBODY = 65534

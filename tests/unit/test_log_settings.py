@@ -13,10 +13,10 @@ from tritonclient.grpc import service_pb2
 
 from gpuserve.config.settings import logs
 from gpuserve.config.settings.logs import LogSettings
-from gpuserve.control import messages
-from gpuserve.errors import InvalidArgument, RequestError, Unavailable, Unimplemented
+from gpuserve.core.errors import InvalidArgument, RequestError, Unavailable, Unimplemented
 from gpuserve.front.service.control import LogControl
 from gpuserve.front.v2 import log_codec
+from gpuserve.supervisor.control import front_messages as messages
 
 INFO = LogSettings.of_level("info")
 NO_FILE = "log file location can not be updated through network protocol"

@@ -12,7 +12,7 @@ import pytest
 
 from gpuserve import DynamicBatcher, ModelConfig, Tensor
 from gpuserve.api.binding import model_spec
-from gpuserve.errors import BindError
+from gpuserve.core.errors import BindError
 from gpuserve.model.declaration import tensor_specs
 from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
 from gpuserve_worker.protocol.tensor import TensorSpec

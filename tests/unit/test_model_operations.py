@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.control.reactor import Reactor
-from gpuserve.errors import GpuserveError, Internal
+from gpuserve.core.errors import GpuserveError, Internal
+from gpuserve.core.states import IllegalTransition
 from gpuserve.model.spec import InstanceSpec, ModelSpec
-from gpuserve.states import IllegalTransition
-from gpuserve.supervisor.core.server_life import SettingsInForce
+from gpuserve.supervisor.control.reactor import Reactor
+from gpuserve.supervisor.models.declared_models import DeclaredModels, loaded_at_start
 from gpuserve.supervisor.models.generations import (
     Generation,
     GenerationState,
@@ -28,9 +28,8 @@ from gpuserve.supervisor.models.model_operations import (
     failed_start,
     refused_load,
 )
-from gpuserve.supervisor.models.repository import DeclaredModels, loaded_at_start
-from gpuserve.supervisor.workers.worker_group import WorkerGroup
-from gpuserve.supervisor.workers.worker_keeper import WorkerCare
+from gpuserve.supervisor.processes.lifecycle import LiveSettings
+from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerGroup
 
 SPEC = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
 
@@ -44,7 +43,7 @@ def reactor() -> Any:
 
 def generation(reactor: Reactor, version: int = 1, *states: GenerationState) -> Generation:
     spec = dataclasses.replace(SPEC, version=version)
-    care = WorkerCare(reactor, None, SettingsInForce(ServerSettings()), False, {})  # type: ignore[arg-type]
+    care = WorkerContext(reactor, None, LiveSettings(ServerSettings()), False, {})  # type: ignore[arg-type]
     one = Generation(version, spec, WorkerGroup(spec, care), served=False)
     for state in states:
         one.move(state)

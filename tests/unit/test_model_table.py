@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument, NotFound, Unavailable
+from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.service.model_table import ModelTable, version_number
 from gpuserve.front.v2.health import Watchers

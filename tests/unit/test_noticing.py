@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpuserve.errors import QueueFull, Unavailable
+from gpuserve.core.errors import QueueFull, Unavailable
+from gpuserve.core.event_log import EventKind
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.observe.noticing import BURST, PAUSE_S, Noticing
-from gpuserve.journal.kinds import EventKind
 
 
 class Watched:

@@ -20,7 +20,7 @@ from gpuserve import ModelConfig, Tensor
 from gpuserve.api.binding import model_spec
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.errors import (
+from gpuserve.core.errors import (
     BadModelConfig,
     InvalidArgument,
     NotFound,

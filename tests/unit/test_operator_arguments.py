@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpuserve.control import operator as arguments_of
-from gpuserve.errors import InvalidArgument, RequestError
+from gpuserve.core.errors import InvalidArgument, RequestError
+from gpuserve.supervisor.control import operator_protocol as arguments_of
 
 ANYTHING = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text() | some.binary(),

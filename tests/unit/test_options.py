@@ -20,7 +20,7 @@ from gpuserve.config.load import load_data, load_file
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import mapping_schema
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
-from gpuserve.errors import BadModelConfig, ConfigError
+from gpuserve.core.errors import BadModelConfig, ConfigError
 from gpuserve.front.v2.model_config import fill, options_of
 from gpuserve.model import Batching, ModelWarmup, Policy, Queue, SequenceBatching, WarmupInput
 from gpuserve.model.declaration import DynamicBatcher, QueuePolicy

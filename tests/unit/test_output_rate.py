@@ -10,9 +10,9 @@ import pytest
 from processes import wait_until
 
 from gpuserve.config.settings import logs
-from gpuserve.control.reactor import Reactor
-from gpuserve.supervisor.core.kept_child import OutputRelay
-from gpuserve.supervisor.core.output_rate import BURST_S, OutputRate
+from gpuserve.supervisor.control.reactor import Reactor
+from gpuserve.supervisor.processes.child_supervision import OutputRelay
+from gpuserve.supervisor.processes.log_lines import BURST_S, OutputRate
 
 
 def admitted(rate: OutputRate, now: float, nbytes: int, most: int = 100_000) -> int:

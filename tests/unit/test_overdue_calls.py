@@ -7,7 +7,7 @@ import dataclasses
 
 from driver_scene import SPEC, Scene, Worker
 
-from gpuserve.errors import DeadlineExceeded
+from gpuserve.core.errors import DeadlineExceeded
 from gpuserve.front.models.running_calls import OverdueCall
 
 LIMIT_S = 5.0

@@ -12,7 +12,7 @@ import driver_scene
 import pytest
 from driver_scene import Scene
 
-from gpuserve.errors import Unavailable
+from gpuserve.core.errors import Unavailable
 from gpuserve.front.models import instances, model_workers
 from gpuserve.front.models.instances import PATIENCE_S
 from gpuserve.front.models.model_driver import ModelDriver

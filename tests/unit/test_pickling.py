@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpuserve.api.pickling import MAX_DEPTH, MAX_TRIED, find_fault, pickled_source
-from gpuserve.errors import BindError
+from gpuserve.api.pickled_callables import MAX_DEPTH, MAX_TRIED, find_fault, pickled_source
+from gpuserve.core.errors import BindError
 
 LOCK = threading.Lock()
 

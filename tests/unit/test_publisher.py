@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from gpuserve.control.reactor import Reactor
-from gpuserve.journal.kinds import EventKind
-from gpuserve.journal.topics import Subscriptions, topic
-from gpuserve.supervisor.publication.publisher import MAX_WAITING, Publisher
+from gpuserve.core.event_log import EventKind, Subscriptions, topic
+from gpuserve.supervisor.control.reactor import Reactor
+from gpuserve.supervisor.operator.event_publication import MAX_WAITING, Publisher
 
 TIMEOUT_MS = 10_000
 EVENT = b'{"kind":"instance_died","reason":"' + b"x" * 200 + b'"}'

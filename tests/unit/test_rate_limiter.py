@@ -13,7 +13,7 @@ from scheduled import model_spec
 from gpuserve import Server
 from gpuserve.config.settings.rate_limits import check_rates, resource_limits
 from gpuserve.config.settings.server import ResourceLimit, ServerSettings
-from gpuserve.errors import ConfigError, StartupError
+from gpuserve.core.errors import ConfigError, StartupError
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.rate_limited import RateLimits
 from gpuserve.front.batching.rate_limiter import InstanceRate, SharedResources

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import Code, QueueFull, RequestError
+from gpuserve.core.errors import Code, QueueFull, RequestError
 from gpuserve.front.observe.metrics import DURATION_BUCKETS, Histogram, ModelMetrics
 from gpuserve.front.observe.rates import RateMeter, counts_of, quantile
 from gpuserve.front.v2.statistics import FailureReason

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from gpuserve.control.reactor import Reactor
+from gpuserve.supervisor.control.reactor import Reactor
 
 
 @pytest.fixture

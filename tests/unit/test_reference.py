@@ -11,10 +11,10 @@ import pytest
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.config.schema import json_schema
 from gpuserve.config.settings.server import ServerSettings, live_settings
+from gpuserve.core.event_log import FACTS
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.observe.metrics_page import MetricsPage
 from gpuserve.front.v2.status import STATUS
-from gpuserve.journal.kinds import FACTS
 from gpuserve.model.options import rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from leaks import own_name
 
-from gpuserve.errors import AlreadyExists, InvalidArgument, NotFound, RequestError, Unavailable
+from gpuserve.core.errors import AlreadyExists, InvalidArgument, NotFound, RequestError, Unavailable
+from gpuserve.core.states import IllegalTransition
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.regions import RegionKind, RegionLife, RegionStatus, RegionTable, RegisteredRegion
 from gpuserve.front.v2.types import InferRequest, RegionSlice
-from gpuserve.states import IllegalTransition
 from gpuserve_worker.protocol import datagram, wire
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

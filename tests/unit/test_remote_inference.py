@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
+from gpuserve.core.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.errors import ConfigError, RateLimited
+from gpuserve.core.errors import ConfigError, RateLimited
 from gpuserve.front.exchange.request_rates import RequestRates, TokenBuckets, retry_after_s
 
 #: (client, milliseconds since the request before)

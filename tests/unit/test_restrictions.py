@@ -14,7 +14,7 @@ import gpuserve.front.doors
 from gpuserve import Server
 from gpuserve.config.settings.server import ServerSettings, all_access_rules
 from gpuserve.config.settings.values import ADMIN, CONTROL_GROUPS, DASHBOARD, ENDPOINT_GROUPS, AccessRule
-from gpuserve.errors import ConfigError, PermissionDenied, Unavailable
+from gpuserve.core.errors import ConfigError, PermissionDenied, Unavailable
 from gpuserve.front.doors.access import endpoints
 from gpuserve.front.doors.access.endpoints import METHODS, Access, Endpoint, Kind
 from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict, token_headers

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.grpc.parameters import request_parameters
 from gpuserve.front.doors.http.generate_codec import parse_generate_request
 from gpuserve.front.doors.http.header import read_header

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from sequenced import Sequenced, ids
 
-from gpuserve.errors import InvalidArgument, QueueFull, Unavailable
+from gpuserve.core.errors import InvalidArgument, QueueFull, Unavailable
+from gpuserve.core.states import IllegalTransition
 from gpuserve.front.batching.sequence_scheduler import MAX_LOST, LostSequences
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
 from gpuserve.front.queueing.queue import RemovalReason, RequestState
 from gpuserve.model.spec import BatchingSpec, SequenceBatching, SequenceControl
-from gpuserve.states import IllegalTransition
 
 START_TEXT = (
     r"inference request for sequence {} to model 'm' must specify the START flag on the first request of the "

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduled import model_spec
 from sequenced import US, SequencedRequest, ids
 
-from gpuserve.errors import InvalidArgument, Unavailable
+from gpuserve.core.errors import InvalidArgument, Unavailable
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState

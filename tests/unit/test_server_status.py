@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuserve.control.messages import Census
 from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.operator.status import Knowledge, model_rows
+from gpuserve.supervisor.control.front_messages import Census
+from gpuserve.supervisor.operator.server_status import StatusSources, model_rows
 
 
 def rows(census: Census | None, **known: Any) -> list[dict[str, Any]]:
     facts: dict[str, Any] = {"names": (), "specs": (), "workers": (), "attached": (), **known}
-    return model_rows(Knowledge("config", census=census, **facts))
+    return model_rows(StatusSources("config", census=census, **facts))
 
 
 def census(counts: tuple[Any, ...] = (), states: tuple[Any, ...] = ()) -> Census:

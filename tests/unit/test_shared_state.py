@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from gpuserve import Server
-from gpuserve.api.shared_state import SharedStates, is_state, states_of
+from gpuserve.api.pickled_callables import SharedObjects, is_state, states_of
 from gpuserve.compat.pytriton.triton import Triton
 from gpuserve.decorators import batch
 from gpuserve.model.declaration import Tensor
@@ -90,7 +90,7 @@ def reads_constants(requests: Any) -> Any:
 
 def shared(*callables: Any, is_copied: bool = True) -> list[str]:
     """Types of what the last one shares with those before."""
-    states = SharedStates()
+    states = SharedObjects()
     found: list[Any] = []
     for number, infer in enumerate(callables):
         found = states.bind((f"m{number}", 1), [infer], is_copied=is_copied)
@@ -146,13 +146,13 @@ def test_methods_of_an_object_without_attributes() -> None:
 
 
 def test_one_that_is_in_this_process_does_not_see_a_copy_either() -> None:
-    states, learner = SharedStates(), Learner()
+    states, learner = SharedObjects(), Learner()
     assert states.bind(("a", 1), [learner.train], is_copied=False) == []
     assert states.bind(("b", 1), [learner.infer], is_copied=True) == [(("a", 1), "Learner")]
 
 
 def test_a_model_that_is_bound_again_or_forgotten_shares_nothing() -> None:
-    states, learner = SharedStates(), Learner()
+    states, learner = SharedObjects(), Learner()
     states.bind(("a", 1), [learner.train], is_copied=True)
     assert states.bind(("a", 1), [learner.train], is_copied=True) == []
     states.forget(("a", 1))
@@ -160,7 +160,7 @@ def test_a_model_that_is_bound_again_or_forgotten_shares_nothing() -> None:
 
 
 def test_an_object_that_is_gone_is_not_taken_for_one_in_its_place() -> None:
-    states = SharedStates()
+    states = SharedObjects()
     for number in range(20):
         assert states.bind((f"m{number}", 1), [Learner().train], is_copied=True) == []
 

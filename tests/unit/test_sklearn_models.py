@@ -17,7 +17,7 @@ from sklearn.cluster import DBSCAN, KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.runtimes.missing import ModelFileError
 from gpuserve.runtimes.sklearn import SklearnModel
 

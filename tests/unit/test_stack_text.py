@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpuserve.supervisor.core.stack_text import place_of_user, told, why_silent
+from gpuserve.supervisor.processes.child_supervision import missing_stacks_reason, told, user_frame
 
 STACKS = f"""Current thread 0x00007f0000000001 (most recent call first):
   File "{os.getcwd()}/gpuserve_worker/running/supervision.py", line 62 in _listen
@@ -32,8 +32,8 @@ def test_the_main_thread_comes_first_and_the_one_that_listens_not_at_all() -> No
 
 
 def test_the_innermost_line_of_the_users_own_code_is_found() -> None:
-    assert place_of_user(STACKS) == "/home/me/model.py:12 in __init__"
-    assert place_of_user("") == ""
+    assert user_frame(STACKS) == "/home/me/model.py:12 in __init__"
+    assert user_frame("") == ""
 
 
 def test_what_is_no_stack_is_told_as_it_is() -> None:
@@ -41,4 +41,4 @@ def test_what_is_no_stack_is_told_as_it_is() -> None:
 
 
 def test_a_process_without_stacks_is_told_by_its_state() -> None:
-    assert why_silent(os.getpid()) == f"(no stacks of process {os.getpid()}: it runs)"
+    assert missing_stacks_reason(os.getpid()) == f"(no stacks of process {os.getpid()}: it runs)"

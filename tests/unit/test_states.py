@@ -6,7 +6,7 @@ import enum
 
 import pytest
 
-from gpuserve.states import EventTable, IllegalTransition, StepTable
+from gpuserve.core.states import EventTable, IllegalTransition, StepTable
 
 
 class Light(enum.Enum):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import Internal, InvalidArgument, QueueFull, RequestError, Unavailable
+from gpuserve.core.errors import Internal, InvalidArgument, QueueFull, RequestError, Unavailable
 from gpuserve.front.observe.metrics import (
     DURATION_BUCKETS,
     Histogram,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduled import model_spec
 
-from gpuserve.errors import DeadlineExceeded, QueueFull
+from gpuserve.core.errors import DeadlineExceeded, QueueFull
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
 from gpuserve.front.batching.interface import Scheduler
 from gpuserve.front.batching.model_scheduler import ModelScheduler

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.grpc import requests
 from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner

@@ -13,7 +13,7 @@ from test_local_models import DECOUPLED, PLAIN, scaling, triton_model
 
 from gpuserve import Server, Tensor
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.errors import BindError, StartupError
+from gpuserve.core.errors import BindError, StartupError
 from gpuserve.testing import ModelCallError, TestClient, WrongCall
 from gpuserve.typed import Float32, batch
 

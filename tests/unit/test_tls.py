@@ -12,7 +12,7 @@ from tls import Authority, Pair
 
 from gpuserve import Server
 from gpuserve.config.settings.tls import TlsFiles, certificate_expiry, check_files
-from gpuserve.errors import ConfigError
+from gpuserve.core.errors import ConfigError
 from gpuserve.front.process.certificates import CertificateWatch
 
 PEM = "-----BEGIN {0}-----\nAAAA\n-----END {0}-----\n"

@@ -14,7 +14,7 @@ from driver_scene import FAILURE, PHASES, SPEC, Scene, Worker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.v2.types import InferResponse
 from gpuserve.model.spec import QueueSpec
 from gpuserve_worker.protocol import datagram, wire

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve import Tensor
-from gpuserve.errors import BindError, InvalidArgument
+from gpuserve.core.errors import BindError, InvalidArgument
 from gpuserve.front.v2.classification import MAX_ELEMENTS, classify, labels_of, top_classes
 from gpuserve.front.v2.model_config import model_config
 from gpuserve.front.v2.types import InferResponse, OutputTensor

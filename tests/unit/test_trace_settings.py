@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuserve.config.settings.checks import check_trace
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
-from gpuserve.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
+from gpuserve.core.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
 from gpuserve.front.observe.tracing.scopes import Sampler, TraceScopes
 from gpuserve.front.observe.tracing.trace import TraceParent
 from gpuserve.front.observe.tracing.values import TraceValues, described, read_changes

@@ -13,7 +13,7 @@ from gpuserve import Server
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.settings.server import GRPCIO, NATIVE
-from gpuserve.errors import ConfigError
+from gpuserve.core.errors import ConfigError
 from gpuserve.front.exchange.exchange import Ends
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.server.connections import Connections

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.v2.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
 from gpuserve.front.v2.validation import CheckedRequest, ModelCheck

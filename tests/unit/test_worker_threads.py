@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from gpuserve.errors import StartupError
-from gpuserve.supervisor.core import threads
-from gpuserve.supervisor.core.threads import start_thread
+from gpuserve.core.errors import StartupError
+from gpuserve.supervisor.workers import worker_thread as threads
+from gpuserve.supervisor.workers.worker_thread import start_thread
 
 
 def refuse(*_: object) -> None:

@@ -8,7 +8,7 @@ from drawing.names import message, port, program
 from drawing.svg import Box, Point, arrow, labelled, picture, words
 
 _WIRE = "gpuserve_worker.protocol.wire"
-_CONTROL = "gpuserve.control.messages"
+_CONTROL = "gpuserve.supervisor.control.front_messages"
 
 _CLIENTS = Box(Point(280, 44), 520, 46)
 _FRONT = Box(Point(200, 176), 360, 92)

@@ -13,8 +13,8 @@ from drawing.svg import Box, Point, arrow, labelled, picture
 from gpuserve.front.keeper.kept_door import STEPS as DOOR
 from gpuserve.front.observe.gpu_health.health import LIVES as GPU
 from gpuserve.front.queueing.queue import TRANSITIONS as REQUEST
-from gpuserve.supervisor.core.life import STEPS as INSTANCE
-from gpuserve.supervisor.core.server_life import STEPS as SERVER
+from gpuserve.supervisor.processes.lifecycle import INSTANCE_STEPS as INSTANCE
+from gpuserve.supervisor.processes.lifecycle import SERVER_STEPS as SERVER
 
 _HEIGHT: Final = 34
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuserve.errors import GpuserveError
+from gpuserve.core.errors import GpuserveError
 
 
 class BenchError(GpuserveError):

@@ -6,7 +6,7 @@ import logging
 
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.config.settings import logs
-from gpuserve.errors import ConfigError, DeviceError, GpuserveError, ModelUnrecoverable, StartupError
+from gpuserve.core.errors import ConfigError, DeviceError, GpuserveError, ModelUnrecoverable, StartupError
 
 
 def exit_code_of(error: GpuserveError) -> ExitCode:

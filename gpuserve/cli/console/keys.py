@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from gpuserve.cli.views.status_view import status_text
 from gpuserve.config.settings import logs
-from gpuserve.control.operator import AnswerOutcome, VerbOutcome
+from gpuserve.supervisor.control.operator_protocol import OnOutcome, VerbOutcome
 
 HELP: Final = "Keys: r reload all models, s status, h help, q quit."
 #: Whether the terminal is this program's again is looked at so often while it is not.
@@ -34,10 +34,10 @@ class ServedHere(Protocol):
     def request_stop(self) -> None:
         """End the server: finish what is queued first."""
 
-    def request_reload(self, anew: bool = False) -> None:
+    def request_reload(self, reload_all: bool = False) -> None:
         """Apply what has changed; ``anew``: load all models again."""
 
-    def request_status(self, answer: AnswerOutcome) -> None:
+    def request_status(self, answer: OnOutcome) -> None:
         """Answer with what ``gpuserve status`` shows."""
 
 
@@ -52,7 +52,7 @@ def keys_of(server: ServedHere) -> Iterator[None]:
         yield
         return
     commands: Mapping[str, Callable[[], object]] = {
-        "r": lambda: server.request_reload(anew=True),
+        "r": lambda: server.request_reload(reload_all=True),
         "s": lambda: server.request_status(_show_status),
         "h": lambda: logs.write(f"{HELP}\n"),
         "q": server.request_stop,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from gpuserve.config import load as described
 from gpuserve.config.settings.checks import missing, missing_metrics_packages
-from gpuserve.errors import ConfigError, DeviceError
-from gpuserve.placement.libraries import missing_library
+from gpuserve.core.errors import ConfigError, DeviceError
+from gpuserve.supervisor.placement import missing_library
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
     from gpuserve.config.problems import Problem
     from gpuserve.config.schema import ModelEntry
     from gpuserve.config.yaml_document import Path
-    from gpuserve.placement.server_devices import ServerDevices
+    from gpuserve.supervisor.placement import ServerDevices
 
 
 def device_problems(configuration: Configuration, devices: ServerDevices) -> list[Problem]:
@@ -75,7 +75,7 @@ def require_models(configuration: Configuration) -> None:
     what is wrong with those that cannot.
     """
     from gpuserve.config.problems import ConfigProblems
-    from gpuserve.supervisor.models.repository import wanted_at_start
+    from gpuserve.supervisor.models.declared_models import wanted_at_start
 
     if configuration.settings.exit_on_error:
         wanted = wanted_at_start(configuration.broken, configuration.settings.load_at_start)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.config.load import CONFIG_SUFFIXES
 from gpuserve.config.repositories import CallableFlags, is_callable_path
-from gpuserve.errors import GpuserveError
+from gpuserve.core.errors import GpuserveError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuserve.config.precedence import Override
     from gpuserve.config.repositories import CallableSource, FileRepository
     from gpuserve.config.triton.load import TritonRepository
-    from gpuserve.supervisor.core.processes import EarlyFront
+    from gpuserve.supervisor.processes.child_process import EarlyFront
 
 
 def is_target(target: str) -> bool:
@@ -95,10 +95,10 @@ def serve_configuration(
     from gpuserve.cli.console.signals import obey_signals
     from gpuserve.cli.views.startup_view import ENDING, FOLLOWING, startup_view
     from gpuserve.config.settings import logs
-    from gpuserve.placement.server_devices import ServerDevices
-    from gpuserve.supervisor.core.processes import front_process
-    from gpuserve.supervisor.models.repository import loaded_at_start
-    from gpuserve.supervisor.reload.file_watch import FileWatch
+    from gpuserve.supervisor.models.declared_models import loaded_at_start
+    from gpuserve.supervisor.placement import ServerDevices
+    from gpuserve.supervisor.processes.child_process import front_process
+    from gpuserve.supervisor.reload.file_polling import FileWatch
     from gpuserve.supervisor.supervisor import Supervisor
 
     settings = configuration.settings
@@ -119,7 +119,7 @@ def serve_configuration(
                 configuration.models,
                 view,
                 relay_output=True,
-                start_front=front_process if early is None else early.take,
+                start_front=front_process if early is None else early.claim,
                 repository=repository,
                 devices=devices,
                 config=repository,

@@ -15,10 +15,10 @@ from gpuserve.cli.console.failures import exit_code_of, tell
 from gpuserve.config.fingerprints import folders_in, package_folders, shallow_fingerprint
 from gpuserve.config.problems import ConfigProblems, Origin
 from gpuserve.config.settings import logs
-from gpuserve.errors import GpuserveError, ModelLoadError
+from gpuserve.core.errors import GpuserveError, ModelLoadError
 
 if TYPE_CHECKING:
-    from gpuserve.supervisor.core.processes import EarlyFront
+    from gpuserve.supervisor.processes.child_process import EarlyFront
 
 #: What is looked at as it was before the server began to start.
 Stamps: TypeAlias = Mapping[str, Hashable]

@@ -6,12 +6,12 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from gpuserve.errors import ControlError
+from gpuserve.core.errors import ControlError
 
 
 def _address(server: str | None) -> str | None:
     """Check that it is an address, and return it as it was given."""
-    from gpuserve.control.operator_client import host_and_port
+    from gpuserve.supervisor.control.operator_client import host_and_port
 
     if server is not None:
         try:

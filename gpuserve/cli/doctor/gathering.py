@@ -22,11 +22,9 @@ from typing import Final
 from gpuserve.cli.doctor.facts import ConfigProblem, Facts, Package, Port, RunningServer
 from gpuserve.cli.views import device_report
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.control.operator_client import listening_names, running
-from gpuserve.control.port_holders import Holder, holder_of
 from gpuserve.devices.placement import n_processors
-from gpuserve.placement.libraries import installed_cupy
-from gpuserve.placement.server_devices import ServerDevices
+from gpuserve.supervisor.control.operator_client import PortHolder, holder_of, listening_names, running
+from gpuserve.supervisor.placement import ServerDevices, installed_cupy
 from gpuserve_worker.memory.available import available_nbytes
 
 _DISTRIBUTION: Final = "gpuserve"
@@ -164,7 +162,7 @@ def _ports(settings: ServerSettings) -> Iterator[Port]:
         yield Port(role, address, problem, "" if holder is None else str(holder), _is_server(holder))
 
 
-def _is_server(holder: Holder | None) -> bool:
+def _is_server(holder: PortHolder | None) -> bool:
     return holder is not None and holder.is_server
 
 

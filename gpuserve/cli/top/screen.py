@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gpuserve.cli.top import rows as of
 from gpuserve.cli.views.event_view import event_line
-from gpuserve.states import StepTable
+from gpuserve.core.states import StepTable
 
 #: The keys, as a terminal sends them and as they are called here.
 KEYS: Final[Mapping[str, str]] = {

@@ -19,10 +19,10 @@ from rich.live import Live
 
 from gpuserve.cli.console.keys import Terminal
 from gpuserve.cli.top.screen import QUIT, KeyCommand, Screen
-from gpuserve.control.operator_client import ask
-from gpuserve.errors import ControlError
+from gpuserve.core.errors import ControlError
+from gpuserve.core.event_log import EventKind
 from gpuserve.follow.stream import EventStream, chosen_kinds
-from gpuserve.journal.kinds import EventKind
+from gpuserve.supervisor.control.operator_client import ask
 
 #: A server that is gone is looked for again so often.
 _RETRY_S: Final = 1.0

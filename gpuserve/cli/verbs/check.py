@@ -49,7 +49,7 @@ def check(
     from gpuserve.cli.console.preflight import device_problems, import_problems, trace_problems
     from gpuserve.config.problems import ConfigProblems
     from gpuserve.config.triton.load import load_target
-    from gpuserve.placement.server_devices import ServerDevices
+    from gpuserve.supervisor.placement import ServerDevices
 
     flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
     model_options.require_callable(config, flags)

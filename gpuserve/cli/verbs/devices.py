@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuserve.model.spec import ModelSpec
-    from gpuserve.placement.server_devices import ServerDevices
+    from gpuserve.supervisor.placement import ServerDevices
 
 
 def devices(
@@ -32,9 +32,8 @@ def devices(
       gpuserve devices config.yaml --json
     """
     from gpuserve.cli.views import device_report
-    from gpuserve.errors import DeviceError
-    from gpuserve.placement.libraries import installed_cupy
-    from gpuserve.placement.server_devices import ServerDevices
+    from gpuserve.core.errors import DeviceError
+    from gpuserve.supervisor.placement import ServerDevices, installed_cupy
 
     known = ServerDevices()
     inventory, cupy = known.inventory(), installed_cupy()

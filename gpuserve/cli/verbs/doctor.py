@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuserve.cli.doctor.facts import ConfigProblem, Facts
     from gpuserve.config.load import Configuration
     from gpuserve.config.problems import Problem
-    from gpuserve.placement.server_devices import ServerDevices
+    from gpuserve.supervisor.placement import ServerDevices
 
 
 def doctor(
@@ -55,7 +55,7 @@ def _facts(config: str | None) -> Facts:
     from gpuserve.config.problems import ConfigProblems
     from gpuserve.config.settings.server import ServerSettings
     from gpuserve.config.triton.load import load_target
-    from gpuserve.placement.server_devices import ServerDevices
+    from gpuserve.supervisor.placement import ServerDevices
 
     devices, settings = ServerDevices(), ServerSettings()
     problems: list[ConfigProblem] = []

@@ -9,7 +9,7 @@ import typer
 
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.cli.console.which_server import Server
-from gpuserve.errors import ControlError, InvalidArgument
+from gpuserve.core.errors import ControlError, InvalidArgument
 
 
 def events(

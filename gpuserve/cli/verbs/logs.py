@@ -9,7 +9,7 @@ import typer
 
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.cli.console.which_server import Server
-from gpuserve.errors import ControlError
+from gpuserve.core.errors import ControlError
 
 
 def logs(
@@ -45,8 +45,8 @@ def logs(
 
 def _follow(server: str | None, model: str | None, as_json: bool) -> None:
     """Write the lines that are kept and each that comes, all of them once."""
+    from gpuserve.core.event_log import EventKind
     from gpuserve.follow.stream import EventStream
-    from gpuserve.journal.kinds import EventKind
 
     last = 0
     with EventStream(server, [EventKind.LOG], model=model) as stream:
@@ -60,7 +60,7 @@ def _follow(server: str | None, model: str | None, as_json: bool) -> None:
 
 
 def _kept(server: str | None, model: str | None) -> list[dict[str, Any]]:
-    from gpuserve.control.operator_client import ask
+    from gpuserve.supervisor.control.operator_client import ask
 
     outcome = ask(server, "logs", {"model": model}, lambda _: None)
     if outcome.code:

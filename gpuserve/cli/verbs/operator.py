@@ -19,10 +19,10 @@ from gpuserve.cli.console.which_server import AsJson, Server
 from gpuserve.cli.verbs.events import events
 from gpuserve.cli.verbs.logs import logs
 from gpuserve.cli.verbs.top import top
-from gpuserve.errors import ControlError, GpuserveError
+from gpuserve.core.errors import ControlError, GpuserveError
 
 if TYPE_CHECKING:
-    from gpuserve.control.operator import VerbOutcome
+    from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 #: One or more; no number of instances has ten digits.
 _COUNT: Final = re.compile("[1-9][0-9]{0,8}")
@@ -76,7 +76,7 @@ def status(
 def _watch(server: str | None, as_json: bool) -> NoReturn:
     """Show the status again and again; Exit: the server has ended, or Ctrl-C."""
     from gpuserve.cli.console.status_watch import watch_status
-    from gpuserve.control.operator_client import ask
+    from gpuserve.supervisor.control.operator_client import ask
 
     try:
         watch_status(server, lambda: ask(server, "status", {}, _tell).result, as_json=as_json)
@@ -214,8 +214,8 @@ def _ask(
     tell: Callable[[str], None] = _tell,
 ) -> VerbOutcome:
     """Ask a server, with progress on stderr, and return its answer; Exit: none came, or Ctrl-C."""
-    from gpuserve.control.operator import VerbOutcome
-    from gpuserve.control.operator_client import ask
+    from gpuserve.supervisor.control.operator_client import ask
+    from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
     try:
         return ask(server, verb, arguments, tell)

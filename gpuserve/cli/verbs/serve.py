@@ -19,7 +19,7 @@ from gpuserve.config.repositories import CallableFlags
 
 if TYPE_CHECKING:
     from gpuserve.config.precedence import Override
-    from gpuserve.supervisor.core.processes import EarlyFront
+    from gpuserve.supervisor.processes.child_process import EarlyFront
 
 _Target = Annotated[
     str | None,

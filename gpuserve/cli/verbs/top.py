@@ -10,7 +10,7 @@ import typer
 
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.cli.console.which_server import Server
-from gpuserve.errors import ControlError
+from gpuserve.core.errors import ControlError
 
 
 def top(
@@ -83,7 +83,7 @@ def _run(server: str | None, sort: str, containing: str) -> None:
     from gpuserve.cli.console.keys import Terminal
     from gpuserve.cli.top.screen import Screen
     from gpuserve.cli.top.session import TopSession
-    from gpuserve.control.operator_client import ask
+    from gpuserve.supervisor.control.operator_client import ask
 
     ask(server, "status", {}, lambda _: None)  # a wrong address is said at once, and not on the screen
     with Terminal(sys.stdin.fileno()) as terminal:

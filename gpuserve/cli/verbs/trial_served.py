@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Final
 
-from gpuserve.errors import GpuserveError
+from gpuserve.core.errors import GpuserveError
 from gpuserve.tune.trial_server import configuration_of
 
 _PR_SET_PDEATHSIG: Final = 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpuserve.compat.tritonserver.meaning import Meaning, Options
     from gpuserve.config.precedence import Override
     from gpuserve.config.problems import Problem
-    from gpuserve.supervisor.core.processes import EarlyFront
+    from gpuserve.supervisor.processes.child_process import EarlyFront
 
 #: All that stands behind the verb is for the verb, ``--help`` as well.
 TRITONSERVER_SETTINGS: Final[dict[str, Any]] = {

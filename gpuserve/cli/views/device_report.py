@@ -10,7 +10,7 @@ from gpuserve.devices.inventory import NOT_INSTALLED, Inventory, missing_gpu_rea
 from gpuserve.devices.machine import EXCLUSIVE, Gpu, MigInstance
 from gpuserve.devices.names import VARIABLE
 from gpuserve.model.spec import ModelSpec
-from gpuserve.placement.libraries import Cupy
+from gpuserve.supervisor.placement import Cupy
 from gpuserve_worker.running.placement import ranges
 
 _EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"

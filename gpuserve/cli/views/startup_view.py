@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from gpuserve.cli.views.client_command import client_command
 from gpuserve.config.settings import logs
 from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.core.server_life import ServerObserver
+from gpuserve.supervisor.processes.lifecycle import ServerObserver
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gpuserve.api.binding import EXACT, model_spec
-from gpuserve.errors import BadModelConfig
+from gpuserve.core.errors import BadModelConfig
 from gpuserve.model.build import warmup_as_given
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.spec import ModelSpec

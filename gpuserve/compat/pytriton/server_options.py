@@ -12,7 +12,7 @@ from gpuserve.compat.tritonserver.meaning import Meaning, Options, meaning_of
 from gpuserve.compat.tritonserver.words import OptionProblem
 from gpuserve.config.settings.checks import check_trace
 from gpuserve.config.settings.server import EXPLICIT, TRITON, ServerSettings, TraceSettings
-from gpuserve.errors import ConfigError
+from gpuserve.core.errors import ConfigError
 
 
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:

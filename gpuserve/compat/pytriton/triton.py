@@ -15,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from gpuserve.api.attached_server import AttachedServer
-from gpuserve.api.display import server_html, server_text
 from gpuserve.api.model_host import ModelHost
-from gpuserve.api.server import Server
+from gpuserve.api.notebook_html import server_html, server_text
+from gpuserve.api.server import AttachedServer, Server
 from gpuserve.compat.pytriton.bound import bound_spec
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.constants import DEFAULT_TRITON_STARTUP_TIMEOUT_S
@@ -33,7 +32,7 @@ from gpuserve.compat.pytriton.server_options import server_settings, without_eff
 from gpuserve.compat.pytriton.translation import pytriton_errors
 from gpuserve.compat.pytriton.triton_config import TritonConfig, merged
 from gpuserve.compat.pytriton.utils.workspace import Workspace
-from gpuserve.errors import AttachError
+from gpuserve.core.errors import AttachError
 from gpuserve.model.declaration import ModelConfig, Tensor
 
 __all__ = [

@@ -26,7 +26,7 @@ from gpuserve.config.settings.server import (
 )
 from gpuserve.config.settings.tls import check_tls, with_absolute_paths
 from gpuserve.config.settings.values import NO_TOKEN, ingress_processes_problem, mask_userinfo
-from gpuserve.errors import ConfigError
+from gpuserve.core.errors import ConfigError
 from gpuserve.model.options import declared
 
 NO_FILE: Final = "a trace level needs a file to write to in mode 'triton': give file, or mode 'opentelemetry'"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuserve.config.settings.server import EXECUTION_COUNT, ResourceLimit, ServerSettings
-from gpuserve.errors import StartupError
+from gpuserve.core.errors import StartupError
 from gpuserve.model.spec import DeviceResource, ModelSpec
 
 

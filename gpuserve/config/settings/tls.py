@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.errors import ConfigError
+from gpuserve.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl

@@ -36,11 +36,11 @@ from gpuserve.config.triton.folders import (
 from gpuserve.config.triton.pbtxt import EntryDraft, PbtxtError, Remark, parse
 from gpuserve.config.triton.translation import Translation, translated
 from gpuserve.config.yaml_document import Path
-from gpuserve.errors import DeviceError
+from gpuserve.core.errors import DeviceError
 from gpuserve.front.v2.model_config import kept_config
 from gpuserve.model.spec import ModelSpec
-from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.runtimes.table import source_of
+from gpuserve.supervisor.placement import ServerDevices
 
 if TYPE_CHECKING:
     from gpuserve.model.describe import CallableAnswer, CallableQuestion

@@ -26,8 +26,8 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Final
 
+from gpuserve.core.errors import QueueFull, RequestError
 from gpuserve.devices.names import CPU
-from gpuserve.errors import QueueFull, RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.batch_former import BatchFormer
 from gpuserve.front.batching.eviction import Eviction

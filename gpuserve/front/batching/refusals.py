@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuserve.errors import (
+from gpuserve.core.errors import (
     Cancelled,
     DeadlineExceeded,
     Internal,

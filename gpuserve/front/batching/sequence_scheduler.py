@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, Literal
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import (
     HANDED_NBYTES,

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from gpuserve.core.states import StepTable
 from gpuserve.front.queueing.queue import QueuedRequest
-from gpuserve.states import StepTable
 
 
 class SequenceState(enum.Enum):

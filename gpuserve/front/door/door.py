@@ -18,7 +18,6 @@ from gpuserve.config.settings import logs
 from gpuserve.config.settings.logs import LogSettings
 from gpuserve.config.settings.server import ServerSettings, with_changed_settings
 from gpuserve.config.settings.tls import tls_files
-from gpuserve.control.messages import CONTROL
 from gpuserve.front.door.reception import ConnectionReception
 from gpuserve.front.door.reports import Reports
 from gpuserve.front.doors.logged import access_logged
@@ -36,6 +35,7 @@ from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.service import DoorService
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.limits import limits_of, part_of_door
+from gpuserve.supervisor.control.front_messages import CONTROL
 from gpuserve_worker.memory.orphans import ORPHANS
 from gpuserve_worker.protocol import datagram
 

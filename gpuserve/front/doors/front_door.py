@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpuserve.errors import RateLimited
+from gpuserve.core.errors import RateLimited
 from gpuserve.front.doors.access.rate_limit import RateLimit
 from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.http.door import HttpDoor

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors import front_door
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
-from gpuserve.errors import NoMemory, RequestError, ResourceExhausted
+from gpuserve.core.errors import NoMemory, RequestError, ResourceExhausted
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
 from gpuserve.front.memory.intake import AWAITED_NBYTES, REQUEST_NBYTES, Intake, Share
 

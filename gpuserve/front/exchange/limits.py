@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Final
 
-from gpuserve.errors import ResourceExhausted
+from gpuserve.core.errors import ResourceExhausted
 from gpuserve.front.exchange.bounded_log import BoundedLog
 from gpuserve.front.exchange.exchange import Exchange
 from gpuserve.front.exchange.request_rates import RequestRates

@@ -13,7 +13,7 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from gpuserve.errors import RateLimited
+from gpuserve.core.errors import RateLimited
 from gpuserve.front.exchange.bounded_log import BoundedLog
 
 #: A client: the index of its access token, or the address (of IPv6 the /64 network) of its connection.

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from gpuserve.config.settings.logs import LogSettings
 from gpuserve.config.settings.tls import TlsFiles
-from gpuserve.control.messages import IngressDown, IngressUp
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
@@ -28,6 +27,7 @@ from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.acceptor import Acceptor, own_listener
 from gpuserve.front.server.connections import CLOSE_TIMEOUT_S
 from gpuserve.front.server.handshakes import tls_context
+from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp
 
 #: Where none comes up for so long the front cannot go on.
 _START_TIMEOUT_S: Final = 30.0

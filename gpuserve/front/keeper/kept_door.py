@@ -19,8 +19,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpuserve.control.process_state import cpu_times, how_it_is
-from gpuserve.control.pulse import Stillness
+from gpuserve.core.event_log import EventKind
+from gpuserve.core.states import StepTable
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.keeper.choice import FORCED_S, HUNG_S, LOOK_S, TOLD_S, RestartPatience
 from gpuserve.front.keeper.door_process import DoorProcess
@@ -28,8 +28,7 @@ from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.served_door import ServedDoor
-from gpuserve.journal.kinds import EventKind
-from gpuserve.states import StepTable
+from gpuserve.supervisor.control.heartbeat import LoopWatchdog, cpu_times, describe_process_state
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class Running:
         self.addresses: Counter[str | None] = Counter()
         #: Those that it has not taken yet, which another can have if it dies.
         self.on_their_way: deque[Newcomer] = deque()
-        self.silence = Stillness()
+        self.silence = LoopWatchdog()
         self.is_told = False
         self.is_forced = False
         #: When it had last said something, as of the last look.
@@ -219,12 +218,14 @@ class KeptDoor:
         has_spoken = running.looked_at != self.heard_at
         running.looked_at = self.heard_at
         times = None if has_spoken else cpu_times(pid)
-        silent_s = running.silence.look(has_spoken, self._loop.time(), LOOK_S, times)
+        silent_s = running.silence.poll(has_spoken, self._loop.time(), LOOK_S, times)
         if not silent_s:
             running.is_told = running.is_forced = False
         elif silent_s >= TOLD_S and not running.is_told:
             running.is_told = True
-            logger.warning("door %d has said nothing for %.3g s: %s", self.number, silent_s, how_it_is(pid))
+            logger.warning(
+                "door %d has said nothing for %.3g s: %s", self.number, silent_s, describe_process_state(pid)
+            )
             running.process.show_stacks()
         elif silent_s >= FORCED_S and not running.is_forced:
             running.is_forced = True

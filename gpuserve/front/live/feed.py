@@ -15,14 +15,14 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from gpuserve.errors import Unavailable
+from gpuserve.core.errors import Unavailable
+from gpuserve.core.event_log import Event
 from gpuserve.front.live.sampler import LiveSampler, Sample
 from gpuserve.front.observe.history import INTERVAL_S
 from gpuserve.front.observe.rates import Of
 from gpuserve.front.observe.sliced_page import in_slices
 from gpuserve.front.service.events import EventsInFront
 from gpuserve.front.service.health import ServerHealth
-from gpuserve.journal.event import Event
 
 #: How often who watches is told.
 SAMPLE_S: Final = 1.0
@@ -64,7 +64,7 @@ class LiveFeed:
     def open(self) -> None:
         """Subscribe to health and events, once."""
         self._health.watch(self._on_health)
-        self._events.recent.follow(self._on_event)
+        self._events.recent.subscribe(self._on_event)
 
     async def run(self) -> None:
         """Sample until the front ends."""

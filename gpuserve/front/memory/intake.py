@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gpuserve.errors import NoMemory
+from gpuserve.core.errors import NoMemory
 from gpuserve_worker.memory.arena import SHARE_OF_FREE, SPARED_NBYTES, Block, OutOfMemory
 from gpuserve_worker.memory.available import available_nbytes
 from gpuserve_worker.memory.orphans import INTAKE_SHARE, ORPHANS

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Container
 from typing import Final
 
-from gpuserve.errors import InvalidArgument, NotFound, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, NotFound, ResourceExhausted
 from gpuserve.front.v2.limits import shown
 
 #: Triton's own, in case one runs on this machine: its workers believe what they read there.

@@ -22,18 +22,18 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gpuserve.config.settings.logs import RateLimitedLog
-from gpuserve.errors import (
+from gpuserve.core.errors import (
     AlreadyExists,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
     Unavailable,
 )
+from gpuserve.core.states import StepTable
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.posix_shm import SomebodyElses, open_shared_memory
 from gpuserve.front.v2.limits import shown, shown_dim
 from gpuserve.front.v2.types import InferRequest, RegionSlice
-from gpuserve.states import StepTable
 from gpuserve_worker.protocol import wire
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.errors import Internal, RequestError, request_error
+from gpuserve.core.errors import Internal, RequestError, request_error
 from gpuserve.front.links.export_memory import KeptTensor
 from gpuserve.front.links.output_memory import OutputMemory
 from gpuserve.front.links.worker_link import WorkerLink

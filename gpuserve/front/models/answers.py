@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.answer_order import AnswerOrder
 from gpuserve.front.links.worker_link import WorkerLink

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpuserve.config.settings.logs import RateLimitedLog
-from gpuserve.errors import RequestError, request_error
+from gpuserve.core.errors import RequestError, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import BatchSource, Scheduler
 from gpuserve.front.batching.rate_limited import RateLimits

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from gpuserve.errors import ResourceExhausted
+from gpuserve.core.errors import ResourceExhausted
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
 from gpuserve.front.models.answers import ModelAnswers

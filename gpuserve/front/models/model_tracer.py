@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Protocol
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.export_memory import KeptTensor, LentExport
 from gpuserve.front.memory.scatter import Answer

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.device_inputs import DeviceInputs

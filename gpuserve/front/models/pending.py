@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.response_cache import CacheKey
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState

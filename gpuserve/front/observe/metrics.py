@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import Code, QueueFull, RequestError
+from gpuserve.core.errors import Code, QueueFull, RequestError
 from gpuserve.front.v2.statistics import BySize, FailureReason, ModelStatistics, Phases, StatisticsEntry
 from gpuserve.model.spec import InstanceSpec
 

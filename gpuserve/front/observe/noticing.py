@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from gpuserve.core.event_log import EventKind
 from gpuserve.front.observe.metrics import Histogram, ModelMetrics
-from gpuserve.journal.kinds import EventKind
 
 #: So many refusals from one look to the next are a burst.
 BURST: Final = 10

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gpuserve.errors import RequestError, Unavailable
+from gpuserve.core.errors import RequestError, Unavailable
 
 #: The same as the time that requests wait for a model whose instances are all gone.
 PATIENCE_S: Final = 5.0

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from gpuserve.core.states import StepTable
 from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Head, Header, Piece, Release, Sink
 from gpuserve.front.exchange.limits import source_of
 from gpuserve.front.passage.messages import (
@@ -32,7 +33,6 @@ from gpuserve.front.passage.messages import (
 )
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.passage.pieces import WINDOW_NBYTES, pieces
-from gpuserve.states import StepTable
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.access.users import depends_on_user, user_of
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, Sink
 from gpuserve.front.passage.absence import FrontAbsence, front_died

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from gpuserve.config.settings.server import GRPCIO, ServerSettings
 from gpuserve.config.settings.tls import TlsFiles, tls_files
-from gpuserve.control.messages import StartIngress
 from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
 from gpuserve.front.doors.front_door import FrontDoor, grpc_alone
 from gpuserve.front.doors.grpc.health import WATCH
@@ -27,6 +26,7 @@ from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
+from gpuserve.supervisor.control.front_messages import StartIngress
 
 if TYPE_CHECKING:
     from gpuserve.front.doors.grpcio.transport import GrpcAioTransport

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from gpuserve.control.messages import ExecutionHung
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.running_calls import OverdueCall
 from gpuserve.front.service.control import Say
+from gpuserve.supervisor.control.front_messages import ExecutionHung
 
 #: A worker that is to be killed has shown its stacks long before; then nobody else has killed it.
 _GRACE_S: Final = 2.0

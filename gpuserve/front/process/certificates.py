@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from gpuserve.config.settings.tls import TlsFiles, TlsFingerprint, certificate_expiry, check_files
-from gpuserve.errors import ConfigError
+from gpuserve.core.errors import ConfigError
 from gpuserve.front.observe.triton_metrics import Family, family
 
 logger = logging.getLogger(__name__)

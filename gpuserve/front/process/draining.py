@@ -28,11 +28,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gpuserve.control import messages
 from gpuserve.front.process.generations import Generations
 from gpuserve.front.process.ports import Ports, Spawn
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.health import ServerHealth
+from gpuserve.supervisor.control import front_messages as messages
 
 #: How long clients have to hear that their connections take no more requests. HTTP/1 clients hear it with
 #: their next answer; HTTP/2 clients at once.

@@ -12,8 +12,6 @@ from typing import Any, Final, TypeAlias
 
 from gpuserve.config.settings.logs import LOG
 from gpuserve.config.settings.server import ServerSettings, with_changed_settings
-from gpuserve.control import messages
-from gpuserve.control.operator import VerbOutcome
 from gpuserve.front.exchange.housekeeping import keep_running
 from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.links.worker_link import DeviceLinks
@@ -29,6 +27,8 @@ from gpuserve.front.process.pushing import MetricsPushing, metrics_pushing
 from gpuserve.front.process.rate_reports import RateReports
 from gpuserve.front.process.turning import Turning
 from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.supervisor.control import front_messages as messages
+from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 from gpuserve_worker.protocol import datagram
 
 logger = logging.getLogger(__name__)
@@ -169,11 +169,11 @@ class Front:
             messages.Adjust: self._adjust,
             messages.Quiesce: parts.draining.quiesce,
             messages.Resume: parts.draining.resume,
-            messages.TakeCensus: lambda message: self._say(
+            messages.RequestCensus: lambda message: self._say(
                 parts.generations.census(message)._replace(doors=parts.ports.door_rows())
             ),
             messages.WatchRates: parts.rates.watch,
-            messages.Happened: parts.service.events.happened,
+            messages.EventBatch: parts.service.events.happened,
             messages.Serving: lambda message: health.serving(message.missing),
             messages.Drain: parts.draining.drain,
             messages.Quit: lambda _: self._quit.set(),

@@ -18,7 +18,6 @@ from typing import Final
 
 from gpuserve.config.settings.rate_limits import resource_limits
 from gpuserve.config.settings.server import OFF, ServerSettings
-from gpuserve.control import messages
 from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.saturation import saturation
 from gpuserve.front.links.worker_link import DeviceLinks, WorkerLink, no_such_message
@@ -34,6 +33,7 @@ from gpuserve.front.process.ports import Spawn
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
 from gpuserve.model.spec import ModelSpec
+from gpuserve.supervisor.control import front_messages as messages
 from gpuserve_worker.protocol import datagram, wire
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Generations:
             driver.name_requests()
         self._of_workers[generation] = driver
         driver.workers.on_isolated_death = lambda link: self._say(
-            messages.IsolatedDeath(generation, link.instance, link.pid)
+            messages.IsolatedWorkerDeath(generation, link.instance, link.pid)
         )
         return driver
 
@@ -296,7 +296,7 @@ class Generations:
         for driver in self._drivers.values():
             driver.metrics.window = LatencyWindow() if keep else None
 
-    def census(self, message: messages.TakeCensus) -> messages.Census:
+    def census(self, message: messages.RequestCensus) -> messages.Census:
         """What waits and runs at this moment, and which models are ready, for the status of the server."""
         service, counts = self._service, []
         served = set(service.models.all())

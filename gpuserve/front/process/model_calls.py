@@ -9,7 +9,7 @@ import itertools
 from functools import partial
 from typing import Any, Final
 
-from gpuserve.errors import RequestError, Unavailable
+from gpuserve.core.errors import RequestError, Unavailable
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.models.model_driver import ModelDriver

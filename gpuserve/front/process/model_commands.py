@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.process.ports import Spawn
 from gpuserve.front.service.service import InferenceService

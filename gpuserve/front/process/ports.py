@@ -10,7 +10,6 @@ from typing import Any, Final, TypeAlias
 
 from gpuserve.config.settings.server import GRPCIO, ServerSettings
 from gpuserve.config.settings.tls import tls_files
-from gpuserve.control.messages import IngressDown, IngressUp
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.live.page import LivePage
@@ -20,6 +19,7 @@ from gpuserve.front.process.connection_metrics import connection_families, intak
 from gpuserve.front.server.limits import limits_of
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
+from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp
 
 #: Starts a task; when it fails, the front cannot go on.
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]

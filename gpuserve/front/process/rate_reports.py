@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gpuserve.control import messages
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.observe.rates import RateMeter
 from gpuserve.front.process.generations import Generations
@@ -18,6 +17,7 @@ from gpuserve.front.process.ports import Ports
 from gpuserve.front.process.slices import in_slices
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.service import InferenceService
+from gpuserve.supervisor.control import front_messages as messages
 
 PERIOD_S: Final = 1.0
 _READINGS: Final = ("utilization", "memory_used_bytes", "memory_total_bytes")
@@ -57,7 +57,7 @@ class RateReports:
         metrics = self._service.models.metrics()
         found = [self._of_model(one) async for one in in_slices(metrics)]
         self._meter.keep((one.model, one.version) for one in metrics)
-        census = self._generations.census(messages.TakeCensus(0))
+        census = self._generations.census(messages.RequestCensus(0))
         return messages.Rates(
             census._replace(doors=self._ports.door_rows()),
             round(sum(one[2] for one, _ in found), 3),

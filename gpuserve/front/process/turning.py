@@ -9,9 +9,14 @@ import logging
 import os
 from typing import Final
 
-from gpuserve.control.process_state import cpu_times, how_it_is
-from gpuserve.control.pulse import Pulse, Stillness, pulse_period_s
 from gpuserve.front.service.health import ServerHealth
+from gpuserve.supervisor.control.heartbeat import (
+    Heartbeat,
+    LoopWatchdog,
+    cpu_times,
+    describe_process_state,
+    heartbeat_period_s,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +30,21 @@ class Turning:
     """The pulse of this front and that of its supervisor, whose descriptors come with ``Setup``."""
 
     def __init__(self, own_fd: int, supervisors_fd: int, timeout_s: float, health: ServerHealth) -> None:
-        self._own = Pulse(own_fd)
-        self._supervisors = Pulse(supervisors_fd)
+        self._own = Heartbeat(own_fd)
+        self._supervisors = Heartbeat(supervisors_fd)
         self._timeout_s = timeout_s
         self._health = health
-        self._silence = Stillness()
+        self._silence = LoopWatchdog()
         self._is_told = False
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        period_s = pulse_period_s(self._timeout_s)
+        period_s = heartbeat_period_s(self._timeout_s)
         while True:
             self._own.beat()
             has_beaten = self._supervisors.has_beaten()
             times = None if has_beaten else cpu_times(os.getppid())
-            self._judge(self._silence.look(has_beaten, loop.time(), period_s, times))
+            self._judge(self._silence.poll(has_beaten, loop.time(), period_s, times))
             await asyncio.sleep(period_s)
 
     def _judge(self, silent_s: float) -> None:
@@ -50,6 +55,6 @@ class Turning:
         if not self._is_told and silent_s >= self._timeout_s / _TELL_PART:
             pid = os.getppid()
             text = "the supervisor, process %d, has not turned for %.3g s: %s"
-            logger.warning(text, pid, silent_s, how_it_is(pid))
+            logger.warning(text, pid, silent_s, describe_process_state(pid))
         self._is_told = silent_s >= self._timeout_s / _TELL_PART
         self._health.supervisor_turns(silent_s < LIVE_TIMES * self._timeout_s)

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, ClassVar, Final
 
-from gpuserve.errors import QueueFull
+from gpuserve.core.errors import QueueFull
 from gpuserve.front.queueing.queue import (
     Deadlines,
     Lane,

@@ -27,9 +27,9 @@ from collections.abc import Collection, Hashable, Iterable, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias
 
-from gpuserve.errors import DeadlineExceeded, QueueFull
+from gpuserve.core.errors import DeadlineExceeded, QueueFull
+from gpuserve.core.states import IllegalTransition
 from gpuserve.model.spec import QueueSpec
-from gpuserve.states import IllegalTransition
 
 if TYPE_CHECKING:
     from gpuserve.front.v2.types import Sequence

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.errors import RequestError, Stopping, Unavailable, request_error
+from gpuserve.core.errors import RequestError, Stopping, Unavailable, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
 from gpuserve.front.memory.blocks import free_body

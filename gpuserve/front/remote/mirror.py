@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from gpuserve.errors import NotFound, Unavailable
+from gpuserve.core.errors import NotFound, Unavailable
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from gpuserve.errors import RequestError, inner_code
+from gpuserve.core.errors import RequestError, inner_code
 from gpuserve.front.memory.scatter import Answer, WholeOutputs
 from gpuserve.front.models.pending import OnResponse, PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception, Receptions

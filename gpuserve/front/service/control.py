@@ -13,11 +13,11 @@ from typing import Any, Final, TypeAlias
 
 from gpuserve.config.settings import logs
 from gpuserve.config.settings.logs import LOG, LogSettings
-from gpuserve.control import messages
-from gpuserve.control.operator import VerbOutcome
-from gpuserve.errors import InvalidArgument, Unavailable, Unimplemented, request_error
+from gpuserve.core.errors import InvalidArgument, Unavailable, Unimplemented, request_error
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2.limits import shown
+from gpuserve.supervisor.control import front_messages as messages
+from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 logger = logging.getLogger(__name__)
 

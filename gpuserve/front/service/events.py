@@ -7,11 +7,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from gpuserve.control.messages import Happened, Noticed
+from gpuserve.core.event_log import KEPT_BY_FRONT, Event, EventKind, RecentEvents, bounded_facts
 from gpuserve.front.service.control import Say
-from gpuserve.journal.event import Event, told
-from gpuserve.journal.kinds import EventKind
-from gpuserve.journal.recent import KEPT_BY_FRONT, RecentEvents
+from gpuserve.supervisor.control.front_messages import EventBatch, FrontEvent
 
 
 class EventsInFront:
@@ -21,7 +19,7 @@ class EventsInFront:
         self.recent = RecentEvents(KEPT_BY_FRONT)
         self._say = say
 
-    def happened(self, message: Happened) -> None:
+    def happened(self, message: EventBatch) -> None:
         for one in message.events:
             self.recent.add(Event.from_wire(one))
 
@@ -30,4 +28,4 @@ class EventsInFront:
     ) -> None:
         """Tell what the front has seen; lost where the supervisor has no time for it."""
         with contextlib.suppress(BlockingIOError):
-            self._say(Noticed(kind.value, model, version, instance, told(facts)))
+            self._say(FrontEvent(kind.value, model, version, instance, bounded_facts(facts)))

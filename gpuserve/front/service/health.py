@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuserve.control.messages import UNLOADED
-from gpuserve.errors import NotFound, Unavailable
+from gpuserve.core.errors import NotFound, Unavailable
 from gpuserve.front.models.interface import STARVED, Driver
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2.health import HealthReport, Watchers
 from gpuserve.model.spec import ModelSpec
+from gpuserve.supervisor.control.front_messages import UNLOADED
 
 
 class ServerHealth:

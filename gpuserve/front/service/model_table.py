@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gpuserve.errors import InvalidArgument, NotFound, Unavailable
+from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
 from gpuserve.front.models.interface import STARVED, Driver
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics import ModelMetrics

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuserve.config.settings.server import OFF, ServerSettings
-from gpuserve.control import messages
 from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.memory.intake import Intake
 from gpuserve.front.memory.regions import RegionTable
@@ -27,6 +26,7 @@ from gpuserve.front.service.trace_control import TraceControl
 from gpuserve.front.v2 import statistics_codec
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import InflationLimits
+from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.version import VERSION
 
 #: The extensions of the v2 protocol that this server has, by Triton's names.

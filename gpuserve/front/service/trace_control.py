@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from gpuserve.config.settings.checks import lacks_trace_file
 from gpuserve.config.settings.server import TRACE, TraceSettings
-from gpuserve.control import messages
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
 from gpuserve.front.models.watching import RequestWatcher, watched_by
@@ -26,6 +25,7 @@ from gpuserve.front.service.control import Say
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import shown
+from gpuserve.supervisor.control import front_messages as messages
 
 #: What waits to be written when the front ends has so long; less than the supervisor's patience.
 CLOSE_TIMEOUT_S: Final = 2.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.types import InferResponse, OutputTensor
 from gpuserve.model.spec import ModelSpec, StepSpec

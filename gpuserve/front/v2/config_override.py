@@ -15,8 +15,8 @@ from typing import Any, Final
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
-from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.model_config import BACKEND, model_config, options_of
 from gpuserve.model.options import rows

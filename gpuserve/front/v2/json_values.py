@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from gpuserve.errors import InvalidArgument, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, ResourceExhausted
 from gpuserve.front.v2.json_numbers import (
     MAX_DEPTH,
     SEARCHED_NBYTES,

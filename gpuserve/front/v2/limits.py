@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import InvalidArgument, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, ResourceExhausted
 from gpuserve.model.options import nearest
 
 MAX_INPUTS: Final = 1024

@@ -7,7 +7,7 @@ from typing import Any, Final
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.config.settings.logs import DEFAULT, ISO8601, LogSettings
-from gpuserve.errors import InvalidArgument, Unavailable, Unimplemented
+from gpuserve.core.errors import InvalidArgument, Unavailable, Unimplemented
 from gpuserve.front.v2.json_values import compact, loads
 from gpuserve.front.v2.limits import check_entries, shown
 

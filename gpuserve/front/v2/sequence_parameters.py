@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.v2.json_values import described, typed
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.types import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuserve.errors import Code
+from gpuserve.core.errors import Code
 
 STATUS: Final[dict[Code, tuple[int, int]]] = {
     Code.INVALID_ARGUMENT: (400, 3),

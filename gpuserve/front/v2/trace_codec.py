@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.v2.json_values import compact, loads, typed
 from gpuserve.front.v2.limits import check_entries
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.runtimes.huggingface.batching import PromptBatches, Row, Tell
 from gpuserve.runtimes.huggingface.libraries import load_pipeline
 from gpuserve.runtimes.huggingface.prompts import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, Token, Usage
 from gpuserve.runtimes.huggingface.prompts import Prompt, read_parameters
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 
 STOP: Final = "stop"
 LENGTH: Final = "length"

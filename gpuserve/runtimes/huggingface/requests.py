@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 

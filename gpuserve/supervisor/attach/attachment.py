@@ -1,64 +1,76 @@
-"""This program's side of an attachment to the server of another one. Its models and their workers are in
-``bound_models.py``. ``run()`` is its life: find the server, bind the models, then keep them alive until it is
-told to stop or the server is gone. There is no second attempt: who wants one runs it again.
+"""The attachment of this program to the server of another program. ``Attachment.run()`` finds the server,
+binds the models (``BoundModels``) and keeps their workers running until it is stopped or the server ends.
+There is no second attempt; the caller may run it again.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from gpuserve.control import attach
-from gpuserve.control.attach import AttachEnd
-from gpuserve.control.channel import SEND_TIMEOUT_S
-from gpuserve.control.reactor import Reactor
-from gpuserve.errors import AttachError, BindError, GpuserveError
-from gpuserve.model.spec import ModelSpec
-from gpuserve.states import StepTable
-from gpuserve.supervisor.attach.bound_models import BoundModels
-from gpuserve.supervisor.workers.hang import Hang
-from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.core.errors import AttachError, BindError, GpuserveError, ModelUnrecoverable, StartupError
+from gpuserve.core.states import StepTable
+from gpuserve.model.spec import RESTART_WORKER, ModelSpec
+from gpuserve.supervisor.control import attach_protocol as attach
+from gpuserve.supervisor.control.attach_protocol import (
+    AttachConnection,
+    BindModel,
+    UnbindModel,
+    WorkerDown,
+    WorkerUp,
+)
+from gpuserve.supervisor.control.reactor import SEND_TIMEOUT_S, Reactor
+from gpuserve.supervisor.processes.lifecycle import InstanceState, LiveSettings
+from gpuserve.supervisor.workers.worker_monitor import (
+    STOP_TIMEOUT_S,
+    WorkerContext,
+    WorkerGroup,
+    WorkerMonitor,
+)
+from gpuserve.supervisor.workers.worker_watchdogs import Hang, SlowLoad
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-#: How often a server that is not there yet is looked for.
+#: Interval between two attempts to connect to a server that is not up yet.
 RETRY_S: Final = 0.05
 
 
 class AttachmentState(enum.Enum):
-    """Where an attachment stands."""
+    """The states of an attachment."""
 
-    LOOKING = "LOOKING"
+    CONNECTING = "CONNECTING"
     GREETING = "GREETING"
     ATTACHED = "ATTACHED"
     STOPPING = "STOPPING"
     STOPPED = "STOPPED"
 
 
-STEPS: Final = StepTable(
+ATTACHMENT_STEPS: Final = StepTable(
     "an attachment",
     {
-        AttachmentState.LOOKING: {AttachmentState.GREETING, AttachmentState.STOPPED},
+        AttachmentState.CONNECTING: {AttachmentState.GREETING, AttachmentState.STOPPED},
         AttachmentState.GREETING: {
-            AttachmentState.LOOKING,
+            AttachmentState.CONNECTING,
             AttachmentState.ATTACHED,
             AttachmentState.STOPPED,
         },
         AttachmentState.ATTACHED: {AttachmentState.STOPPING, AttachmentState.STOPPED},
         AttachmentState.STOPPING: {AttachmentState.STOPPED},
-        AttachmentState.STOPPED: {AttachmentState.LOOKING},
+        AttachmentState.STOPPED: {AttachmentState.CONNECTING},
     },
 )
 
 
 class Attachment:
     """One attachment. ``started`` resolves with the server's addresses once every model is served.
-    ``on_replaced`` is told the name of a model that another program has taken over.
+    ``on_replaced`` is called with the name of a model that another program has taken over.
     """
 
     def __init__(
@@ -72,23 +84,23 @@ class Attachment:
         self._reactor = Reactor()
         self._models = BoundModels(self._reactor, models, self)
         self._addresses: dict[str, str] = {}
-        self._server: AttachEnd | None = None
+        self._server: AttachConnection | None = None
         self._failure: GpuserveError | None = None
         self._refusal = ""
 
-    # ---- from any thread ------------------------------------------------------------------
+    # ---- for any thread -------------------------------------------------------------------
 
     @property
     def is_connected(self) -> bool:
         return self.state is AttachmentState.ATTACHED
 
     def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
-        """Let the models go and end; the batches at hand are finished first, unless ``fast``."""
-        self._reactor.call_soon_threadsafe(self._reactor.stop if fast else self._begin_stop)
+        """Withdraw the models and end, after the present batches are finished, or at once with ``fast``."""
+        self._reactor.call_soon_threadsafe(self._reactor.stop if fast else self._start_stop)
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
-        """Serve one more model; the future resolves when the server does. It fails with ``StartupError`` when
-        an instance cannot load, and with ``BindError`` when the server refuses the name.
+        """Serve one more model. The future resolves when the server serves it. It fails with ``StartupError``
+        if an instance fails to load, and with ``BindError`` if the server refuses the name.
         """
         served: Future[None] = Future()
         if not self._reactor.call_soon_threadsafe(lambda: self._add_model(spec, served)):
@@ -96,22 +108,25 @@ class Attachment:
         return served
 
     def remove_model(self, model: str) -> Future[None]:
-        """Have the server serve a model no more; the future resolves when it is told and the workers end."""
-        gone: Future[None] = Future()
-        if not self._reactor.call_soon_threadsafe(lambda: self._remove_model(model, gone)):
-            gone.set_exception(self._failure or _ended())
-        return gone
+        """Withdraw a model. The future resolves when the server is notified and the workers have ended."""
+        removed: Future[None] = Future()
+        if not self._reactor.call_soon_threadsafe(lambda: self._remove_model(model, removed)):
+            removed.set_exception(self._failure or _ended())
+        return removed
 
-    # ---- the life of an attachment --------------------------------------------------------
+    # ---- the run of an attachment ---------------------------------------------------------
 
     def run(self) -> None:
-        """Live until stopped, in the calling thread. Raises AttachError: the server is not there, does not
-        take this program, or has ended; BindError, StartupError: a model of the start is refused, or could
-        not be loaded; ModelUnrecoverable: a callable said that it cannot go on.
+        """Run until stopped, in the calling thread.
+
+        Raises:
+            AttachError: there is no server, it does not accept this program, or it has ended.
+            BindError, StartupError: a model of the start was refused, or failed to load.
+            ModelUnrecoverable: a callable raised ``UnrecoverableError``.
         """
         end: BaseException = _ended()
         try:
-            self._live()
+            self._serve()
             if self._failure is not None:
                 raise self._failure
         except BaseException as error:
@@ -122,67 +137,67 @@ class Attachment:
                 self.started.set_exception(end)
             self._models.fail_waiting(end)
 
-    def _live(self) -> None:
+    def _serve(self) -> None:
         try:
-            self._move(AttachmentState.LOOKING)
+            self._move(AttachmentState.CONNECTING)
             self._reactor.call_later(self._timeout_s, self._on_timeout)
-            self._look()
+            self._connect()
             self._reactor.run()
         finally:
-            self._leave()
+            self._disconnect()
             self._models.kill()
             self._move(AttachmentState.STOPPED)
             self._reactor.close()
 
-    # ---- finding the server ---------------------------------------------------------------
+    # ---- the connection -------------------------------------------------------------------
 
-    def _look(self) -> None:
-        if self.state is not AttachmentState.LOOKING:
+    def _connect(self) -> None:
+        if self.state is not AttachmentState.CONNECTING:
             return
         try:
             sock = attach.connect(self._port)
         except OSError as error:
             self._refusal = str(error) if isinstance(error, PermissionError) else ""
-            self._reactor.call_later(RETRY_S, self._look)  # the server may come, at its file
+            self._reactor.call_later(RETRY_S, self._connect)  # the server may still start
             return
         self._move(AttachmentState.GREETING)
-        self._server = AttachEnd(sock, self._reactor, self, send_timeout_s=SEND_TIMEOUT_S)
+        self._server = AttachConnection(sock, self._reactor, self, send_timeout_s=SEND_TIMEOUT_S)
         self._server.open()
-        self.tell(attach.Hello(attach.PROTOCOL, wire.PROTOCOL))
+        self.send(attach.Hello(attach.PROTOCOL, wire.PROTOCOL))
 
     def _on_timeout(self) -> None:
-        if self.state in {AttachmentState.LOOKING, AttachmentState.GREETING}:
-            looked = f"no server to attach to at port {self._port} of this machine in {self._timeout_s:g} s"
+        if self.state in {AttachmentState.CONNECTING, AttachmentState.GREETING}:
+            problem = f"no server to attach to at port {self._port} of this machine in {self._timeout_s:g} s"
             advice = (
                 "check that it runs, as the same user and not in another container, that this is its HTTP or "
                 "gRPC port, and that its setting 'attachable' is on"
             )
-            self.fail(AttachError(f"{looked}: {self._refusal or advice}"))
+            self.fail(AttachError(f"{problem}: {self._refusal or advice}"))
 
-    # ---- what the server says -------------------------------------------------------------
+    # ---- messages of the server -----------------------------------------------------------
 
-    def heard(self, message: Any, fds: list[int]) -> None:
+    def on_message(self, message: Any, fds: list[int]) -> None:
         match message:
             case attach.Ended(str(reason)):
-                self.fail(AttachError(f"the server at port {self._port} has let this program go: {reason}"))
+                self.fail(AttachError(f"the server at port {self._port} ended the attachment: {reason}"))
             case attach.Welcome(str(), dict(addresses)) if self.state is AttachmentState.GREETING:
                 self._welcome(addresses)
             case attach.Bound(str(model)) if self.is_connected:
                 self._models.bound(model)
             case attach.BindRefused(str(model), str(text)) if self.is_connected:
-                self._models.give_up(model, BindError(text))
+                self._models.reject(model, BindError(text))
             case attach.WorkerHung(str(model), str(), int(), float(), float()) if self.is_connected:
                 self._models.execution_hung(model, Hang(*message[1:]))
             case attach.Replaced(str(model)) if self.is_connected:
-                self._on_taken_over(model)
+                self._on_replaced_by_other(model)
             case other:
                 raise WireError(f"{type(other).__name__} in state {self.state.name}")
 
-    def lost(self, reason: str) -> None:
+    def on_lost(self, reason: str) -> None:
         self._server = None
-        if self.state is AttachmentState.GREETING:  # it was just about to end
-            self._move(AttachmentState.LOOKING)
-            self._reactor.call_later(RETRY_S, self._look)
+        if self.state is AttachmentState.GREETING:  # the server was about to end; another may follow
+            self._move(AttachmentState.CONNECTING)
+            self._reactor.call_later(RETRY_S, self._connect)
             return
         self.fail(AttachError(f"the server at port {self._port} is gone: {reason}"))
 
@@ -192,11 +207,11 @@ class Attachment:
         self._models.bind(*self._models.specs)
         self.check_started()
 
-    def _on_taken_over(self, model: str) -> None:
+    def _on_replaced_by_other(self, model: str) -> None:
         if model not in self._models.specs:
             return
         logger.warning("another program serves model %s now; it is not bound here any more", model)
-        self._on_replaced(model)  # who sees the workers go may bind it again
+        self._on_replaced(model)  # first, so that whoever sees the workers end can bind the model again
         self._models.drop(model, BindError(f"another program serves model {model!r} now"))
 
     # ---- binding --------------------------------------------------------------------------
@@ -209,39 +224,39 @@ class Attachment:
         if self.state is AttachmentState.ATTACHED:
             self._models.bind(spec.name)
 
-    def _remove_model(self, model: str, gone: Future[None]) -> None:
+    def _remove_model(self, model: str, removed: Future[None]) -> None:
         if self.state in {AttachmentState.STOPPING, AttachmentState.STOPPED}:
-            gone.set_exception(self._failure or _ended())
+            removed.set_exception(self._failure or _ended())
             return
-        self.tell(attach.UnbindModel(model))
+        self.send(attach.UnbindModel(model))
         if model in self._models.specs:
             self._models.drop(model, BindError(f"model {model!r} is not bound any more"))
-        gone.set_result(None)
+        removed.set_result(None)
 
     def check_started(self) -> None:
         if not self.started.done() and self._models.are_bound:
             self.started.set_result(self._addresses)
 
-    def tell(self, message: Any, fds: Sequence[int] = ()) -> None:
-        """Send a message to the server, if it is there. The descriptors stay the caller's."""
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Send a message to the server, if it is connected. The caller keeps the descriptors."""
         if self._server is not None:
             self._server.send(message, fds)
 
-    # ---- ending ---------------------------------------------------------------------------
+    # ---- end ------------------------------------------------------------------------------
 
     def fail(self, failure: GpuserveError) -> None:
-        """End by an error. Nobody waits for what the workers still run: they are killed."""
+        """End with an error. The workers are killed, because nobody waits for their results."""
         self._failure = self._failure or failure
         self._reactor.stop()
 
-    def _begin_stop(self) -> None:
+    def _start_stop(self) -> None:
         if self.state is not AttachmentState.ATTACHED:
             self._reactor.stop()
             return
         for model in self._models.specs:
-            self.tell(attach.UnbindModel(model))
+            self.send(attach.UnbindModel(model))
         self._move(AttachmentState.STOPPING)
-        self._leave()
+        self._disconnect()
         self._models.stop()
         self._reactor.call_later(STOP_TIMEOUT_S, self._reactor.stop)
         self.check_stopped()
@@ -250,15 +265,138 @@ class Attachment:
         if self._models.are_stopped():
             self._reactor.stop()
 
-    def _leave(self) -> None:
-        """The server hears of the end before the workers do."""
+    def _disconnect(self) -> None:
+        """Close the connection before the workers end, so that the server does not use them any more."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     def _move(self, state: AttachmentState) -> None:
-        self.state = STEPS.step(self.state, state)
+        self.state = ATTACHMENT_STEPS.step(self.state, state)
 
 
 def _ended() -> AttachError:
     return AttachError("the attachment to the server has ended")
+
+
+class BoundModels:
+    """The models of an attachment by name. Owner of their workers: after ``kill()`` none is left."""
+
+    def __init__(self, reactor: Reactor, models: Sequence[ModelSpec], server: Attachment) -> None:
+        self.specs = {spec.name: spec for spec in models}
+        self._server = server
+        settings = LiveSettings(ServerSettings())
+        self._context = WorkerContext(reactor, self, settings, relay_output=False, lost_gpus={})
+        self._groups: dict[str, WorkerGroup] = {}
+        self._waiting: dict[str, Future[None]] = {}
+        self._bound: set[str] = set()
+        self._is_stopping = False
+
+    # ---- models ---------------------------------------------------------------------------
+
+    def add(self, spec: ModelSpec, served: Future[None]) -> None:
+        """Add a model that is to be bound; ``served`` resolves when the server serves it."""
+        self.specs[spec.name] = spec
+        self._waiting[spec.name] = served
+
+    def bind(self, *models: str) -> None:
+        for model in models:
+            spec = self.specs[model]
+            self._server.send(BindModel(spec.to_wire()))
+            group = self._groups[model] = WorkerGroup(spec, self._context)
+            try:
+                group.start()
+            except StartupError as error:
+                self._server.send(UnbindModel(model))
+                self.reject(model, error)
+
+    def bound(self, model: str) -> None:
+        if model in self.specs:
+            self._bound.add(model)
+            if (served := self._waiting.pop(model, None)) is not None:
+                served.set_result(None)
+            self._server.check_started()
+
+    @property
+    def are_bound(self) -> bool:
+        return self.specs.keys() <= self._bound
+
+    def reject(self, model: str, failure: GpuserveError) -> None:
+        """Drop a model that cannot be served. A model of the start ends the attachment, as with a server."""
+        if model not in self.specs:
+            return
+        if model not in self._waiting:
+            self._server.fail(failure)
+        else:
+            self.drop(model, failure)
+
+    def drop(self, model: str, failure: GpuserveError) -> None:
+        del self.specs[model]
+        self._bound.discard(model)
+        if (group := self._groups.pop(model, None)) is not None:
+            group.discard()
+        if (served := self._waiting.pop(model, None)) is not None:
+            served.set_exception(failure)
+        self._server.check_started()
+
+    def execution_hung(self, model: str, hang: Hang) -> None:
+        group = self._groups.get(model)
+        for worker in () if group is None else group.all:
+            if worker.instance.name == hang.instance:
+                worker.report_hang(hang)
+
+    # ---- end ------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        for group in self._groups.values():
+            group.stop()
+
+    def are_stopped(self) -> bool:
+        return all(group.is_stopped for group in self._groups.values())
+
+    def kill(self) -> None:
+        for group in self._groups.values():
+            group.kill()
+        for group in self._groups.values():
+            group.close()
+
+    def fail_waiting(self, error: BaseException) -> None:
+        for served in self._waiting.values():
+            if not served.done():
+                served.set_exception(error)
+
+    # ---- events of workers ----------------------------------------------------------------
+
+    def instance_changed(self, worker: WorkerMonitor, phase: str) -> None: ...
+
+    def load_slow(self, worker: WorkerMonitor, slow: SlowLoad) -> None: ...
+
+    def instance_ready(self, worker: WorkerMonitor) -> None:
+        live = worker.live_instance()
+        assert live is not None
+        self._server.send(WorkerUp(worker.spec.name, *live[:4]), [live.link_fd, live.pidfd])
+
+    def instance_lost(self, worker: WorkerMonitor, reason: str) -> None:
+        """Notify the server of a dead worker, and drop the model if it was never served."""
+        if self._is_stopping:
+            self._server.check_stopped()
+            return
+        model, instance = worker.spec.name, worker.instance.name
+        self._server.send(
+            WorkerDown(model, instance, reason, worker.lifecycle.restart_in_s(time.monotonic()))
+        )
+        if not worker.lifecycle.was_ready and worker.lifecycle.state is not InstanceState.STOPPED:
+            self._server.send(UnbindModel(model))
+            text = f"model {model!r}: instance {instance} could not be started: {reason}"
+            self.reject(model, StartupError(text))
+
+    def instance_unrecoverable(self, worker: WorkerMonitor, text: str) -> None:
+        """Restart the worker, or end this attachment, by the policy of the model. The server goes on."""
+        if worker.spec.on_unrecoverable == RESTART_WORKER:
+            worker.kill()
+        elif not self._is_stopping:
+            self._server.fail(ModelUnrecoverable(f"model {worker.spec.name!r} cannot go on: {text}"))
+
+    def instance_imported(self, worker: WorkerMonitor, files: Sequence[str]) -> None:
+        """Ignore imports: files of an attached program are not followed."""

@@ -1,1 +1,1 @@
-"""The server's own models: loaded, unloaded, resized, and what a client or operator may ask of that."""
+"""The server's own models: load, unload, resize, and the requests of clients and operators for these."""

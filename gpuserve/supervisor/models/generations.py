@@ -1,5 +1,6 @@
-"""The generations of the server's own models: the life of each, what front and repository index say of them.
-A generation is one load of one version, and its workers; one whose load fails is dropped.
+"""Generations of the server's own models: their states, and what the front and the repository index are told
+of them. A generation is one load of one version, with its workers. A generation that fails to load is
+dropped.
 """
 
 from __future__ import annotations
@@ -10,19 +11,18 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-from gpuserve.control import messages
+from gpuserve.core.states import StepTable
 from gpuserve.model.spec import ModelSpec
-from gpuserve.states import StepTable
-from gpuserve.supervisor.core.front_keeper import FrontKeeper
-from gpuserve.supervisor.core.life import InstanceState
-from gpuserve.supervisor.models.repository import Repository
-from gpuserve.supervisor.workers.worker_group import WorkerGroup
-from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
+from gpuserve.supervisor.control import front_messages as messages
+from gpuserve.supervisor.models.declared_models import Repository
+from gpuserve.supervisor.processes.front_monitor import FrontMonitor
+from gpuserve.supervisor.processes.lifecycle import InstanceState
+from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerGroup, WorkerMonitor
 
 
 class GenerationState(enum.Enum):
-    """Where a generation stands, one after the other. RETIRING: it gets no new requests, and its workers
-    finish those that it has. STOPPING: nothing is left to do, and the workers are ended.
+    """The states of a generation, which follow one another. RETIRING: the generation gets no new requests,
+    and its workers finish those in flight. STOPPING: nothing is in flight, and the workers are stopped.
     """
 
     LOADING = "LOADING"
@@ -32,25 +32,25 @@ class GenerationState(enum.Enum):
     GONE = "GONE"
 
 
-STEPS: Final = StepTable(
+GENERATION_STEPS: Final = StepTable(
     "generation", {before: {after} for before, after in itertools.pairwise(GenerationState)}
 )
 
-#: What the repository index calls a version whose generation is in a state; of several generations it is told
-#: what is last here.
+#: The state in the repository index of a version by its generation's state. With several generations the last
+#: in this order counts.
 _INDEX_STATE: Final[dict[GenerationState, str]] = {
     GenerationState.STOPPING: "UNLOADING",
     GenerationState.RETIRING: "UNLOADING",
     GenerationState.LOADING: "LOADING",
     GenerationState.READY: "READY",
 }
-#: What the index says of a model that was never loaded.
+#: The entry in the repository index of a model that was never loaded.
 _NO_VERSION: Final = 0
 _NEVER_LOADED: Final = ((_NO_VERSION, "", ""),)
 
 
 class Generation:
-    """One load of one version of a model. ``served``: requests for the model go to it."""
+    """One load of one version of a model. ``served``: requests for the model are routed to it."""
 
     def __init__(self, number: int, spec: ModelSpec, workers: WorkerGroup, *, served: bool) -> None:
         self.number = number
@@ -60,42 +60,40 @@ class Generation:
         self.state = GenerationState.LOADING
 
     def move(self, state: GenerationState) -> None:
-        self.state = STEPS.step(self.state, state, f"{self.number} of model {self.spec.name}")
+        self.state = GENERATION_STEPS.step(self.state, state, f"{self.number} of model {self.spec.name}")
 
     @property
     def is_known_to_front(self) -> bool:
-        """Whether a new front is to be told of it: one that retires has nothing to do for that front."""
+        """True if a new front has to know the generation: a retiring one has no work for a new front."""
         return self.state in {GenerationState.LOADING, GenerationState.READY}
 
     @property
-    def is_going(self) -> bool:
+    def is_retiring(self) -> bool:
         return self.state in {GenerationState.RETIRING, GenerationState.STOPPING}
 
 
-class ModelIndex:
-    """What the repository index says of models. It remembers why versions are not loaded; all else it asks
-    or is told.
-    """
+class RepositoryIndex:
+    """The repository index. It stores why versions are not loaded, and queries everything else."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._reasons: dict[str, dict[int, str]] = {}
 
     def unavailable(self, model: str, version: int, reason: str) -> None:
-        """Note why a version is not loaded; one that cannot be loaded again is not kept."""
+        """Store why a version is not loaded, unless the model cannot be loaded again."""
         if model in self._repository.names():
             self._reasons.setdefault(model, {})[version] = reason
 
     def undeclared(self, model: str, reason: str) -> None:
-        """Note that a model has a declaration by which it cannot be served, so its versions are not known."""
+        """Store that the declaration of a model is broken, so that its versions are unknown."""
         self._reasons[model] = {_NO_VERSION: reason}
 
     def forget(self, model: str, version: int) -> None:
-        for one in (version, _NO_VERSION):
-            self._reasons.get(model, {}).pop(one, None)
+        for key in (version, _NO_VERSION):
+            self._reasons.get(model, {}).pop(key, None)
 
     def forget_all(self, model: str) -> None:
-        """Forget every version of a model, which is not declared any more."""
+        """Forget every version of a model that is not declared any more."""
         self._reasons.pop(model, None)
 
     def states(self, model: str, generations: Iterable[Generation]) -> Sequence[tuple[int, str, str]]:
@@ -103,8 +101,8 @@ class ModelIndex:
         is_known = model in self._repository.names()
         reasons = self._reasons.get(model, {}) if is_known else {}
         found = {version: (version, "UNAVAILABLE", reason) for version, reason in reasons.items()}
-        there = {(one.spec.version, one.state) for one in generations if one.spec.name == model}
-        for version, state in sorted(there, key=lambda one: list(_INDEX_STATE).index(one[1])):
+        present = {(each.spec.version, each.state) for each in generations if each.spec.name == model}
+        for version, state in sorted(present, key=lambda pair: list(_INDEX_STATE).index(pair[1])):
             found[version] = (version, _INDEX_STATE[state], "")
         if found:
             return [found[version] for version in sorted(found)]
@@ -112,15 +110,15 @@ class ModelIndex:
 
 
 class GenerationTable:
-    """The generations of one server, by number; ``numbers`` are given out once."""
+    """The generations of generation server, by number. ``numbers`` yields each number once."""
 
     def __init__(
-        self, repository: Repository, care: WorkerCare, front: FrontKeeper, numbers: Iterator[int]
+        self, repository: Repository, context: WorkerContext, front: FrontMonitor, numbers: Iterator[int]
     ) -> None:
         self.repository = repository
-        self.index = ModelIndex(repository)
+        self.index = RepositoryIndex(repository)
         self.front = front
-        self._care = care
+        self._context = context
         self._numbers = numbers
         self._generations: dict[int, Generation] = {}
 
@@ -135,7 +133,7 @@ class GenerationTable:
 
     def add(self, spec: ModelSpec, *, served: bool) -> Generation:
         number = next(self._numbers)
-        generation = Generation(number, spec, WorkerGroup(spec, self._care, number), served=served)
+        generation = Generation(number, spec, WorkerGroup(spec, self._context, number), served=served)
         self._generations[number] = generation
         return generation
 
@@ -143,68 +141,75 @@ class GenerationTable:
         del self._generations[generation.number]
 
     def drop(self, generations: Iterable[Generation]) -> None:
-        """End and forget generations that never served."""
+        """Kill and forget those of the generations that never served."""
         for generation in generations:
             if generation in self and not generation.served:
                 self.remove(generation)
                 self.front.send(messages.RemoveModel(generation.number))
                 generation.group.discard()
 
-    # ---- questions ------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------
 
     def of(self, model: str) -> list[Generation]:
-        return [one for one in self if one.spec.name == model]
+        return [generation for generation in self if generation.spec.name == model]
 
     def served(self, model: str) -> list[Generation]:
-        return [one for one in self.of(model) if one.served]
+        return [generation for generation in self.of(model) if generation.served]
 
     def is_served(self, model: str) -> bool:
         return bool(self.served(model))
 
-    def is_going(self, model: str) -> bool:
-        return any(one.is_going for one in self.of(model))
+    def is_retiring(self, model: str) -> bool:
+        return any(generation.is_retiring for generation in self.of(model))
 
     def names(self) -> Collection[str]:
-        return dict.fromkeys([*self.repository.names(), *(one.spec.name for one in self)]).keys()
+        return dict.fromkeys(
+            [*self.repository.names(), *(generation.spec.name for generation in self)]
+        ).keys()
 
     def specs(self) -> list[ModelSpec]:
-        return [one.spec for one in self]
+        return [generation.spec for generation in self]
 
     def all_loaded(self) -> bool:
-        return all(one.state is not GenerationState.LOADING for one in self)
+        return all(generation.state is not GenerationState.LOADING for generation in self)
 
     def all_stopped(self) -> bool:
-        return all(one.group.is_stopped for one in self)
+        return all(generation.group.is_stopped for generation in self)
 
-    def workers(self) -> Iterator[WorkerKeeper]:
+    def workers(self) -> Iterator[WorkerMonitor]:
         for generation in self:
             yield from generation.group.all
 
-    def leaving(self) -> set[WorkerKeeper]:
-        """Return the workers that get nothing new, because they leave their model or it is not served."""
-        groups = [one.group.all if one.is_going else one.group.leaving for one in self]
+    def leaving(self) -> set[WorkerMonitor]:
+        """Return the workers that get no new requests: their instance, or their generation, is retiring."""
+        groups = [
+            generation.group.all if generation.is_retiring else generation.group.leaving
+            for generation in self
+        ]
         return {worker for group in groups for worker in group}
 
-    # ---- telling the front ----------------------------------------------------------------
+    # ---- messages to the front ------------------------------------------------------------
 
-    def tell_states(self, *models: str) -> None:
+    def send_states(self, *models: str) -> None:
         for model in models:
             self.front.send(messages.ModelStates(model, tuple(self.index.states(model, self))))
 
     def announce(self) -> None:
-        """Tell a new front all that it must know, in the order in which it came about."""
-        known = [one for one in self if one.is_known_to_front]
-        for one in known:
-            self.front.send(messages.AddModel(one.number, one.spec.to_wire(), False, one.served))
-        for worker in [worker for one in known for worker in one.group.workers]:
-            if (live := worker.live()) is not None:
+        """Send a new front everything it must know, in the order in which it happened."""
+        known = [generation for generation in self if generation.is_known_to_front]
+        for generation in known:
+            self.front.send(
+                messages.AddModel(generation.number, generation.spec.to_wire(), False, generation.served)
+            )
+        for worker in [worker for generation in known for worker in generation.group.workers]:
+            if (live := worker.live_instance()) is not None:
                 self.front.instance_up(worker.generation, live)
-            elif worker.life.state is not InstanceState.LOADING:
-                self.tell_down(worker, worker.why_lost() or "it died before this front")
-        self.tell_states(*self.names())
+            elif worker.lifecycle.state is not InstanceState.LOADING:
+                self.send_down(worker, worker.lost_gpu_reason() or "it died before this front")
+        self.send_states(*self.names())
 
-    def tell_down(self, worker: WorkerKeeper, reason: str) -> None:
+    def send_down(self, worker: WorkerMonitor, reason: str) -> None:
         """Tell the front that a worker is gone, and in how many seconds its successor starts."""
-        restart_in_s = worker.life.restart_in_s(time.monotonic())
+        restart_in_s = worker.lifecycle.restart_in_s(time.monotonic())
         name = worker.instance.name
         self.front.send(messages.InstanceDown(worker.generation, name, reason, restart_in_s))

@@ -1,4 +1,4 @@
-"""What clients or operators ask for by a model's name: from the name to an operation on the served models."""
+"""Loads and unloads by a model's name, as clients and operators request them: from the name to operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from gpuserve.errors import (
+from gpuserve.core.errors import (
     AlreadyExists,
     DeviceError,
     GpuserveError,
@@ -17,31 +17,32 @@ from gpuserve.errors import (
 )
 from gpuserve.model.spec import ModelSpec
 from gpuserve.model.spec_changes import changed
-from gpuserve.placement.server_devices import ServerDevices
-from gpuserve.supervisor.attach.attached_models import AttachedModels
-from gpuserve.supervisor.core.front_keeper import Answer as ClientAnswer
-from gpuserve.supervisor.core.server_life import ServerLife
+from gpuserve.supervisor.attach.attached_programs import AttachedModels
+from gpuserve.supervisor.models.declared_models import members
 from gpuserve.supervisor.models.model_operations import (
-    Answer,
     Failure,
     LoadOperation,
+    OnDone,
     UnloadOperation,
     cannot_poll,
     refused_load,
 )
-from gpuserve.supervisor.models.repository import members
 from gpuserve.supervisor.models.served_models import ServedModels
+from gpuserve.supervisor.placement import ServerDevices
+from gpuserve.supervisor.processes.front_monitor import Answer as ClientAnswer
+from gpuserve.supervisor.processes.lifecycle import ServerLifecycle
 
 logger = logging.getLogger(__name__)
 
-#: What there is of models: their versions, or what is wrong with them.
-_Found: TypeAlias = dict[str, Sequence[ModelSpec] | GpuserveError]
-#: Why nothing can be loaded by a name; None: nothing of that name is declared.
+#: Models found by name: their versions, or the error of their declaration.
+_Declarations: TypeAlias = dict[str, Sequence[ModelSpec] | GpuserveError]
+#: Makes the error of a model that cannot be read; None instead of an error: no model of that name is
+#: declared.
 Unreadable: TypeAlias = Callable[[str, GpuserveError | None], RequestError]
 
 
 def cannot_be_read(model: str, error: GpuserveError | None) -> RequestError:
-    """Tell a client, which may not know what is in the files of a server, and the log."""
+    """Return the error for a client, which must not see the content of files, and log the rest."""
     if isinstance(error, RequestError):
         return error
     if error is None:
@@ -51,25 +52,27 @@ def cannot_be_read(model: str, error: GpuserveError | None) -> RequestError:
 
 
 class LoadRequests:
-    """Loads and unloads by name; the models of attached programs are theirs alone. Declarations are read by
-    ``run_beside``, which makes a call that may take its time and gives its result to another: models may be
-    asked what they are. ``on_loaded`` is told each model that was loaded, and how it was declared.
+    """Loads and unloads by name. Models of attached programs are refused, because only their programs may
+    change them. ``run_in_background`` reads declarations, which may run callables to describe their tensors.
+    ``on_loaded`` is called with each model that was loaded, and its declaration.
     """
 
     def __init__(
         self,
-        life: ServerLife,
+        lifecycle: ServerLifecycle,
         models: ServedModels,
         attached: AttachedModels,
         devices: ServerDevices,
-        run_beside: Callable[[Callable[[], _Found], Callable[[_Found | GpuserveError], None]], None],
+        run_in_background: Callable[
+            [Callable[[], _Declarations], Callable[[_Declarations | GpuserveError], None]], None
+        ],
         on_loaded: Callable[[str, Sequence[ModelSpec]], None],
     ) -> None:
-        self._life = life
+        self._lifecycle = lifecycle
         self._models = models
         self._attached = attached
         self._devices = devices
-        self._run_beside = run_beside
+        self._run_in_background = run_in_background
         self._on_loaded = on_loaded
 
     def load(
@@ -83,23 +86,23 @@ class LoadRequests:
         unreadable: Unreadable = cannot_be_read,
         is_last_word: bool = False,
     ) -> None:
-        """Load every version of a model as it is declared now, with these changes. Of an ensemble, those
-        models of its steps that are not loaded go first. Without ``again`` one that is loaded when it is its
-        turn is answered with ``AlreadyExists``.
+        """Load every version of a model as it is declared now, with ``changes``. For an ensemble, load those
+        models of its steps first that are not loaded. Without ``again``, answer ``AlreadyExists`` if the
+        model is loaded by the time of its turn.
         """
-        refusal = self._life.why_not_now() or self._attached.why_not_ours(model, "loads")
+        refusal = self._lifecycle.change_refusal() or self._attached.attached_refusal(model, "loads")
         if refusal is not None:
             answer(refusal)
             return
         declared: list[ModelSpec] = []
 
-        def prepare(then: Answer) -> None:
+        def prepare(then: OnDone) -> None:
             if not again and self._models.table.is_served(model):
                 then(AlreadyExists(f"model '{model}' is loaded already"))
             else:
-                self._run_beside(partial(self._look, model), partial(prepared, then))
+                self._run_in_background(partial(self._read_declarations, model), partial(prepared, then))
 
-        def prepared(then: Answer, found: _Found | GpuserveError) -> None:
+        def prepared(then: OnDone, found: _Declarations | GpuserveError) -> None:
             own = found if isinstance(found, GpuserveError) else found[model]
             if isinstance(own, GpuserveError) or not own:
                 then(unreadable(model, own if isinstance(own, GpuserveError) else None))
@@ -120,11 +123,13 @@ class LoadRequests:
                 self._on_loaded(model, declared)
             _to_client(answer)(error)
 
-        self._models.begin(LoadOperation(model, answered, read, failure, True, is_last_word, prepare=prepare))
+        self._models.submit(
+            LoadOperation(model, answered, read, failure, True, is_last_word, prepare=prepare)
+        )
 
-    def _look(self, model: str) -> _Found:
-        """What is declared of a model and of those of its steps, the model first. In any thread."""
-        found: _Found = {}
+    def _read_declarations(self, model: str) -> _Declarations:
+        """Return the declarations of a model and of the models of its steps, the model first. Thread-safe."""
+        found: _Declarations = {}
 
         def read(name: str) -> Sequence[ModelSpec]:
             try:
@@ -137,12 +142,12 @@ class LoadRequests:
         members(model, read)
         return found
 
-    def _load_members(self, members_of: Sequence[str], failure: Failure, then: Answer) -> None:
-        """Load those of an ensemble's models that are not."""
-        if (refusal := self._life.why_not_now()) is not None:  # the server has begun to end meanwhile
+    def _load_members(self, member_names: Sequence[str], failure: Failure, then: OnDone) -> None:
+        """Load those members of an ensemble that are not loaded."""
+        if (refusal := self._lifecycle.change_refusal()) is not None:  # the server may have begun to stop
             then(refusal)
             return
-        missing = [one for one in members_of if not self._models.table.is_served(one)]
+        missing = [one for one in member_names if not self._models.table.is_served(one)]
         first = _AllLoaded(len(missing), then)
         for one in missing:
             self.load(one, {}, first.answered, failure=failure)
@@ -150,31 +155,31 @@ class LoadRequests:
             then(None)
 
     def unload(self, model: str, answer: ClientAnswer) -> None:
-        """Unload every version of a model; one that is not loaded is no error."""
-        refusal = self._life.why_not_now() or self._attached.why_not_ours(model, "unloads")
+        """Unload every version of a model. A model that is not loaded is no error."""
+        refusal = self._lifecycle.change_refusal() or self._attached.attached_refusal(model, "unloads")
         if refusal is not None:
             answer(refusal)
         else:
-            self._models.begin(UnloadOperation(model, _to_client(answer)))
+            self._models.submit(UnloadOperation(model, _to_client(answer)))
 
 
 class _AllLoaded:
-    """Several loads, of which only the last, or the first that fails, is told on."""
+    """A group of loads that reports once: after the last load, or after the first that fails."""
 
-    def __init__(self, count: int, tell: Answer) -> None:
+    def __init__(self, count: int, report: OnDone) -> None:
         self._left = count
-        self._tell: Answer | None = tell
+        self._report: OnDone | None = report
 
     def answered(self, error: GpuserveError | None) -> None:
         self._left -= 1
-        if self._tell is not None and (error is not None or not self._left):
-            tell, self._tell = self._tell, None
-            tell(error)
+        if self._report is not None and (error is not None or not self._left):
+            report, self._report = self._report, None
+            report(error)
 
 
-def _to_client(answer: ClientAnswer) -> Answer:
+def _to_client(answer: ClientAnswer) -> OnDone:
     def answer_client(error: GpuserveError | None) -> None:
-        # All that is no answer to a request is about the end of the server.
+        # An error that is not a RequestError is about the end of the server.
         answer(error if error is None or isinstance(error, RequestError) else Unavailable("Server exiting"))
 
     return answer_client

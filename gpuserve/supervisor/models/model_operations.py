@@ -1,4 +1,4 @@
-"""Loads, unloads and changes of size that were asked for, each model's in the order of their coming. Pure."""
+"""Operations on models (load, unload, resize), queued for each model in order of arrival. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-from gpuserve.errors import (
+from gpuserve.core.errors import (
     Cancelled,
     GpuserveError,
     Internal,
@@ -20,44 +20,45 @@ from gpuserve.errors import (
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.models.generations import Generation
 
-#: Tells whoever asked how it went; None: well.
-Answer: TypeAlias = Callable[[GpuserveError | None], None]
-#: Why a version could not be loaded: its declaration, the instance, the reason.
+#: Receives the result of an operation: an error, or None for success.
+OnDone: TypeAlias = Callable[[GpuserveError | None], None]
+#: Makes the error of a version that failed to load, from its declaration, the instance and the reason.
 Failure: TypeAlias = Callable[[ModelSpec, str, str], GpuserveError]
 
 
 class OperationEnd(NamedTuple):
-    """The end of an operation, with the error that it ended by, if any."""
+    """The end of an operation, with its error, if any."""
 
     error: GpuserveError | None
 
 
 @dataclass(eq=False)
 class ModelOperation:
-    """What is to be done to a model, once."""
+    """One operation on a model."""
 
     model: str
-    answer: Answer
+    answer: OnDone
 
     @property
     def overtakes(self) -> bool:
-        """Whether loads and changes of size that were asked for before are taken back for it."""
+        """True if loads and resizes that were queued earlier are cancelled in favour of this operation."""
         return False
 
 
 @dataclass(eq=False)
 class LoadOperation(ModelOperation):
-    """The load of versions of a model. When it is its turn ``prepare`` is begun, where there is one, which
-    may take its time and says how it went; then ``read`` gives the declarations. With ``replaces`` they take
-    the place of all versions that are served; otherwise they join them. An operator's ``is_last_word``
-    overtakes others.
+    """The load of versions of a model.
+
+    ``prepare``, if given, is called first; it may take its time and reports its result. Then ``read`` returns
+    the declarations. With ``replaces`` the loaded versions replace all served versions, otherwise they join
+    them. With ``is_last_word``, as for an operator's request, the load overtakes earlier operations.
     """
 
     read: Callable[[], Sequence[ModelSpec]]
     failure: Failure
     replaces: bool
     is_last_word: bool = False
-    prepare: Callable[[Answer], None] | None = None
+    prepare: Callable[[OnDone], None] | None = None
     generations: list[Generation] = field(default_factory=list)
 
     @property
@@ -76,18 +77,19 @@ class UnloadOperation(ModelOperation):
 
 @dataclass(eq=False)
 class ResizeOperation(ModelOperation):
-    """The change of a served model to ``count`` instances on each device that each version has."""
+    """The resize of a served model to ``count`` instances on each device of each version."""
 
     count: int
 
 
-class Operations:
-    """One queue a model; its first operation is the one at work."""
+class OperationQueues:
+    """The queues of operations, one for each model. The first operation of a queue is running."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[ModelOperation]] = {}
 
     def put(self, operation: ModelOperation) -> bool:
+        """Queue an operation. Return whether it is the first of its queue, so that it can run now."""
         queue = self._queues.setdefault(operation.model, deque())
         queue.append(operation)
         return len(queue) == 1
@@ -97,40 +99,43 @@ class Operations:
         return queue[0] if queue else None
 
     def is_overtaken(self, operation: ModelOperation) -> bool:
-        """Whether a load or a change of size is at work, and is to be taken back for what came after it."""
+        """Return whether this running load or resize is to be cancelled in favour of a later operation."""
         queue = self._queues.get(operation.model, deque())
         is_first = bool(queue) and queue[0] is operation and not isinstance(operation, UnloadOperation)
-        return is_first and any(one.overtakes for one in islice(queue, 1, None))
+        return is_first and any(later.overtakes for later in islice(queue, 1, None))
 
     def load_of(self, generation: Generation) -> LoadOperation | None:
-        """Return the load that a generation belongs to, while it is at work."""
+        """Return the running load that a generation belongs to, or None."""
         running = self.running(generation.spec.name)
         return running if isinstance(running, LoadOperation) and generation in running.generations else None
 
     def finish(self, operation: ModelOperation, error: GpuserveError | None = None) -> ModelOperation | None:
-        """Answer the operation at work, and return the one whose turn it is now."""
+        """Report the result of the running operation. Return the operation that runs next, if any."""
         assert operation is self.running(operation.model), "an operation is answered once"
         queue = self._queues[operation.model]
         queue.popleft()
         if not queue:
             del self._queues[operation.model]
         following = self.running(operation.model)
-        operation.answer(error)  # which may ask for more, or end all
+        operation.answer(error)  # the callback may queue more operations, or cancel all
         return following if following is self.running(operation.model) else None
 
-    def take_all(self) -> Iterator[ModelOperation]:
+    def pop_all(self) -> Iterator[ModelOperation]:
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             yield from queue
 
 
-def taken_back(model: str) -> RequestError:
-    """Make the error for whoever asked for something that was still being loaded when another word came."""
-    return Cancelled(f"model '{model}': the load was taken back, for what was asked for after it")
+# ---- errors ---------------------------------------------------------------------------------
+
+
+def cancelled_error(model: str) -> RequestError:
+    """Return the error for an operation that was still running when a later one overtook it."""
+    return Cancelled(f"model '{model}': the load was cancelled by a later operation")
 
 
 def cannot_poll(model: str) -> RequestError:
-    """Make the error for a client whose model has no declaration that can be read."""
+    """Return the error for a client if the model's declaration cannot be read. The text is Triton's."""
     return Internal(f"failed to load '{model}', failed to poll from model repository")
 
 

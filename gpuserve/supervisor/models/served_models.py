@@ -1,6 +1,6 @@
-"""The server's own models: what is loaded, what is on its way in or out, and which of it gets requests. Once
-all workers of a load are ready the front turns to them, in one message; then the earlier ones finish and are
-ended. A load that fails leaves all as it was. Operations on one model wait for one another.
+"""The server's own models: loads, unloads and resizes, one operation at a time for each model. When all
+workers of a load are ready, one message switches the front to them; then the earlier generations finish and
+are stopped. A load that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpuserve.config.settings.rate_limits import check_rates
-from gpuserve.control import messages
-from gpuserve.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, StartupError
-from gpuserve.journal.kinds import EventKind
+from gpuserve.core.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, StartupError
+from gpuserve.core.event_log import EventKind
 from gpuserve.model.spec import ModelSpec
-from gpuserve.placement.instance_counts import with_count
-from gpuserve.supervisor.core.life import InstanceState
-from gpuserve.supervisor.core.refusals import refuse_change
-from gpuserve.supervisor.core.server_core import ServerCore
+from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.models.generations import (
     Generation,
     GenerationState,
@@ -27,73 +23,75 @@ from gpuserve.supervisor.models.model_operations import (
     LoadOperation,
     ModelOperation,
     OperationEnd,
-    Operations,
+    OperationQueues,
     ResizeOperation,
     UnloadOperation,
+    cancelled_error,
     cannot_poll,
     failed_start,
-    taken_back,
 )
 from gpuserve.supervisor.models.resizing import ModelResizes
-from gpuserve.supervisor.workers.hang import Hang
-from gpuserve.supervisor.workers.worker_group import stop_timeout_s
-from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
+from gpuserve.supervisor.placement import with_count
+from gpuserve.supervisor.processes.lifecycle import InstanceState
+from gpuserve.supervisor.processes.server_core import ServerCore, refuse_change
+from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor, stop_timeout_s
+from gpuserve.supervisor.workers.worker_watchdogs import Hang
 
 logger = logging.getLogger(__name__)
 
 
 class ServedModels:
-    """What is done to the server's own models, and what becomes of their workers. Owner of the workers:
-    ``kill()`` leaves none. ``table`` answers all questions.
+    """The operations on the server's own models, and the events of their workers. Owner of the workers: after
+    ``kill()`` none is left. ``table`` answers queries.
     """
 
     def __init__(self, core: ServerCore, table: GenerationTable) -> None:
         self.table = table
-        #: The models of the start of which a version could not be loaded.
+        #: The models of the start that lack a version because it failed to load.
         self.missing: list[str] = []
         self._core = core
-        self._operations = Operations()
+        self._operations = OperationQueues()
         self._loads = _Loads(core, table, self)
         self._resizes = ModelResizes(core, table, self.end)
 
-    # ---- the start, and the front ---------------------------------------------------------
+    # ---- start, and restart of the front --------------------------------------------------
 
     def start(self) -> None:
-        """Start the workers of the models of the start; ``StartupError`` where one cannot be started."""
+        """Start the workers of the models of the start, or raise ``StartupError``."""
         for generation in self.table:
             self._loads.start_workers(generation)
-            self._loads.check_loaded(generation)
+            self._loads.mark_loaded(generation)
 
     def front_lost(self) -> None:
-        """Let workers go that were to finish what they had: what was in flight is lost with the front."""
+        """Stop the workers that were finishing requests: requests in flight are lost with the front."""
         for generation in self.table:
             self.retired(generation.number)
         self._resizes.front_lost()
 
-    # ---- what is asked for ----------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------
 
-    def begin(self, operation: ModelOperation) -> None:
-        """Do it now, or as soon as what was asked before of this model is done or taken back."""
+    def submit(self, operation: ModelOperation) -> None:
+        """Run an operation now, or when the earlier operations on the model are done or cancelled."""
         if self._operations.put(operation):
             self._run(operation)
             return
         first = self._operations.running(operation.model)
         if first is not None and self._operations.is_overtaken(first):
-            self.take_back(operation.model)
+            self.cancel(operation.model)
 
-    def take_back(self, model: str) -> None:
-        """End the load or the change of size that is at work on a model: its workers may never be loaded."""
+    def cancel(self, model: str) -> None:
+        """Cancel the running load or resize of a model, whose workers may never finish loading."""
         running = self._operations.running(model)
         if isinstance(running, ResizeOperation):
-            self._resizes.take_back(running)
+            self._resizes.cancel(running)
         elif isinstance(running, LoadOperation):
-            logger.warning("model %s: its load is taken back", model)
+            logger.warning("model %s: cancelled its load", model)
             self.table.drop(running.generations)
-            self.table.tell_states(model)
-            self.end(running, taken_back(model))
+            self.table.send_states(model)
+            self.end(running, cancelled_error(model))
 
     def check_resize(self, model: str, count: int) -> None:
-        """Raise ``InvalidArgument`` unless the model could have ``count`` instances on each device."""
+        """Raise ``InvalidArgument`` if the model cannot have ``count`` instances on each device."""
         generations = self.table.served(model) or self.table.of(model)
         if not generations:
             raise InvalidArgument(f"model '{model}' is not loaded")
@@ -101,19 +99,19 @@ class ServedModels:
             with_count(generation.spec, count)
 
     def abandon(self, error: GpuserveError) -> None:
-        for operation in self._operations.take_all():
+        for operation in self._operations.pop_all():
             if isinstance(operation, LoadOperation):
                 self.table.drop(operation.generations)
             elif isinstance(operation, ResizeOperation):
                 self._resizes.abandon(operation)
             operation.answer(error)
 
-    # ---- what the workers and the front tell ----------------------------------------------
+    # ---- events of workers and of the front -----------------------------------------------
 
-    def instance_ready(self, worker: WorkerKeeper) -> None:
-        """Let a worker enter rotation; a load whose last instance it is is complete."""
+    def instance_ready(self, worker: WorkerMonitor) -> None:
+        """Put a ready worker into rotation, and complete the load if the worker is the last of it."""
         generation = self.table.get(worker.generation)
-        live = worker.live()
+        live = worker.live_instance()
         if generation is None or live is None or generation.state is GenerationState.STOPPING:
             return
         if self._resizes.has(generation, worker):
@@ -123,15 +121,17 @@ class ServedModels:
         self._check_complete(generation)
 
     def _check_complete(self, generation: Generation) -> None:
-        """End the load of a generation whose last instance has just become ready."""
-        if not self._loads.check_loaded(generation):
+        """Complete the load of a generation if its last instance has just become ready."""
+        if not self._loads.mark_loaded(generation):
             return
         load = self._operations.load_of(generation)
         if load is not None:
-            self.go_on(load, lambda: OperationEnd(None) if self._loads.is_complete(load) else None)
+            self.continue_operation(
+                load, lambda: OperationEnd(None) if self._loads.complete_if_ready(load) else None
+            )
 
-    def instance_lost(self, worker: WorkerKeeper, reason: str) -> StartupError | None:
-        """Take a dead worker out of rotation; return the error of a model of the start that cannot start."""
+    def instance_lost(self, worker: WorkerMonitor, reason: str) -> StartupError | None:
+        """Take a dead worker out of rotation. Return the error if a model of the start cannot start."""
         generation = self.table.get(worker.generation)
         if generation is None:
             return None
@@ -141,11 +141,11 @@ class ServedModels:
         if self._resizes.has(generation, worker):
             self._resizes.worker_lost(generation, worker, reason)
             return None
-        self.table.tell_down(worker, reason)
-        if worker.life.was_ready or worker.life.state is InstanceState.STOPPED:
+        self.table.send_down(worker, reason)
+        if worker.lifecycle.was_ready or worker.lifecycle.state is InstanceState.STOPPED:
             return None
-        if worker.life.state is InstanceState.FENCED and not generation.group.is_fenced:
-            self._check_complete(generation)  # the model goes on without that GPU
+        if worker.lifecycle.state is InstanceState.FENCED and not generation.group.is_fenced:
+            self._check_complete(generation)  # the model is served without that GPU
             return None
         load, name = self._operations.load_of(generation), worker.instance.name
         if load is not None:
@@ -153,11 +153,11 @@ class ServedModels:
             self.end(load, load.failure(generation.spec, name, reason))
             return None
         failure = failed_start(generation.spec, name, reason)
-        self._tell_failed(generation.spec.name, str(failure), generation.spec.version)
+        self._record_failed(generation.spec.name, str(failure), generation.spec.version)
         return failure
 
     def retired(self, number: int, *, hurried: bool = True) -> None:
-        """Stop the workers of a generation that has nothing in flight, or gave it up (``hurried``)."""
+        """Stop the workers of a generation that has no requests in flight, or aborted them (``hurried``)."""
         generation = self.table.get(number)
         if generation is None or generation.state is not GenerationState.RETIRING:
             return
@@ -172,31 +172,31 @@ class ServedModels:
             self._resizes.retired(generation, instance, hurried=hurried)
 
     def execution_hung(self, number: int, hang: Hang) -> ModelSpec | None:
-        """Let an instance's keeper end it, or tell of it; the model, None where it is none of ours."""
+        """Report an overdue call to the worker's monitor. Return the model; None for models of programs."""
         generation = self.table.get(number)
         if generation is None:
             return None
         for worker in generation.group.all:
             if worker.instance.name == hang.instance:
-                worker.hung(hang)
+                worker.report_hang(hang)
         return generation.spec
 
-    def death_isolated(self, number: int, instance: str, pid: int) -> None:
-        """Start an instance again without restart back-off: its worker died under an isolated request."""
+    def excuse_isolated_death(self, number: int, instance: str, pid: int) -> None:
+        """Restart an instance without restart back-off, because its worker died under an isolated request."""
         generation = self.table.get(number)
         for worker in () if generation is None else generation.group.all:
             if worker.instance.name == instance and worker.excuse(pid):
-                self.table.tell_down(worker, "it died under an isolated request")
+                self.table.send_down(worker, "it died under an isolated request")
 
-    def leave_out(self, worker: WorkerKeeper, reason: str, error: GpuserveError) -> None:
-        """Serve without a version of the start that cannot be loaded, for that reason."""
+    def exclude_version(self, worker: WorkerMonitor, reason: str, error: GpuserveError) -> None:
+        """Serve without a version of the start that failed to load."""
         generation = self.table.get(worker.generation)
         assert generation is not None, "it has just been lost"
         logger.error("%s", error)
-        self._leave_out(generation, reason)
+        self._exclude_version(generation, reason)
 
-    def _leave_out(self, generation: Generation, reason: str) -> None:
-        """Serve without a version; where it was the last of a model, without the ensembles that need that."""
+    def _exclude_version(self, generation: Generation, reason: str) -> None:
+        """Serve without a version. Without the last one, exclude the ensembles that need the model."""
         spec, generation.served = generation.spec, False
         self.missing.append(spec.name)
         self.table.drop([generation])
@@ -206,10 +206,10 @@ class ServedModels:
             if other in self.table and any(step.model == spec.name for step in other.spec.steps):
                 needed = f"model '{spec.name}', which it needs, could not be loaded"
                 logger.error("model %s is not served: %s", other.spec.name, needed)
-                self._tell_failed(other.spec.name, needed, other.spec.version)
-                self._leave_out(other, needed)
+                self._record_failed(other.spec.name, needed, other.spec.version)
+                self._exclude_version(other, needed)
 
-    # ---- ending ---------------------------------------------------------------------------
+    # ---- shutdown -------------------------------------------------------------------------
 
     def stop(self) -> None:
         for generation in self.table:
@@ -225,42 +225,42 @@ class ServedModels:
 
     def _run(self, operation: ModelOperation | None) -> None:
         while operation is not None:
-            end = self._guarded(operation, partial(self._do, operation))
+            end = self._run_step(operation, partial(self._start, operation))
             if end is None:
                 return
             operation = self._finish(operation, end.error)
 
-    def go_on(self, operation: ModelOperation, step: Callable[[], OperationEnd | None]) -> None:
-        """Do one more step of an operation, and end the operation if that was the last."""
-        if (end := self._guarded(operation, step)) is not None:
+    def continue_operation(self, operation: ModelOperation, step: Callable[[], OperationEnd | None]) -> None:
+        """Run one more step of an operation, and end the operation if the step was its last."""
+        if (end := self._run_step(operation, step)) is not None:
             self.end(operation, end.error)
 
-    def _guarded(
+    def _run_step(
         self, operation: ModelOperation, step: Callable[[], OperationEnd | None]
     ) -> OperationEnd | None:
-        """Do a step of an operation; an unexpected exception ends the operation, and what serves stays."""
+        """Run a step of an operation. An unexpected exception ends the operation; served models stay."""
         try:
             return step()
         except Exception as error:
             if isinstance(operation, LoadOperation):
                 self.table.drop([one for one in operation.generations if not one.served])
-                self.table.tell_states(operation.model)
+                self.table.send_states(operation.model)
             elif isinstance(operation, ResizeOperation):
                 self._resizes.abandon(operation)
             return OperationEnd(refuse_change(f"the change of model '{operation.model}'", error))
 
-    def _do(self, operation: ModelOperation) -> OperationEnd | None:
+    def _start(self, operation: ModelOperation) -> OperationEnd | None:
         if self._operations.is_overtaken(operation):
-            return OperationEnd(taken_back(operation.model))
+            return OperationEnd(cancelled_error(operation.model))
         if isinstance(operation, LoadOperation):
-            return self._loads.begin(operation)
+            return self._loads.start(operation)
         if isinstance(operation, ResizeOperation):
-            return self._resizes.begin(operation, self.table.served(operation.model))
+            return self._resizes.start(operation, self.table.served(operation.model))
         self.serve(operation.model, self.table.served(operation.model))
-        return None if self.table.is_going(operation.model) else OperationEnd(None)
+        return None if self.table.is_retiring(operation.model) else OperationEnd(None)
 
-    def is_at_work(self, operation: ModelOperation) -> bool:
-        """Whether it is being done: it may have been taken back, or nobody does anything any more."""
+    def is_running(self, operation: ModelOperation) -> bool:
+        """Return whether an operation is running: it may have been cancelled meanwhile."""
         return self._operations.running(operation.model) is operation
 
     def end(self, operation: ModelOperation, error: GpuserveError | None) -> None:
@@ -268,10 +268,10 @@ class ServedModels:
 
     def _finish(self, operation: ModelOperation, error: GpuserveError | None) -> ModelOperation | None:
         if isinstance(operation, LoadOperation) and not isinstance(error, AlreadyExists | None):
-            self._tell_failed(operation.model, str(error).strip())
+            self._record_failed(operation.model, str(error).strip())
         if isinstance(operation, ResizeOperation) and error is None:
             for one in self.table.served(operation.model):
-                self._core.events.tell(
+                self._core.events.record(
                     EventKind.SCALED,
                     model=operation.model,
                     version=one.spec.version,
@@ -279,18 +279,18 @@ class ServedModels:
                 )
         return self._operations.finish(operation, error)
 
-    def _tell_failed(self, model: str, reason: str, version: int = 0) -> None:
-        self._core.events.tell(EventKind.MODEL_LOAD_FAILED, model=model, version=version, reason=reason)
+    def _record_failed(self, model: str, reason: str, version: int = 0) -> None:
+        self._core.events.record(EventKind.MODEL_LOAD_FAILED, model=model, version=version, reason=reason)
 
     def serve(self, model: str, old: Sequence[Generation]) -> None:
-        """Tell the front which generations serve a model now, and let ``old`` retire, which did."""
+        """Tell the front which generations serve a model now, and retire ``old``, which served it before."""
         for generation in old:
             generation.served = False
             generation.move(GenerationState.RETIRING)
         serving = tuple(one.number for one in self.table.served(model))
-        timeout_s = self._core.settings.now.drain_timeout_s
+        timeout_s = self._core.settings.current.drain_timeout_s
         self._core.front.send(messages.ServeModel(model, serving, timeout_s))
-        self.table.tell_states(model)
+        self.table.send_states(model)
         for generation in old:
             late = partial(self.retired, generation.number)
             self._core.reactor.call_later(self._core.front.answer_due_s(timeout_s), late)
@@ -304,35 +304,37 @@ class ServedModels:
         name, version = generation.spec.name, generation.spec.version
         if all(one.spec.version != version for one in self.table.of(name)):
             self.table.index.unavailable(name, version, messages.UNLOADED)
-            logger.info("version %d of model %s is unloaded", version, name)
-            self._core.events.tell(EventKind.MODEL_UNLOADED, model=name, version=version)
-        self.table.tell_states(name)
+            logger.info("unloaded version %d of model %s", version, name)
+            self._core.events.record(EventKind.MODEL_UNLOADED, model=name, version=version)
+        self.table.send_states(name)
         running = self._operations.running(name)
-        if isinstance(running, UnloadOperation) and not self.table.is_going(name):
+        if isinstance(running, UnloadOperation) and not self.table.is_retiring(name):
             self.end(running, None)
 
 
 class _Loads:
-    """Loads at work: from declarations to generations whose workers are all ready, or to why they are not."""
+    """The running loads: from declarations to generations whose workers are all ready, or to an error."""
 
     def __init__(self, core: ServerCore, table: GenerationTable, models: ServedModels) -> None:
         self._core = core
         self._table = table
         self._models = models
 
-    def begin(self, load: LoadOperation) -> OperationEnd | None:
-        """Begin a load; its end where not even that can be done."""
+    def start(self, load: LoadOperation) -> OperationEnd | None:
+        """Start a load. Return its end if it ends at once."""
         if load.prepare is None:
             return self._read(load)
         load.prepare(partial(self._prepared, load))
         return None
 
     def _prepared(self, load: LoadOperation, error: GpuserveError | None) -> None:
-        if self._models.is_at_work(load):
-            self._models.go_on(load, lambda: self._read(load) if error is None else OperationEnd(error))
+        if self._models.is_running(load):
+            self._models.continue_operation(
+                load, lambda: self._read(load) if error is None else OperationEnd(error)
+            )
 
     def _read(self, load: LoadOperation) -> OperationEnd | None:
-        """Start the workers of a load; its end where that cannot be done."""
+        """Read the declarations and start the workers of a load. Return its end if it ends at once."""
         try:
             specs = load.read()
         except RequestError as error:
@@ -352,31 +354,31 @@ class _Loads:
                 self.start_workers(generation)
             except StartupError as error:
                 self._table.drop(load.generations)
-                self._table.tell_states(load.model)
+                self._table.send_states(load.model)
                 name = generation.group.workers[0].instance.name
                 return OperationEnd(load.failure(generation.spec, name, str(error)))
-        self._table.tell_states(load.model)
+        self._table.send_states(load.model)
         for generation in load.generations:
-            self.check_loaded(generation)
-        return OperationEnd(None) if self.is_complete(load) else None
+            self.mark_loaded(generation)
+        return OperationEnd(None) if self.complete_if_ready(load) else None
 
     def start_workers(self, generation: Generation) -> None:
-        """Start the workers of a generation; ``StartupError`` where something that they need is not there."""
-        check_rates(self._table.specs(), self._core.settings.now)
+        """Start the workers of a generation. Raise ``StartupError`` if a worker cannot be started."""
+        check_rates(self._table.specs(), self._core.settings.current)
         generation.group.start()
 
-    def check_loaded(self, generation: Generation) -> bool:
+    def mark_loaded(self, generation: Generation) -> bool:
         if generation.state is not GenerationState.LOADING or not generation.group.is_loaded:
             return False
         generation.move(GenerationState.READY)
         self._table.index.forget(generation.spec.name, generation.spec.version)
-        self._table.tell_states(generation.spec.name)
-        if generation.served:  # from the start
-            self._tell_loaded(generation)
+        self._table.send_states(generation.spec.name)
+        if generation.served:  # a model of the start
+            self._record_loaded(generation)
         return True
 
-    def is_complete(self, load: LoadOperation) -> bool:
-        """Say whether all of a load is ready; then requests go to it from now on."""
+    def complete_if_ready(self, load: LoadOperation) -> bool:
+        """Route requests to a load if all its generations are ready. Return whether they are."""
         if any(one.state is not GenerationState.READY for one in load.generations):
             return False
         versions = {one.spec.version for one in load.generations}
@@ -385,14 +387,14 @@ class _Loads:
         for generation in load.generations:
             generation.served = True
         self._models.serve(load.model, old)
-        logger.info("model %s is loaded", load.model)
+        logger.info("loaded model %s", load.model)
         for generation in load.generations:
-            self._tell_loaded(generation)
+            self._record_loaded(generation)
         return True
 
-    def _tell_loaded(self, generation: Generation) -> None:
-        spec, lives = generation.spec, [one.live() for one in generation.group.workers]
-        self._core.events.tell(
+    def _record_loaded(self, generation: Generation) -> None:
+        spec, lives = generation.spec, [one.live_instance() for one in generation.group.workers]
+        self._core.events.record(
             EventKind.MODEL_LOADED,
             model=spec.name,
             version=spec.version,
@@ -401,10 +403,10 @@ class _Loads:
         )
 
     def fail(self, load: LoadOperation, spec: ModelSpec, reason: str) -> None:
-        """Drop all of a load, because an instance of that declaration could not be started."""
+        """Drop all generations of a load, because an instance of ``spec`` could not be started."""
         self._table.drop(load.generations)
-        if load.replaces:  # a version that could not be bound does not exist
+        if load.replaces:  # a version that ``bind()`` failed to add does not exist
             self._table.index.unavailable(spec.name, spec.version, reason)
-        self._table.tell_states(spec.name)
-        # Its worker has said why in the log, and whoever wanted the load says what comes of it.
+        self._table.send_states(spec.name)
+        # The worker's failure is in the log already, and the requester of the load reports the rest.
         logger.debug("model %s could not be loaded: %s", load.model, reason)

@@ -1,1 +1,1 @@
-"""What an operator asks of a running server: the socket that he asks by, and what each verb does."""
+"""Operator commands: verbs, status and drains of a running server."""

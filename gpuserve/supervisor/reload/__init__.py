@@ -1,1 +1,1 @@
-"""A config file that has changed while its server runs: what is different, what is done, how it ended."""
+"""Reload of the config and of changed model files while the server runs."""

@@ -1,1 +1,1 @@
-"""The workers of models: each kept alive, grouped by model, fenced from GPUs that are lost."""
+"""Workers of the server: their monitors, watchdogs, threads, and the fences of lost GPUs."""

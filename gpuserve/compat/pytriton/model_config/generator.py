@@ -8,7 +8,7 @@ from typing import Any
 from gpuserve.client.config import ClientModelConfig, TensorSpec
 from gpuserve.compat.pytriton.exceptions import PyTritonModelConfigError
 from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.errors import BindError
+from gpuserve.core.errors import BindError
 from gpuserve.front.v2.model_config import model_config
 from gpuserve.model.build import batching_options
 from gpuserve.model.declaration import ModelConfig, Tensor, tensor_specs

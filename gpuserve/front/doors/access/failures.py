@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from gpuserve.errors import Internal, RequestError
+from gpuserve.core.errors import Internal, RequestError
 
 logger = logging.getLogger(__name__)
 

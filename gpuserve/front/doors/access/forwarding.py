@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuserve.config.settings.values import header_pattern
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access.restrictions import token_headers
 from gpuserve.front.exchange.exchange import Head
 from gpuserve.front.memory.blocks import free_body

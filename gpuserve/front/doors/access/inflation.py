@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from gpuserve.errors import InvalidArgument, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, ResourceExhausted
 from gpuserve.front.v2.limits import InflationLimits
 
 #: coding -> zlib's window bits, which also say which container it is.

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.inflation import Slice
 

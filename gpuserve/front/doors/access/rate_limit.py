@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuserve.config.settings.values import AccessRule
-from gpuserve.errors import RateLimited
+from gpuserve.core.errors import RateLimited
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import METHODS, Endpoint
 from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, shows_token

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from gpuserve.config.settings.values import DASHBOARD, TOKEN_HEADER, AccessRule
-from gpuserve.errors import PermissionDenied, RequestError, Unavailable
+from gpuserve.core.errors import PermissionDenied, RequestError, Unavailable
 from gpuserve.front.doors.access.endpoints import Access, Kind
 from gpuserve.front.doors.access.peers import is_of_another_page
 

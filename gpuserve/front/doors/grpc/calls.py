@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeAlias
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.grpc.framing import PREFIX_NBYTES, Unframer, frame, unary_message
 from gpuserve.front.doors.grpc.headers import OK, CallHead, refuse

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.v2.limits import shown
 from gpuserve_worker.protocol.tensor import BYTES, encode_bytes, numpy_dtype
 

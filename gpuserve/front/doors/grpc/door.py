@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from gpuserve.config.settings.server import NO_COMPRESSION
-from gpuserve.errors import DeadlineExceeded, InvalidArgument, NoMemory, RequestError
+from gpuserve.core.errors import DeadlineExceeded, InvalidArgument, NoMemory, RequestError
 from gpuserve.front.doors.access.endpoints import METHODS, Access
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpuserve.errors import InvalidArgument, ResourceExhausted, Unimplemented
+from gpuserve.core.errors import InvalidArgument, ResourceExhausted, Unimplemented
 from gpuserve.front.doors.access.inflation import WINDOW_BITS, Buffer, inflate
 from gpuserve.front.v2.limits import InflationLimits
 

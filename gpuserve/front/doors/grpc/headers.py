@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from gpuserve.errors import Code, DeadlineExceeded, RateLimited, RequestError, Stopping
+from gpuserve.core.errors import Code, DeadlineExceeded, RateLimited, RequestError, Stopping
 from gpuserve.front.doors.grpc.framing import ACCEPTED_ENCODINGS, IDENTITY
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, grpc_timeout_s
 from gpuserve.front.exchange.request_rates import retry_after_s

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from gpuserve.errors import NotFound, Stopping
+from gpuserve.core.errors import NotFound, Stopping
 from gpuserve.front.doors.grpc.calls import small_message
 from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.headers import OK_HEADERS, CallHead

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import Final
 
-from gpuserve.errors import Internal, RequestError
+from gpuserve.core.errors import Internal, RequestError
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.inflation import WINDOW_BITS, Inflater, Slice

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Final, TypeAlias
 
-from gpuserve.errors import InvalidArgument, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, ResourceExhausted
 from gpuserve.front.doors.grpc.framing import PREFIX_NBYTES, read_prefix, surplus, truncated
 from gpuserve.front.doors.grpc.requests import parse_beside_raws
 from gpuserve.front.doors.grpc.responses import LARGE_NBYTES

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.v2.limits import MAX_PARAMETERS, check_count, check_entries, check_name, shown
 from gpuserve.front.v2.sequence_parameters import END, ID, SEQUENCE_KEYS, START, sequence_of
 from gpuserve.front.v2.types import Sequence

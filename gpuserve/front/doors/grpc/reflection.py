@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from gpuserve.errors import Code
+from gpuserve.core.errors import Code
 from gpuserve.front.doors.grpc.requests import decode
 from gpuserve.front.doors.grpc.schema import REFLECTION_PACKAGES, schema
 from gpuserve.front.service.service import InferenceService

@@ -11,7 +11,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.grpc.contents import contents_data
 from gpuserve.front.doors.grpc.parameters import NO_PARAMETERS, request_parameters, tensor_parameters
 from gpuserve.front.doors.grpc.templates import request_by_template

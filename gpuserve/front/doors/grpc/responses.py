@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import Internal, InvalidArgument
+from gpuserve.core.errors import Internal, InvalidArgument
 from gpuserve.front.doors.grpc.framing import PREFIX
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.types import InferResponse, OutputTensor

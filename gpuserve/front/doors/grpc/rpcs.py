@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import Unimplemented
+from gpuserve.core.errors import Unimplemented
 from gpuserve.front.doors.grpc import health
 from gpuserve.front.doors.grpc.parameters import tensor_parameters
 from gpuserve.front.doors.grpc.requests import decode

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import RequestError, Stopping
+from gpuserve.core.errors import RequestError, Stopping
 from gpuserve.front.doors.access import forwarding
 from gpuserve.front.doors.access.inflation import Buffer
 from gpuserve.front.doors.grpc.framing import frame

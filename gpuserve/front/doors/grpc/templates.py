@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.grpc.parameters import tensor_parameters
 from gpuserve.front.v2.limits import MAX_INPUTS, MAX_OUTPUTS
 from gpuserve.front.v2.tensor_parameters import CLASSIFICATION, KINDS_OF_GRPC, region_slice

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.grpc.contents import check_given, field_of, narrowed
 from gpuserve.front.doors.grpc.responses import varint
 from gpuserve.front.v2.json_values import MAX_VALUES

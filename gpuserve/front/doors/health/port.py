@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.routes import Refusal, Route

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from gpuserve.control.operator import MAX_TIMEOUT_S, VerbOutcome
-from gpuserve.errors import InvalidArgument, request_error
+from gpuserve.core.errors import InvalidArgument, request_error
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http.answers import HttpAnswer, failure, json_answer
@@ -18,6 +17,7 @@ from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.json_values import compact, loads
 from gpuserve.front.v2.limits import shown, shown_names
 from gpuserve.model.spec import MAX_INSTANCES
+from gpuserve.supervisor.control.operator_protocol import MAX_TIMEOUT_S, VerbOutcome
 
 #: A body has two members at most.
 MAX_BODY_NBYTES: Final = 64 << 10

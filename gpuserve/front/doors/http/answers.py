@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import RateLimited, RequestError, ResourceExhausted
+from gpuserve.core.errors import RateLimited, RequestError, ResourceExhausted
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http import encoding

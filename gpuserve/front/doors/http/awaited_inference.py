@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from contextlib import closing, contextmanager
 from typing import Final, TypeVar
 
-from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.http.encoding import IDENTITY
 from gpuserve.front.exchange.awaited import AwaitedRequest

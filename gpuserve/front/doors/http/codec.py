@@ -18,7 +18,7 @@ import functools
 import re
 from typing import Final, TypeAlias
 
-from gpuserve.errors import InvalidArgument, NotFound
+from gpuserve.core.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.http.answers import JSON_OK
 from gpuserve.front.doors.http.header import (
     REMEMBERED_NBYTES,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from gpuserve.errors import InvalidArgument, Unimplemented
+from gpuserve.core.errors import InvalidArgument, Unimplemented
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.offload import read_off_loop
 from gpuserve.front.doors.access.routes import Route

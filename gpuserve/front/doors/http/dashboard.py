@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from gpuserve.errors import NotFound
+from gpuserve.core.errors import NotFound
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.peers import SITE, address_of, is_local
 from gpuserve.front.doors.access.restrictions import Policy, Verdict

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from gpuserve.config.settings.values import ADMIN, DASHBOARD
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.failures import error_to_tell

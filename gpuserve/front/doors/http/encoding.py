@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpuserve.errors import Unimplemented
+from gpuserve.core.errors import Unimplemented
 from gpuserve.front.doors.access.inflation import WINDOW_BITS
 from gpuserve.front.exchange.exchange import AnswerHead
 

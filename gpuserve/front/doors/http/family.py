@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from gpuserve.errors import RequestError
+from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http.answers import HttpAnswer, failure, forbidden, refused

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from gpuserve.errors import Internal
+from gpuserve.core.errors import Internal
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http import generate_codec

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.errors import InvalidArgument, RequestError
+from gpuserve.core.errors import InvalidArgument, RequestError
 from gpuserve.front.v2.json_numbers import DATA_KEY, SHORT_NBYTES, LiftedText, lift
 from gpuserve.front.v2.json_values import (
     MAX_INT64,

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import Final, NamedTuple
 
-from gpuserve.errors import Internal, RequestError, Unimplemented
+from gpuserve.core.errors import Internal, RequestError, Unimplemented
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.failures import error_to_tell

@@ -20,7 +20,8 @@ import enum
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gpuserve.errors import ResourceExhausted
+from gpuserve.core.errors import ResourceExhausted
+from gpuserve.core.states import StepTable
 from gpuserve.front.doors.http.codec import (
     LARGE_NBYTES,
     header_out_of_range,
@@ -34,7 +35,6 @@ from gpuserve.front.doors.http.header import NO_ARRAYS, Arrays, InferHeader, Out
 from gpuserve.front.memory.intake import Share
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
 from gpuserve.model.spec import ModelSpec
-from gpuserve.states import StepTable
 from gpuserve_worker.memory.arena import Block
 
 #: JSON before tensors up to this size is read as soon as it is there.

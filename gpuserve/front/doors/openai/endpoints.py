@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
-from gpuserve.errors import Internal, NotFound, RequestError
+from gpuserve.core.errors import Internal, NotFound, RequestError
 from gpuserve.front.doors.access.endpoints import OPENAI_PREFIX, Endpoint
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.routes import Route

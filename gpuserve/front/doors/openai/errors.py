@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from gpuserve.errors import Code, QueueFull, RateLimited, RequestError
+from gpuserve.core.errors import Code, QueueFull, RateLimited, RequestError
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer, retry_later
 from gpuserve.front.exchange.request_rates import retry_after_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gpuserve.errors import ResourceExhausted
+from gpuserve.core.errors import ResourceExhausted
 from gpuserve.front.v2.json_values import MAX_VALUES
 
 #: No call of a function written in C reads more than this.

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gpuserve.errors import InvalidArgument, NotFound
+from gpuserve.core.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.openai.outline import outline
 from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.limits import shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gpuserve.errors import InvalidArgument, RequestError
+from gpuserve.core.errors import InvalidArgument, RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
 from gpuserve.front.links.output_memory import OutputMemory

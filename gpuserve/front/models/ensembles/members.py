@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gpuserve.errors import NotFound, RequestError, Unavailable, Unimplemented
+from gpuserve.core.errors import NotFound, RequestError, Unavailable, Unimplemented
 from gpuserve.front.links.export_memory import LentExport, all_reach
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.blocks import free_body

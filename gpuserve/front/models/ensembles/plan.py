@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
+from gpuserve.core.states import IllegalTransition, StepTable
 from gpuserve.model.rules import needed_steps
 from gpuserve.model.spec import ModelSpec, StepSpec
-from gpuserve.states import IllegalTransition, StepTable
 
 
 class PlannedStep(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-from gpuserve.errors import Internal, RequestError, request_error
+from gpuserve.core.errors import Internal, RequestError, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.links.export_memory import KeptTensor
 from gpuserve.front.links.output_memory import Memories, OutputMemory

@@ -20,8 +20,8 @@ import enum
 import math
 from typing import Final
 
+from gpuserve.core.states import EventTable
 from gpuserve.devices.machine import GpuReading, GpuReport
-from gpuserve.states import EventTable
 
 #: Errors that a program makes, not the GPU: those that NVIDIA's device plugin for Kubernetes passes over too.
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuserve.config.settings.server import TraceSettings
-from gpuserve.errors import InvalidArgument
+from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.observe.tracing.values import Overrides, TraceLevel, TraceValues, applied, start_values
 
 

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from gpuserve.config.settings.server import TraceSettings
 from gpuserve.config.settings.values import mask_userinfo
-from gpuserve.errors import InvalidArgument, Unimplemented
+from gpuserve.core.errors import InvalidArgument, Unimplemented
 from gpuserve.front.v2.limits import shown
 
 OPENTELEMETRY: Final = "opentelemetry"

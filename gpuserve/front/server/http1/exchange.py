@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from time import time
 from typing import TYPE_CHECKING, Final
 
+from gpuserve.core.states import StepTable
 from gpuserve.front.exchange.exchange import AnswerHead, Header, Piece, Release
 from gpuserve.front.server.http1.head import RequestHead
 from gpuserve.front.server.http1.response import (
@@ -21,7 +22,6 @@ from gpuserve.front.server.http1.response import (
     whole_head,
     with_line,
 )
-from gpuserve.states import StepTable
 
 if TYPE_CHECKING:
     from gpuserve.front.server.http1.protocol import Http1

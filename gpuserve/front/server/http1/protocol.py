@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from gpuserve.core.states import StepTable
 from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.exchange.exchange import Accept, Piece, Release, Sink
 from gpuserve.front.exchange.limits import slow_body
@@ -34,7 +35,6 @@ from gpuserve.front.server.http1.head import (
     remembered,
 )
 from gpuserve.front.server.http1.response import CONTINUE, refusal
-from gpuserve.states import StepTable
 
 #: What comes before the request is answered is kept up to here; then reading pauses.
 KEPT_NBYTES: Final = 64 << 10

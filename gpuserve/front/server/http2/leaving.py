@@ -17,10 +17,10 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+from gpuserve.core.states import StepTable
 from gpuserve.front.exchange.watch import Watch
 from gpuserve.front.server.http2 import frames as h2
 from gpuserve.front.server.http2.frames import ErrorCode, FrameType
-from gpuserve.states import StepTable
 
 #: A client that does not echo the PING is not waited for longer.
 ECHO_TIMEOUT_S: Final = 1.0

@@ -1,0 +1,334 @@
+"""Callables on their way to worker processes: pickling with cloudpickle, and the detection of shared objects.
+
+Nothing is unpickled here, only in the worker. If a callable cannot be pickled, the error names the part at
+fault by its path, such as ``self.encoder.lock``. The search descends from an object to its parts that cannot
+be pickled either, until no part fails. Its depth and the number of parts are bounded.
+
+Callables in different processes have copies of the objects that they share in this program, so a change by
+one of them is invisible to the others. ``SharedObjects`` detects this for the warning of ``bind()``. The
+detection is incomplete on purpose: it does not follow references inside objects, and never changes an object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import enum
+import functools
+import itertools
+import os
+import sys
+import types
+import weakref
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from logging import Logger, LoggerAdapter
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from gpuserve.core.errors import BindError
+
+#: msgpack, which carries the pickle, has 32-bit lengths; the rest of the message is small.
+MAX_PICKLE_NBYTES: Final = (4 << 30) - (1 << 20)
+MAX_DEPTH: Final = 32
+#: Maximum number of parts to pickle, which bounds the time of the search.
+MAX_TRIED: Final = 1000
+_MAX_KEY: Final = 40
+#: Attributes that every class has.
+_OF_EVERY_CLASS: Final = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__qualname__"})
+_WAYS_OUT: Final = (
+    "Either pass what makes it, a class or a function with a parameter named device, which then runs in the "
+    'worker; or keep it in this process with isolation="thread"'
+)
+
+
+def pickled_source(model_name: str, infer_func: Any) -> dict[str, Any]:
+    """Return the callable as ``wire.Init.source``: its pickle, and the import path of this program. Raise
+    BindError if it cannot be pickled, or is too large to be sent; the text names the cause and the remedies.
+    """
+    import cloudpickle  # here, because a server with a config file does not need it
+
+    where = f"model {model_name!r}: {described(infer_func)} cannot be sent to a worker process"
+    try:
+        data = cloudpickle.dumps(infer_func)
+    except Exception as error:  # objects of the user may raise anything
+        why = f"{type(error).__name__}: {error}"
+        raise BindError(f"{where}: {_culprit(infer_func)}({why}). {_WAYS_OUT}.") from error
+    if len(data) > MAX_PICKLE_NBYTES:
+        raise BindError(f"{where}: it takes {len(data)} bytes, over {MAX_PICKLE_NBYTES}. {_WAYS_OUT}.")
+    # Absolute paths, because the worker may run in another directory.
+    paths = dict.fromkeys(os.path.abspath(path) for path in sys.path if isinstance(path, str))
+    return {"pickle": data, "sys_path": list(paths)}
+
+
+def described(infer_func: Any) -> str:
+    """Return the name of a callable for messages, such as "the callable 'infer'"."""
+    name = getattr(infer_func, "__qualname__", None)
+    return f"the callable {name!r}" if name else f"the {type(infer_func).__qualname__} object"
+
+
+def _culprit(infer_func: Any) -> str:
+    """Return the beginning of a sentence about the part that cannot be pickled: "its 'self.lock' … "."""
+    path, value = find_fault(infer_func)
+    if not path:
+        return "it cannot be pickled "
+    return f"its {path!r} is of type {type(value).__qualname__}, which cannot be pickled "
+
+
+# ---- the part at fault ----------------------------------------------------------------------
+
+
+class PicklingFault(NamedTuple):
+    """The innermost part that cannot be pickled. ``path`` is "" for the object itself."""
+
+    path: str
+    culprit: Any
+
+
+class _NullFile:
+    """A file that discards its content."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def find_fault(whole: Any) -> PicklingFault:
+    """Return the innermost part of ``whole`` that cannot be pickled. ``whole`` itself cannot be pickled."""
+    fault = PicklingFault("", whole)
+    seen = {id(whole)}
+    budget = itertools.count()
+    for _ in range(MAX_DEPTH):
+        inner = _first_bad(fault, seen, budget)
+        if inner is None:
+            return fault
+        fault = inner
+    return fault
+
+
+def can_be_pickled(value: Any) -> bool:
+    """Return whether cloudpickle can pickle a value."""
+    import cloudpickle
+
+    try:
+        cloudpickle.Pickler(_NullFile()).dump(value)
+    except Exception:  # objects of the user may raise anything
+        return False
+    return True
+
+
+def _first_bad(fault: PicklingFault, seen: set[int], budget: Iterator[int]) -> PicklingFault | None:
+    """Return the first part that cannot be pickled, or None if none is found within the budget."""
+    for path, value in _parts(fault.path, fault.culprit):
+        if id(value) in seen:  # a cycle, which leads back to a part that is known to fail
+            continue
+        if next(budget) >= MAX_TRIED:
+            return None
+        if not can_be_pickled(value):
+            seen.add(id(value))
+            return PicklingFault(path, value)
+    return None
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the direct parts of an object, each with its path."""
+    match value:
+        case functools.partial():
+            yield _below(path, "func"), value.func
+            yield from _items(_below(path, "args"), value.args)
+            yield from _entries(_below(path, "keywords"), value.keywords)
+        case MethodType():
+            yield path or "self", value.__self__
+        case FunctionType():
+            yield from _of_function(path, value)
+        case type():
+            for name, one in list(vars(value).items()):
+                if name not in _OF_EVERY_CLASS:
+                    yield _below(path or value.__name__, name), one
+        case staticmethod() | classmethod():
+            yield path, value.__func__
+        case property():
+            yield from ((path, one) for one in (value.fget, value.fset, value.fdel) if one is not None)
+        case dict():
+            yield from _entries(path, value)
+        case list() | tuple():
+            yield from _items(path, value)
+        case set() | frozenset():
+            yield from ((f"{path}{{…}}", one) for one in value)
+        case _:
+            yield from _of_object(path or "self", value)
+
+
+def _items(path: str, items: Any) -> Iterator[tuple[str, Any]]:
+    return ((f"{path}[{position}]", one) for position, one in enumerate(items))
+
+
+def _entries(path: str, entries: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key, one in list(entries.items()):
+        yield f"{path}[{_shown(key)}]", one
+        yield f"{path}: key {_shown(key)}", key
+
+
+def _shown(key: Any) -> str:
+    return repr(key)[:_MAX_KEY] if isinstance(key, str | int | float | bytes) else type(key).__name__
+
+
+def _of_function(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the objects in a pickled function: closure variables, globals, defaults and attributes."""
+    prefix = f"{path}.<locals>." if path else ""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield prefix + name, cell.cell_contents
+        except ValueError:  # the variable is not assigned yet
+            continue
+    for name in _global_names(function.__code__):
+        one = function.__globals__.get(name)
+        if one is not None and not isinstance(one, ModuleType):
+            yield name, one
+    yield from _items(_below(path, "__defaults__"), function.__defaults__ or ())
+    yield from _entries(_below(path, "__kwdefaults__"), function.__kwdefaults__ or {})
+    yield from ((_below(path, name), one) for name, one in vars(function).items())
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """Yield the global names that code may read, including the code of nested functions."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def _of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the state of an object as pickle would read it, and its class."""
+    try:
+        state = value.__getstate__()
+    except Exception:  # a method of the user may raise anything
+        return
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    for part in parts:
+        if isinstance(part, dict):
+            yield from ((_below(path, str(name)), one) for name, one in list(part.items()))
+        elif part is not None:
+            yield f"{path}.__getstate__()", part
+    yield type(value).__name__, type(value)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+# ---- shared objects -------------------------------------------------------------------------
+
+#: The name and version of a model.
+Key: TypeAlias = tuple[str, int]
+#: Returns an object, or None if it does not exist any more.
+_Reference: TypeAlias = Callable[[], Any]
+
+_OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL"})
+_CONTAINERS: Final = (MutableMapping, MutableSequence, MutableSet)
+#: Types whose objects have attributes but do not count as state.
+_NO_STATE: Final = (type, types.ModuleType, enum.Enum, BaseException, Logger, LoggerAdapter, Namespace)
+_OWN: Final = __name__.partition(".")[0]
+#: Packages whose objects are immutable.
+_UNCHANGING: Final = frozenset({_OWN, "jax", "jaxlib"})
+
+
+class SharedObjects:
+    """The mutable objects that the callables of each model reach, as long as the objects exist."""
+
+    def __init__(self) -> None:
+        self._models: dict[Key, tuple[bool, list[_Reference]]] = {}
+
+    def bind(self, model: Key, callables: Any, *, is_copied: bool) -> list[tuple[Key, str]]:
+        """Add the callables of a model. Return the models that share an object with them while one of the two
+        has a copy, each with the type of the object.
+        """
+        states = {id(one): one for infer_func in callables for one in mutable_objects(infer_func)}
+        self._models.pop(model, None)
+        shared = []
+        for other, (other_is_copied, references) in self._models.items():
+            both = [one for one in (reference() for reference in references) if id(one) in states]
+            if both and (is_copied or other_is_copied):
+                shared.append((other, type(both[0]).__name__))
+        self._models[model] = is_copied, [_reference(one) for one in states.values()]
+        return shared
+
+    def forget(self, model: Key) -> None:
+        self._models.pop(model, None)
+
+
+def mutable_objects(infer_func: Any) -> Iterator[Any]:
+    """Yield the mutable objects that a callable reaches: the object of a method, closure variables and
+    globals of a function, the arguments of a partial, and the callable itself.
+    """
+    left, seen = [infer_func], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, functools.partial):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, types.MethodType):
+            left += [one.__self__, one.__func__]
+        elif isinstance(one, types.FunctionType):
+            left += _around(one)
+        elif callable(one) and hasattr(one, "__wrapped__"):  # a function wrapped by a cache or a compiler
+            left.append(one.__wrapped__)
+        elif is_mutable(one):
+            yield one
+
+
+def is_mutable(value: Any) -> bool:
+    """Return whether callables may change a value: a container, an array, or an object with attributes."""
+    kind = type(value)
+    if isinstance(value, _NO_STATE) or kind.__module__.partition(".")[0] in _UNCHANGING:
+        return False
+    if isinstance(value, _CONTAINERS):
+        return True
+    flags = getattr(value, "flags", None)
+    if hasattr(kind, "__array_interface__"):
+        return bool(getattr(flags, "writeable", True))
+    parameters = getattr(kind, "__dataclass_params__", None)
+    if dataclasses.is_dataclass(value) and getattr(parameters, "frozen", False):
+        return False
+    return bool(getattr(value, "__dict__", None)) or hasattr(kind, "__dlpack__")
+
+
+def _around(function: types.FunctionType) -> list[Any]:
+    """Return the outside objects of a function. For gpuserve's own functions, as decorators, only wrapped
+    functions.
+    """
+    found = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    if function.__module__ and function.__module__.partition(".")[0] == _OWN:
+        return [one for one in found if isinstance(one, types.FunctionType | types.MethodType)]
+    for name in set(_loaded_globals(function.__code__)):
+        value = function.__globals__.get(name)
+        is_elsewhere = getattr(value, "__module__", None) != function.__module__
+        if name.isupper() or (isinstance(value, types.FunctionType) and is_elsewhere):
+            continue  # a constant by its name, or a function of a library with state of its own
+        found.append(value)
+    return found
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # the variable was never assigned
+        return False
+
+
+def _loaded_globals(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _OF_GLOBALS:
+            yield instruction.argval
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _loaded_globals(one)
+
+
+def _reference(value: Any) -> _Reference:
+    """Return a weak reference if the type allows one: binding a model must not keep its objects alive."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value

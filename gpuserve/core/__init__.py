@@ -1,0 +1,1 @@
+"""Parts that every room can use: state tables and the event log."""

@@ -1,0 +1,215 @@
+"""The errors of gpuserve, each with a code of its own. Users import them from ``gpuserve.errors``.
+
+HTTP and gRPC statuses are not known here; ``front/v2/status.py`` has the one table that translates codes.
+
+::
+
+    GpuserveError
+    ├── RequestError            the answer to one request; ``code`` is its kind
+    │   ├── InvalidArgument         the request is wrong and will stay wrong
+    │   ├── NotFound                unknown model, version, or path
+    │   ├── AlreadyExists           the object to be created exists
+    │   ├── PermissionDenied        not allowed for this client
+    │   ├── Unavailable             not now (full, draining, worker lost); a retry may succeed
+    │   │   ├── QueueFull
+    │   │   └── Stopping            the server is stopping: a retry may reach another one
+    │   ├── ResourceExhausted       the request exceeds a limit
+    │   ├── NoMemory                not now: the memory for requests is full; a retry may succeed
+    │   ├── RateLimited             not now: the client is over its rate limit
+    │   ├── DeadlineExceeded
+    │   ├── Cancelled               the client went away
+    │   ├── Unimplemented
+    │   └── Internal                the callable raised, or returned invalid outputs
+    ├── ConfigError             a config file, flag or environment variable is wrong (exit code 4)
+    ├── DeviceError             this machine lacks a device, or a library for it (exit code 5)
+    ├── BindError               ``bind()`` was given something that cannot be served
+    │   ├── DuplicateModel          a model of this name is bound already
+    │   └── BadModelConfig          an invalid value of ``ModelConfig``
+    ├── StartupError            a model failed to load, or a process failed to start (exit code 3)
+    │   └── ModelLoadError          a model failed to load
+    ├── ModelUnrecoverable      a model is broken, and the server has ended because of it (exit code 6)
+    ├── AttachError             the server of another program cannot be reached, or has ended
+    └── ControlError            no running server was found for a command, or it does not answer
+
+Inference callables raise ``UnrecoverableError``. It is defined in the worker package, which is light and does
+not import this one.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Code(enum.Enum):
+    """The kind of a request's failure. The values are sent between processes."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAVAILABLE = "UNAVAILABLE"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    NO_MEMORY = "NO_MEMORY"
+    RATE_LIMITED = "RATE_LIMITED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+
+
+class GpuserveError(Exception):
+    """The base class of all errors that gpuserve raises on purpose."""
+
+
+class RequestError(GpuserveError):
+    """The failure of one request. Its text is a sentence for the client, without paths and tracebacks.
+    ``untried``: the request was refused before it was tried.
+    """
+
+    code: ClassVar[Code] = Code.INTERNAL
+    untried: bool = False
+
+
+class InvalidArgument(RequestError):
+    """The request breaks the protocol or the model's declaration."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class NotFound(RequestError):
+    """The model, the version or the path does not exist."""
+
+    code = Code.NOT_FOUND
+
+
+class AlreadyExists(RequestError):
+    """The object that the request would create exists already."""
+
+    code = Code.ALREADY_EXISTS
+
+
+class PermissionDenied(RequestError):
+    """The server does not allow the request for this client."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class Unavailable(RequestError):
+    """The server cannot accept or finish the request now; a retry may succeed."""
+
+    code = Code.UNAVAILABLE
+
+
+class QueueFull(Unavailable):
+    """The model's queue is at its limit of requests or bytes."""
+
+
+class Stopping(Unavailable):
+    """The server accepts no new requests, because it is stopping. Another server may accept them."""
+
+
+class ResourceExhausted(RequestError):
+    """The request is larger than a limit of the server."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class NoMemory(RequestError):
+    """The server has no memory for the request now; a retry may succeed."""
+
+    code = Code.NO_MEMORY
+
+
+class RateLimited(RequestError):
+    """The client exceeds its rate limit; a retry succeeds after ``retry_after_s``."""
+
+    code = Code.RATE_LIMITED
+
+    def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(RequestError):
+    """The deadline of the request has passed."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Cancelled(RequestError):
+    """The client cancelled the request."""
+
+    code = Code.CANCELLED
+
+
+class Unimplemented(RequestError):
+    """The protocol defines the request, but this model or server does not implement it."""
+
+    code = Code.UNIMPLEMENTED
+
+
+class Internal(RequestError):
+    """The inference callable raised, or returned invalid outputs."""
+
+    code = Code.INTERNAL
+
+
+#: The code between processes for a full queue, to distinguish it from other reasons to be unavailable.
+_QUEUE_FULL = "QUEUE_FULL"
+_BY_CODE = {one.code.value: one for one in RequestError.__subclasses__()} | {_QUEUE_FULL: QueueFull}
+
+
+def inner_code(error: RequestError) -> str:
+    """Return the code from which ``request_error`` makes the same error in another process of the server."""
+    return _QUEUE_FULL if isinstance(error, QueueFull) else error.code.value
+
+
+def request_error(code: str, text: str) -> RequestError:
+    """Return the error for a code and a text from another process; an unknown code becomes INTERNAL."""
+    return _BY_CODE.get(code, Internal)(text)
+
+
+class ConfigError(GpuserveError):
+    """A config file, an environment variable or a flag is wrong. The text is ready to print."""
+
+
+class DeviceError(GpuserveError):
+    """A model needs a device, or a library for it, that this machine lacks."""
+
+
+class BindError(GpuserveError):
+    """``bind()`` was given something that cannot be served."""
+
+
+class DuplicateModel(BindError):
+    """A model of this name is bound already."""
+
+
+class BadModelConfig(BindError):
+    """A value of ``ModelConfig`` is invalid, or conflicts with another value."""
+
+
+class StartupError(GpuserveError):
+    """A model failed to load, or a process of the server failed to start."""
+
+
+class ModelLoadError(StartupError):
+    """A model failed to load: its callable cannot be imported or created."""
+
+
+class ModelUnrecoverable(GpuserveError):
+    """An inference callable raised ``UnrecoverableError``, and all of its server or attachment has ended."""
+
+
+class AttachError(GpuserveError):
+    """No server of another program was found, it does not accept this program, or it has ended."""
+
+
+class ControlError(GpuserveError):
+    """No running server was found for a command, several were found, or the server does not answer."""
+
+
+# Tracebacks and pickles name the public import path.
+for _error in [value for value in globals().values() if isinstance(value, type)]:
+    _error.__module__ = "gpuserve.errors"

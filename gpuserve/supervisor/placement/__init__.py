@@ -1,0 +1,219 @@
+"""Placement of models on the devices of a server, changes of the number of instances, and checks for GPU
+libraries.
+
+The inventory of devices is taken when the first model that names a GPU is placed, and again for models that
+are loaded later. Device numbers stay those of the first inventory. cupy and torch are only looked up, not
+imported: an import takes seconds, and the supervisor must not use CUDA.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gpuserve.core.errors import DeviceError, InvalidArgument
+from gpuserve.devices.names import CPU
+from gpuserve.devices.placement import ANYWHERE, Placement, placement_on
+from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from gpuserve.devices.inventory import DriverReader, Inventory, VisibleDevice
+
+
+class ServerDevices:
+    """The devices of a server's machine, for use in any thread. With ``numa_affinity`` workers run on the
+    CPUs of their GPU's NUMA node.
+    """
+
+    def __init__(self, look: DriverReader | None = None, *, numa_affinity: bool = True) -> None:
+        self._look = look
+        self._numa_affinity = numa_affinity
+        self._inventory_lock = threading.Lock()
+        self._known: Inventory | None = None
+
+    def inventory(self, *, again: bool = False) -> Inventory:
+        """Return the inventory, refreshed with ``again``. Raise ``DeviceError`` without a working driver."""
+        from gpuserve.devices.inventory import (
+            DriverReader,  # here, because a server without GPUs does not need it
+        )
+
+        with self._inventory_lock:
+            self._look = self._look or DriverReader()
+            if self._known is None:
+                self._known = self._look.read()
+            elif again:
+                self._known = self._look.read().numbered_as(self._known)
+            return self._known
+
+    def devices_named(self, text: str) -> Sequence[VisibleDevice]:
+        """Return the devices of a name, none for "cpu". Raise ``DeviceError`` with the devices that exist."""
+        if text == CPU:
+            return ()
+        from gpuserve.devices.inventory import devices_named  # as above
+
+        return devices_named(text, self.inventory())
+
+    def place(self, specs: Iterable[ModelSpec], *, again: bool = False) -> list[ModelSpec]:
+        """Return the models with a device for each instance. Placed models are returned unchanged. With
+        ``again`` the inventory is refreshed if any model needs a GPU. Raise DeviceError if a device or a
+        library is missing.
+        """
+        models = list(specs)
+        if again and any(_is_unplaced(one) for model in models for one in model.instances):
+            self.inventory(again=True)
+        return [self._place(one) for one in models]
+
+    def _place(self, spec: ModelSpec) -> ModelSpec:
+        if missing := missing_library(spec):
+            raise DeviceError(f"model {spec.name!r}: {missing}")
+        if not any(map(_is_unplaced, spec.instances)):
+            return spec
+        try:
+            instances = [placed for one in spec.instances for placed in self._spread(one)]
+        except DeviceError as error:
+            raise DeviceError(f"model {spec.name!r}: {error}") from None
+        if len(instances) > MAX_INSTANCES:
+            raise DeviceError(
+                f"model {spec.name!r}: its instances on every GPU are {len(instances)}, but a model may have "
+                f"{MAX_INSTANCES} at most"
+            )
+        return dataclasses.replace(spec, instances=tuple(_named(instances, spec.instances)))
+
+    def _spread(self, instance: InstanceSpec) -> Iterator[InstanceSpec]:
+        """Yield an instance for each device of its name. A worker thread can use all GPUs of its process."""
+        if not _is_unplaced(instance):
+            yield instance
+            return
+        for device in self.devices_named(instance.device):
+            placement = placement_on(device, numa_affinity=self._numa_affinity)
+            if "object" in instance.source:
+                placement = Placement(device.uuid)
+            yield dataclasses.replace(instance, device=device.name, placement=placement)
+
+
+def _is_unplaced(instance: InstanceSpec) -> bool:
+    return instance.device != CPU and instance.placement == ANYWHERE
+
+
+def _named(instances: Iterable[InstanceSpec], declared: Sequence[InstanceSpec]) -> Iterator[InstanceSpec]:
+    """Yield the instances with names: numbered on each device if the declared ones are, else by position."""
+    on_device = all(one.name.startswith(f"{one.device}#") for one in declared)
+    counts: Counter[str] = Counter()
+    for one in instances:
+        place = one.device if on_device else ""
+        name = f"{place}#{counts[place]}" if on_device else f"{counts[place]}"
+        counts[place] += 1
+        yield dataclasses.replace(one, name=name)
+
+
+def instances_by_device(spec: ModelSpec) -> dict[str, int]:
+    return dict(Counter(one.device for one in spec.instances))
+
+
+def with_count(spec: ModelSpec, count: int, down: Collection[str] = ()) -> ModelSpec:
+    """Return the model with ``count`` instances on each of its devices. Of too many, instances that are
+    ``down`` are dropped first, then the last ones. New instances are copies of the device's first instance.
+    Raise InvalidArgument if the model cannot have so many.
+    """
+    _check(spec, count)
+    on_device = all(one.name.startswith(f"{one.device}#") for one in spec.instances)
+    taken = {one.name for one in spec.instances}
+    instances: list[InstanceSpec] = []
+    for device in instances_by_device(spec):
+        there = [one for one in spec.instances if one.device == device]
+        staying = sorted(there, key=lambda one: one.name in down)[:count]
+        here = [one for one in there if one in staying]
+        names = list(itertools.islice(_names(f"{device}#" if on_device else "", taken), count - len(here)))
+        taken.update(names)
+        instances += [*here, *(dataclasses.replace(here[0], name=name) for name in names)]
+    return dataclasses.replace(spec, instances=tuple(instances))
+
+
+def joined(spec: ModelSpec, wanted: ModelSpec, name: str) -> ModelSpec:
+    """Return the model with the instance ``name`` of ``wanted`` added, before those to be dropped."""
+    names = {name, *(one.name for one in spec.instances)}
+    there = [one for one in wanted.instances if one.name in names]
+    going = [one for one in spec.instances if one not in there]
+    return dataclasses.replace(spec, instances=(*there, *going))
+
+
+def _check(spec: ModelSpec, count: int) -> None:
+    if spec.is_ensemble:
+        raise InvalidArgument(
+            f"model '{spec.name}' is an ensemble and has no instances of its own: scale the models of its "
+            "steps"
+        )
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidArgument(
+            f"model '{spec.name}': expected the number of instances on each device, 1 at least, got {count!r}"
+        )
+    present = instances_by_device(spec)
+    if count * len(present) > MAX_INSTANCES:
+        raise InvalidArgument(
+            f"model '{spec.name}': a model may have {MAX_INSTANCES} instances at most, given {count}"
+            f"{f' on each of {len(present)} devices' if len(present) > 1 else ''}"
+        )
+    first = spec.instances[0]
+    if any(one.source != first.source for one in spec.instances) and {count} != set(present.values()):
+        raise InvalidArgument(
+            f"the {len(spec.instances)} instances of model '{spec.name}' have different callables: there "
+            f"cannot be {count} on each device"
+        )
+
+
+def _names(place: str, taken: Collection[str]) -> Iterator[str]:
+    """Yield names that no instance has: numbered on each device if all are, else by position."""
+    return (name for number in itertools.count() if (name := f"{place}{number}") not in taken)
+
+
+# ---- libraries ------------------------------------------------------------------------------
+
+_EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"
+#: Distributions of cupy, with their major versions of CUDA.
+_CUPY: Final = {"cupy-cuda11x": "11", "cupy-cuda12x": "12", "cupy-cuda13x": "13", "cupy": ""}
+
+
+class Cupy(NamedTuple):
+    """The installed cupy; "" for an unknown version."""
+
+    version: str
+    cuda_major: str
+
+
+def is_importable(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # the package is in sys.modules without a spec
+        return True
+
+
+def installed_cupy() -> Cupy | None:
+    """Return the version of cupy that workers will import, or None if there is none."""
+    if not is_importable("cupy"):
+        return None
+    from importlib import metadata  # here, because it imports email and zipfile, which no server needs
+
+    for distribution, cuda_major in _CUPY.items():
+        try:
+            return Cupy(metadata.version(distribution), cuda_major)
+        except metadata.PackageNotFoundError:
+            continue
+    return Cupy("", "")
+
+
+def missing_library(spec: ModelSpec, present: Callable[[str], bool] = is_importable) -> str:
+    """Return a sentence about a library that a model's workers need and will not find, or ""."""
+    if spec.array == "numpy":
+        return ""
+    if any(one.device != CPU for one in spec.instances) and not present("cupy"):
+        on_device = [one.name for one in spec.inputs if one.memory == "gpu"]
+        what = f"input {on_device[0]!r} on a GPU" if on_device else f"array {spec.array!r}"
+        return f"{what} needs cupy, which is not installed: {_EXTRAS}"
+    if spec.array == "torch" and not present("torch"):
+        return "array 'torch' needs torch, which is not installed"
+    return ""

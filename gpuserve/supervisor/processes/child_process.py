@@ -1,0 +1,232 @@
+"""Child processes: their start, the detection of their death, and their end; nothing about what they do.
+``gpuserve serve`` imports this module before all others, so that a front starts early: it must stay light.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from gpuserve.core.errors import StartupError
+from gpuserve.supervisor.control.reactor import channel_pair
+from gpuserve_worker.protocol.stacks import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
+
+
+class Child(Protocol):
+    """A child: a process, or a thread of this process."""
+
+    #: A descriptor that becomes readable when the child ends.
+    pidfd: int
+    #: The read end of the child's stdout and stderr, or None if the child shares ours.
+    output: int | None
+    #: The file to which the child writes the stacks of its threads on request, or None.
+    stacks: int | None
+    #: True if ``kill`` ends the child whatever it does.
+    can_be_killed: bool
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that the child is, or is part of."""
+
+    @property
+    def killed(self) -> bool:
+        """True if a signal ended the child. Known after ``exit_reason()``."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status, known after ``exit_reason()``. None or negative if it did not exit by itself."""
+
+    def exit_reason(self) -> str:
+        """Reap the child, which has ended, and return why it ended."""
+
+    def kill(self) -> None:
+        """Kill the child, if it is alive."""
+
+    def ask_stacks(self, *, forced: bool = False) -> bool:
+        """Ask the child to write the stacks of its threads to ``stacks``.
+
+        Args:
+            forced: write them also while C code holds the child's GIL, at the risk of crashing the child.
+
+        Returns:
+            False if the child does not handle this request, or not yet.
+        """
+
+    def close(self) -> None:
+        """Close the descriptors that the supervisor holds of the child."""
+
+
+class ChildProcess:
+    """One child process, in a session of its own, so that Ctrl-C in a terminal reaches only the supervisor,
+    and so that the processes that it has started can be killed with it.
+
+    ``pidfd`` becomes readable within a millisecond after its death, whatever descriptors its own children
+    hold. ``output`` is the read end of its stdout and stderr, or None if it shares ours.
+    """
+
+    can_be_killed = True
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], pidfd: int, output: int | None, stacks: int | None = None
+    ) -> None:
+        self._process = process
+        self.pidfd = pidfd
+        self.output = output
+        self.stacks = stacks
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def killed(self) -> bool:
+        return (self._process.returncode or 0) < 0
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.returncode
+
+    def ask_stacks(self, *, forced: bool = False) -> bool:
+        try:
+            caught = int(_status_line(self.pid, "SigCgt"), 16) >> (FORCED_STACKS_SIGNAL - 1) & 1
+        except (OSError, ValueError):
+            return False
+        if caught:  # either signal would kill a process that does not handle both
+            self.kill(FORCED_STACKS_SIGNAL if forced else STACKS_SIGNAL)
+        return bool(caught)
+
+    def exit_reason(self) -> str:
+        """Reap the dead process and return why it ended: "exit status 1" or "signal SIGKILL". The processes
+        that it has started are killed, except those that have left its process group.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self.pidfd, 0)  # not reaped yet: no other group can have its id
+            os.killpg(self.pid, signal.SIGKILL)
+        status = self._process.wait()
+        if status >= 0:
+            return f"exit status {status}"
+        with contextlib.suppress(ValueError):
+            return f"signal {signal.Signals(-status).name}"
+        return f"signal {-status}"
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        for fd in (self.pidfd, self.output, self.stacks):
+            if fd is not None:
+                os.close(fd)
+
+
+def _status_line(pid: int, name: str) -> str:
+    """Return a value of the kernel's status of a process. Raise ``OSError`` or ``ValueError``."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+        for line in status:
+            key, _, value = line.partition(":")
+            if key == name:
+                return value.strip()
+    raise ValueError(f"no {name} in /proc/{pid}/status")
+
+
+def spawn(
+    module: str,
+    channels: int,
+    *,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    relay_output: bool,
+    shows_stacks: bool = True,
+) -> tuple[ChildProcess, list[socket.socket]]:
+    """Start ``python -m module ARGUMENT… FD…`` and return the child and our ends of its channels.
+
+    There is one descriptor for each channel, and one more for the stacks with ``shows_stacks``. ``-P`` keeps
+    the current directory off the import path: a stray ``numpy.py`` of the user must not break a worker. With
+    ``relay_output`` its stdout and stderr come to ``ChildProcess.output``. Raise StartupError if the process
+    could not be started; then nothing stays open.
+    """
+    try:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            pairs = [channel_pair() for _ in range(channels)]
+            for our_end, their_end in pairs:
+                ours.enter_context(our_end)
+                theirs.enter_context(their_end)
+            output, their_output = os.pipe() if relay_output else (None, None)
+            if output is not None and their_output is not None:
+                ours.callback(os.close, output)
+                theirs.callback(os.close, their_output)
+                os.set_blocking(output, False)
+            fds = [their_end.fileno() for _, their_end in pairs]
+            stacks = os.memfd_create("gpuserve-stacks") if shows_stacks else None
+            if stacks is not None:
+                ours.callback(os.close, stacks)
+                fds.append(stacks)
+            command = [sys.executable, "-P", "-m", module, *arguments, *map(str, fds)]
+            process = _start(command, fds, their_output, environment)
+            ours.pop_all()
+    except OSError as error:
+        raise StartupError(f"cannot start a process of {module}: {error.strerror}") from error
+    return ChildProcess(*process, output, stacks), [our_end for our_end, _ in pairs]
+
+
+def _start(
+    command: Sequence[str], fds: Sequence[int], output: int | None, environment: Mapping[str, str] | None
+) -> tuple[subprocess.Popen[bytes], int]:
+    process = subprocess.Popen(
+        command,
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **environment} if environment else None,
+        start_new_session=True,
+    )
+    try:
+        return process, os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
+
+
+# ---- the front ------------------------------------------------------------------------------
+
+
+def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
+    """Start a front process, and return it with our end of its control socket."""
+    process, (control,) = spawn("gpuserve.front", channels=1, relay_output=relay_output)
+    return process, control
+
+
+class EarlyFront:
+    """A front that is started before the configuration is read, because the imports of both take equally
+    long. It waits on its control socket, and ends when the socket is closed. Its output is relayed.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: tuple[Child, socket.socket] | None = None
+
+    def start(self) -> None:
+        """Start the front. If the start fails, ``claim`` tries again and raises the error."""
+        with contextlib.suppress(StartupError):
+            self._waiting = front_process(relay_output=True)
+
+    def claim(self, relay_output: bool) -> tuple[Child, socket.socket]:
+        """Return the waiting front, and a new one from the second call on."""
+        waiting, self._waiting = self._waiting, None
+        return waiting or front_process(relay_output)
+
+    def close(self) -> None:
+        if self._waiting is None:
+            return
+        (process, control), self._waiting = self._waiting, None
+        process.kill()
+        process.exit_reason()
+        process.close()
+        control.close()

@@ -1,0 +1,158 @@
+"""Differences between two states of a config: the action for each model, and the order of the actions.
+Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from gpuserve.model.spec import ModelSpec
+from gpuserve.supervisor.models.declared_models import members
+
+#: The versions of models as a file declares them, by name.
+Declared: TypeAlias = Mapping[str, Sequence[ModelSpec]]
+
+
+class Action(enum.Enum):
+    """The action on a model; the value is the list in the result that names the model."""
+
+    LOAD = "loaded"
+    RELOAD = "reloaded"
+    SCALE = "scaled"
+    UNLOAD = "unloaded"
+
+
+class ConfigModels(NamedTuple):
+    """The models of a config, and the names of those that are loaded at a start with it."""
+
+    declared: Declared
+    wanted: Collection[str]
+
+
+def by_name(specs: Iterable[ModelSpec]) -> dict[str, tuple[ModelSpec, ...]]:
+    """Group versions by model, in the order in which they were declared."""
+    found: dict[str, tuple[ModelSpec, ...]] = {}
+    for one in specs:
+        found[one.name] = (*found.get(one.name, ()), one)
+    return found
+
+
+def actions(
+    before: ConfigModels,
+    now: ConfigModels,
+    is_served: Callable[[str], bool],
+    touched: Collection[str] = (),
+) -> dict[str, Action]:
+    """Return the action for each model that has changed.
+
+    A model whose declaration is unchanged gets no action, whatever clients or operators have done to it,
+    unless its files are ``touched``. A model whose declaration has changed is reloaded if it is served. A
+    model that was unloaded by hand, or failed to load, stays so until its files are touched, or until an
+    ensemble that is loaded needs it.
+    """
+    found: dict[str, Action] = {}
+    for name in dict.fromkeys([*now.declared, *before.declared]):
+        action = _action(name, before, now, is_served(name), is_touched=name in touched)
+        if action is not None:
+            found[name] = action
+    loads = [name for name, action in found.items() if action in (Action.LOAD, Action.RELOAD)]
+    for member in sorted(set().union(*(members(name, now.declared.get) for name in loads))):
+        if not is_served(member):
+            found.setdefault(member, Action.LOAD)
+    return found
+
+
+def _action(
+    name: str, before: ConfigModels, now: ConfigModels, served: bool, *, is_touched: bool
+) -> Action | None:
+    old, new = before.declared.get(name), now.declared.get(name)
+    is_new = name in now.wanted and (name not in before.wanted or is_touched)
+    is_left_out = name in before.wanted and name not in now.wanted
+    if served and (new is None or is_left_out):
+        return Action.UNLOAD
+    if new is None or (not served and not is_new):
+        return None
+    if not served:
+        return Action.LOAD
+    if is_touched:
+        return Action.RELOAD
+    if old == new:
+        return None
+    return Action.SCALE if _differ_only_in_instances(old or (), new) else Action.RELOAD
+
+
+def _differ_only_in_instances(old: Sequence[ModelSpec], new: Sequence[ModelSpec]) -> bool:
+    return [_without_counts(spec) for spec in old] == [_without_counts(spec) for spec in new]
+
+
+def _without_counts(spec: ModelSpec) -> ModelSpec:
+    kinds = [dataclasses.replace(one, name="") for one in spec.instances]
+    return dataclasses.replace(
+        spec, instances=tuple(one for place, one in enumerate(kinds) if one not in kinds[:place])
+    )
+
+
+def even_count(placed: Iterable[ModelSpec]) -> int | None:
+    """Return the number of instances on each device, or None if it differs between devices, or if the
+    instances of a device differ.
+    """
+    counts: set[int] = set()
+    for spec in placed:
+        counts.update(Counter(one.device for one in spec.instances).values())
+        if len(_without_counts(spec).instances) != len({one.device for one in spec.instances}):
+            return None
+    return counts.pop() if len(counts) == 1 else None
+
+
+def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[str, set[str]]:
+    """Return for each model the models that must be done first. The models of an ensemble's steps are loaded
+    before it, and unloaded after it. Unloads come last.
+    """
+    unloads = {name for name, action in found.items() if action is Action.UNLOAD}
+    loads = found.keys() - unloads
+    needed = {name: loads.intersection(members(name, now.get)) - {name} for name in loads}
+    for name in unloads:
+        needed[name] = {one for one in unloads - {name} if name in members(one, before.get)}
+    return needed
+
+
+class ReloadSteps:
+    """The steps of one reload. A step can start when all steps that it needs are done."""
+
+    def __init__(self, needed: Mapping[str, Collection[str]]) -> None:
+        self._waiting = dict(needed)
+        self.running: set[str] = set()
+        self._done: set[str] = set()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._waiting and not self.running
+
+    def start_ready(self) -> list[str]:
+        """Mark the steps that can start now as running, and return them."""
+        ready = [name for name, needed in self._waiting.items() if self._done.issuperset(needed)]
+        for name in ready:
+            del self._waiting[name]
+        self.running.update(ready)
+        return ready
+
+    def done(self, name: str) -> None:
+        self.running.remove(name)
+        self._done.add(name)
+
+    def failed(self, name: str) -> list[tuple[str, str]]:
+        """Mark a step as failed. Return each step that is dropped for it, with the step that it needs."""
+        self.running.remove(name)
+        return self._without(name)
+
+    def _without(self, name: str) -> list[tuple[str, str]]:
+        """Drop each step that needs ``name``, and the steps that need those in turn."""
+        lost: list[tuple[str, str]] = []
+        for one in [one for one, needed in self._waiting.items() if name in needed]:
+            if self._waiting.pop(one, None) is not None:
+                lost += [(one, name), *self._without(one)]
+        return lost

@@ -1,0 +1,514 @@
+"""Monitors of workers. ``WorkerMonitor`` starts the worker of one instance, follows its load, and restarts it
+when it dies. The worker is a process, or with ``isolation="thread"`` a thread. ``WorkerGroup`` holds the
+monitors of one model::
+
+    add ──► coming ──join──► workers ──leave──► leaving ──forget──► gone
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from gpuserve.config.settings.logs import REQUEST_IDS, log_with_text
+from gpuserve.config.settings.server import POLL
+from gpuserve.core.errors import StartupError
+from gpuserve.core.event_log import EventKind, EventLog
+from gpuserve.devices.names import CPU, OWN_GPU
+from gpuserve.model.spec import InstanceSpec, ModelSpec
+from gpuserve.supervisor.control.reactor import Channel, Reactor
+from gpuserve.supervisor.processes.child_process import Child, spawn
+from gpuserve.supervisor.processes.child_supervision import MonitoredChild
+from gpuserve.supervisor.processes.lifecycle import (
+    InstanceEvent,
+    InstanceLifecycle,
+    InstanceState,
+    LiveInstance,
+    LiveSettings,
+)
+from gpuserve.supervisor.processes.log_lines import LogLines, OutputRate
+from gpuserve.supervisor.workers.worker_thread import start_thread
+from gpuserve.supervisor.workers.worker_watchdogs import Hang, LoadWatchdog, SlowLoad, report_overdue_call
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.running.lifecycle import EXIT_DEVICE
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerEvents(Protocol):
+    """The callbacks of worker monitors. They are called in the reactor's thread."""
+
+    def instance_changed(self, worker: WorkerMonitor, phase: str) -> None:
+        """Note that an instance is in a new state, or in a new phase of loading."""
+
+    def instance_ready(self, worker: WorkerMonitor) -> None:
+        """Note that an instance is loaded, and ``live_instance()`` can be sent to the front."""
+
+    def instance_lost(self, worker: WorkerMonitor, reason: str) -> None:
+        """Note that a worker died, for ``reason``. Its restart is planned already unless it is stopping."""
+
+    def load_slow(self, worker: WorkerMonitor, slow: SlowLoad) -> None:
+        """Note that an instance still loads; the log says so already."""
+
+    def instance_unrecoverable(self, worker: WorkerMonitor, text: str) -> None:
+        """Note that a callable raised ``UnrecoverableError``; the model's policy decides what follows."""
+
+    def instance_imported(self, worker: WorkerMonitor, files: Sequence[str]) -> None:
+        """Note which of the user's files a worker has imported, if imports are followed."""
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """The context that all worker monitors share. ``lost_gpus`` has the reasons why workers cannot run on
+    GPUs, by UUID; ``GpuFences`` maintains it. ``lines`` stores the output of workers. With
+    ``follows_imports`` workers report the files that they import.
+    """
+
+    reactor: Reactor
+    events: WorkerEvents
+    settings: LiveSettings
+    relay_output: bool
+    lost_gpus: dict[str, str]
+    lines: LogLines | None = None
+    follows_imports: bool = False
+
+
+#: The phase of a worker that was just started.
+STARTING: Final = "starting"
+#: Restart back-off, in seconds, if it is long enough to be reported.
+_NOTICEABLE_S: Final = 0.05
+
+
+class WorkerMonitor:
+    """The monitor of one instance and its successive workers. ``generation`` is the number of the load to
+    which the instance belongs. The front's end of the link to the present worker stays open here, so that a
+    front can die and be replaced without the worker noticing.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, instance: InstanceSpec, context: WorkerContext, generation: int = 0
+    ) -> None:
+        self.spec = spec
+        self.generation = generation
+        self.instance = instance
+        self.lifecycle = InstanceLifecycle(f"{spec.name}/{instance.name}")
+        #: Number of workers in a row that ended because they could not use their device.
+        self.device_failures = 0
+        self._context = context
+        self.child: MonitoredChild | None = None
+        self._link: socket.socket | None = None
+        self._load: LoadWatchdog | None = None
+        #: The message that the present worker sent when it was loaded.
+        self._loaded = wire.Ready(0.0, 1)
+        self._last_words = ""
+        self._load_failed = False
+        #: The process id of the last worker whose death was counted.
+        self._dead_pid = 0
+        self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
+
+    @property
+    def process(self) -> Child | None:
+        return None if self.child is None else self.child.process
+
+    def start(self) -> None:
+        """Start a worker, or raise ``StartupError``. If its GPU is lost, wait until the GPU is back."""
+        if reason := self.lost_gpu_reason():
+            self._move(InstanceEvent.FENCE)
+            self._context.events.instance_lost(self, reason)
+            return
+        process, (boot, self._link) = _launch(self.lifecycle.name, self.instance, self._context.relay_output)
+        settings = self._context.settings.current
+        rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
+        channel = Channel(boot, wire.WORKER)
+        self.child = MonitoredChild(
+            process, channel, self._fields, self._context.reactor, rate, self._context.lines
+        )
+        self.child.open(self._on_boot, self._on_died)
+        self._last_words, self._load_failed = "", False
+        self._move(InstanceEvent.SPAWNED, STARTING)
+        self._send(_init(self.spec, self.instance, self._context))
+        on_slow = partial(self._context.events.load_slow, self)
+        timeout_s = settings.load_timeout_s
+        self._load = LoadWatchdog(self.child, self._context.reactor, timeout_s, self._fields, on_slow)
+        self._load.start()
+
+    def live_instance(self) -> LiveInstance | None:
+        """Return the loaded worker for a front; None if there is none."""
+        if self.lifecycle.state is not InstanceState.READY or self._link is None or self.child is None:
+            return None
+        process, loaded = self.child.process, self._loaded
+        fds = (self._link.fileno(), process.pidfd)
+        return LiveInstance(self.instance.name, process.pid, loaded.slots, loaded.load_s, *fds)
+
+    def report_hang(self, hang: Hang) -> None:
+        """Report an overdue call with the stacks of the worker. With a limit, replace the worker."""
+        process = self.process
+        if process is None or process.pid != hang.pid or self.lifecycle.state is not InstanceState.READY:
+            return  # the call has just returned, or the worker died
+        assert self.child is not None
+        report = partial(report_overdue_call, process, hang, self._fields)
+        self.child.stacks.ask(report, is_ending=bool(hang.limit_s))
+        if hang.limit_s:
+            self._last_words = f"its callable was not back within execution_timeout_s, {hang.limit_s:g} s"
+            self._move(InstanceEvent.HANG)
+
+    def excuse(self, pid: int) -> bool:
+        """Exclude the death of a worker, which a client's request caused, from the restart back-off. Return
+        whether the worker is dead and its restart was due later than now.
+        """
+        process, waits = self.process, self.lifecycle.state is InstanceState.WAITING
+        if pid != (self._dead_pid if process is None else process.pid):
+            return False  # another worker runs already
+        waits = waits and self.lifecycle.restart_in_s(time.monotonic()) > 0
+        self.lifecycle.excuse(time.monotonic())
+        if waits:
+            self._log_restart("under an isolated request", 0.0)
+            self._context.reactor.call_later(0.0, self._start_when_due)
+        return waits
+
+    def lost_gpu_reason(self) -> str:
+        uuid = self.instance.placement.gpu_uuid
+        return self._context.lost_gpus.get(uuid, "") if uuid else ""
+
+    def fence(self) -> None:
+        """Kill the worker because its GPU is lost. It is not restarted until ``release()``."""
+        if self.lifecycle.state is InstanceState.WAITING:
+            self._move(InstanceEvent.FENCE)
+            self._context.events.instance_lost(self, self.lost_gpu_reason())
+        elif self.lifecycle.state in {InstanceState.LOADING, InstanceState.READY}:
+            self.kill()
+
+    def release(self) -> None:
+        """Restart the worker if it was fenced, because its GPU is back."""
+        self._start_again(InstanceState.FENCED, InstanceEvent.RELEASE)
+
+    def stop(self) -> None:
+        """Ask the worker to finish its batch and exit. It is not restarted."""
+        if self.lifecycle.state is InstanceState.STOPPED:
+            return
+        self._move(InstanceEvent.STOP)
+        self._send(wire.Stop())
+
+    def kill(self) -> None:
+        if self.child is not None:
+            self.child.process.kill()
+
+    def close(self) -> None:
+        if self.child is None:
+            return
+        self.child.close()
+        assert self._link is not None
+        self._link.close()
+        self.child = self._link = None
+
+    def discard(self) -> None:
+        """Kill and reap the worker at once. It is not restarted."""
+        self.stop()
+        self.kill()
+        self.close()
+
+    def _send(self, message: wire.Message) -> None:
+        if self.child is not None and not self.child.send(message):
+            self._kill_broken("it does not read its boot socket")
+
+    def _move(self, event: InstanceEvent, phase: str = "") -> None:
+        if self._load is not None and event is not InstanceEvent.SPAWNED:
+            self._load.end()
+        self.lifecycle.apply(event, time.monotonic())
+        self._context.events.instance_changed(self, phase)
+
+    def _on_boot(self) -> None:
+        assert self.child is not None
+        try:
+            message = self.child.channel.receive()
+        except (wire.WireError, OSError) as error:
+            self._kill_broken(str(error))
+            return
+        if message is None:
+            self.child.stop_listening()
+            return
+        try:
+            self._handle(message)  # an OSError of the supervisor's own work is not the worker's fault
+        except wire.WireError as error:
+            self._kill_broken(str(error))
+
+    def _handle(self, message: Any) -> None:
+        """Handle a message, or raise ``WireError``. Fields are checked, because the worker runs user code."""
+        match message:
+            case wire.Phase(str(name)):
+                if self._load is not None:
+                    self._load.phase = name
+                self._context.events.instance_changed(self, name)
+            case wire.Ready(float(load_s), int()) if self.lifecycle.state is InstanceState.LOADING:
+                logger.info("loaded in %.2f s", load_s, extra=self._fields)
+                self._loaded = message
+                self.device_failures = 0
+                self._move(InstanceEvent.LOADED)
+                self._context.events.instance_ready(self)
+            case wire.Ready() | wire.Unrecoverable() if self.lifecycle.state is InstanceState.STOPPING:
+                pass  # sent before our Stop arrived
+            case wire.LoadFailed(str(text), str(traceback)):
+                self._last_words = text
+                self._load_failed = True
+                what = "could not be loaded" if traceback else f"could not be loaded: {text}"
+                log_with_text(logger, logging.ERROR, what, traceback, self._fields)
+            case wire.Unrecoverable(str(text)) if self.lifecycle.state is InstanceState.READY:
+                self._last_words = f"its callable cannot go on: {text}"
+                log_with_text(logger, logging.ERROR, self._last_words, "", self._fields)
+                self._context.events.instance_unrecoverable(self, text)
+            case wire.Imported(tuple(files)) if all(isinstance(one, str) for one in files):
+                self._context.events.instance_imported(self, files)
+            case wire.Log(int(level), str(text), str(traceback), tuple(ids)):
+                if self.child is not None and self.child.may_log(text + traceback + "".join(map(str, ids))):
+                    fields = {**self._fields, REQUEST_IDS: [str(one) for one in ids]}
+                    log_with_text(logger, level, text, traceback, fields)
+            case _:
+                raise wire.WireError(f"{type(message).__name__} in state {self.lifecycle.state.name}")
+
+    def _kill_broken(self, what: str) -> None:
+        """Kill a worker that broke the protocol; it is restarted like any other."""
+        logger.error("killed the worker: it broke the protocol: %s", what, extra=self._fields)
+        if self.child is not None:
+            self.child.stop_listening()
+        self.kill()
+
+    def _on_died(self) -> None:
+        assert self.child is not None
+        # The last messages of the worker are still in the socket, above all LoadFailed.
+        try:
+            for message in self.child.last_messages():
+                # A worker that died right after Ready was never used.
+                if not isinstance(message, wire.Ready):
+                    self._handle(message)
+        except (wire.WireError, OSError) as error:
+            logger.error("the worker broke the protocol: %s", error, extra=self._fields)
+        exit_reason = self.child.exit_reason()
+        if self.child.process.exit_status == EXIT_DEVICE:
+            self.device_failures += 1
+        verdict = "" if self._load is None else self._load.verdict
+        reason = self._last_words or verdict or exit_reason
+        self._dead_pid = self.child.process.pid
+        self.close()
+        self._lost(reason)
+
+    def _lost(self, reason: str) -> None:
+        stopping = self.lifecycle.state is InstanceState.STOPPING
+        self._move(InstanceEvent.DIED)
+        if not stopping and (lost_gpu_reason := self.lost_gpu_reason()):
+            self._move(InstanceEvent.FENCE)
+            reason = lost_gpu_reason
+            logger.warning("ended (%s); it restarts when the GPU is back", reason, extra=self._fields)
+        elif not stopping:
+            delay_s = self.lifecycle.restart_in_s(time.monotonic())
+            self._context.reactor.call_later(delay_s, self._start_when_due)
+        self._context.events.instance_lost(self, reason)
+        if self.lifecycle.state is InstanceState.WAITING:  # otherwise it is not restarted
+            self._log_restart(reason, delay_s)
+
+    def _log_restart(self, reason: str, delay_s: float) -> None:
+        """Log when the worker restarts. A failed load has been logged already."""
+        when = f"starts again in {delay_s:.1f} s" if delay_s >= _NOTICEABLE_S else "starts again at once"
+        if not self._load_failed:
+            logger.warning("died (%s); %s", reason, when, extra=self._fields)
+        elif delay_s >= _NOTICEABLE_S:
+            logger.warning("%s", when, extra=self._fields)
+
+    def _start_when_due(self) -> None:
+        # Otherwise the timer belongs to an earlier death.
+        if self.lifecycle.restart_in_s(time.monotonic()) < _NOTICEABLE_S:
+            self._start_again(InstanceState.WAITING, InstanceEvent.DUE)
+
+    def _start_again(self, waiting: InstanceState, event: InstanceEvent) -> None:
+        if self.lifecycle.state is not waiting:
+            return
+        self._move(event)
+        try:
+            self.start()
+        except (StartupError, OSError, MemoryError, RuntimeError) as error:
+            # Processes, memory or descriptors were lacking, which may pass.
+            self.kill()
+            self.close()
+            self._lost(str(error))
+
+
+def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Child, list[socket.socket]]:
+    if "object" in instance.source:
+        return start_thread(name, instance.source)
+    python = instance.source.get("python")
+    module = "gpuserve.environments.worker" if python else "gpuserve_worker"
+    return spawn(
+        module,
+        channels=2,
+        arguments=(python,) if python else (),
+        environment=instance.placement.environment(),
+        relay_output=relay_output,
+    )
+
+
+def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wire.Init:
+    """Return the message that tells a worker its model. A worker thread can use all GPUs of this process."""
+    in_thread, placement = "object" in instance.source, instance.placement
+    settings = context.settings.current
+    return wire.Init(
+        wire.PROTOCOL,
+        spec.name,
+        spec.version,
+        instance.name,
+        instance.device if instance.device == CPU or in_thread else OWN_GPU,
+        {} if in_thread else instance.source,
+        spec.inputs,
+        spec.outputs,
+        spec.max_batch_size,
+        spec.batching.preferred_batch_sizes,
+        spec.decoupled,
+        spec.concurrency,
+        spec.strict,
+        spec.exact,
+        spec.read_only_inputs,
+        spec.warmup,
+        spec.array,
+        placement.cpus,
+        placement.numa_node,
+        settings.shared_memory_locked_nbytes,
+        spec.all_lines,
+        context.follows_imports or settings.model_control == POLL,
+    )
+
+
+#: Time between ``Stop`` and the kill of a worker that its model does not need any more.
+STOP_TIMEOUT_S: Final = 10.0
+#: The same for a worker that runs an aborted request: nobody waits for the answer.
+HURRIED_STOP_TIMEOUT_S: Final = 1.0
+
+
+def stop_timeout_s(*, hurried: bool) -> float:
+    return HURRIED_STOP_TIMEOUT_S if hurried else STOP_TIMEOUT_S
+
+
+class WorkerGroup:
+    """The monitors of one model's instances. Owner of the workers: after ``discard()``, or ``kill()`` and
+    ``close()``, none is left. ``workers`` belong to the present instances, ``coming`` workers still load, and
+    ``leaving`` workers are being retired.
+    """
+
+    def __init__(self, spec: ModelSpec, context: WorkerContext, generation: int = 0) -> None:
+        self._spec = spec
+        self._context = context
+        self._generation = generation
+        self.workers = self._new(spec.instances)
+        self.coming: list[WorkerMonitor] = []
+        self.leaving: list[WorkerMonitor] = []
+
+    def _new(self, instances: Iterable[InstanceSpec]) -> list[WorkerMonitor]:
+        return [WorkerMonitor(self._spec, one, self._context, self._generation) for one in instances]
+
+    def start(self) -> None:
+        """Start every worker. Raise ``StartupError`` if one cannot be started, or if all GPUs are lost."""
+        lost = [one.lost_gpu_reason() for one in self.workers]
+        if lost and all(lost):
+            raise StartupError(lost[0])
+        for worker in self.workers:
+            worker.start()
+
+    # ---- resizes --------------------------------------------------------------------------
+
+    @property
+    def all(self) -> list[WorkerMonitor]:
+        return [*self.workers, *self.coming, *self.leaving]
+
+    def add(self, instances: Iterable[InstanceSpec]) -> None:
+        """Add workers for more instances. The caller starts them, and they join when they are ready."""
+        self.coming += self._new(instances)
+
+    def join(self, worker: WorkerMonitor) -> None:
+        self.coming.remove(worker)
+        self.workers.append(worker)
+
+    def leave(self, worker: WorkerMonitor) -> None:
+        self.workers.remove(worker)
+        self.leaving.append(worker)
+
+    def forget(self, worker: WorkerMonitor) -> None:
+        self.leaving.remove(worker)
+
+    def discard_coming(self) -> None:
+        """Kill and reap every coming worker at once."""
+        coming, self.coming = self.coming, []
+        for worker in coming:
+            worker.discard()
+
+    # ---- all workers ----------------------------------------------------------------------
+
+    @property
+    def is_loaded(self) -> bool:
+        """True if every instance is ready, or fenced beside others that are ready."""
+        states = {one.lifecycle.state for one in self.workers}
+        return states <= {InstanceState.READY, InstanceState.FENCED} and states != {InstanceState.FENCED}
+
+    def down(self) -> set[str]:
+        return {one.instance.name for one in self.workers if one.lifecycle.state is not InstanceState.READY}
+
+    @property
+    def is_fenced(self) -> bool:
+        """True if no instance can run, because their GPUs are lost."""
+        return all(one.lifecycle.state is InstanceState.FENCED for one in self.workers)
+
+    @property
+    def is_stopped(self) -> bool:
+        return all(one.lifecycle.state is InstanceState.STOPPED for one in self.all)
+
+    def stop(self) -> None:
+        for worker in self.all:
+            worker.stop()
+
+    def kill(self) -> None:
+        for worker in self.all:
+            worker.kill()
+
+    def close(self) -> None:
+        for worker in self.all:
+            worker.close()
+
+    def discard(self) -> None:
+        """Kill and reap every worker at once: a second attempt may use the same names immediately."""
+        for worker in self.all:
+            worker.discard()
+
+
+# ---- events of workers ----------------------------------------------------------------------
+
+
+def record_instance_state(events: EventLog, worker: WorkerMonitor, phase: str) -> None:
+    """Record the state of an instance, or its phase of loading."""
+    lifecycle, process = worker.lifecycle, worker.process
+    pid = None if process is None else process.pid
+    if lifecycle.state is InstanceState.LOADING and phase == STARTING and lifecycle.restarts:
+        _record(events, EventKind.INSTANCE_RESTART, worker, pid=pid, restarts=lifecycle.restarts)
+    _record(events, EventKind.INSTANCE_STATE, worker, state=lifecycle.state.value, phase=phase, pid=pid)
+
+
+def record_instance_death(events: EventLog, worker: WorkerMonitor, reason: str) -> None:
+    """Record the death of a worker, unless the worker was stopped on purpose."""
+    if worker.lifecycle.state is InstanceState.WAITING:
+        restart_in_s = round(worker.lifecycle.restart_in_s(time.monotonic()), 3)
+        restarts = {"restart_in_s": restart_in_s, "restarts": worker.lifecycle.restarts}
+        _record(events, EventKind.INSTANCE_DIED, worker, reason=reason, **restarts)
+
+
+def record_slow_load(events: EventLog, worker: WorkerMonitor, slow: SlowLoad) -> None:
+    """Record that an instance still loads."""
+    loading_s, phase, place = slow
+    pid = None if worker.process is None else worker.process.pid
+    facts = {"loading_s": round(loading_s, 3), "phase": phase, "place": place, "pid": pid}
+    _record(events, EventKind.LOAD_SLOW, worker, **facts)
+
+
+def _record(events: EventLog, kind: EventKind, worker: WorkerMonitor, **facts: Any) -> None:
+    spec, instance = worker.spec, worker.instance
+    about = {"model": spec.name, "instance": instance.name, "device": instance.device}
+    events.record(kind, version=spec.version, **about, **facts)
