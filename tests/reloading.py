@@ -39,7 +39,7 @@ class Work:
         #: All whose names were told to have changed.
         self.told: set[str] = set()
 
-    def take_back(self, name: str) -> None:
+    def cancel(self, name: str) -> None:
         self.taken_back.append(name)
 
     def is_served(self, name: str) -> bool:
@@ -55,7 +55,7 @@ class Work:
     def undeclared(self, name: str, reason: str) -> None:
         self.undeclared_models[name] = reason
 
-    def begin(self, action: Action, name: str, specs: Any, answer: Any) -> None:
+    def start(self, action: Action, name: str, specs: Any, answer: Any) -> None:
         self.begun[name] = (action, answer)
         self.order.append(name)
 

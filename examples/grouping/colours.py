@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve.core.errors import InvalidArgument
+from gpuserve import errors
 from gpuserve.decorators import ConstantPadder, batch, first_value, group_by_keys, group_by_values
 
 PALETTE = {
@@ -64,5 +64,5 @@ def _wanted(light: NDArray[np.float32] | None, name: NDArray[np.object_] | None)
     if name is not None:
         return np.array([PALETTE.get(one, UNKNOWN) for one in name[:, 0]], dtype=np.float32)
     if light is None or light.shape[1] not in (1, 3):
-        raise InvalidArgument("expected either name, or light with 1 or 3 numbers")
+        raise errors.InvalidArgument("expected either name, or light with 1 or 3 numbers")
     return np.broadcast_to(light, (len(light), 3))

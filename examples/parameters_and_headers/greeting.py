@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve import Request, Response
-from gpuserve.core.errors import InvalidArgument
+from gpuserve import Request, Response, errors
 from gpuserve.decorators import batch
 
 GREETINGS = {"en": "Hello", "de": "Guten Tag", "ja": "こんにちは"}
@@ -28,7 +27,7 @@ def greet(requests: Sequence[Request]) -> list[Any]:
 def _answer(request: Request) -> Any:
     language = request.parameters.get("language", "en")
     if language not in GREETINGS:
-        return InvalidArgument(f"language must be one of {', '.join(GREETINGS)}, got {language!r}")
+        return errors.InvalidArgument(f"language must be one of {', '.join(GREETINGS)}, got {language!r}")
     tenant = request.parameters.get("x-tenant", "nobody")
     (outputs,) = _greetings([request])
     signed = [[text + f" ({tenant})".encode()] for (text,) in outputs["greeting"].tolist()]

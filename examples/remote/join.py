@@ -7,8 +7,7 @@ import sys
 
 from temperatures import TEMPERATURE, to_kelvin, to_rankine
 
-from gpuserve import ModelConfig, Server
-from gpuserve.core.errors import AttachError
+from gpuserve import ModelConfig, Server, errors
 
 MODELS = {"kelvin": to_kelvin, "rankine": to_rankine}
 
@@ -25,7 +24,7 @@ def main() -> None:
             server.bind(model, MODELS[model], tensors, tensors, config=ModelConfig(max_batch_size=16))
             print(f"{model} is served", file=sys.stderr, flush=True)
             server.serve()
-    except AttachError as error:
+    except errors.AttachError as error:
         sys.exit(f"join.py: {error}")
 
 

@@ -178,7 +178,7 @@ def test_a_reload_does_what_has_changed(repository: tuple[Path, Addresses], clie
     assert "model reloaded is loaded" in gpuserve("reload", "--server", http).stderr
     python_model(folder, 1, 6.0)
     ran = gpuserve("reload", "--server", http)
-    assert "model reloaded is loaded anew" in ran.stderr
+    assert "model reloaded is reloaded" in ran.stderr
     assert "model python" not in ran.stderr
     assert infer(client, "reloaded") == [0, 6, 12]
     (folder / "config.pbtxt").write_text("nonsense")

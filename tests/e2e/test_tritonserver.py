@@ -153,7 +153,7 @@ def test_a_repository_is_followed_under_traffic(tmp_path: Path) -> None:
         shutil.rmtree(repository / "same")
         wait_until(lambda: client.index() == [], "no model is left")
         repository.rename(tmp_path / "away")
-        wait_said(server, "the files of the models cannot be looked at, and nothing is changed")
+        wait_said(server, "the files of the models cannot be read, and nothing is changed")
         assert server.end() == 0
 
 

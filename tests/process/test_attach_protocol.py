@@ -101,7 +101,7 @@ def test_a_wrong_word_ends_that_attachment_and_nothing_else(
         said(sock, *BAD[what])
         while sock.recv(1 << 16):  # whatever it answers, it ends
             pass
-        assert f"process {os.getpid()} broke the protocol of attachments, and is let go: " in caplog.text
+        assert f"closed the attachment of process {os.getpid()}: it broke the protocol: " in caplog.text
         assert attached.is_alive()
         assert ask(server, "m", 1.0) == [2.0]
 

@@ -48,7 +48,7 @@ def test_no_request_is_lost_by_reloads(tmp_path: Path, times: int) -> None:
             tags = [told.tag for told in traffic.told]
             assert tags == sorted(tags)
             assert set(tags) == set(range(times + 1))
-        operator.wait_said("config reload: model m is loaded anew", times)
+        operator.wait_said("config reload: model m is reloaded", times)
         wait_until(lambda: len(operator.server.workers) == 2, "the earlier workers are ended")
         assert operator.client().infer("same").pid == same
 
@@ -66,7 +66,7 @@ def test_a_version_that_fails_to_load_leaves_what_serves_and_is_tried_again(tmp_
         assert {told.tag for told in traffic.told} == {1.0}
         broken.unlink()
         operator.server.process.send_signal(signal.SIGHUP)
-        operator.wait_said("config reload: model m is loaded anew")
+        operator.wait_said("config reload: model m is reloaded")
         assert operator.client().infer("m").tag == 2.0
 
 
@@ -80,7 +80,7 @@ def test_a_broken_file_changes_nothing(tmp_path: Path) -> None:
         assert "there is no file 'absent.py'" in told
         assert operator.client().infer("m").tag == 1.0
         operator.reload(entry("m", 3.0))
-        operator.wait_said("model m is loaded anew")
+        operator.wait_said("model m is reloaded")
         assert operator.client().infer("m").tag == 3.0
 
 
@@ -121,7 +121,7 @@ def test_numbers_of_instances_change_in_place(tmp_path: Path) -> None:
         assert (one.errors, other.errors) == ([], [])
         assert operator.server.workers == [first]
         operator.reload(entry("m", 2.0, instances=[{"device": "cpu", "count": 2}]))
-        operator.wait_said("config reload: model m is loaded anew")
+        operator.wait_said("config reload: model m is reloaded")
         wait_until(lambda: len(operator.server.workers) == 2, "two workers")
 
 
@@ -149,7 +149,7 @@ def test_an_ensemble_and_its_models_change_together(tmp_path: Path) -> None:
         assert traffic.errors == []
         told = [one["msg"] for one in operator.server.messages() if one["msg"].startswith("config reload: ")]
         assert told == [
-            f"config reload: model {text}" for text in ("b is loaded", "e is loaded anew", "a is unloaded")
+            f"config reload: model {text}" for text in ("b is loaded", "e is reloaded", "a is unloaded")
         ]
         operator.reload(entry("b", 2.0))
         operator.wait_said("config reload: model e is unloaded")
@@ -192,10 +192,10 @@ def test_a_signal_at_the_start_is_remembered(tmp_path: Path) -> None:
         operator.reload(entry("m", 3.0))
         gate.write_bytes(b"")
         server.wait_ready()
-        operator.wait_said("config reload: model m is loaded anew")
+        operator.wait_said("config reload: model m is reloaded")
         assert operator.client().infer("m").tag == 3.0
         operator.reload(entry("m", 4.0))
-        operator.wait_said("config reload: model m is loaded anew", 2)
+        operator.wait_said("config reload: model m is reloaded", 2)
         assert operator.said("config reload: ") == 2  # those of the start were one
         assert server.end() == 0
 

@@ -25,11 +25,11 @@ def test_what_cannot_change_is_named_and_the_rest_is_applied(tmp_path: Path) -> 
         settings = {"grpc_response_compression": "high", "name": "other", "access_token": "s3cret"}
         operator.reload(entry("m", 2.0), log_level="warning", **settings)
         operator.wait_said('server.name: cannot change while the server runs: "gpuserve" stays')
-        wait_until(lambda: operator.client().infer("m").tag == 2.0, "the model is loaded anew")
+        wait_until(lambda: operator.client().infer("m").tag == 2.0, "the model is reloaded")
         told = "\n".join(one["msg"] for one in operator.server.messages())
         assert "server.access_token: cannot change while the server runs\n" in told + "\n"
         assert 'grpc_response_compression: cannot change while the server runs: "none" stays' in told
-        assert "model m is loaded anew" not in told  # by the level that holds now
+        assert "model m is reloaded" not in told  # by the level that holds now
         assert "s3cret" not in told
         kill_front(operator.server)
         assert "the front died" in "\n".join(operator.server.log)

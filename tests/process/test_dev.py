@@ -94,7 +94,7 @@ def test_only_what_has_changed_is_loaded_anew_and_once(config: Path) -> None:
         dev.wait("config reload: model lacks is loaded")
         assert dev.infer("lacks") == 40.0
         assert dev.end() == 0
-    anew = re.findall(r"config reload: model (\w+) is loaded anew", dev.text)
+    anew = re.findall(r"config reload: model (\w+) is reloaded", dev.text)
     assert anew == ["scaled", "plain", "scaled", "plain"]
     assert dev.text.count("Traceback") == 2
 
@@ -121,12 +121,12 @@ def test_files_come_and_go(folder: Path) -> None:
         put(folder / "late.py", "FACTOR = 11.0\n")
         put(folder / "scaled.py", late)
         dev.wait_answer("scaled", 11.0)
-        anew = dev.text.count("is loaded anew")
+        anew = dev.text.count("is reloaded")
         for attempt in range(20):  # a moment after the call that imports it
             put(folder / "late.py", f"FACTOR = {attempt}.5\n")
-            if dev.shows("is loaded anew", anew + 1, 1.0):
+            if dev.shows("is reloaded", anew + 1, 1.0):
                 break
-        dev.wait("is loaded anew", anew + 1)
+        dev.wait("is reloaded", anew + 1)
         assert dev.end() == 0
 
 
@@ -158,7 +158,7 @@ def test_keys_and_the_mode_of_the_terminal(folder: Path) -> None:
         dev.press("s")
         dev.wait("MODEL   INSTANCE")
         dev.press("xR")
-        dev.wait("config reload: model scaled is loaded anew")
+        dev.wait("config reload: model scaled is reloaded")
         assert dev.end(signal.SIGTERM) == 0
         assert dev.current_mode == dev.mode
 
@@ -204,7 +204,7 @@ def test_imports_are_followed_without_a_terminal(config: Path, verb: str) -> Non
     try:
         wait_until(lambda: "Ctrl-C stops the server" in log.read_text(), "it is ready")
         save(config / "factors.py", "FACTOR = 3.0\n")
-        wait_until(lambda: "model scaled is loaded anew" in log.read_text(), "it is loaded anew")
+        wait_until(lambda: "model scaled is reloaded" in log.read_text(), "it is reloaded")
         assert "changed: factors.py" in log.read_text()
         assert "Keys" not in log.read_text()
         server.send_signal(signal.SIGINT)
@@ -268,7 +268,7 @@ def test_a_triton_repository_is_followed(tmp_path: Path) -> None:
         put(version / "model.py", f"FACTOR = 3\n{TRITON_MODEL}")
         dev.wait_answer("m", 3.0)
         put(version.parent / "config.pbtxt", PBTXT.replace("4", "8"))
-        dev.wait("is loaded anew", 2)
+        dev.wait("is reloaded", 2)
         other = tmp_path / "models" / "n" / "1"
         other.mkdir(parents=True)
         put(other / "model.py", f"FACTOR = 5\n{TRITON_MODEL}")

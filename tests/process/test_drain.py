@@ -191,7 +191,7 @@ def test_a_front_that_dies_during_the_drain_is_not_started_again(tmp_path: Path,
         os.kill(server.front, signal.SIGKILL)
         orders.open()
         assert server.process.wait(TIMEOUT_S) == 0
-        assert [one["msg"] for one in server.messages()].count("stopping: finishing what is queued") == 1
+        assert [one["msg"] for one in server.messages()].count("stopping: finishing queued requests") == 1
         with pytest.raises(Exception):  # noqa: B017, PT011 - whatever http.client makes of it
             asked.result()
 

@@ -181,7 +181,7 @@ def test_a_poll_without_descriptors_changes_nothing(tmp_path: Path) -> None:
                 server.wait_log("the config is not reloaded, and nothing has changed")
                 assert serves(server, client)
             path.write_text(path.read_text().replace('"max_batch_size": 63', '"max_batch_size": 62'))
-            server.wait_log("config reload: model m is loaded anew")
+            server.wait_log("config reload: model m is reloaded")
             assert serves(server, client)
         assert load.lost == []
         assert server.end() == 0

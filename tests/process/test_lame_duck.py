@@ -94,7 +94,7 @@ def test_ctrl_c_at_a_terminal_ends_at_once(tmp_path: Path, orders: Orders) -> No
     os.write(ours, b"\x03")
     assert server.wait(TIMEOUT_S) == 0
     assert time.monotonic() - started < 1.5
-    assert "stopping: finishing what is queued" in log.read_text()
+    assert "stopping: finishing queued requests" in log.read_text()
     os.close(ours)
 
 
@@ -201,7 +201,7 @@ def test_connections_are_told_and_what_crosses_is_served(tmp_path: Path, orders:
             assert wire.peer.goaways == [(NO_LAST, NO_ERROR), (1, NO_ERROR)]
             assert wire.peer.response(1).reset is None
         assert server.process.wait(TIMEOUT_S) == 0
-        said = "stopping: requests are served for 0.2 s more, then what is queued is finished"
+        said = "stopping: requests are served for 0.2 s more, then queued requests are finished"
         assert said in [one["msg"] for one in server.messages()]
 
 

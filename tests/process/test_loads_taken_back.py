@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 __all__ = ["clients_are_closed"]  # it is for every test here
 
-TAKEN_BACK = "model 'm': the load was taken back, for what was asked for after it"
+TAKEN_BACK = "model 'm': the load was cancelled by a later operation"
 
 
 def test_a_load_that_hangs_is_taken_back_by_what_is_asked_for_after_it(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_model_that_hangs_when_it_is_asked_holds_only_its_own_load_up(tmp_path
         wait_until(lambda: server.workers not in ([], [worker]), "another worker is started")
         server.wait_model_ready("m")
         client.asked.unload_model("new")
-        with pytest.raises(InferenceServerException, match="model 'new': the load was taken back"):
+        with pytest.raises(InferenceServerException, match="model 'new': the load was cancelled"):
             loading.result()
         for one in asked():
             os.kill(one, signal.SIGKILL)

@@ -80,7 +80,7 @@ def test_a_model_that_does_not_exist(shared: OperatedServer, at: str, verb: str)
 def test_what_can_be_done_is_done(shared: OperatedServer) -> None:
     found = gpuserve("reload", "m", "nothing", "n", server=shared)
     assert found.status == 1
-    assert found.stdout == "model 'm' is loaded anew\nmodel 'n' is loaded anew\n"
+    assert found.stdout == "model 'm' is reloaded\nmodel 'n' is reloaded\n"
     assert "there is no model 'nothing'" in found.stderr
     found = gpuserve("unload", "nothing", "--json", server=shared)
     assert found.status == 1
@@ -92,7 +92,7 @@ def test_a_model_is_loaded_anew(shared: OperatedServer, at: str) -> None:
     (before,) = [one["pid"] for one in row(at, "m")["instances"]]
     asked = ask_and_hear(at, "reload", model="m")
     assert asked.outcome.code == ""
-    assert asked.told == ["loading model m anew, beside the one that serves"]
+    assert asked.told == ["reloading model m, beside the one that serves"]
     wait_until(lambda: len(row(at, "m")["instances"]) == 1, "the old one has ended")
     assert row(at, "m")["instances"][0]["pid"] != before
 

@@ -24,7 +24,14 @@ from gpuserve.core.errors import ControlError
 from gpuserve.supervisor.control import operator_client
 from gpuserve.supervisor.control.attach_protocol import attach_name
 from gpuserve.supervisor.control.operator_client import ControlName
-from gpuserve.supervisor.control.operator_protocol import OPERATE, PROTOCOL, Alive, Answered, Ask, Told
+from gpuserve.supervisor.control.operator_protocol import (
+    OPERATOR_VOCABULARY,
+    PROTOCOL,
+    CommandKeepAlive,
+    CommandOutcome,
+    CommandProgress,
+    OperatorCommand,
+)
 from gpuserve.supervisor.operator.operator_verbs import ASK_TIMEOUT_S, MAX_ASK_NBYTES, MAX_CLIENTS
 
 
@@ -62,7 +69,7 @@ NONSENSE = {
     "no list": msgpack.packb("status"),
     "another tag": msgpack.packb([99]),
     "too few fields": msgpack.packb([1, PROTOCOL]),
-    "what only a server says": OPERATE.encode(Told("hello")),
+    "what only a server says": OPERATOR_VOCABULARY.encode(CommandProgress("hello")),
     "a verb that is a number": msgpack.packb([1, PROTOCOL, 7, {}]),
     "arguments that are a list": msgpack.packb([1, PROTOCOL, "status", []]),
     "deeply nested": b"\x91" * 100_000,
@@ -75,15 +82,15 @@ def test_nonsense_ends_that_client_and_nothing_else(server: OperatedServer, what
     with connected(server) as other, connected(server) as sock:
         sock.send(NONSENSE[what])
         assert is_let_go(sock)
-        other.send(OPERATE.encode(Ask(PROTOCOL, "status", {})))
-        assert isinstance(OPERATE.decode(other.recv(1 << 17)), Answered)
+        other.send(OPERATOR_VOCABULARY.encode(OperatorCommand(PROTOCOL, "status", {})))
+        assert isinstance(OPERATOR_VOCABULARY.decode(other.recv(1 << 17)), CommandOutcome)
         assert is_let_go(other)
 
 
 def test_another_protocol_is_told_so(server: OperatedServer) -> None:
     with connected(server) as sock:
-        sock.send(OPERATE.encode(Ask(PROTOCOL + 1, "status", {})))
-        answer = OPERATE.decode(sock.recv(1 << 16))
+        sock.send(OPERATOR_VOCABULARY.encode(OperatorCommand(PROTOCOL + 1, "status", {})))
+        answer = OPERATOR_VOCABULARY.decode(sock.recv(1 << 16))
         assert (answer.code, "same version of gpuserve" in answer.text) == ("UNIMPLEMENTED", True)
 
 
@@ -99,11 +106,11 @@ def test_more_clients_than_there_may_be_wait_for_the_others(server: OperatedServ
         for _ in range(MAX_CLIENTS):
             held.enter_context(connected(server))
         with connected(server) as sock:
-            sock.send(OPERATE.encode(Ask(PROTOCOL, "status", {})))
+            sock.send(OPERATOR_VOCABULARY.encode(OperatorCommand(PROTOCOL, "status", {})))
             assert server.infer("m", 1.0).output("y") == [2.0]
             assert not select.select([sock], [], [], 0.0)[0]
             held.close()
-            assert isinstance(OPERATE.decode(sock.recv(1 << 17)), Answered)
+            assert isinstance(OPERATOR_VOCABULARY.decode(sock.recv(1 << 17)), CommandOutcome)
     assert status(server.addresses["gRPC"])["server"]["pid"] == server.pid
 
 
@@ -115,8 +122,8 @@ def test_several_at_once(server: OperatedServer) -> None:
 def test_what_a_client_asked_for_goes_on_without_it(server: OperatedServer) -> None:
     at = server.addresses["HTTP"]
     with connected(server) as sock:
-        sock.send(OPERATE.encode(Ask(PROTOCOL, "scale", {"counts": {"m": 2}})))
-        assert isinstance(OPERATE.decode(sock.recv(1 << 16)), Told)
+        sock.send(OPERATOR_VOCABULARY.encode(OperatorCommand(PROTOCOL, "scale", {"counts": {"m": 2}})))
+        assert isinstance(OPERATOR_VOCABULARY.decode(sock.recv(1 << 16)), CommandProgress)
     wait_until(lambda: row(at, "m")["slots"] == 2, "it is scaled nevertheless")
     assert ask(at, "scale", counts={"m": 1}).code == ""
 
@@ -128,11 +135,11 @@ def test_a_client_that_waits_is_told_that_the_server_is_alive(server: OperatedSe
     asked = InBackground(server.infer, "n", 1.0)
     wait_until(lambda: row(at, "n")["in_flight"] == 1, "it runs")
     with connected(server) as sock:
-        sock.send(OPERATE.encode(Ask(PROTOCOL, "drain", {})))
-        assert isinstance(OPERATE.decode(sock.recv(1 << 16)), Told)
-        assert isinstance(OPERATE.decode(sock.recv(1 << 16)), Alive)
+        sock.send(OPERATOR_VOCABULARY.encode(OperatorCommand(PROTOCOL, "drain", {})))
+        assert isinstance(OPERATOR_VOCABULARY.decode(sock.recv(1 << 16)), CommandProgress)
+        assert isinstance(OPERATOR_VOCABULARY.decode(sock.recv(1 << 16)), CommandKeepAlive)
         orders.open()
-        assert OPERATE.decode(sock.recv(1 << 16))[0] == ""
+        assert OPERATOR_VOCABULARY.decode(sock.recv(1 << 16))[0] == ""
     assert asked.result().output("y") == [2.0]
     assert ask(at, "drain", undo=True).code == ""
 
@@ -170,9 +177,9 @@ def test_a_client_that_asks_twice_is_let_go(server: OperatedServer, orders: Orde
     asked = InBackground(server.infer, "n", 1.0)
     wait_until(lambda: row(at, "n")["in_flight"] == 1, "it runs")
     with connected(server) as sock:
-        sock.send(OPERATE.encode(Ask(PROTOCOL, "unload", {"model": "n"})))
-        assert isinstance(OPERATE.decode(sock.recv(1 << 16)), Told)
-        sock.send(OPERATE.encode(Ask(PROTOCOL, "status", {})))
+        sock.send(OPERATOR_VOCABULARY.encode(OperatorCommand(PROTOCOL, "unload", {"model": "n"})))
+        assert isinstance(OPERATOR_VOCABULARY.decode(sock.recv(1 << 16)), CommandProgress)
+        sock.send(OPERATOR_VOCABULARY.encode(OperatorCommand(PROTOCOL, "status", {})))
         assert is_let_go(sock)
     orders.open()
     assert asked.result().output("y") == [2.0]

@@ -138,11 +138,11 @@ def test_members_come_before_and_go_after() -> None:
 
 def test_a_step_begins_when_those_that_it_needs_are_done() -> None:
     steps = ReloadSteps({"e": {"a", "b"}, "a": set(), "b": set()})
-    assert steps.begin() == ["a", "b"]
+    assert steps.start_ready() == ["a", "b"]
     steps.done("a")
-    assert steps.begin() == []
+    assert steps.start_ready() == []
     steps.done("b")
-    assert steps.begin() == ["e"]
+    assert steps.start_ready() == ["e"]
     assert not steps.is_over
     steps.done("e")
     assert steps.is_over
@@ -150,7 +150,7 @@ def test_a_step_begins_when_those_that_it_needs_are_done() -> None:
 
 def test_a_step_that_fails_takes_those_along_that_need_it() -> None:
     steps = ReloadSteps({"outer": {"inner"}, "inner": {"a"}, "a": set(), "b": set()})
-    assert steps.begin() == ["a", "b"]
+    assert steps.start_ready() == ["a", "b"]
     assert steps.failed("a") == [("inner", "a"), ("outer", "inner")]
     steps.done("b")
     assert steps.is_over
@@ -168,7 +168,7 @@ class Run:
         self.ended = 0
         self.refusal: GpuserveError | None = None
         self.run = ConfigRun(work, self.applied, now, self.report, lambda: self.refusal, self.on_end)  # type: ignore[arg-type]
-        self.run.begin()
+        self.run.start()
 
     def on_end(self) -> None:
         self.ended += 1

@@ -61,11 +61,11 @@ class Asked:
 
     def serve(self) -> Asked:
         self.life.move(ServerState.SERVING)
-        self.config.started()
+        self.config.server_started()
         return self
 
     def ask(self) -> None:
-        self.config.begin(self.outcomes.append, self.lines.append)
+        self.config.request(self.outcomes.append, self.lines.append)
 
 
 def test_a_server_without_a_file_or_that_does_not_serve_refuses() -> None:
@@ -98,7 +98,7 @@ def test_settings_hold_before_models_are_loaded() -> None:
     (outcome,) = asked.outcomes
     assert outcome.result["settings"] == ["server.load_timeout_s"]
     assert [one["key"] for one in outcome.result["refused"]] == ["server.http_port"]
-    assert asked.lines == ["server.load_timeout_s is 5.0 now, it was 900.0", "model a is loaded anew"]
+    assert asked.lines == ["server.load_timeout_s is 5.0 now, it was 900.0", "model a is reloaded"]
     asked.ask()  # what is refused is told again, and nothing is done again
     assert (outcome.text, asked.adjusted[1:], asked.work.begun) == (asked.outcomes[1].text, [], {})
 
@@ -123,7 +123,7 @@ def test_what_was_loaded_by_name_is_not_loaded_again() -> None:
     file = File(model("a"))
     asked = Asked(file, "a").serve()
     file.says = Said(ServerSettings(), (model("a", size=8),))
-    asked.config.loaded("a", [model("a", size=8)])
+    asked.config.model_loaded("a", [model("a", size=8)])
     asked.ask()
     assert asked.outcomes[0].text == "nothing has changed"
 
@@ -132,13 +132,13 @@ def test_a_signal_at_the_start_is_due_when_the_server_serves(caplog: pytest.LogC
     file = File(model("a"))
     asked = Asked(file, "a")
     file.says = Said(ServerSettings(), (model("b"),))
-    asked.config.signalled()
-    asked.config.signalled()
+    asked.config.request_by_signal()
+    asked.config.request_by_signal()
     assert asked.work.begun == {}
     asked.serve()
     assert set(asked.work.begun) == {"b"}
     asked.life.move(ServerState.DRAINING)
-    asked.config.signalled()
+    asked.config.request_by_signal()
     assert "SIGHUP: Server exiting" in caplog.text
 
 
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_be_as_it_is_declared_now_stays_as_it_was() -> None:
         (model("b", size=8),),
         {"a": ConfigError("a: no"), "new": ConfigError("new: no")},
     )
-    asked.config.touched(["a", "b"], lambda _: None)
+    asked.config.request_by_files(["a", "b"], lambda _: None)
     assert set(asked.work.begun) == {"b"}
     asked.work.end("b")
     asked.ask()
@@ -167,23 +167,23 @@ def test_files_that_changed_beside_a_wrong_config_are_loaded_with_the_next() -> 
     file = File(model("a"), model("b"))
     asked = Asked(file, "a", "b").serve()
     file.problem = "config.yaml:1:1: no"
-    asked.config.touched(["", "a"], asked.outcomes.append)
+    asked.config.request_by_files(["", "a"], asked.outcomes.append)
     assert (asked.outcomes[0].text, asked.work.begun) == ("config.yaml:1:1: no", {})
     file.problem = ""
-    asked.config.touched([""], asked.outcomes.append)
+    asked.config.request_by_files([""], asked.outcomes.append)
     assert set(asked.work.begun) == {"a"}
 
 
 def test_a_load_of_files_that_have_changed_again_is_taken_back() -> None:
     asked = Asked(File(model("a"), model("b")), "a", "b").serve()
-    asked.config.touched(["a", "b"], asked.outcomes.append)
-    asked.config.touched(["a"], asked.outcomes.append)
+    asked.config.request_by_files(["a", "b"], asked.outcomes.append)
+    asked.config.request_by_files(["a"], asked.outcomes.append)
     assert asked.work.taken_back == ["a"]
 
 
 def test_all_models_are_loaded_anew_when_an_operator_says_so() -> None:
     asked = Asked(File(model("a"), model("b")), "a").serve()
-    asked.config.anew()
+    asked.config.request_all()
     assert set(asked.work.begun) == {"a", "b"}
 
 

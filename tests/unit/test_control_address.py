@@ -15,7 +15,7 @@ from gpuserve.supervisor.control.operator_client import (
     ControlName,
     host_and_port,
     listening_names,
-    meant,
+    reachable_names,
     running,
 )
 
@@ -121,4 +121,4 @@ def test_what_is_no_address(server: str) -> None:
 )
 def test_which_names_are_meant(own: str, addresses: set[str], is_meant: bool) -> None:
     names = [ControlName(0, own, 8000), ControlName(0, own, 8001)]
-    assert meant(names, addresses, 8000) == ([names[0]] if is_meant else [])
+    assert reachable_names(names, addresses, 8000) == ([names[0]] if is_meant else [])

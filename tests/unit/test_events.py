@@ -23,7 +23,7 @@ from gpuserve.core.event_log import (
 from gpuserve.front.service.events import EventsInFront as SeenByFront
 from gpuserve.supervisor.control.front_messages import CONTROL, EventBatch, FrontEvent
 from gpuserve.supervisor.control.reactor import Channel, Reactor, channel_pair
-from gpuserve.supervisor.processes.front_monitor import EventsForFront, FrontMonitor
+from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor
 from gpuserve.supervisor.processes.lifecycle import LiveSettings, ServerLifecycle
 from gpuserve.supervisor.processes.listeners import Listeners
 from gpuserve.supervisor.processes.log_lines import LogLines
@@ -41,14 +41,14 @@ class Clock:
 
 
 @pytest.fixture
-def journal() -> EventLog:
+def event_log() -> EventLog:
     return EventLog(Clock())
 
 
-def test_an_event_as_a_document_leaves_out_what_it_is_not_about(journal: EventLog) -> None:
-    journal.tell(EventKind.SERVER_STATE, state="SERVING")
-    journal.tell(EventKind.INSTANCE_DIED, model="m", version=2, instance="cpu#0", reason="signal SIGKILL")
-    first, second = (one.document() for one in journal.recent)
+def test_an_event_as_a_document_leaves_out_what_it_is_not_about(event_log: EventLog) -> None:
+    event_log.record(EventKind.SERVER_STATE, state="SERVING")
+    event_log.record(EventKind.INSTANCE_DIED, model="m", version=2, instance="cpu#0", reason="signal SIGKILL")
+    first, second = (one.document() for one in event_log.recent)
     assert first == {"time": 1001.0, "number": 1, "kind": "server_state", "state": "SERVING"}
     assert second == {
         "time": 1002.0, "number": 2, "kind": "instance_died", "model": "m", "version": 2,
@@ -56,37 +56,37 @@ def test_an_event_as_a_document_leaves_out_what_it_is_not_about(journal: EventLo
     }  # fmt: skip
 
 
-def test_an_event_is_the_same_after_the_wire(journal: EventLog) -> None:
-    journal.tell(EventKind.CONFIG_RELOADED, ok=False, changes={"failed": [{"model": "m"}]})
-    (event,) = journal.recent
+def test_an_event_is_the_same_after_the_wire(event_log: EventLog) -> None:
+    event_log.record(EventKind.CONFIG_RELOADED, ok=False, changes={"failed": [{"model": "m"}]})
+    (event,) = event_log.recent
     (wire,) = CONTROL.decode(CONTROL.encode(EventBatch((event.to_wire(),)))).events
     assert json.dumps(Event.from_wire(wire).document()) == json.dumps(event.document())
 
 
-def test_facts_can_be_said_in_json_and_have_a_bound(journal: EventLog) -> None:
-    journal.tell(EventKind.INSTANCE_DIED, model="m", reason="x" * 1_000_000, restart_in_s=math.inf)
-    (event,) = journal.recent
+def test_facts_can_be_said_in_json_and_have_a_bound(event_log: EventLog) -> None:
+    event_log.record(EventKind.INSTANCE_DIED, model="m", reason="x" * 1_000_000, restart_in_s=math.inf)
+    (event,) = event_log.recent
     document = event.document()
     assert len(document["reason"]) < MAX_TEXT_CHARACTERS + 10
     assert document["restart_in_s"] is None
     json.dumps(document, allow_nan=False)
 
 
-def test_only_the_last_events_are_kept(journal: EventLog) -> None:
+def test_only_the_last_events_are_kept(event_log: EventLog) -> None:
     for _ in range(KEPT + 10):
-        journal.tell(EventKind.SCALED, model="m")
-    numbers = [one.number for one in journal.recent]
+        event_log.record(EventKind.SCALED, model="m")
+    numbers = [one.number for one in event_log.recent]
     assert numbers == list(range(11, KEPT + 11))
-    assert [one.number for one in journal.recent.after(KEPT + 8)] == [KEPT + 9, KEPT + 10]
+    assert [one.number for one in event_log.recent.after(KEPT + 8)] == [KEPT + 9, KEPT + 10]
 
 
-def test_a_follower_hears_each_event_until_it_leaves(journal: EventLog) -> None:
+def test_a_follower_hears_each_event_until_it_leaves(event_log: EventLog) -> None:
     heard: list[Event] = []
-    leave = journal.recent.subscribe(heard.append)
-    journal.tell(EventKind.SCALED, model="a")
-    journal.recent.add(heard[0])  # known already
+    leave = event_log.recent.subscribe(heard.append)
+    event_log.record(EventKind.SCALED, model="a")
+    event_log.recent.add(heard[0])  # known already
     leave()
-    journal.tell(EventKind.SCALED, model="b")
+    event_log.record(EventKind.SCALED, model="b")
     assert [one.model for one in heard] == ["a"]
 
 
@@ -141,22 +141,22 @@ def reactor() -> Iterator[Later]:
     one.close()
 
 
-def test_a_front_hears_in_time_and_in_order(journal: EventLog, front: Front, reactor: Later) -> None:
-    passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
+def test_a_front_hears_in_time_and_in_order(event_log: EventLog, front: Front, reactor: Later) -> None:
+    passed = FrontEventFeed(event_log.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     for _ in range(3):
-        journal.tell(EventKind.SCALED, model="m")
+        event_log.record(EventKind.SCALED, model="m")
     assert front.read() == [1, 2, 3]
 
 
 def test_a_front_that_is_not_ready_is_told_when_it_is(
-    journal: EventLog, front: Front, reactor: Later
+    event_log: EventLog, front: Front, reactor: Later
 ) -> None:
     front.ready = False
-    passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
+    passed = FrontEventFeed(event_log.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     for _ in range(KEPT):
-        journal.tell(EventKind.SCALED, model="m")
+        event_log.record(EventKind.SCALED, model="m")
     assert front.read() == []
     front.ready = True
     passed.front_ready()
@@ -165,27 +165,29 @@ def test_a_front_that_is_not_ready_is_told_when_it_is(
     assert front.read() == list(range(KEPT - KEPT_BY_FRONT + 1, KEPT + 1))
 
 
-def test_a_front_that_does_not_read_holds_nobody_up(journal: EventLog, front: Front, reactor: Later) -> None:
-    passed = EventsForFront(journal.recent, front, reactor)  # type: ignore[arg-type]
+def test_a_front_that_does_not_read_holds_nobody_up(
+    event_log: EventLog, front: Front, reactor: Later
+) -> None:
+    passed = FrontEventFeed(event_log.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     while not reactor.due:
-        journal.tell(EventKind.INSTANCE_DIED, model="m", reason="x" * 1000)
+        event_log.record(EventKind.INSTANCE_DIED, model="m", reason="x" * 1000)
     before = front.read()
-    journal.tell(EventKind.SCALED, model="m")
+    event_log.record(EventKind.SCALED, model="m")
     assert front.read() == []  # until it is due
     reactor.due.pop()()
-    assert before + front.read() == [one.number for one in journal.recent]
+    assert before + front.read() == [one.number for one in event_log.recent]
 
 
-def test_a_gpu_that_is_lost_and_comes_back(reactor: Later, journal: EventLog) -> None:
+def test_a_gpu_that_is_lost_and_comes_back(reactor: Later, event_log: EventLog) -> None:
     settings, lines = LiveSettings(ServerSettings()), LogLines(reactor)
-    keeper = FrontMonitor(reactor, Listeners(), settings, journal, lines, no_front)
-    core = ServerCore(ServerLifecycle(journal), settings, reactor, Listeners(), keeper, journal, lines)
+    keeper = FrontMonitor(reactor, Listeners(), settings, event_log, lines, no_front)
+    core = ServerCore(ServerLifecycle(event_log), settings, reactor, Listeners(), keeper, event_log, lines)
     fences = GpuFences(core, {}, lambda: ())
     lost = ("GPU-1", "cuda:0", "it fell off the bus"), ("GPU-2", "cuda:1", "it is too hot")
     fences.gpus_lost(lost)
     fences.gpus_lost(lost[1:])
-    found = [(one.kind, one.facts["uuid"], one.facts.get("reason")) for one in journal.recent]
+    found = [(one.kind, one.facts["uuid"], one.facts.get("reason")) for one in event_log.recent]
     assert found == [
         (EventKind.GPU_FENCED, "GPU-1", "it fell off the bus"),
         (EventKind.GPU_FENCED, "GPU-2", "it is too hot"),

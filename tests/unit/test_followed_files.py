@@ -10,18 +10,25 @@ import numpy as np
 
 import gpuserve_worker
 from gpuserve.config.fingerprints import folders_in, package_folders, sources_fingerprint
-from gpuserve.supervisor.reload.file_polling import FollowedFiles, ImportedFile, Look, Looks, SourceFolder
+from gpuserve.stamps import folders_in, package_folders
+from gpuserve.supervisor.reload.file_polling import (
+    ChangeDetector,
+    DetectedChanges,
+    FollowedFiles,
+    ImportedFile,
+    SourceFolder,
+)
 from gpuserve_worker.running.imports import user_files
 
 
 def test_the_files_of_a_model_are_those_of_its_last_two_loads() -> None:
     followed = FollowedFiles()
-    followed.imported("m", 1, 1, ["/m/a.py", "/m/old.py"])
-    followed.imported("m", 1, 2, ["/m/a.py"])
-    followed.imported("m", 1, 2, ["/m/late.py"])
-    followed.imported("n", 1, 3, ["/n/n.py", "/m/a.py"])
+    followed.add_imports("m", 1, 1, ["/m/a.py", "/m/old.py"])
+    followed.add_imports("m", 1, 2, ["/m/a.py"])
+    followed.add_imports("m", 1, 2, ["/m/late.py"])
+    followed.add_imports("n", 1, 3, ["/n/n.py", "/m/a.py"])
     assert followed.files("m") == {"/m/a.py", "/m/old.py", "/m/late.py"}
-    followed.imported("m", 1, 4, ["/m/a.py"])
+    followed.add_imports("m", 1, 4, ["/m/a.py"])
     assert followed.files("m") == {"/m/a.py", "/m/late.py"}
     assert followed.folders() == {"/m", "/n"}
     touched = {one.model for one in followed.all() if one.path == "/m/a.py"}
@@ -31,32 +38,32 @@ def test_the_files_of_a_model_are_those_of_its_last_two_loads() -> None:
 def test_versions_of_a_model_do_not_count_against_each_other() -> None:
     followed = FollowedFiles()
     for version in (1, 2, 3):
-        followed.imported("m", version, version, [f"/m/{version}.py"])
+        followed.add_imports("m", version, version, [f"/m/{version}.py"])
     assert followed.files("m") == {"/m/1.py", "/m/2.py", "/m/3.py"}
 
 
 def test_what_a_broken_model_lacks_is_looked_for_in_its_folders_alone() -> None:
     followed = FollowedFiles()
-    followed.imported("m", 1, 1, ["/m/a.py"])
-    followed.imported("n", 1, 2, ["/m/n.py", "/m/a.py"])
-    followed.failed(["m"], followed.sources(["m", "n"], ["/config"]))
+    followed.add_imports("m", 1, 1, ["/m/a.py"])
+    followed.add_imports("n", 1, 2, ["/m/n.py", "/m/a.py"])
+    followed.mark_failed(["m"], followed.sources(["m", "n"], ["/config"]))
     folders = {one for one in followed.all() if isinstance(one, SourceFolder)}
     others = frozenset({"/m/n.py"})
     assert folders == {SourceFolder("m", "/m", others), SourceFolder("m", "/config", others)}
-    followed.loaded(["m"])
+    followed.mark_loaded(["m"])
     assert {type(one) for one in followed.all()} == {ImportedFile}
 
 
 def test_what_is_followed_later_has_not_changed_by_that() -> None:
-    looks = Looks({"": 0})
-    looks.follow({"a": 1})
-    assert looks.look({"": 0, "a": 1}) == Look(frozenset(), False)
-    looks.look({"": 0, "a": 2})
-    looks.follow({"a": 5})  # known already: the change still counts
-    assert looks.look({"": 0, "a": 2}) == Look(frozenset({"a"}), False)
-    looks.keep(lambda key: key == "")
-    assert "a" not in looks
-    assert looks.look({"": 0}) == Look(frozenset(), False)
+    detector = ChangeDetector({"": 0})
+    detector.add({"a": 1})
+    assert detector.poll({"": 0, "a": 1}) == DetectedChanges(frozenset(), False)
+    detector.poll({"": 0, "a": 2})
+    detector.add({"a": 5})  # known already: the change still counts
+    assert detector.poll({"": 0, "a": 2}) == DetectedChanges(frozenset({"a"}), False)
+    detector.retain(lambda key: key == "")
+    assert "a" not in detector
+    assert detector.poll({"": 0}) == DetectedChanges(frozenset(), False)
 
 
 def test_the_users_files_are_those_that_nobody_installed(tmp_path: Path) -> None:

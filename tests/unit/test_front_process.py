@@ -39,8 +39,8 @@ def test_the_first_taker_gets_the_front_that_was_started(children: list[Child]) 
     front = EarlyFront()
     front.start()
     (early,) = children
-    first, first_control = front.take(True)
-    second, second_control = front.take(True)
+    first, first_control = front.claim(True)
+    second, second_control = front.claim(True)
     assert first is early
     assert second is children[1]
     front.close()

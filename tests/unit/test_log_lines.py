@@ -59,8 +59,8 @@ def test_only_so_many_lines_and_bytes_are_kept(lines: LogLines) -> None:
 
 
 def test_what_another_thread_logs_is_a_line_of_the_reactor(lines: LogLines) -> None:
-    reactor, heard = lines._tap._reactor, list[tuple[LogLine, int]]()
-    lines.follower = lambda line: (heard.append((line, threading.get_ident())), reactor.stop())
+    reactor, heard = lines._handler._reactor, list[tuple[LogLine, int]]()
+    lines.subscriber = lambda line: (heard.append((line, threading.get_ident())), reactor.stop())
     lines.open()
     try:
         extra = {"model": "m", "instance": "0", "device": "cpu"}

@@ -19,11 +19,11 @@ from gpuserve.supervisor.models.declared_models import DeclaredModels, loaded_at
 from gpuserve.supervisor.models.generations import (
     Generation,
     GenerationState,
-    ModelIndex,
+    RepositoryIndex,
 )
 from gpuserve.supervisor.models.model_operations import (
     LoadOperation,
-    Operations,
+    OperationQueues,
     UnloadOperation,
     failed_start,
     refused_load,
@@ -101,7 +101,7 @@ class Log:
 
 
 def test_operations_on_one_model_wait_for_one_another() -> None:
-    log, operations = Log(), Operations()
+    log, operations = Log(), OperationQueues()
     first, second, other = log.load("first"), log.unload("second"), log.load("other", "n")
     assert [operations.put(one) for one in (first, second, other)] == [True, False, True]
     assert operations.running("m") is first
@@ -115,7 +115,7 @@ def test_operations_on_one_model_wait_for_one_another() -> None:
 
 
 def test_whoever_is_answered_may_ask_for_more_at_once() -> None:
-    operations = Operations()
+    operations = OperationQueues()
     more = UnloadOperation("m", lambda error: None)
     begun: list[bool] = []
     first = UnloadOperation("m", lambda error: begun.append(operations.put(more)))
@@ -125,7 +125,7 @@ def test_whoever_is_answered_may_ask_for_more_at_once() -> None:
 
 
 def test_a_generation_is_of_the_load_at_work(reactor: Reactor) -> None:
-    log, operations, one = Log(), Operations(), generation(reactor)
+    log, operations, one = Log(), OperationQueues(), generation(reactor)
     load = log.load("load")
     assert operations.load_of(one) is None
     operations.put(load)
@@ -135,12 +135,12 @@ def test_a_generation_is_of_the_load_at_work(reactor: Reactor) -> None:
 
 
 def test_all_that_waits_is_given_up_at_once() -> None:
-    log, operations = Log(), Operations()
+    log, operations = Log(), OperationQueues()
     given = [log.load("a"), log.unload("b"), log.load("c", "n")]
     for one in given:
         operations.put(one)
-    assert list(operations.take_all()) == given
-    assert (operations.running("m"), list(operations.take_all())) == (None, [])
+    assert list(operations.pop_all()) == given
+    assert (operations.running("m"), list(operations.pop_all())) == (None, [])
 
 
 def test_what_clients_and_programs_are_told_of_a_failure() -> None:
@@ -153,7 +153,7 @@ def test_what_clients_and_programs_are_told_of_a_failure() -> None:
 
 
 def test_the_index_of_a_model(reactor: Reactor) -> None:
-    index = ModelIndex(DeclaredModels([SPEC]))
+    index = RepositoryIndex(DeclaredModels([SPEC]))
     assert index.states("m", []) == ((0, "", ""),)
     assert index.states("absent", []) == ()
     index.unavailable("m", 1, "no weights")
@@ -167,7 +167,7 @@ def test_the_index_of_a_model(reactor: Reactor) -> None:
 
 
 def test_the_index_forgets_what_cannot_be_loaded_again() -> None:
-    index = ModelIndex(DeclaredModels([]))
+    index = RepositoryIndex(DeclaredModels([]))
     index.unavailable("m", 1, "no weights")
     assert index.states("m", []) == ()
 

@@ -51,7 +51,7 @@ def test_a_state_that_has_no_place_stops_the_drawing(draw: ModuleType) -> None:
     ("ask", "what"),
     [
         (("message", "gpuserve_worker.protocol.wire", "Sing"), "has no message Sing"),
-        (("program", "gpuserve.errors"), "runs nothing"),
+        (("program", "gpuserve.api"), "runs nothing"),
         (("file", "models/model_driven.py"), "not there any more"),
     ],
 )

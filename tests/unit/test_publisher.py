@@ -11,7 +11,7 @@ import zmq
 
 from gpuserve.core.event_log import EventKind, Subscriptions, topic
 from gpuserve.supervisor.control.reactor import Reactor
-from gpuserve.supervisor.operator.event_publication import MAX_WAITING, Publisher
+from gpuserve.supervisor.operator.event_publication import MAX_WAITING, EventPublisher
 
 TIMEOUT_MS = 10_000
 EVENT = b'{"kind":"instance_died","reason":"' + b"x" * 200 + b'"}'
@@ -24,7 +24,7 @@ def reactor() -> Iterator[Reactor]:
     one.close()
 
 
-class Served(Publisher):
+class Served(EventPublisher):
     """A publisher that stops its reactor when what it waits for is subscribed to."""
 
     def __init__(self, reactor: Reactor) -> None:
@@ -115,7 +115,7 @@ def test_a_greeting_is_answered(publisher: Served, context: zmq.Context[zmq.Sock
 
 def test_nothing_stays_open(reactor: Reactor) -> None:
     before = set(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    publisher = Publisher(reactor, lambda: None)
+    publisher = EventPublisher(reactor, lambda: None)
     publisher.open()
     publisher.close()
     publisher.close()
@@ -127,12 +127,12 @@ def test_what_subscribers_want_together() -> None:
     wanted = Subscriptions()
     assert not wanted.wants_some(EventKind.SAMPLE)
     for message in (b"\1log/m", b"\1sample/", b"\1instance_"):
-        assert wanted.hear(message) == b""
+        assert wanted.handle(message) == b""
     assert wanted.wants(topic(EventKind.INSTANCE_DIED, "m"))
     assert wanted.wants_some(EventKind.LOG)
     assert not wanted.wants(topic(EventKind.LOG, "n"))
-    wanted.hear(b"\0sample/")
+    wanted.handle(b"\0sample/")
     assert not wanted.wants_some(EventKind.SAMPLE)
-    wanted.hear(b"\1")
+    wanted.handle(b"\1")
     assert wanted.wants_some(EventKind.SAMPLE)
-    assert wanted.hear(b"\1hello/x") == b"hello/x"
+    assert wanted.handle(b"\1hello/x") == b"hello/x"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpuserve.supervisor.processes.child_supervision import missing_stacks_reason, told, user_frame
+from gpuserve.supervisor.processes.child_supervision import missing_stacks_reason, readable_stacks, user_frame
 
 STACKS = f"""Current thread 0x00007f0000000001 (most recent call first):
   File "{os.getcwd()}/gpuserve_worker/running/supervision.py", line 62 in _listen
@@ -25,10 +25,10 @@ Thread 0x00007f0000000003 (most recent call first):
 
 
 def test_the_main_thread_comes_first_and_the_one_that_listens_not_at_all() -> None:
-    lines = told(STACKS).splitlines()
+    lines = readable_stacks(STACKS).splitlines()
     assert lines[0] == "Main thread 0x00007f0000000003 (most recent call first):"
     assert lines[7] == "Thread 0x00007f0000000002 (most recent call first):"
-    assert "supervision" not in told(STACKS)
+    assert "supervision" not in readable_stacks(STACKS)
 
 
 def test_the_innermost_line_of_the_users_own_code_is_found() -> None:
@@ -37,7 +37,7 @@ def test_the_innermost_line_of_the_users_own_code_is_found() -> None:
 
 
 def test_what_is_no_stack_is_told_as_it_is() -> None:
-    assert told("  nonsense\n") == "nonsense"
+    assert readable_stacks("  nonsense\n") == "nonsense"
 
 
 def test_a_process_without_stacks_is_told_by_its_state() -> None:

@@ -1,4 +1,4 @@
-"""What looks at models' files tell apart: what has changed, what still does, and what no change is."""
+"""What detector at models' files tell apart: what has changed, what still does, and what no change is."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from pathlib import Path
 import pytest
 
 from gpuserve.config.fingerprints import file_fingerprint, folder_fingerprint
-from gpuserve.supervisor.reload.file_polling import Look, Looks
+from gpuserve.supervisor.reload.file_polling import ChangeDetector, DetectedChanges
 
-NOTHING = Look(frozenset(), False)
+NOTHING = DetectedChanges(frozenset(), False)
 
 
-def changed(*models: str) -> Look:
-    return Look(frozenset(models), False)
+def changed(*models: str) -> DetectedChanges:
+    return DetectedChanges(frozenset(models), False)
 
 
 def test_a_change_counts_once_it_is_seen_twice() -> None:
-    looks = Looks({"": 0, "m": 1, "n": 1})
-    assert looks.look({"": 0, "m": 1, "n": 1}) == NOTHING
-    assert looks.look({"": 0, "m": 2, "n": 1}) == Look(frozenset(), True)
-    assert looks.look({"": 0, "m": 3, "n": 1}) == Look(frozenset(), True)
-    assert looks.look({"": 0, "m": 3, "n": 1}) == changed("m")
-    assert looks.look({"": 0, "m": 3, "n": 1}) == NOTHING
+    detector = ChangeDetector({"": 0, "m": 1, "n": 1})
+    assert detector.poll({"": 0, "m": 1, "n": 1}) == NOTHING
+    assert detector.poll({"": 0, "m": 2, "n": 1}) == DetectedChanges(frozenset(), True)
+    assert detector.poll({"": 0, "m": 3, "n": 1}) == DetectedChanges(frozenset(), True)
+    assert detector.poll({"": 0, "m": 3, "n": 1}) == changed("m")
+    assert detector.poll({"": 0, "m": 3, "n": 1}) == NOTHING
 
 
 def test_one_model_does_not_wait_for_another_that_is_being_written() -> None:
-    looks = Looks({"m": 1, "n": 1})
-    assert looks.look({"m": 2, "n": 2}) == Look(frozenset(), True)
-    assert looks.look({"m": 2, "n": 3}) == Look(frozenset({"m"}), True)
-    assert looks.look({"m": 2, "n": 3}) == changed("n")
+    detector = ChangeDetector({"m": 1, "n": 1})
+    assert detector.poll({"m": 2, "n": 2}) == DetectedChanges(frozenset(), True)
+    assert detector.poll({"m": 2, "n": 3}) == DetectedChanges(frozenset({"m"}), True)
+    assert detector.poll({"m": 2, "n": 3}) == changed("n")
 
 
 def test_what_is_as_it_was_again_has_not_changed() -> None:
-    looks = Looks({"m": 1})
-    looks.look({"m": 2})
-    assert looks.look({"m": 1}) == Look(frozenset(), True)
-    assert looks.look({"m": 1}) == NOTHING
+    detector = ChangeDetector({"m": 1})
+    detector.poll({"m": 2})
+    assert detector.poll({"m": 1}) == DetectedChanges(frozenset(), True)
+    assert detector.poll({"m": 1}) == NOTHING
 
 
 def test_models_come_and_go() -> None:
-    looks = Looks({"m": 1})
-    assert looks.look({"n": 1}) == Look(frozenset(), True)
-    assert looks.look({"n": 1}) == changed("m", "n")
-    assert looks.look({"n": 1}) == NOTHING
-    looks.look({"m": 1, "n": 1})
-    assert looks.look({"m": 1, "n": 1}) == changed("m")
+    detector = ChangeDetector({"m": 1})
+    assert detector.poll({"n": 1}) == DetectedChanges(frozenset(), True)
+    assert detector.poll({"n": 1}) == changed("m", "n")
+    assert detector.poll({"n": 1}) == NOTHING
+    detector.poll({"m": 1, "n": 1})
+    assert detector.poll({"m": 1, "n": 1}) == changed("m")
 
 
 def set_time(path: Path, seconds: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from gpuserve import Server
-from gpuserve.api.pickled_callables import SharedObjects, is_state, states_of
+from gpuserve.api.pickled_callables import SharedObjects, is_mutable, mutable_objects
 from gpuserve.compat.pytriton.triton import Triton
 from gpuserve.decorators import batch
 from gpuserve.model.declaration import Tensor
@@ -113,7 +113,7 @@ def test_methods_of_one_object() -> None:
 )
 @pytest.mark.parametrize("made", [closing_over, batched_over, lambda value: functools.partial(print, value)])
 def test_what_functions_close_over(value: Any, made: Callable[[Any], Any]) -> None:
-    assert is_state(value)
+    assert is_mutable(value)
     assert shared(made(value), made(value)) == [type(value).__name__]
 
 
@@ -137,7 +137,7 @@ def test_what_is_no_state(value: Any) -> None:
 def test_names_of_the_module() -> None:
     assert shared(notes, notes_within) == ["list"]
     assert shared(reads_constants, reads_constants) == []
-    assert list(states_of(closing_over(reads_constants))) == []
+    assert list(mutable_objects(closing_over(reads_constants))) == []
 
 
 def test_methods_of_an_object_without_attributes() -> None:
