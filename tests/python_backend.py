@@ -12,7 +12,7 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 MODELS = Path(__file__).parent / "triton_models"
-CALLABLE = "gpuserve.python_backend.model:TritonModel"
+CALLABLE = "gpuserve.backends.python_backend.triton_model:TritonModel"
 _TYPES = {"FP32": np.float32, "INT32": np.int32, "BYTES": np.object_}
 TIMEOUT_S = 20.0
 

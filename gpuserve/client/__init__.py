@@ -1,5 +1,6 @@
-"""Clients of a gpuserve server, and of every other server of the v2 protocol that tells a model's
-configuration: one model each, built on tritonclient. The public names, imported on first use.
+"""Clients of a gpuserve server, or of any other v2 server that answers requests for a model's configuration.
+
+Each client is for one model and is built on tritonclient. Public names are imported on first use.
 """
 
 from __future__ import annotations
@@ -7,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuserve.client.aio import AsyncioModelClient
-    from gpuserve.client.config import ClientModelConfig
-    from gpuserve.client.decoupled import AsyncioDecoupledModelClient, DecoupledModelClient
+    from gpuserve.client.client_config import ClientModelConfig
+    from gpuserve.client.decoupled_clients import AsyncioDecoupledModelClient, DecoupledModelClient
     from gpuserve.client.exceptions import (
         ClientClosedError,
         ClientError,
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         ClientTimeoutError,
         ClientValueError,
     )
-    from gpuserve.client.futures import FuturesModelClient
-    from gpuserve.client.sync import ModelClient
+    from gpuserve.client.futures_client import FuturesModelClient
+    from gpuserve.client.model_clients import AsyncioModelClient, ModelClient
 
 __all__ = [
     "AsyncioDecoupledModelClient",
@@ -42,13 +42,13 @@ __all__ = [
     "ModelClient",
 ]
 
-_HOMES = {
-    "AsyncioDecoupledModelClient": "decoupled",
-    "AsyncioModelClient": "aio",
-    "ClientModelConfig": "config",
-    "DecoupledModelClient": "decoupled",
-    "FuturesModelClient": "futures",
-    "ModelClient": "sync",
+_MODULES = {
+    "AsyncioDecoupledModelClient": "decoupled_clients",
+    "AsyncioModelClient": "model_clients",
+    "ClientModelConfig": "client_config",
+    "DecoupledModelClient": "decoupled_clients",
+    "FuturesModelClient": "futures_client",
+    "ModelClient": "model_clients",
 }
 
 
@@ -57,8 +57,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'exceptions')}")
-    value = getattr(home, name)
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'exceptions')}")
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,5 +1,5 @@
-"""The arguments of an inference as tritonclient takes them, and its result as arrays: what the four clients
-do alike. No I/O.
+"""Conversion of inputs to the arguments of a tritonclient, and of its results to arrays, for all
+clients. No I/O.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve.api.notebook_html import arrays_html
-from gpuserve.client.config import ClientModelConfig, TensorSpec
+from gpuserve.client.client_config import ClientModelConfig, TensorSpec
+from gpuserve.client.client_settings import ClientSettings
 from gpuserve.client.exceptions import (
     ClientEncodingError,
     ClientInferenceServerError,
     ClientModelDoesntSupportBatchingError,
     ClientValueError,
 )
-from gpuserve.client.settings import ClientSettings
 from gpuserve_worker.protocol.tensor import datatype_of
 
-#: Parameters that tritonclient takes as arguments of their own.
+#: Parameters that are separate arguments of tritonclient.
 _ARGUMENTS: Final[tuple[str, ...]] = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 
 
 def infer_options(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The parameters of a request as the arguments that tritonclient takes them by.
+    """Return the parameters of a request as arguments of tritonclient.
 
-    ``priority`` and ``timeout`` (microseconds) are the protocol's, as are ``sequence_*``; all others reach
-    the model.
+    ``priority``, ``timeout`` (microseconds) and ``sequence_*`` are the protocol's. All others reach the
+    model.
 
     Raises:
-        ClientValueError: no mapping of strings to strings, integers or booleans.
+        ClientValueError: unless these are a mapping of strings to strings, integers or booleans.
     """
     if parameters is None:
         return {}
@@ -48,10 +48,10 @@ def infer_options(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check_values(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters or headers, if they may be sent. ``what`` names them in messages.
+    """Return parameters or headers that may be sent. ``what`` is their name in messages.
 
     Raises:
-        ClientValueError: no mapping of strings to strings, integers or booleans.
+        ClientValueError: unless these are a mapping of strings to strings, integers or booleans.
     """
     if not isinstance(given, Mapping):
         raise ClientValueError(f"{what} must be a dictionary, got {type(given).__name__}")
@@ -66,7 +66,7 @@ def check_values(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Arrays(dict[str, NDArray[Any]]):
-    """Arrays by name, which a notebook shows as a table."""
+    """Arrays by name, displayed as a table in a notebook."""
 
     def _repr_html_(self) -> str:
         return arrays_html(self)
@@ -75,10 +75,11 @@ class Arrays(dict[str, NDArray[Any]]):
 def arrays_by_name(
     model_name: str, declared: Sequence[TensorSpec] | None, given: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The inputs by name. By position they stand for the declared ones in order; the last may be left out.
+    """Return the inputs by name. Positional inputs are the declared ones in order; the last may be missing.
 
     Raises:
-        ClientValueError: both ways at once, no input for a model that has some, or more than it has.
+        ClientValueError: if inputs are given both ways, if none is given to a model that has some, or if
+            there are too many.
     """
     if given and named:
         raise ClientValueError("Inputs are given either by position or by name, not both ways in one call")
@@ -93,11 +94,11 @@ def arrays_by_name(
 
 
 def datatype_of_input(name: str, array: Any) -> str:
-    """The v2 datatype of an input.
+    """Return the v2 datatype of an input.
 
     Raises:
-        ClientValueError: it is no array, or of a type that the protocol does not know.
-        ClientEncodingError: it is an array of text, or of other objects than ``bytes``.
+        ClientValueError: if the input is no array, or the protocol has no such type.
+        ClientEncodingError: if the input is an array of text, or of objects other than ``bytes``.
     """
     if not isinstance(array, np.ndarray):
         raise ClientValueError(f"Input {name} is not a numpy array. Got {type(array)} instead.")
@@ -127,10 +128,10 @@ def _check_bytes(name: str, array: NDArray[Any]) -> None:
 
 
 class RequestBuilder:
-    """Requests for one model. ``module`` is the tritonclient that makes the tensors.
+    """The builder of requests for one model. ``module`` is the tritonclient that makes the tensors.
 
-    Requests name no outputs, so that all come, and have no id: nobody sees it, and over HTTP two requests
-    that differ in nothing but their data have the same header, which a server need not read twice.
+    A request names no outputs, so all are returned. A request has no id, because nobody sees it; so two HTTP
+    requests that differ only in their data have the same header, which a server need not parse twice.
     """
 
     def __init__(self, settings: ClientSettings, config: ClientModelConfig, module: Any) -> None:
@@ -143,16 +144,6 @@ class RequestBuilder:
     def batches(self) -> bool:
         return self.config.max_batch_size > 0
 
-    def _check_kind(self, decoupled: bool, sample: bool) -> None:
-        name = self.config.model_name
-        if self.config.decoupled != decoupled:
-            kind, use = ("coupled", "ModelClient") if decoupled else ("decoupled", "DecoupledModelClient")
-            raise ClientInferenceServerError(f"Model config is {kind}. Use {use} instead. Model: {name}")
-        if not sample and not self.batches:
-            raise ClientModelDoesntSupportBatchingError(
-                f"Model {name} doesn't support batching - use infer_sample method instead"
-            )
-
     def arguments(
         self,
         given: Sequence[Any],
@@ -163,22 +154,30 @@ class RequestBuilder:
         decoupled: bool,
         sample: bool,
     ) -> dict[str, Any]:
-        """The arguments of tritonclient's ``infer``, the headers among them.
+        """Return the arguments of tritonclient's ``infer``, with the headers.
 
         Raises:
-            ClientValueError: the inputs, parameters or headers are wrong.
-            ClientInferenceServerError: the model is decoupled and this client is not, or the other way round.
-            ClientModelDoesntSupportBatchingError: a batch for a model that does not batch.
+            ClientValueError: if the inputs, parameters or headers are wrong.
+            ClientInferenceServerError: if the model is decoupled and this client is not, or the other way
+                round.
+            ClientModelDoesntSupportBatchingError: for a batch if the model does not batch.
         """
-        self._check_kind(decoupled, sample)
+        name = self.config.model_name
+        if self.config.decoupled != decoupled:
+            kind, use = ("coupled", "ModelClient") if decoupled else ("decoupled", "DecoupledModelClient")
+            raise ClientInferenceServerError(f"Model config is {kind}. Use {use} instead. Model: {name}")
+        if not sample and not self.batches:
+            raise ClientModelDoesntSupportBatchingError(
+                f"Model {name} doesn't support batching - use infer_sample method instead"
+            )
         options = infer_options(parameters)
         if headers is not None:
             check_values("headers", headers)
-        arrays = arrays_by_name(self.config.model_name, self.config.inputs, given, named)
+        arrays = arrays_by_name(name, self.config.inputs, given, named)
         return {
             "model_name": self._settings.model_name,
             "model_version": self._settings.model_version,
-            "inputs": [self._tensor(name, array, sample) for name, array in arrays.items()],
+            "inputs": [self._infer_input(name, array, sample) for name, array in arrays.items()],
             "headers": self._settings.headers(headers),
             **options,
         }
@@ -190,7 +189,7 @@ class RequestBuilder:
         rows = {name: array[0] if one_row else array for name, array in found.items() if array is not None}
         return Arrays(rows)
 
-    def _tensor(self, name: str, array: Any, sample: bool) -> Any:
+    def _infer_input(self, name: str, array: Any, sample: bool) -> Any:
         datatype = datatype_of_input(name, array)
         if sample and self.batches:
             array = array[np.newaxis]

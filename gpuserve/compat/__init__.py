@@ -1,14 +1,15 @@
-"""Other projects' names for what gpuserve does. Maps only: nothing of a server is decided here."""
+"""Compatibility with Triton and PyTriton: their names, options and errors mapped to those of gpuserve."""
 
 from __future__ import annotations
 
 
 def install() -> None:
-    """Let ``import pytriton`` find gpuserve from now on, here and in processes that are started from here:
-    what ``gpuserve run`` does for a program, for the first cell of a notebook.
+    """Make ``import pytriton`` import gpuserve from now on, here and in processes that are started from here.
+
+    ``gpuserve run`` does the same for a program. The function is for the first cell of a notebook.
 
     Raises:
-        ImportError: another pytriton was imported before.
+        ImportError: if another pytriton was imported before.
     """
     from gpuserve.compat.pytriton import alias
 

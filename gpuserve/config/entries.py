@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
+from gpuserve.backends.registry import is_model_path
 from gpuserve.core.errors import BindError
 from gpuserve.devices.names import check_device_name, likely_device_name
 from gpuserve.model.options import (
@@ -31,7 +32,6 @@ from gpuserve.model.options import (
     rows,
 )
 from gpuserve.model.spec import check_model_name
-from gpuserve.runtimes.table import is_model_path
 from gpuserve_worker.protocol.tensor import ITEMSIZE, datatype_of
 
 #: Keys and list positions from the root to a value.

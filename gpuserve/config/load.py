@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from gpuserve.backends.registry import is_model_path, path_problem, supported_files
 from gpuserve.config import model_specs as models
 from gpuserve.config import precedence, rules, schema
 from gpuserve.config import yaml_document as positions
@@ -28,7 +29,6 @@ from gpuserve.model import openai_declaration as openai
 from gpuserve.model.options import declared
 from gpuserve.model.rules import mapping
 from gpuserve.model.spec import ModelSpec
-from gpuserve.runtimes.table import is_model_path, known_looks, path_problem
 
 if TYPE_CHECKING:
     from gpuserve.config.precedence import Sources
@@ -248,7 +248,7 @@ def _require_config(path: str, data: Any) -> None:
         return
     text = (
         "neither a config (server and models, in a file such as config.yaml), nor a Python file (.py), nor a "
-        f"model file: {known_looks()}"
+        f"model file: {supported_files()}"
     )
     raise ConfigProblems([Problem(path, text, Origin.FILE)])
 
@@ -406,5 +406,5 @@ def _read(path: str) -> str:
         text = f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
     except UnicodeDecodeError as error:
         text = f"is not UTF-8 text: the byte at offset {error.start} is 0x{error.object[error.start]:02x}"
-        text += f"; a config is, and a model file is known by its name: expected {known_looks()}"
+        text += f"; a config is, and a model file is known by its name: expected {supported_files()}"
     raise ConfigProblems([Problem(path, text, Origin.FILE)])

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gpuserve.backends.registry import source_of
 from gpuserve.config.rules import Violation
 from gpuserve.config.schema import InputEntry, ModelEntry, OutputEntry
 from gpuserve.config.settings.rate_limits import check_rates
@@ -38,7 +39,6 @@ from gpuserve.model.spec import (
     SequenceBatching,
     StepSpec,
 )
-from gpuserve.runtimes.table import source_of
 
 
 def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:

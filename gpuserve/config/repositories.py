@@ -12,6 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpuserve.backends.registry import backend_of, is_model_path, name_of
 from gpuserve.config.entries import split_callable
 from gpuserve.config.fingerprints import file_fingerprint, folder_fingerprint, folders_in
 from gpuserve.config.load import TENSOR_FORM, Configuration, ModelDescription, load_data, load_file
@@ -20,7 +21,6 @@ from gpuserve.config.problems import ConfigProblems, Origin, Problem
 from gpuserve.config.settings.checks import missing
 from gpuserve.config.yaml_document import Path
 from gpuserve.model.spec import ModelSpec
-from gpuserve.runtimes.table import is_model_path, name_of, runtime_of
 
 _MODEL: Path = ("models", 0)
 
@@ -60,7 +60,7 @@ def is_callable_path(target: str) -> bool:
 
 
 def is_model_file(target: str) -> bool:
-    return is_model_path(target) and (not os.path.isdir(target) or runtime_of(target) is not None)
+    return is_model_path(target) and (not os.path.isdir(target) or backend_of(target) is not None)
 
 
 def is_python_file(target: str) -> bool:

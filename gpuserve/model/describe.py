@@ -137,11 +137,13 @@ def _exit_text(returncode: int) -> str:
 
 
 def main() -> None:
-    from gpuserve.environments.becoming import become  # only a process in another environment needs both
-    from gpuserve.environments.problem import EnvironmentProblem
+    from gpuserve.backends.environments import (
+        EnvironmentProblem,
+        exec_in_environment,  # only a process in another environment needs both
+    )
 
     try:
-        become(sys.argv[1], "gpuserve.model.describe_child", ())
+        exec_in_environment(sys.argv[1], "gpuserve.model.describe_child", ())
     except EnvironmentProblem as problem:
         sys.stdout.buffer.write(msgpack.packb({"error": str(problem)}))
 

@@ -20,7 +20,7 @@ RESPONSE: Final = "response"
 #: The request parameter with the endpoint: chat, completions or embeddings.
 ENDPOINT: Final = "endpoint"
 #: The function that makes an inference callable of the user's object.
-ADAPTER: Final = "gpuserve.openai.model:adapted"
+ADAPTER: Final = "gpuserve.openai.adapter:adapt_callable"
 INPUTS: Final = (Tensor(name=REQUEST, dtype="bytes", shape=(1,)),)
 OUTPUTS: Final = (Tensor(name=RESPONSE, dtype="bytes", shape=(1,)),)
 

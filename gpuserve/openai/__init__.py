@@ -1,8 +1,15 @@
-"""What a model with ``openai: true`` is written with: the requests of OpenAI's clients as typed objects, and
-what a callable may answer them with. The contract is in docs/reference.md. Needs the extra ``openai``.
+"""Typed requests of OpenAI's clients for models with ``openai: true``, and the answers of their callables.
 
-Only workers import this package, and the programs of users. How an endpoint is reached over HTTP is not here
-(``gpuserve/front/doors/openai``), nor is any engine: a callable makes the tokens.
+The contract is in docs/reference.md. The package needs the extra ``openai``. Only workers and user programs
+import the package. HTTP is handled by ``gpuserve/front/doors/openai``. There is no engine here: a callable
+generates the tokens.
+
+::
+
+    request_types    bodies of requests, parsed and checked
+    answers          values that callables return, stop sequences, token limits
+    documents        the JSON of answers
+    adapter          a user's callable as an inference callable
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ if _pydantic.VERSION.startswith("1."):
     )
 
 from gpuserve.openai.answers import BadRequest, Embeddings, Token, ToolCall, Usage
-from gpuserve.openai.requests import ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
+from gpuserve.openai.request_types import ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
 
 __all__ = [
     "BadRequest",

@@ -1,20 +1,20 @@
-"""The JSON of OpenAI's answers: whole ones, and the chunks of streams. Pure; what is said in them is decided
-elsewhere (``choice.py``).
-"""
+"""The JSON of OpenAI's answers: complete answers, chunks of streams, and embeddings."""
 
 from __future__ import annotations
 
+import base64
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from gpuserve.openai.answers import Token, ToolCall
-from gpuserve.openai.choice import Delta
-from gpuserve.openai.requests import ChatRequest, CompletionRequest
+from gpuserve.openai.answers import BadRequest, Delta, Embeddings, Token, ToolCall
+from gpuserve.openai.request_types import ChatRequest, CompletionRequest, EmbeddingRequest
 
 Node = dict[str, Any]
 
@@ -22,7 +22,7 @@ Node = dict[str, Any]
 def dumps(document: Node) -> bytes:
     try:
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    except orjson.JSONEncodeError:  # a text of half a character
+    except orjson.JSONEncodeError:  # a text with half a surrogate pair
         return orjson.dumps(_encodable(document), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -44,8 +44,8 @@ def usage_document(prompt_tokens: int, completion_tokens: int) -> Node:
     }
 
 
-class Documents(ABC):
-    """The documents of one request."""
+class AnswerDocuments(ABC):
+    """The writer of the documents of one request."""
 
     prefix: str
     whole_object: str
@@ -62,60 +62,60 @@ class Documents(ABC):
         self._shows_usage = shows_usage
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        """One chunk of a stream: what is new of one answer."""
-        made = {**self._chunk_head, "choices": [self.part(index, delta)]}
+        """Return a chunk of a stream: the new part of one answer."""
+        made = {**self._chunk_head, "choices": [self.chunk_choice(index, delta)]}
         return dumps({**made, "usage": None} if self._shows_usage else made)
 
-    def usage(self, usage: Node) -> bytes:
-        """The chunk after the last of a stream."""
+    def usage_chunk(self, usage: Node) -> bytes:
+        """Return the chunk with the token counts, after the last chunk of a stream."""
         return dumps({**self._chunk_head, "choices": [], "usage": usage})
 
     def whole(self, answers: Sequence[Sequence[Delta]], usage: Node) -> bytes:
-        """All of the answers at once, each of all its deltas."""
-        choices = [self.choice(index, deltas) for index, deltas in enumerate(answers)]
+        """Return all answers in one document."""
+        choices = [self.whole_choice(index, deltas) for index, deltas in enumerate(answers)]
         return dumps({**self._head, "choices": choices, "usage": usage})
 
     @abstractmethod
-    def part(self, index: int, delta: Delta) -> Node:
-        """What a chunk of a stream says of one of its choices."""
+    def chunk_choice(self, index: int, delta: Delta) -> Node:
+        """Return a choice in a chunk of a stream."""
 
     @abstractmethod
-    def choice(self, index: int, deltas: Sequence[Delta]) -> Node:
-        """A choice in a whole answer."""
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> Node:
+        """Return a choice in a complete answer."""
 
 
-class ChatDocuments(Documents):
-    """The documents of a chat completion."""
+class ChatDocuments(AnswerDocuments):
+    """The writer of the documents of a chat completion."""
 
     prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, asked: ChatRequest) -> None:
-        super().__init__(asked.model, shows_usage=asked.wants_usage)
-        self._logprobs = asked.logprobs
-        self._begun: set[int] = set()
+    def __init__(self, request: ChatRequest) -> None:
+        super().__init__(request.model, shows_usage=request.wants_usage)
+        self._logprobs = request.logprobs
+        self._started: set[int] = set()
         self._call_ids: dict[tuple[int, int], str] = {}
 
-    def part(self, index: int, delta: Delta) -> Node:
+    def chunk_choice(self, index: int, delta: Delta) -> Node:
         content: Node = {}
-        if index not in self._begun:
-            self._begun.add(index)
+        if index not in self._started:
+            self._started.add(index)
             content = {"role": "assistant", "content": ""}
         if delta.text:
             content["content"] = delta.text
         if delta.tool_call is not None:
-            content["tool_calls"] = [self._call_part(index, delta.tool_call)]
+            content["tool_calls"] = [self._tool_call_part(index, delta.tool_call)]
         return {
             "index": index,
             "delta": content,
-            "logprobs": self._told(delta.tokens),
+            "logprobs": self._logprobs_of(delta.tokens),
             "finish_reason": delta.finish_reason or None,
         }
 
-    def choice(self, index: int, deltas: Sequence[Delta]) -> Node:
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> Node:
         text = "".join([one.text for one in deltas])
-        calls = self._calls(index, [one.tool_call for one in deltas if one.tool_call is not None])
+        calls = self._tool_calls(index, [one.tool_call for one in deltas if one.tool_call is not None])
         message: Node = {"role": "assistant", "content": text if text or not calls else None}
         if calls:
             message["tool_calls"] = calls
@@ -123,68 +123,68 @@ class ChatDocuments(Documents):
         return {
             "index": index,
             "message": message,
-            "logprobs": self._told(tokens),
+            "logprobs": self._logprobs_of(tokens),
             "finish_reason": deltas[-1].finish_reason,
         }
 
-    def _call_part(self, index: int, call: ToolCall) -> Node:
+    def _tool_call_part(self, index: int, call: ToolCall) -> Node:
         key = (index, call.index)
         if key in self._call_ids:
             return {"index": call.index, "function": {"arguments": call.arguments}}
         self._call_ids[key] = call.id or f"call_{secrets.token_hex(12)}"
-        return {"index": call.index, **_call(self._call_ids[key], call.name, call.arguments)}
+        return {"index": call.index, **_tool_call(self._call_ids[key], call.name, call.arguments)}
 
-    def _calls(self, index: int, parts: Iterable[ToolCall]) -> list[Node]:
+    def _tool_calls(self, index: int, parts: Iterable[ToolCall]) -> list[Node]:
         whole: dict[int, list[ToolCall]] = {}
         for one in parts:
             whole.setdefault(one.index, []).append(one)
         made = []
         for number in sorted(whole):
             arguments = "".join(one.arguments for one in whole[number])
-            part = self._call_part(index, whole[number][0])
-            made.append(_call(part["id"], part["function"]["name"], arguments))
+            part = self._tool_call_part(index, whole[number][0])
+            made.append(_tool_call(part["id"], part["function"]["name"], arguments))
         return made
 
-    def _told(self, tokens: Sequence[Token]) -> Node | None:
+    def _logprobs_of(self, tokens: Sequence[Token]) -> Node | None:
         known = [one for one in tokens if one.logprob is not None]
         if not (self._logprobs and known):
             return None
         content = [
             {
-                **_likelihood(one.text, one.logprob),
-                "top_logprobs": [_likelihood(*pair) for pair in one.top_logprobs],
+                **_token_logprob(one.text, one.logprob),
+                "top_logprobs": [_token_logprob(*pair) for pair in one.top_logprobs],
             }
             for one in known
         ]
         return {"content": content, "refusal": None}
 
 
-class CompletionDocuments(Documents):
-    """The documents of a completion."""
+class CompletionDocuments(AnswerDocuments):
+    """The writer of the documents of a completion."""
 
     prefix = "cmpl-"
     whole_object = chunk_object = "text_completion"
 
-    def __init__(self, asked: CompletionRequest) -> None:
-        super().__init__(asked.model, shows_usage=asked.wants_usage)
-        self._logprobs = asked.logprobs is not None
-        #: Where the next token of each answer begins in its text.
+    def __init__(self, request: CompletionRequest) -> None:
+        super().__init__(request.model, shows_usage=request.wants_usage)
+        self._logprobs = request.logprobs is not None
+        #: The offset of the next token of each answer in its text.
         self._offsets: dict[int, int] = {}
 
-    def part(self, index: int, delta: Delta) -> Node:
+    def chunk_choice(self, index: int, delta: Delta) -> Node:
         return {
             "index": index,
             "text": delta.text,
-            "logprobs": self._told(index, delta.tokens),
+            "logprobs": self._logprobs_of(index, delta.tokens),
             "finish_reason": delta.finish_reason or None,
         }
 
-    def choice(self, index: int, deltas: Sequence[Delta]) -> Node:
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> Node:
         tokens = [token for one in deltas for token in one.tokens]
         whole = Delta("".join([one.text for one in deltas]), tokens, None, deltas[-1].finish_reason)
-        return self.part(index, whole)
+        return self.chunk_choice(index, whole)
 
-    def _told(self, index: int, tokens: Sequence[Token]) -> Node | None:
+    def _logprobs_of(self, index: int, tokens: Sequence[Token]) -> Node | None:
         known = [one for one in tokens if one.logprob is not None]
         if not (self._logprobs and known):
             return None
@@ -200,9 +200,63 @@ class CompletionDocuments(Documents):
         }
 
 
-def _call(call_id: str, name: str, arguments: str) -> Node:
+def _tool_call(call_id: str, name: str, arguments: str) -> Node:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _likelihood(text: str, logprob: float | None) -> Node:
+def _token_logprob(text: str, logprob: float | None) -> Node:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+
+Vectors = NDArray[np.float32]
+
+
+def split_vectors(vectors: Any, requests: Sequence[EmbeddingRequest]) -> list[Vectors]:
+    """Return the vectors of each request. Raise ValueError if there are too many or too few vectors."""
+    rows = _vector_rows(vectors)
+    counts = [len(one.inputs) for one in requests]
+    if len(rows) != sum(counts):
+        raise ValueError(f"expected {sum(counts)} vectors, one for each input, got {len(rows)}")
+    ends = np.cumsum(counts)
+    return [rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+
+def embedding_document(request: EmbeddingRequest, returned: Any) -> bytes:
+    """Return the answer to a request for embeddings.
+
+    Raises:
+        BadRequest: if the client wants longer vectors than the model returned.
+        ValueError, TypeError: if the callable returned no vectors.
+    """
+    made = returned if isinstance(returned, Embeddings) else Embeddings(returned)
+    rows = split_vectors(made.vectors, [request])[0]
+    if request.dimensions is not None:
+        rows = _shortened(rows, request.dimensions)
+    usage = {"prompt_tokens": made.prompt_tokens, "total_tokens": made.prompt_tokens}
+    vectors: Any = rows
+    if request.encoding_format == "base64":
+        vectors = [base64.b64encode(row.tobytes()).decode() for row in rows]
+    data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(vectors)]
+    return dumps({"object": "list", "data": data, "model": request.model, "usage": usage})
+
+
+def _vector_rows(vectors: Any) -> Vectors:
+    """Return vectors of any library as float32 [rows, dimensions]."""
+    if hasattr(vectors, "detach"):  # a tensor of torch
+        vectors = vectors.detach().float().cpu().numpy()
+    rows: Vectors = np.ascontiguousarray(vectors, dtype="<f4")
+    if rows.ndim != 2:
+        raise ValueError(f"expected vectors of shape [inputs, dimensions], got {list(rows.shape)}")
+    return rows
+
+
+def _shortened(rows: Vectors, dimensions: int) -> Vectors:
+    """Return the first dimensions of each vector, normalized."""
+    width = rows.shape[1]
+    if dimensions > width:
+        raise BadRequest(f"this model's vectors have {width}, given {dimensions}", "dimensions")
+    if dimensions == width:
+        return rows
+    cut = rows[:, :dimensions]
+    norms = np.linalg.norm(cut, axis=1, keepdims=True)
+    return np.ascontiguousarray(cut / np.where(norms, norms, 1), dtype="<f4")

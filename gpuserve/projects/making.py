@@ -10,8 +10,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final
 
+from gpuserve.backends.registry import name_of
 from gpuserve.core.errors import ConfigError
-from gpuserve.runtimes.table import name_of
 
 _SUFFIX: Final = ".template"
 _COMMON: Final = "common"

@@ -1,15 +1,16 @@
-"""Models without a server, for tests of their own: loaded as a worker loads them, given requests as a front
-and a worker judge and give them, and their answers checked as a worker checks them, in this very process; or
-behind a server of the test's own.
+"""Models under test without a deployment: loaded in this process by a worker's code, or behind a server of
+the test.
+
+In this process, requests are checked as a front checks them, and answers as a worker checks them.
 
 ::
 
-from gpuserve.testing import TestClient
+    from gpuserve.testing import TestClient
 
-with TestClient("models/double") as client:
-    assert client.infer("double", x=[[1.0, 2.0]])["y"].tolist() == [[2.0, 4.0]]
+    with TestClient("models/double") as client:
+        assert client.infer("double", x=[[1.0, 2.0]])["y"].tolist() == [[2.0, 4.0]]
 
-The public names are imported on first use: the plugin of pytest is here, and costs nobody else anything.
+Public names are imported on first use, because pytest imports this package for its plugin in every run.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuserve.testing.answers import Outputs
-    from gpuserve.testing.client import TestClient
-    from gpuserve.testing.local_model import LocalModel
-    from gpuserve.testing.opening import open_callable, open_triton_model, run_callable, run_triton_model
-    from gpuserve.testing.requests import WrongCall
+    from gpuserve.testing.local_models import LocalModel
+    from gpuserve.testing.local_requests import Outputs, WrongCall
+    from gpuserve.testing.targets import open_callable, open_triton_model, run_callable, run_triton_model
+    from gpuserve.testing.testing_client import TestClient
     from gpuserve_worker.calling.questions import ModelCallError
 
 __all__ = [
@@ -36,23 +36,25 @@ __all__ = [
     "run_triton_model",
 ]
 
-_HOMES = {
-    "gpuserve.testing.answers": ("Outputs",),
-    "gpuserve.testing.client": ("TestClient",),
-    "gpuserve.testing.local_model": ("LocalModel",),
-    "gpuserve.testing.opening": ("open_callable", "open_triton_model", "run_callable", "run_triton_model"),
-    "gpuserve.testing.requests": ("WrongCall",),
-    "gpuserve_worker.calling.questions": ("ModelCallError",),
+_MODULES = {
+    "LocalModel": "gpuserve.testing.local_models",
+    "ModelCallError": "gpuserve_worker.calling.questions",
+    "Outputs": "gpuserve.testing.local_requests",
+    "TestClient": "gpuserve.testing.testing_client",
+    "WrongCall": "gpuserve.testing.local_requests",
+    "open_callable": "gpuserve.testing.targets",
+    "open_triton_model": "gpuserve.testing.targets",
+    "run_callable": "gpuserve.testing.targets",
+    "run_triton_model": "gpuserve.testing.targets",
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = next((module for module, names in _HOMES.items() if name in names), None)
-    if home is None:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

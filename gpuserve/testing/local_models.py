@@ -1,39 +1,74 @@
-"""``LocalModels``: all models of a configuration in this process, which may ask each other."""
+"""Models in this process: ``LocalModels`` loads a configuration; ``LocalModel`` and ``LocalEnsemble`` answer
+requests.
+
+Local models can call each other. ``OtherModels`` answers these calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, Unpack
+
+import numpy as np
 
 from gpuserve.core.errors import StartupError
+from gpuserve.front.batching.refusals import no_stream
+from gpuserve.front.models.ensembles.plan import PlannedStep, RunProgress, plans_of
+from gpuserve.front.v2.validation import check_of
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
-from gpuserve.testing.answers import Outputs
-from gpuserve.testing.local_ensemble import LocalEnsemble, LocalOne
-from gpuserve.testing.local_model import LocalModel, outputs_of
-from gpuserve.testing.others import Other, OtherModels
-from gpuserve.testing.requests import LocalRequest, WrongCall
-from gpuserve_worker.calling.callable import LoadError
+from gpuserve.testing.local_requests import (
+    LocalRequest,
+    Outputs,
+    WrongCall,
+    batch_answers,
+    checked_arrays,
+    local_request,
+    worker_batch,
+)
+from gpuserve_worker.calling.callable import InferenceCallable, LoadError, build, locate
+from gpuserve_worker.calling.calls import CallReply, OutgoingCalls
+from gpuserve_worker.calling.context import ModelContext, enter_model
 from gpuserve_worker.calling.failure import failure_of
-from gpuserve_worker.calling.questions import ModelCallError
+from gpuserve_worker.calling.metrics import MetricRegistry
+from gpuserve_worker.calling.outputs import OutputError, OutputRules
+from gpuserve_worker.calling.questions import (
+    LOAD,
+    READY,
+    CallOptions,
+    CallRequest,
+    ModelCallError,
+    ModelCommand,
+    Question,
+)
+from gpuserve_worker.calling.request import accepts_batch
+from gpuserve_worker.calling.results import await_only_result, is_deferred
+from gpuserve_worker.protocol.wire import WireRequest
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class LocalModels:
-    """Models that are loaded and asked here, each by one instance. ``others`` answer in the place of models
-    that are not among them.
+    """All models of a configuration in this process, one instance each. ``others`` answer calls to models
+    that are not in the configuration.
     """
 
     def __init__(self, specs: Sequence[ModelSpec], others: Mapping[str, Other]) -> None:
         self._others = dict(others)
-        self._models = {(one.name, one.version): self._made(one) for one in specs}
+        self._models = {(one.name, one.version): self._create_model(one) for one in specs}
         self._newest = {name: versions[-1].version for name, versions in by_name(specs).items()}
-        self._loaded: list[LocalOne] = []
-        self._introduce()
+        self._loaded: list[AnyLocalModel] = []
+        newest = {name: self._models[name, version] for name, version in self._newest.items()}
+        for one in self._models.values():  # every model may call the newest versions of all models
+            if isinstance(one, LocalModel):
+                one.others.add(self._others | newest)
 
     def open(self) -> None:
-        """Load every model. Raises StartupError: one cannot be loaded; none is left loaded then."""
+        """Load every model. Raise StartupError if a model cannot be loaded; then none stays loaded."""
         try:
             for one in self._models.values():
                 _load(one)
@@ -43,12 +78,12 @@ class LocalModels:
             raise
 
     def close(self) -> None:
-        """End the models, those that were loaded last first."""
+        """Close the models in reverse order of loading."""
         while self._loaded:
             self._loaded.pop().close()
 
-    def find(self, model: str, version: str = "") -> LocalOne:
-        """A model by its name and version, "" being the newest. Raises ModelCallError: there is none."""
+    def find(self, model: str, version: str = "") -> AnyLocalModel:
+        """Return a model by name and version, "" for the newest. Raise ModelCallError if there is none."""
         number = int(version) if version.isdigit() else self._newest.get(model, 0)
         found = self._models.get((model, number))
         if found is None:
@@ -57,19 +92,22 @@ class LocalModels:
         return found
 
     def infer(self, model: str, version: str, requests: Sequence[LocalRequest]) -> list[Outputs]:
-        """The outputs for requests that make one batch. Raises ModelCallError: what a client would be told;
-        its cause is what the callable raised. WrongCall: no client could ask for this.
+        """Return the outputs for requests that make one batch.
+
+        Raises:
+            ModelCallError: with the error that a client would get. Its cause is the callable's exception.
+            WrongCall: if no client could make these requests.
         """
         found = self.find(model, version)
-        return _as_told(lambda: outputs_of(found.answers(requests)))
+        return _with_client_error(lambda: require_outputs(found.answers(requests)))
 
     def stream(self, model: str, version: str, request: LocalRequest) -> Iterator[Outputs]:
-        """The responses to a request, each when it is asked for; raises as ``infer``."""
+        """Yield the responses to a request as they are read. Raise as ``infer``."""
         responses = self.find(model, version).responses(request)
-        while (one := _as_told(lambda: next(responses, None))) is not None:
+        while (one := _with_client_error(lambda: next(responses, None))) is not None:
             yield one
 
-    def _made(self, spec: ModelSpec) -> LocalOne:
+    def _create_model(self, spec: ModelSpec) -> AnyLocalModel:
         if spec.is_ensemble:
             return LocalEnsemble(spec, self.find)
         source = spec.instances[0].source
@@ -79,15 +117,8 @@ class LocalModels:
             )
         return LocalModel(spec, source, OtherModels({}))
 
-    def _introduce(self) -> None:
-        """Let every model ask the newest versions of all, and the others."""
-        newest = {name: self._models[name, version] for name, version in self._newest.items()}
-        for one in self._models.values():
-            if isinstance(one, LocalModel):
-                one.others.add(self._others | newest)
 
-
-def _load(model: LocalOne) -> None:
+def _load(model: AnyLocalModel) -> None:
     try:
         model.load()
     except LoadError as error:
@@ -97,10 +128,381 @@ def _load(model: LocalOne) -> None:
         raise failed from error
 
 
-def _as_told(ask: Callable[[], Found]) -> Found:
+def _with_client_error(call: Callable[[], Result]) -> Result:
     try:
-        return ask()
+        return call()
     except (ModelCallError, WrongCall):
         raise
     except Exception as error:  # user code may raise anything
         raise ModelCallError(*failure_of(error)) from error
+
+
+# ---- one model ----------------------------------------------------------------------------------
+
+_END: Final = object()
+
+
+class LocalModel:
+    """A model in this process, called as its worker would call it.
+
+    The calling thread runs the model, or another thread if the calling thread runs an event loop. ``log`` has
+    the lines that the model logged, each with a level of ``logging``. Exceptions of ``execute``, or of the
+    callable, are raised unchanged.
+    """
+
+    def __init__(self, spec: ModelSpec, source: Mapping[str, Any], others: OtherModels) -> None:
+        self.spec = spec
+        self.others = others
+        self.log: list[tuple[int, str]] = []
+        self._source = dict(source)
+        self._check = check_of(spec)
+        self._context = contextvars.copy_context()
+        self._loop = asyncio.Runner()
+        self._call: InferenceCallable | None = None
+        self._rules = OutputRules(
+            spec.name,
+            spec.outputs,
+            batching=spec.max_batch_size > 0,
+            strict=spec.strict,
+            exact=spec.exact,
+            decoupled=spec.decoupled,
+        )
+
+    def __enter__(self) -> LocalModel:
+        self.load()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def load(self) -> None:
+        """Import and create the callable. Raise ``LoadError`` if that fails."""
+
+        def make() -> InferenceCallable:
+            enter_model(self._model_context())
+            may_yield = self.spec.decoupled or self.spec.exact or not self.spec.strict
+            return build(locate(self._source), self._source, "cpu", may_yield=may_yield)
+
+        self._call = _outside_loop(lambda: self._context.run(make))
+        self.others.calls.open(self.others)
+
+    def close(self) -> None:
+        """Call the callable's ``close``, as a worker does when it stops."""
+        self.others.calls.close("the model under test has ended")
+        close = getattr(self._call, "close", None)
+        if close is not None:
+            _outside_loop(lambda: self._context.run(close))
+        self._call = None
+        _outside_loop(self._loop.close)
+
+    def infer(self, inputs: Mapping[str, Any], **options: Unpack[CallOptions]) -> Outputs:
+        """Return the outputs for one request. ``options`` are those of ``ModelContext.infer``.
+
+        Raises:
+            ModelCallError: if a server would refuse the request, if the model does, or if its answer cannot
+                be sent.
+        """
+        return self.infer_batch([inputs], **options)[0]
+
+    def infer_batch(
+        self, inputs: Sequence[Mapping[str, Any]], **options: Unpack[CallOptions]
+    ) -> list[Outputs]:
+        """Return the outputs for several requests, from one call of the callable. Raise as ``infer`` for the
+        first failure, and WrongCall if a server would not merge the requests.
+        """
+        return require_outputs(self.answers([local_request(one, **options) for one in inputs]))
+
+    def stream(self, inputs: Mapping[str, Any], **options: Unpack[CallOptions]) -> list[Outputs]:
+        """Return all responses of a decoupled model to one request. Raise as ``infer``."""
+        return list(self.responses(local_request(inputs, **options)))
+
+    def responses(self, request: LocalRequest) -> Iterator[Outputs]:
+        """Yield the responses to one request as they are read. Raise as ``infer``."""
+        if not self.spec.decoupled:
+            yield from require_outputs(self.answers([request]))
+            return
+        for (one,) in self.steps([request]):
+            yield from require_outputs([one])
+
+    def answers(self, requests: Sequence[LocalRequest]) -> list[Outputs | ModelCallError | None]:
+        """Return the answer to each request of a batch, or its error."""
+        batch, described = worker_batch(self.spec, self._check, requests)
+        if self.spec.decoupled:
+            refused = no_stream(self.spec.name)
+            raise ModelCallError(refused.code.value, str(refused))
+        result = self._call_model(batch)
+        if is_deferred(result):
+            result = self._run_in_loop(lambda: await_only_result(result))
+        return self._checked_answers(result, described)
+
+    def steps(self, requests: Sequence[LocalRequest]) -> Iterator[list[Outputs | ModelCallError | None]]:
+        """Yield the steps of a decoupled model: the response to each request, or None."""
+        batch, described = worker_batch(self.spec, self._check, requests)
+        for one in self._each_result(self._call_model(batch)):
+            yield self._checked_answers(one, described)
+
+    def answer_call(self, request: CallRequest) -> list[CallReply]:
+        """Answer a call of another local model."""
+        local = request_of_call(request)
+        if not self.spec.decoupled:
+            return call_replies(self.answers([local]), request)
+        if not request.stream:
+            raise ModelCallError("UNIMPLEMENTED", f"model {self.spec.name!r} is decoupled")
+        return call_replies([one for (one,) in self.steps([local]) if one is not None], request)
+
+    def _checked_answers(
+        self, result: Any, requests: Sequence[WireRequest]
+    ) -> list[Outputs | ModelCallError | None]:
+        try:
+            return list(batch_answers(self._rules.check(result, requests), requests))
+        except OutputError as error:
+            raise ModelCallError("INTERNAL", str(error)) from None
+
+    def _call_model(self, batch: Any) -> Any:
+        call = self._call
+        if call is None:
+            raise RuntimeError(
+                f"model {self.spec.name!r} is not loaded: use it in a with block, or load() it"
+            )
+        given = batch if accepts_batch(call) else batch.as_list()
+        return _outside_loop(lambda: self._context.run(call, given))
+
+    def _each_result(self, result: Any) -> Iterator[Any]:
+        """Yield all results of a call, for any kind of callable, as they are read."""
+        if isinstance(result, AsyncIterator):
+            yield from self._each_awaited(result)
+        elif isinstance(result, Iterator):
+            try:
+                while (one := self._next_result(result)) is not _END:
+                    yield one
+            finally:
+                _outside_loop(lambda: self._context.run(getattr(result, "close", bool)))
+        else:
+            yield self._run_in_loop(lambda: result) if asyncio.iscoroutine(result) else result
+
+    def _next_result(self, iterator: Iterator[Any]) -> Any:
+        return _outside_loop(lambda: self._context.run(next, iterator, _END))
+
+    def _each_awaited(self, iterator: AsyncIterator[Any]) -> Iterator[Any]:
+        async def following() -> Any:
+            return await anext(iterator, _END)
+
+        try:
+            while (one := self._run_in_loop(following)) is not _END:
+                yield one
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                self._run_in_loop(close)
+
+    def _run_in_loop(self, start: Callable[[], Any]) -> Any:
+        async def awaiting() -> Any:
+            return await start()
+
+        return _outside_loop(lambda: self._loop.run(awaiting(), context=self._context))
+
+    def _model_context(self) -> ModelContext:
+        spec = self.spec
+        return ModelContext(
+            spec.name,
+            spec.version,
+            spec.instances[0].name if spec.instances else "cpu#0",
+            "cpu",
+            spec.inputs,
+            spec.outputs,
+            spec.max_batch_size,
+            spec.batching.preferred_batch_sizes,
+            spec.decoupled,
+            self.others.calls,
+            "numpy",
+            MetricRegistry(),
+            lambda level, text: self.log.append((level, text)),
+        )
+
+
+def require_outputs(answers: Sequence[Outputs | ModelCallError | None]) -> list[Outputs]:
+    """Return the outputs among the answers. Raise the first error."""
+    for one in answers:
+        if isinstance(one, ModelCallError):
+            raise one
+    return [one for one in answers if isinstance(one, Outputs)]
+
+
+def request_of_call(call: CallRequest) -> LocalRequest:
+    """Return the local request of a call of another model."""
+    arrays = {name: np.asarray(value) for name, value in call.inputs.items()}
+    return LocalRequest(
+        arrays, call.parameters, call.requested_outputs, call.request_id, call.timeout_s, call.sequence
+    )
+
+
+def call_replies(answers: Sequence[Outputs | ModelCallError | None], call: CallRequest) -> list[CallReply]:
+    """Return the answers to a call as its replies. The last reply is final."""
+    replies = [_reply(one, final=not call.stream) for one in answers]
+    return [*replies, CallReply(None, {}, None, True)] if call.stream else replies
+
+
+def _reply(answer: Outputs | ModelCallError | None, *, final: bool) -> CallReply:
+    if isinstance(answer, ModelCallError):
+        return CallReply(None, {}, answer, True)
+    return CallReply(dict(answer or {}), {} if answer is None else answer.parameters, None, final)
+
+
+def _outside_loop(call: Callable[[], Result]) -> Result:
+    """Return the result of a call, made in another thread if this thread runs an event loop, as in a
+    notebook. A worker runs no event loop in the thread that calls a blocking callable.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+#: A model in this process.
+AnyLocalModel: TypeAlias = "LocalModel | LocalEnsemble"
+
+
+class LocalEnsemble:
+    """An ensemble in this process. The calling thread runs one step after the other, by the front's plan.
+    ``find`` returns the model of a step by its name and version, "" for the newest.
+    """
+
+    def __init__(self, spec: ModelSpec, find: Callable[[str, str], AnyLocalModel]) -> None:
+        self.spec = spec
+        self._find = find
+        self._check = check_of(spec)
+        self._plan = plans_of(spec)
+
+    def load(self) -> None:
+        """Do nothing, because the models of the steps are loaded separately."""
+
+    def close(self) -> None:
+        """Do nothing, because an ensemble has no resources."""
+
+    def answers(self, requests: Sequence[LocalRequest]) -> list[Outputs | ModelCallError | None]:
+        """Return the answer to each request. Raise ModelCallError if one is refused."""
+        return [self._answer(one) for one in requests]
+
+    def responses(self, request: LocalRequest) -> Iterator[Outputs]:
+        """Yield the one response to a request. Raise as ``answers``."""
+        yield self._answer(request)
+
+    def answer_call(self, request: CallRequest) -> list[CallReply]:
+        """Answer a call of a local model."""
+        return call_replies(self.answers([request_of_call(request)]), request)
+
+    def _answer(self, request: LocalRequest) -> Outputs:
+        tensors, _ = checked_arrays(self.spec, self._check, request)
+        plan = self._plan(tuple(request.requested_outputs))
+        progress = RunProgress(plan)
+        parameters: dict[str, Any] = {}
+        while steps := progress.next_steps():
+            for step in steps:
+                found = self._run(step, request, tensors)
+                parameters |= found.parameters
+                tensors |= {ours: found[theirs] for theirs, ours in step.writes if theirs in found}
+                progress.done(step)
+        return Outputs({name: tensors[name] for name in plan.outputs if name in tensors}, parameters)
+
+    def _run(self, step: PlannedStep, request: LocalRequest, tensors: dict[str, object]) -> Outputs:
+        inputs = {theirs: tensors[ours] for theirs, ours in step.reads if ours in tensors}
+        wanted = tuple(theirs for theirs, _ in step.writes)
+        step_request = request._replace(inputs=inputs, requested_outputs=wanted)
+        try:
+            return require_outputs(self._find(step.model, step.version).answers([step_request]))[0]
+        except WrongCall:
+            raise
+        except Exception as error:  # the callable of a step may raise anything
+            code, text = failure_of(error)
+            within = ModelCallError(code, f"in ensemble '{self.spec.name}', {text}")
+            raise within from (error if error.__cause__ is None else error.__cause__)
+
+
+class LocalAnswerer(Protocol):
+    """A model that answers calls in place of a server's; ``LocalModel`` is one."""
+
+    def answer_call(self, request: CallRequest) -> list[CallReply]:
+        """Return the replies to a call. The last reply is final."""
+
+
+#: Another model: a local model, or a function from inputs by name to outputs by name.
+Other: TypeAlias = LocalAnswerer | Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+class OtherModels:
+    """The port through which a model calls others. Implements ``CallPort`` in the calling thread."""
+
+    def __init__(self, others: Mapping[str, Other]) -> None:
+        self._others = dict(others)
+        self.calls = OutgoingCalls()
+        #: The names of loaded models.
+        self.loaded = set(self._others)
+        #: Every call and command of the model.
+        self.asked: list[Question] = []
+
+    def add(self, others: Mapping[str, Other]) -> None:
+        """Add models. They replace models of the same names."""
+        self._others |= others
+        self.loaded |= others.keys()
+
+    def ask(self, call_id: int, question: Question) -> None:
+        self.asked.append(question)
+        if isinstance(question, ModelCommand):
+            replies = [self._execute_command(question)]
+        else:
+            # The caller may be a coroutine, and the other model may have an event loop of its own.
+            with ThreadPoolExecutor(1) as thread:
+                replies = thread.submit(self._replies, question).result()
+        for reply in replies:
+            self.calls.reply(call_id, reply)
+
+    def call_off(self, call_id: int) -> None:
+        """Do nothing, because every call is answered at once."""
+
+    def give_back(self, lease: int) -> None:
+        """Do nothing, because answers are on the heap, and no shared memory is lent."""
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        assert ready(), "every call is answered at once"
+
+    def look(self) -> None:
+        """Do nothing, because every call is answered at once, and there is no link to read."""
+
+    def wakes(self) -> bool:
+        return True
+
+    def _execute_command(self, command: ModelCommand) -> CallReply:
+        verb, model, _ = command
+        if verb == READY:
+            return CallReply(None, {READY: model in self.loaded}, None, True)
+        if verb == LOAD and model not in self._others:
+            return _failed("INTERNAL", f"failed to load {model!r}: the test names no such other model")
+        (self.loaded.add if verb == LOAD else self.loaded.discard)(model)
+        return CallReply(None, {}, None, True)
+
+    def _replies(self, request: CallRequest) -> list[CallReply]:
+        other = self._others.get(request.model)
+        if other is None or request.model not in self.loaded:
+            known = ", ".join(sorted(self.loaded)) or "none"
+            return [
+                _failed(
+                    "NOT_FOUND", f"no other model {request.model!r} is loaded in this test; those are {known}"
+                )
+            ]
+        try:
+            if not callable(other):
+                return other.answer_call(request)
+            inputs = {name: np.asarray(value) for name, value in request.inputs.items()}
+            outputs = {name: np.asarray(value) for name, value in other(inputs).items()}
+        except ModelCallError as error:
+            return [CallReply(None, {}, error, True)]
+        last = [CallReply(None, {}, None, True)] if request.stream else []
+        return [CallReply(outputs, {}, None, not request.stream), *last]
+
+
+def _failed(code: str, text: str) -> CallReply:
+    return CallReply(None, {}, ModelCallError(code, text), True)

@@ -1,5 +1,7 @@
-"""The plugin of pytest: fixtures for the models that a project serves. pytest imports this file in every run
-of a Python where gpuserve is installed, so that nothing is imported here that a test may not need.
+"""The pytest plugin: fixtures for the models of a project.
+
+pytest imports this file in every run of a Python that has gpuserve, so the file imports nothing else until a
+test needs it.
 """
 
 from __future__ import annotations
@@ -12,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from gpuserve.testing.client import TestClient
+    from gpuserve.testing.testing_client import TestClient
 
 _OPTION: Final = "gpuserve_target"
 _MARKER: Final = "gpuserve"
 _USAGE: Final = (
-    "gpuserve(target, **options): what gpuserve_client and gpuserve_server ask, as TestClient takes it; a "
-    "path begins at the test's folder, a callable is given as target="
+    "gpuserve(target, **options): the target of gpuserve_client and gpuserve_server, as for TestClient; a "
+    "path is relative to the test's folder, a callable is given as target="
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         _OPTION,
-        "What gpuserve_client and gpuserve_server ask: a config file, model.py:name, a repository; a path "
-        "begins at the folder of this file.",
+        "The target of gpuserve_client and gpuserve_server: a config file, model.py:name, a repository; a "
+        "path is relative to the folder of this file.",
     )
 
 
@@ -35,15 +37,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class OpenClients:
-    """The clients that tests have asked for, opened once each and closed together."""
+    """The clients of tests, opened once each and closed together."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._clients: dict[str, TestClient] = {}
 
     def get(self, target: Any, *, workers: bool, **options: Any) -> TestClient:
-        """The client of a target. Raises as ``TestClient`` and its ``open``."""
-        from gpuserve.testing.client import TestClient
+        """Return the client of a target. Raise as ``TestClient`` and its ``open``."""
+        from gpuserve.testing.testing_client import TestClient
 
         key = repr((target, workers, sorted(options.items())))
         if key not in self._clients:
@@ -68,15 +70,15 @@ def _gpuserve_of_module() -> Iterator[OpenClients]:
 
 @pytest.fixture
 def gpuserve_client(request: pytest.FixtureRequest) -> TestClient:
-    """A ``TestClient`` whose models are in this process: those of the marker ``gpuserve``, kept for its
-    module, or of the setting ``gpuserve_target``, kept for the session.
+    """Return a ``TestClient`` whose models are in this process. The target is the marker ``gpuserve``, and
+    the client lives for its module; or the setting ``gpuserve_target``, and the client lives for the session.
     """
     return _client(request, workers=False)
 
 
 @pytest.fixture
 def gpuserve_server(request: pytest.FixtureRequest) -> TestClient:
-    """The same with a server of their own, whose ``addresses`` are for any client."""
+    """Return a ``TestClient`` with a server of its own, whose ``addresses`` any client can use."""
     return _client(request, workers=True)
 
 
@@ -94,20 +96,20 @@ def _client(request: pytest.FixtureRequest, *, workers: bool) -> TestClient:
         if len(targets) != 1:
             pytest.fail(f"expected @pytest.mark.gpuserve(target), given {len(targets)} targets", False)
         opened: OpenClients = request.getfixturevalue("_gpuserve_of_module")
-        return opened.get(_from(targets[0], request.path.parent), workers=workers, **options)
+        return opened.get(_relative_target(targets[0], request.path.parent), workers=workers, **options)
     target = request.config.getini(_OPTION)
     if not target:
         pytest.fail(
-            f"{request.fixturename} does not know what to ask: mark the test with "
+            f"{request.fixturename} has no target: mark the test with "
             f"@pytest.mark.gpuserve(target), or set {_OPTION} in the configuration of pytest",
             False,
         )
     opened = request.getfixturevalue("_gpuserve_of_session")
-    return opened.get(_from(target, request.config.rootpath), workers=workers)
+    return opened.get(_relative_target(target, request.config.rootpath), workers=workers)
 
 
-def _from(target: Any, folder: os.PathLike[str]) -> Any:
-    """The target, a path from a folder; names of packages stay what they are."""
+def _relative_target(target: Any, folder: os.PathLike[str]) -> Any:
+    """Return the target, with a path relative to a folder. Names of packages are unchanged."""
     if not isinstance(target, str):
         return target
     place, colon, attribute = target.partition(":")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, Final
 
 from gpuserve.bench.plan.errors import BenchError
-from gpuserve.client.url import ServerUrl
+from gpuserve.client.client_settings import ServerUrl
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.precedence import Override
 from gpuserve.config.problems import Origin

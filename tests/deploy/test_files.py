@@ -63,7 +63,7 @@ def test_a_folder_of_a_model_belongs_into_the_image(tmp_path: Path) -> None:
         bundle(loaded(tmp_path, {"callable": "./bert"}))
     assert (
         "'bert' is a folder, which no ConfigMap holds: put it into the image and say callable: "
-        "gpuserve.runtimes.huggingface:HuggingFaceModel, kwargs: {file: PATH}"
+        "gpuserve.backends.huggingface:HuggingFaceModel, kwargs: {file: PATH}"
     ) in str(refused.value)
 
 

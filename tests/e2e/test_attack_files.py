@@ -31,12 +31,12 @@ from onnx import TensorProto, helper
 from serving import GPUSERVE, serving
 from sklearn.preprocessing import FunctionTransformer
 
+from gpuserve.backends.huggingface import HuggingFaceModel
+from gpuserve.backends.model_files import ModelFileError
+from gpuserve.backends.onnx import OnnxModel
+from gpuserve.backends.pytorch import PytorchModel
+from gpuserve.backends.sklearn import SklearnModel
 from gpuserve.bench.server.inputs import read_requests
-from gpuserve.runtimes.huggingface import HuggingFaceModel
-from gpuserve.runtimes.missing import ModelFileError
-from gpuserve.runtimes.onnx import OnnxModel
-from gpuserve.runtimes.pytorch import PytorchModel
-from gpuserve.runtimes.sklearn import SklearnModel
 
 TIMEOUT_S = 120.0
 TENSORS = {

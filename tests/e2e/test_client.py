@@ -21,7 +21,7 @@ from gpuserve.client import (
     ClientValueError,
     ModelClient,
 )
-from gpuserve.client.config import DeviceKind, TensorSpec
+from gpuserve.client.client_config import DeviceKind, TensorSpec
 from gpuserve.decorators import batch
 
 

@@ -15,10 +15,10 @@ import pytest
 import tiny_models
 
 from gpuserve import Request
+from gpuserve.backends.huggingface import HuggingFaceModel
+from gpuserve.backends.huggingface.generation import TextGeneration, Writer
+from gpuserve.backends.huggingface.model_folders import Settings
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.runtimes.huggingface import HuggingFaceModel
-from gpuserve.runtimes.huggingface.generation import TextGeneration, Writer
-from gpuserve.runtimes.huggingface.settings import Settings
 from gpuserve_worker.calling.callable import LoadError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -160,7 +160,7 @@ def test_a_bad_request_fails_no_other_one_of_its_batch(
 
 
 def test_every_datatype_is_read_from_a_file(tmp_path: Path) -> None:
-    from gpuserve.runtimes.onnx import OnnxModel
+    from gpuserve.backends.onnx import OnnxModel
 
     for datatype in DATATYPES:
         (tmp_path / "m.onnx").write_bytes(identity(datatype))

@@ -15,7 +15,7 @@ from gpuserve.front.doors.openai.outline import outline
 from gpuserve.front.doors.openai.requests import read_body
 from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest
-from gpuserve.openai.requests import parse
+from gpuserve.openai.request_types import parse
 
 _KINDS = (ChatRequest, CompletionRequest, EmbeddingRequest)
 _MODEL = ModelSpec(name="m", inputs=(), outputs=(), openai=True)

@@ -25,19 +25,23 @@ from gpuserve.client import (
     ClientValueError,
     ModelClient,
 )
-from gpuserve.client.base import Wait
-from gpuserve.client.config import (
+from gpuserve.client.client_base import Wait
+from gpuserve.client.client_config import (
     ClientModelConfig,
     DeviceKind,
     ResponseCache,
     TensorSpec,
     parse_model_config,
 )
-from gpuserve.client.decoupled import is_empty, is_final
-from gpuserve.client.failures import inference_error, model_not_ready, server_not_ready
+from gpuserve.client.client_settings import (
+    ClientSettings,
+    ServerUrl,
+    create_auth_headers,
+    extract_access_token_from_headers,
+)
+from gpuserve.client.decoupled_clients import is_empty, is_final
+from gpuserve.client.exceptions import inference_error, model_not_ready, server_not_ready
 from gpuserve.client.request_builder import RequestBuilder, arrays_by_name, infer_options
-from gpuserve.client.settings import ClientSettings, create_auth_headers, extract_access_token_from_headers
-from gpuserve.client.url import ServerUrl
 from gpuserve.front.v2.model_config import model_config, model_config_body
 from gpuserve.model.declaration import DynamicBatcher, QueuePolicy, TimeoutAction
 from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec

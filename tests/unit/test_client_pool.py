@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.client.pool import PoolClosed, PoolFull, ResourcePool
+from gpuserve.client.futures_client import PoolClosed, PoolFull, ResourcePool
 
 TIMEOUT_S = 10.0
 

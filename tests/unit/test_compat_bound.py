@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve.compat.pytriton.bound import bound_spec
+from gpuserve.compat.pytriton.triton import bound_spec
 from gpuserve.core.errors import BadModelConfig
 from gpuserve.model.declaration import ModelConfig, ModelWarmup, Tensor, WarmupInput
 from gpuserve.model.spec import ModelSpec

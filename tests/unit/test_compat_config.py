@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
-from gpuserve.compat.pytriton.security import DEFAULT_PROTECTED_ENDPOINTS, TritonSecurityConfig
-from gpuserve.compat.pytriton.server_options import server_settings, without_effect
 from gpuserve.compat.pytriton.triton import Triton
-from gpuserve.compat.pytriton.triton_config import TritonConfig, flag_of, merged
+from gpuserve.compat.pytriton.triton_config import (
+    DEFAULT_PROTECTED_ENDPOINTS,
+    TritonConfig,
+    TritonSecurityConfig,
+    flag_of,
+    merged,
+    server_settings,
+    without_effect,
+)
 from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
 from gpuserve.compat.tritonserver.flags import Fate
 from gpuserve.config.settings.server import ServerSettings, TraceSettings

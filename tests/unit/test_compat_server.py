@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gpuserve import errors
-from gpuserve.compat.pytriton import exceptions, translation
+from gpuserve.compat.pytriton import exceptions
+from gpuserve.compat.pytriton import exceptions as translation
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.client.utils import ModelState, TritonUrl, parse_http_response, state_in
 from gpuserve.compat.pytriton.model_config import DeviceKind, DynamicBatcher, ModelConfig, QueuePolicy, Tensor

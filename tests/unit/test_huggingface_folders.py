@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from optional_packages import needs
 
-from gpuserve.runtimes.huggingface import HuggingFaceModel
-from gpuserve.runtimes.huggingface.folders import (
+from gpuserve.backends.huggingface import HuggingFaceModel
+from gpuserve.backends.huggingface.model_folders import (
     config_of,
     hidden_size_of,
     labels_of,
     sentence_pooling,
+    settings_of,
     task_of,
 )
-from gpuserve.runtimes.huggingface.settings import settings_of
 from gpuserve_worker.calling.callable import LoadError
 
 

@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.core.errors import InvalidArgument
-from gpuserve.runtimes.huggingface.batching import Row, RowStreamer
-from gpuserve.runtimes.huggingface.prompts import (
+from gpuserve.backends.huggingface.prompt_batches import (
     Piece,
     Prompt,
+    Row,
+    RowStreamer,
     Sampling,
     TextOfTokens,
     prompt_of,
     read_parameters,
 )
-from gpuserve.runtimes.huggingface.tokens import SHORT_CHARACTERS, SharedTokens
+from gpuserve.backends.huggingface.text_writer import SHORT_CHARACTERS, SharedTokens
+from gpuserve.core.errors import InvalidArgument
 
 
 def decode(tokens: list[int]) -> str:

@@ -84,9 +84,9 @@ ALLOWED = {
     "gpuserve/compat/tritonserver": "gpuserve/model/options gpuserve/config/settings",
     "gpuserve/config":
         "gpuserve/config/entries gpuserve/model gpuserve/model/describe gpuserve/devices gpuserve/errors "
-        "gpuserve/model/options gpuserve/runtimes gpuserve/config/settings gpuserve/config/fingerprints gpuserve_worker/protocol",
+        "gpuserve/model/options gpuserve/backends gpuserve/config/settings gpuserve/config/fingerprints gpuserve_worker/protocol",
     "gpuserve/config/entries":
-        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/model/options gpuserve/runtimes "
+        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/model/options gpuserve/backends "
         "gpuserve_worker/protocol",
     "gpuserve/control": "gpuserve/errors gpuserve/journal gpuserve_worker/protocol",
     "gpuserve/model":
@@ -107,7 +107,7 @@ ALLOWED = {
     "gpuserve/export/manifests":
         "gpuserve/config gpuserve/export/sizing gpuserve/export/templates gpuserve/config/settings",
     "gpuserve/export/sizing":
-        "gpuserve/config gpuserve/config/entries gpuserve/model gpuserve/devices gpuserve/runtimes "
+        "gpuserve/config gpuserve/config/entries gpuserve/model gpuserve/devices gpuserve/backends "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/export/templates": "gpuserve/export/sizing",
     "gpuserve/follow": "gpuserve/control gpuserve/errors gpuserve/journal",
@@ -207,17 +207,17 @@ ALLOWED = {
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/openai": "gpuserve/model gpuserve_worker/calling",
     "gpuserve/placement": "gpuserve/model gpuserve/devices gpuserve/errors",
-    "gpuserve/projects": "gpuserve/errors gpuserve/runtimes",
-    "gpuserve/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
-    "gpuserve/python_backend/importable": "gpuserve/python_backend",
+    "gpuserve/projects": "gpuserve/errors gpuserve/backends",
+    "gpuserve/backends/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/backends/python_backend/importable": "gpuserve/backends/python_backend",
     "gpuserve/config/triton":
         "gpuserve/config gpuserve/model gpuserve/decorators gpuserve/model/describe gpuserve/devices "
-        "gpuserve/errors gpuserve/front/v2 gpuserve/model/options gpuserve/placement gpuserve/runtimes "
+        "gpuserve/errors gpuserve/front/v2 gpuserve/model/options gpuserve/placement gpuserve/backends "
         "gpuserve/config/settings gpuserve/config/fingerprints gpuserve_worker/calling",
-    "gpuserve/runtimes":
+    "gpuserve/backends":
         "gpuserve/decorators gpuserve/errors gpuserve/config/settings gpuserve_worker/calling "
         "gpuserve_worker/protocol",
-    "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/openai gpuserve/runtimes",
+    "gpuserve/backends/huggingface": "gpuserve/errors gpuserve/openai gpuserve/backends",
     "gpuserve/config/settings": "gpuserve/errors gpuserve/model/options",
     "gpuserve/supervisor":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "

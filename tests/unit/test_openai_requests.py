@@ -37,13 +37,10 @@ from gpuserve.model import Batching
 from gpuserve.model.self_description import declaration
 from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest, Token, Usage
-from gpuserve.openai.choice import Choice
-from gpuserve.openai.embeddings import answer, cut_apart
-from gpuserve.openai.given import each_given, merged
-from gpuserve.openai.handlers import Endpoint, Takes, handlers_of
-from gpuserve.openai.model import adapted
-from gpuserve.openai.requests import each_answer, parse
-from gpuserve.openai.stops import Stops, StopText
+from gpuserve.openai.adapter import Endpoint, Takes, adapted, each_given, handlers_of, merged
+from gpuserve.openai.answers import Choice, Stops, StopText
+from gpuserve.openai.documents import answer, cut_apart
+from gpuserve.openai.request_types import each_answer, parse
 from gpuserve_worker.calling.request import Request
 
 # ---- stop sequences --------------------------------------------------------------------------------
@@ -376,7 +373,7 @@ def bound(infer_func: Any, **more: Any) -> ModelSpec:
 def test_a_bound_callable_is_for_openai_by_its_types_or_its_config() -> None:
     for spec in (bound(of_chat), bound(OfTexts(), config=ModelConfig(openai=True))):
         assert (spec.openai, spec.decoupled, spec.max_batch_size) == (True, True, 0)
-        assert spec.instances[0].source["adapter"] == "gpuserve.openai.model:adapted"
+        assert spec.instances[0].source["adapter"] == "gpuserve.openai.adapter:adapt_callable"
     batched = ModelConfig(openai=True, batching=Batching(), max_batch_size=8)
     assert bound(OfTexts(), config=batched).max_batch_size == 8
     with pytest.raises(BadModelConfig, match="inputs do not go with openai"):

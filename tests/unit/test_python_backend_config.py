@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpuserve.python_backend.config_lookup import (
+from gpuserve.backends.python_backend.model_config import (
+    ModelConfig,
+    config_entry,
     get_input_config_by_name,
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from gpuserve.python_backend.declaring import declared_keys
-from gpuserve.python_backend.model_config import ModelConfig
 
 X = {"name": "x", "data_type": "TYPE_FP32", "dims": [3]}
 
@@ -34,7 +34,7 @@ def test_an_empty_configuration_is_completed() -> None:
     assert get_input_config_by_name(said, "x") == X
     assert get_output_config_by_name(said, "z") is None
     assert using_decoupled_model_transaction_policy(said)
-    assert declared_keys(json.dumps(said)) == {
+    assert config_entry(json.dumps(said)) == {
         "inputs": [
             {"name": "x", "dtype": "FP32", "shape": [3]},
             {"name": "t", "dtype": "BYTES", "shape": [1], "optional": True},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.python_backend.model import TritonModel
+from gpuserve.backends.python_backend.triton_model import TritonModel
 from gpuserve_worker.calling.callable import LoadError
 
 RIGHT = """

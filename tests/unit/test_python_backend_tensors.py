@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve.python_backend import datatypes
-from gpuserve.python_backend.errors import TritonError, TritonModelException
-from gpuserve.python_backend.responses import InferenceResponse, get_output_tensor_by_name
-from gpuserve.python_backend.tensors import Tensor
+from gpuserve.backends.python_backend import tensors as datatypes
+from gpuserve.backends.python_backend.errors import TritonError, TritonModelException
+from gpuserve.backends.python_backend.responses import InferenceResponse, get_output_tensor_by_name
+from gpuserve.backends.python_backend.tensors import Tensor
 from gpuserve_worker.protocol.tensor import ITEMSIZE, numpy_dtype
 
 WORDS = np.array([[b"a", "é"]], np.object_)

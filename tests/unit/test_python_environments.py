@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.environments.cache import made_once
-from gpuserve.environments.interpreter import interpreter_of
-from gpuserve.environments.lending import Found, check, environment_of, lent_path, probed
-from gpuserve.environments.problem import EnvironmentProblem
+from gpuserve.backends.environments import (
+    EnvironmentProblem,
+    Found,
+    cached_folder,
+    check,
+    environment_of,
+    find_interpreter,
+    link_packages,
+    probed,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +39,8 @@ def program(path: Path, text: str) -> str:
 
 def test_a_path_stands_for_an_interpreter(tmp_path: Path) -> None:
     python = program(tmp_path / "env/bin/python", "exit 0")
-    assert interpreter_of(str(tmp_path / "env")) == python
-    assert interpreter_of(python) == python
+    assert find_interpreter(str(tmp_path / "env")) == python
+    assert find_interpreter(python) == python
 
 
 def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
@@ -42,7 +48,7 @@ def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.tar.gz").write_text("text")
     for name, said in [("nope", "does not exist"), ("empty", "no bin/python"), ("no.tar.gz", "be unpacked")]:
         with pytest.raises(EnvironmentProblem, match=said):
-            interpreter_of(str(tmp_path / name))
+            find_interpreter(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("through_link", [False, True])
@@ -57,7 +63,7 @@ def test_an_archive_writes_nothing_outside_of_its_folder(tmp_path: Path, through
         written.size = 4
         made.addfile(written, io.BytesIO(b"text"))
     with pytest.raises(EnvironmentProblem, match="cannot be unpacked"):
-        interpreter_of(str(tmp_path / "env.tar.gz"))
+        find_interpreter(str(tmp_path / "env.tar.gz"))
     assert not list((tmp_path / "outside").iterdir())
 
 
@@ -87,9 +93,9 @@ def test_what_an_environment_lacks_is_lent_or_named(found: Found, said: str) -> 
 
 
 def test_nothing_is_lent_but_what_is_needed() -> None:
-    lent = Path(lent_path(sys.executable))
+    lent = Path(link_packages(sys.executable))
     assert {one.name for one in lent.iterdir()} == {"gpuserve", "gpuserve_worker"}
-    assert lent_path(sys.executable) == str(lent)
+    assert link_packages(sys.executable) == str(lent)
     code = "import gpuserve_worker; print(gpuserve_worker.__file__)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -111,15 +117,15 @@ def test_a_folder_is_made_once_whoever_comes() -> None:
         gate.wait(10)
         (folder / "done").touch()
 
-    threads = [threading.Thread(target=made_once, args=("kind", "one", make)) for _ in range(3)]
+    threads = [threading.Thread(target=cached_folder, args=("kind", "one", make)) for _ in range(3)]
     for one in threads:
         one.start()
     gate.set()
     for one in threads:
         one.join()
     assert len(made) == 1
-    assert (made_once("kind", "one", make) / "done").exists()
-    assert made_once("kind", "other", lambda _: None) != made_once("kind", "one", make)
+    assert (cached_folder("kind", "one", make) / "done").exists()
+    assert cached_folder("kind", "other", lambda _: None) != cached_folder("kind", "one", make)
 
 
 def test_what_was_not_made_whole_is_not_there(cache: Path) -> None:
@@ -128,8 +134,8 @@ def test_what_was_not_made_whole_is_not_there(cache: Path) -> None:
         raise EnvironmentProblem("broken")
 
     with pytest.raises(EnvironmentProblem, match="broken"):
-        made_once("kind", "one", fail)
+        cached_folder("kind", "one", fail)
     assert [
         one for one in os.listdir(cache / "gpuserve/environments/kind") if not one.endswith(".lock")
     ] == []
-    made_once("kind", "one", lambda _: None)
+    cached_folder("kind", "one", lambda _: None)

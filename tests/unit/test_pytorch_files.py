@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve.runtimes.missing import ModelFileError
-from gpuserve.runtimes.pytorch import PytorchModel
+from gpuserve.backends.model_files import ModelFileError
+from gpuserve.backends.pytorch import PytorchModel
 from gpuserve_worker.calling.context import ModelContext, enter_model
 from gpuserve_worker.calling.request import Request, RequestBatch
 from gpuserve_worker.protocol.tensor import TensorSpec

@@ -165,7 +165,7 @@ def test_a_python_model_is_the_callable_that_runs_model_py(tmp_path: Path) -> No
     folder = write(tmp_path, "echo", MODEL + 'parameters { key: "a" value: { string_value: "b" } }')
     spec = only(tmp_path)
     (instance,) = spec.instances
-    assert instance.source["path"] == "gpuserve.python_backend.model:TritonModel"
+    assert instance.source["path"] == "gpuserve.backends.python_backend.triton_model:TritonModel"
     kwargs = instance.source["kwargs"]
     config = json.loads(kwargs.pop("config"))
     assert kwargs == {"model_dir": str(folder), "version": "1", "file": "model.py"}
@@ -194,7 +194,7 @@ def test_a_model_file_is_the_callable_of_its_runtime(
 @needs("torch")
 def test_the_file_tells_the_backend_where_nothing_does(tmp_path: Path) -> None:
     write(tmp_path, "m", TENSORS, file="model.pt")
-    assert only(tmp_path).instances[0].source["path"] == "gpuserve.runtimes.pytorch:PytorchModel"
+    assert only(tmp_path).instances[0].source["path"] == "gpuserve.backends.pytorch:PytorchModel"
 
 
 def test_a_reshape_stands_between_clients_and_the_model(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_reshape_stands_between_clients_and_the_model(tmp_path: Path) -> None:
     assert spec.inputs[0].shape == (4, -1)
     assert spec.instances[0].source["path"] == "gpuserve.config.triton.reshaping:ReshapedModel"
     assert spec.instances[0].source["kwargs"] == {
-        "path": "gpuserve.runtimes.onnx:OnnxModel",
+        "path": "gpuserve.backends.onnx:OnnxModel",
         "kwargs": {"file": str(folder / "1" / "model.onnx")},
         "inputs": {"x": [[4, -1], [1, 4, -1]]},
         "outputs": {"y": [[1, 4, -1], [4, -1]]},

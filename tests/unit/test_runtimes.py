@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from onnx_models import identity, mlp
 
+from gpuserve.backends.model_files import ModelFileError, threads_per_instance
+from gpuserve.backends.onnx import OnnxModel, has_batch_axis
+from gpuserve.backends.registry import is_model_path, name_of, source_of
 from gpuserve.cli.app import run
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.runtimes.missing import ModelFileError
-from gpuserve.runtimes.onnx import OnnxModel, has_batch_axis
-from gpuserve.runtimes.served import threads_of
-from gpuserve.runtimes.table import is_model_path, name_of, source_of
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +61,7 @@ def test_a_file_stands_for_a_class_and_its_arguments(tmp_path: Path) -> None:
     file = str(tmp_path / "m.onnx")
     found = source_of("m.onnx", {"providers": ["CPUExecutionProvider"]}, str(tmp_path), instances=2)
     assert found == (
-        "gpuserve.runtimes.onnx:OnnxModel",
+        "gpuserve.backends.onnx:OnnxModel",
         {"file": file, "instances": 2, "providers": ["CPUExecutionProvider"]},
     )
     assert source_of("m.py:f", {"a": 1}, str(tmp_path)) == ("m.py:f", {"a": 1})
@@ -71,7 +70,7 @@ def test_a_file_stands_for_a_class_and_its_arguments(tmp_path: Path) -> None:
 def test_a_folder_of_hugging_face_and_a_name_on_its_hub_stand_for_one_class(tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").touch()
-    path = "gpuserve.runtimes.huggingface:HuggingFaceModel"
+    path = "gpuserve.backends.huggingface:HuggingFaceModel"
     assert source_of("./bert", {}, str(tmp_path)) == (path, {"file": str(tmp_path / "bert")})
     found = source_of("hf:org/name", {"task": "text-generation"}, str(tmp_path), instances=2)
     assert found == (path, {"file": "hf:org/name", "instances": 2, "task": "text-generation"})
@@ -165,5 +164,5 @@ def test_a_first_axis_that_is_free_everywhere_is_the_batch(
 def test_instances_share_the_processors(
     processors: float, instances: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuserve.runtimes.served.n_processors", lambda: processors)
-    assert threads_of(instances) == threads
+    monkeypatch.setattr("gpuserve.backends.model_files.n_processors", lambda: processors)
+    assert threads_per_instance(instances) == threads

@@ -17,9 +17,9 @@ from sklearn.cluster import DBSCAN, KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
+from gpuserve.backends.model_files import ModelFileError
+from gpuserve.backends.sklearn import SklearnModel
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.runtimes.missing import ModelFileError
-from gpuserve.runtimes.sklearn import SklearnModel
 
 Saved = Callable[[Any], str]
 FLOWERS = estimators.flowers()

@@ -16,8 +16,12 @@ from gpuserve.compat.tritonserver.command_line import (
     spelled,
 )
 from gpuserve.compat.tritonserver.flags import BY_NAME, FLAGS, Fate, Kind
-from gpuserve.compat.tritonserver.meaning import Meaning, Options, meaning_of
-from gpuserve.compat.tritonserver.words import OptionProblem
+from gpuserve.compat.tritonserver.option_settings import (
+    ConvertedOptions,
+    OptionProblem,
+    TritonOptions,
+    convert_options,
+)
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
 
 LISTED = Path(__file__).parent / "data" / "tritonserver_2.51_flags.txt"
@@ -32,10 +36,10 @@ def listed() -> dict[str, str]:
     return found
 
 
-def meaning(*arguments: str) -> Meaning:
+def meaning(*arguments: str) -> ConvertedOptions:
     line = read_command_line(arguments)
     assert line.problems == []
-    return meaning_of(Options(line.given, spelled))
+    return convert_options(TritonOptions(line.given, spelled))
 
 
 def settings(*arguments: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gpuserve.bench.calls.messages import Encryption
 from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.client.client_settings import GRPC, ServerUrl
 from gpuserve.client.exceptions import ClientInvalidUrlError
-from gpuserve.client.url import GRPC, ServerUrl
 
 PROTOCOLS = ("grpc", "http")
 _OWN_HEADERS = frozenset(

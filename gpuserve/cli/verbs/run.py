@@ -40,10 +40,10 @@ def run_program(
 
     Options before PROGRAM are of this command, those behind it the program's, and so is the exit status.
     """
-    from gpuserve.compat.pytriton.alias import make_importable
+    from gpuserve.compat.pytriton.alias import add_to_pythonpath
 
     environment = dict(os.environ)
-    make_importable(environment)
+    add_to_pythonpath(environment)
     if isolation is not None:
         if isolation not in {"thread", "process"}:
             raise typer.BadParameter(

@@ -14,7 +14,7 @@ import typer
 from gpuserve.cli.console.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from gpuserve.compat.tritonserver.meaning import Meaning, Options
+    from gpuserve.compat.tritonserver.option_settings import ConvertedOptions, TritonOptions
     from gpuserve.config.precedence import Override
     from gpuserve.config.problems import Problem
     from gpuserve.supervisor.processes.child_process import EarlyFront
@@ -49,13 +49,13 @@ def serve_tritonserver(arguments: Sequence[str], early: EarlyFront | None = None
     starts. GpuserveError: a flag or the configuration is wrong, or it cannot be served.
     """
     from gpuserve.compat.tritonserver.command_line import help_text, read_command_line, spelled
-    from gpuserve.compat.tritonserver.meaning import Options
+    from gpuserve.compat.tritonserver.option_settings import TritonOptions
 
     if HELP.intersection(arguments):
         sys.stdout.write(help_text())
         return ExitCode.OK
     line = read_command_line(arguments)
-    options = Options(line.given, spelled)
+    options = TritonOptions(line.given, spelled)
     meaning = _checked(options, [_problem(one.label, one.text) for one in line.problems])
     if path := options.get("log-file"):
         _append_log_to(path)
@@ -65,14 +65,13 @@ def serve_tritonserver(arguments: Sequence[str], early: EarlyFront | None = None
     return serve_repositories(_repositories(options), _overrides(meaning), early, notes)
 
 
-def _checked(options: Options, problems: list[Problem]) -> Meaning:
+def _checked(options: TritonOptions, problems: list[Problem]) -> ConvertedOptions:
     """What the options mean. Raises ConfigProblems: all that is wrong with the command line."""
-    from gpuserve.compat.tritonserver.meaning import meaning_of
-    from gpuserve.compat.tritonserver.words import OptionProblem
+    from gpuserve.compat.tritonserver.option_settings import OptionProblem, convert_options
     from gpuserve.config.problems import ConfigProblems
 
     try:
-        meaning = meaning_of(options)
+        meaning = convert_options(options)
     except OptionProblem as error:
         problems.append(_problem(options.spell(error.option), error.text))
     problems += _repository_problems(options)
@@ -81,11 +80,11 @@ def _checked(options: Options, problems: list[Problem]) -> Meaning:
     return meaning
 
 
-def _repositories(options: Options) -> list[str]:
+def _repositories(options: TritonOptions) -> list[str]:
     return list(dict.fromkeys(path for name in _REPOSITORIES for path in options.get(name, ())))
 
 
-def _repository_problems(options: Options) -> Iterable[Problem]:
+def _repository_problems(options: TritonOptions) -> Iterable[Problem]:
     flag = options.spell(_REPOSITORIES[0])
     paths = _repositories(options)
     if not paths:
@@ -101,19 +100,19 @@ def _problem(label: str, text: str) -> Problem:
     return Problem(label, text, Origin.FLAG)
 
 
-def _overrides(meaning: Meaning) -> list[Override]:
+def _overrides(meaning: ConvertedOptions) -> list[Override]:
     """The settings as flags of ours that were given; a server of Triton's has that name, and ends where a
     model cannot be loaded, unless it is told otherwise.
     """
     from gpuserve.compat.tritonserver.command_line import spelled
-    from gpuserve.compat.tritonserver.words import Setting
+    from gpuserve.compat.tritonserver.option_settings import OptionSetting
     from gpuserve.config.precedence import Override
     from gpuserve.config.problems import Origin
     from gpuserve.config.settings.server import TRITON
 
-    settings = [Setting(("exit_on_error",), True, "exit-on-error"), *meaning.settings]
+    settings = [OptionSetting(("exit_on_error",), True, "exit-on-error"), *meaning.settings]
     if all(path != ("name",) for path, _, _ in meaning.settings):
-        settings.append(Setting(("compat_name",), TRITON, "id"))
+        settings.append(OptionSetting(("compat_name",), TRITON, "id"))
     return [
         Override(
             ("server", *path),

@@ -1,3 +1,1 @@
-"""A directory for the import path of programs run by ``gpuserve run``; see ``pytriton/alias.py``. It holds
-only packages that put the real ones in their own place.
-"""
+"""Folder on the import path of programs that ``gpuserve run`` starts; see ``pytriton/alias.py``."""

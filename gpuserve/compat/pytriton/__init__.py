@@ -1,17 +1,17 @@
-"""PyTriton's import paths on gpuserve, so that a program written for it runs as it is::
+"""PyTriton's import paths on gpuserve, so that a program written for PyTriton runs unchanged::
 
     gpuserve run program.py
 
-Each module here has the name and the public names of one of PyTriton's. What they do is gpuserve's; what is
-here is the map: names (everywhere), options (``triton_config.py``), errors (``translation.py``). Submodules
-are imported on first use: a worker that imports ``pytriton.decorators`` does not pay for a server.
+Modules have the names and the public names of PyTriton's. They map names, options (``triton_config.py``) and
+errors (``exceptions.py``) to gpuserve. Submodules are imported on first use, so that a worker that imports
+``pytriton.decorators`` does not import a server.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-#: The version of PyTriton whose API this is, for programs that look.
+#: The version of PyTriton whose API this is, for programs that check it.
 __version__ = "0.7.0"
 
 __all__ = ["__version__", "client", "model_config", "triton"]

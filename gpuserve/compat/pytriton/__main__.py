@@ -1,5 +1,6 @@
-"""``pytriton`` and ``python -m pytriton``: PyTriton's checks of an environment, by what there is here. No
-file is written: what PyTriton packs into a ZIP is on the screen.
+"""``pytriton`` and ``python -m pytriton``: PyTriton's checks of an environment.
+
+No file is written. The checks print what PyTriton packs into a ZIP.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _add_sub(a: Any, b: Any) -> dict[str, Any]:
 
 
 def example_add_sub() -> None:
-    """Serve a model on free ports, and ask it once."""
+    """Serve a model on free ports and send one request."""
     http, grpc, metrics = (find_free_port() for _ in range(3))
     floats = [Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in ("a", "b", "add", "sub")]
     with Triton(config=TritonConfig(http_port=http, grpc_port=grpc, metrics_port=metrics)) as triton:
@@ -43,7 +44,7 @@ def example_add_sub() -> None:
 
 
 def environment() -> None:
-    """What a program for PyTriton finds here."""
+    """Print the versions and the machine that a program for PyTriton finds."""
     sys.stdout.write(
         f"Python {platform.python_version()}, numpy {np.__version__}, gpuserve {VERSION}, "
         f"with the API of PyTriton {__version__}\n"
@@ -53,13 +54,13 @@ def environment() -> None:
         subprocess.run([sys.executable, "-m", "gpuserve", verb], check=False)
 
 
-def _all() -> None:
+def check_all() -> None:
     environment()
     example_add_sub()
 
 
 _COMMANDS: Final[Mapping[str, tuple[Callable[[], None], str]]] = {
-    "check": (_all, "all of the others"),
+    "check": (check_all, "all of the others"),
     "env": (environment, "what there is: versions, GPUs, limits, ports"),
     "examples": (example_add_sub, "the same as example-add-sub"),
     "example-add-sub": (example_add_sub, "serve a model and ask it"),

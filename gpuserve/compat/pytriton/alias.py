@@ -1,6 +1,8 @@
-"""``import pytriton`` means ``gpuserve.compat.pytriton``, also where a PyTriton is installed. A finder that
-comes before all others maps every name below ``pytriton`` to the very same module here. Processes that are
-started from here find ``compat/importable``, whose ``pytriton`` calls ``install()`` when it is imported.
+"""The alias ``pytriton`` of ``gpuserve.compat.pytriton``, also if a PyTriton is installed.
+
+A finder before all others maps every name below ``pytriton`` to the same module here. Processes that are
+started from here have ``compat/importable`` on their import path, whose ``pytriton`` calls ``install()`` on
+import.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _PATH_VARIABLE: Final = "PYTHONPATH"
 
 
 class _SameModule(Loader):
-    """Loads a module that has another name already. It keeps that name, and its own ``__spec__``."""
+    """A loader that returns an existing module, which keeps its name and ``__spec__``."""
 
     def __init__(self, real: ModuleSpec) -> None:
         self._real = real
@@ -32,18 +34,18 @@ class _SameModule(Loader):
         return importlib.import_module(self._real.name)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The code of a module of ours, as ``python -m`` runs it under the other name."""
+        """Return the code of our module, which ``python -m`` runs under the other name."""
         loader = self._real.loader
         assert isinstance(loader, InspectLoader), "a module of ours is a file"
         return loader.get_code(self._real.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run. The import system has just put the alias's spec into it."""
+        """Restore the module's own spec, which the import system has just replaced."""
         module.__spec__ = self._real
 
 
 class _AliasFinder(MetaPathFinder):
-    """Finds ``pytriton`` and all below it."""
+    """A finder of ``pytriton`` and its submodules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -61,26 +63,19 @@ class _AliasFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """From now on ``pytriton`` is this package, here and in processes that are started from here. Raises
-    ImportError: another one has been imported already.
-    """
+    """Install the alias, also for child processes. Raise ImportError if pytriton is imported."""
     known = sys.modules.get(ALIAS)
-    if known is not None and known is not sys.modules.get(TARGET) and _is_another(known):
-        raise ImportError(
-            f"pytriton was imported already, from {known.__file__}: restart Python, and call this before"
-        )
+    file = getattr(known, "__file__", None)
+    own_folders = (IMPORTABLE / ALIAS, Path(__file__).parent)
+    if known is not sys.modules.get(TARGET) and file is not None and Path(file).parent not in own_folders:
+        raise ImportError(f"pytriton was imported already, from {file}: restart Python, and call this before")
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AliasFinder())
-    make_importable(os.environ)
+    add_to_pythonpath(os.environ)
 
 
-def _is_another(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).parent not in (IMPORTABLE / ALIAS, Path(__file__).parent)
-
-
-def make_importable(environ: MutableMapping[str, str]) -> None:
-    """A Python that is started with these variables finds ``pytriton`` here, before any installed one."""
+def add_to_pythonpath(environ: MutableMapping[str, str]) -> None:
+    """Let a Python that is started with these variables find this ``pytriton`` first."""
     before = environ.get(_PATH_VARIABLE)
     paths = before.split(os.pathsep) if before else []
     if str(IMPORTABLE) not in paths:

@@ -1,4 +1,4 @@
-"""PyTriton's constants. What stood for the Triton binary has no meaning here."""
+"""PyTriton's constants. Those about the Triton binary have no effect."""
 
 from __future__ import annotations
 

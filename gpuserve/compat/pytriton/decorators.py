@@ -1,5 +1,6 @@
-"""gpuserve's decorators under PyTriton's names, and PyTriton's way to the model that is served. Imported by
-user code inside workers: nothing here may import a server.
+"""gpuserve's decorators under PyTriton's names, and PyTriton's access to the served model.
+
+User code in workers imports this module, so nothing here may import a server.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpuserve_worker.calling.context import ModelContext
 from gpuserve_worker.calling.request import Request
 
 if TYPE_CHECKING:
-    from gpuserve.client.config import ClientModelConfig
+    from gpuserve.client.client_config import ClientModelConfig
 
 __all__ = [
     "ConstantPadder",
@@ -58,21 +59,21 @@ InferenceResults: TypeAlias = list[InferenceResult] | tuple[InferenceResult, ...
 
 
 class ModelConfigDict(MutableMapping[Callable[..., Any], "ClientModelConfig"]):
-    """Configurations by inference callable; an object and its ``__call__`` are the same."""
+    """Configurations by inference callable. An object and its ``__call__`` are the same key."""
 
     def __init__(self) -> None:
         self._configs: dict[str, ClientModelConfig] = {}
         self._callables: dict[str, Callable[..., Any]] = {}
 
     def __getitem__(self, infer_callable: Callable[..., Any]) -> ClientModelConfig:
-        return self._configs[_key(infer_callable)]
+        return self._configs[_callable_key(infer_callable)]
 
     def __setitem__(self, infer_callable: Callable[..., Any], config: ClientModelConfig) -> None:
-        self._callables[_key(infer_callable)] = infer_callable
-        self._configs[_key(infer_callable)] = config
+        self._callables[_callable_key(infer_callable)] = infer_callable
+        self._configs[_callable_key(infer_callable)] = config
 
     def __delitem__(self, infer_callable: Callable[..., Any]) -> None:
-        del self._callables[_key(infer_callable)], self._configs[_key(infer_callable)]
+        del self._callables[_callable_key(infer_callable)], self._configs[_callable_key(infer_callable)]
 
     def __len__(self) -> int:
         return len(self._configs)
@@ -82,7 +83,7 @@ class ModelConfigDict(MutableMapping[Callable[..., Any], "ClientModelConfig"]):
 
 
 class _ServedConfig(ModelConfigDict):
-    """Whoever asks is the callable of the model that is served here, and no other is known."""
+    """The configuration of the served model, returned for every callable."""
 
     def __init__(self, config: ClientModelConfig, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -97,26 +98,24 @@ class _ServedConfig(ModelConfigDict):
 
 
 class TritonContext:
-    """What ``@triton_context`` gives: ``model_configs`` by callable, ``model_config`` of the model served."""
+    """The value of ``@triton_context``: configurations by callable, and the served one."""
 
     def __init__(self, model_configs: ModelConfigDict | None = None) -> None:
         self.model_configs = ModelConfigDict() if model_configs is None else model_configs
 
     @property
     def model_config(self) -> ClientModelConfig:
-        """The configuration of the model that is served here.
+        """The configuration of the served model.
 
         Raises:
-            PyTritonValidationError: none is.
+            PyTritonValidationError: if no model is served here.
         """
-        return _model_config(_served())
+        return _model_config(_served_model())
 
 
 def triton_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the function the keyword argument ``triton_context``, a ``TritonContext``.
-
-    Raises (when called):
-        PyTritonValidationError: no server calls it.
+    """Give a function the keyword argument ``triton_context``, a ``TritonContext``. The decorated function
+    raises PyTritonValidationError if no server calls it.
     """
 
     @wraps_request_list(function)
@@ -128,30 +127,31 @@ def triton_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_triton_context(wrapped: Any, instance: Any) -> TritonContext:
-    """The context of the server that calls the inference callable.
+    """Return the context of the server that calls the inference callable.
 
     Raises:
-        PyTritonValidationError: none does.
+        PyTritonValidationError: if no server does.
     """
-    return TritonContext(_ServedConfig(_model_config(_served()), wrapped))
+    return TritonContext(_ServedConfig(_model_config(_served_model()), wrapped))
 
 
 def get_model_config(wrapped: Any, instance: Any) -> ClientModelConfig:
-    """The configuration of the model whose inference callable is called.
+    """Return the configuration of the model whose inference callable is called.
 
     Raises:
-        PyTritonValidationError: no server calls it.
+        PyTritonValidationError: if no server calls it.
     """
-    return _model_config(_served())
+    return _model_config(_served_model())
 
 
 def convert_output(
     outputs: Any, wrapped: Any = None, instance: Any = None, model_config: ClientModelConfig | None = None
 ) -> InferenceResult:
-    """Outputs by name: a list's are those of the model, in order.
+    """Return outputs by name. A list has the model's outputs in order.
 
     Raises:
-        PyTritonValidationError: there are not as many as the model has, or these are no outputs.
+        PyTritonValidationError: if the number of outputs differs from the model's, or if these are no
+            outputs.
     """
     if isinstance(outputs, dict):
         return outputs
@@ -163,20 +163,20 @@ def convert_output(
 
 
 def get_inference_request_batch_size(inference_request: Any) -> int:
-    """How many rows a request has."""
+    """Return the number of rows of a request."""
     first = next(iter(inference_request.values()))
     return int(first.shape[0])
 
 
-def _key(infer_callable: Any) -> str:
-    """As an object is called by its ``__call__``, so it is found by it."""
+def _callable_key(infer_callable: Any) -> str:
+    """Return the key of a callable. An object's ``__call__`` has the key of the object."""
     owner = getattr(infer_callable, "__self__", None)
     if owner is not None and getattr(infer_callable, "__name__", "") == "__call__":
         infer_callable = owner
     return str(infer_callable)
 
 
-def _served() -> ModelContext:
+def _served_model() -> ModelContext:
     try:
         return current_model()
     except LookupError:
@@ -186,7 +186,7 @@ def _served() -> ModelContext:
 
 
 def _model_config(model: ModelContext) -> ClientModelConfig:
-    from gpuserve.client.config import parse_model_config
+    from gpuserve.client.client_config import parse_model_config
 
     return parse_model_config(
         {

@@ -1,4 +1,4 @@
-"""PyTriton's errors. ``translation.py`` says which of gpuserve's become which of these.
+"""PyTriton's errors, and the conversion of gpuserve's errors to them.
 
 ::
 
@@ -7,17 +7,22 @@
     ├── PyTritonInvalidOperationError
     ├── PyTritonBadParameterError
     ├── PyTritonModelConfigError
-    ├── PyTritonUnrecoverableError     also gpuserve's UnrecoverableError: workers know it
+    ├── PyTritonUnrecoverableError     also gpuserve's UnrecoverableError, which workers know
     └── PyTritonRuntimeError
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gpuserve import errors
 from gpuserve_worker.calling.failure import UnrecoverableError
 
 
 class PyTritonError(Exception):
-    """What all of them have in common; ``message`` is the text."""
+    """The base class of PyTriton's errors. ``message`` is the text."""
 
     def __init__(self, message: object) -> None:
         super().__init__(message)
@@ -28,29 +33,55 @@ class PyTritonError(Exception):
 
     @property
     def message(self) -> str:
-        """What went wrong, in a sentence."""
+        """The text of the error."""
         return str(self._message)
 
 
 class PyTritonValidationError(PyTritonError):
-    """An argument has a value that cannot be served."""
+    """An argument with a value that cannot be served."""
 
 
 class PyTritonInvalidOperationError(PyTritonError):
-    """What was asked for cannot be done now."""
+    """An operation that is impossible in the present state."""
 
 
 class PyTritonBadParameterError(PyTritonError):
-    """A value of a model's configuration cannot be."""
+    """An invalid value in a model's configuration."""
 
 
 class PyTritonModelConfigError(PyTritonError):
-    """A model's configuration cannot be read or written."""
+    """A model configuration that cannot be read or written."""
 
 
 class PyTritonUnrecoverableError(PyTritonError, UnrecoverableError):
-    """No further inference is possible: raised by inference callables, and by ``serve()`` for one."""
+    """The end of all inference: raised by inference callables, and by ``serve()`` in return."""
 
 
 class PyTritonRuntimeError(PyTritonError):
-    """The server, or a decorator, failed while it ran."""
+    """A failure of the server, or of a decorator, at run time."""
+
+
+#: gpuserve's errors and PyTriton's. The first match counts.
+ERROR_TABLE: Final[tuple[tuple[type[errors.GpuserveError], type[Exception]], ...]] = (
+    (errors.DuplicateModel, PyTritonInvalidOperationError),
+    (errors.BadModelConfig, PyTritonBadParameterError),
+    (errors.BindError, PyTritonValidationError),
+    (errors.ConfigError, PyTritonValidationError),
+    (errors.ModelUnrecoverable, PyTritonUnrecoverableError),
+    (errors.AttachError, TimeoutError),
+    (errors.GpuserveError, PyTritonRuntimeError),
+)
+
+
+def to_pytriton_error(error: errors.GpuserveError) -> Exception:
+    """Convert an error of gpuserve to PyTriton's, with the same text."""
+    return next(theirs for ours, theirs in ERROR_TABLE if isinstance(error, ours))(str(error))
+
+
+@contextmanager
+def pytriton_errors() -> Iterator[None]:
+    """Convert errors of gpuserve that are raised inside the block."""
+    try:
+        yield
+    except errors.GpuserveError as error:
+        raise to_pytriton_error(error) from error.__cause__  # our own error adds nothing to the cause

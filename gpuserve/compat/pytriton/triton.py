@@ -1,12 +1,16 @@
 """``Triton`` and ``RemoteTriton``: PyTriton's server over ``gpuserve.Server`` and ``AttachedServer``.
-Inference callables stay in the calling process, in a thread each, as PyTriton's do: programs share objects
-between them, and keep what cannot be pickled. ``GPUSERVE_ISOLATION=process`` gives each a process.
+
+Inference callables run in the calling process, each in a thread, as PyTriton's do, because programs share
+objects between them and use objects that cannot be pickled. ``GPUSERVE_ISOLATION=process`` runs each in a
+process.
 """
 
 from __future__ import annotations
 
 import abc
 import atexit
+import copy
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -15,25 +19,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from gpuserve.api.binding import EXACT, model_spec
 from gpuserve.api.model_host import ModelHost
 from gpuserve.api.notebook_html import server_html, server_text
 from gpuserve.api.server import AttachedServer, Server
-from gpuserve.compat.pytriton.bound import bound_spec
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.constants import DEFAULT_TRITON_STARTUP_TIMEOUT_S
-from gpuserve.compat.pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
-from gpuserve.compat.pytriton.security import (
+from gpuserve.compat.pytriton.exceptions import (
+    PyTritonInvalidOperationError,
+    PyTritonValidationError,
+    pytriton_errors,
+)
+from gpuserve.compat.pytriton.triton_config import (
     DEFAULT_PROTECTED_ENDPOINTS,
     TRITON_ACCESS_HEADER,
     VALID_TRITON_ENDPOINTS,
+    TritonConfig,
     TritonSecurityConfig,
+    ineffective_options,
+    merged_configs,
+    server_settings,
 )
-from gpuserve.compat.pytriton.server_options import server_settings, without_effect
-from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.compat.pytriton.triton_config import TritonConfig, merged
 from gpuserve.compat.pytriton.utils.workspace import Workspace
-from gpuserve.core.errors import AttachError
+from gpuserve.core.errors import AttachError, BadModelConfig
+from gpuserve.model.build import warmup_as_given
 from gpuserve.model.declaration import ModelConfig, Tensor
+from gpuserve.model.spec import ModelSpec
+from gpuserve_worker.calling.callable import YIELDING, CallableKind, kind_of
 
 __all__ = [
     "DEFAULT_PROTECTED_ENDPOINTS",
@@ -66,12 +78,12 @@ MODEL_URL: Final = "/v2/models/{model_name}"
 MODEL_READY_URL: Final = f"{MODEL_URL}/ready"
 MODEL_CONFIG_URL: Final = f"{MODEL_URL}/config"
 MODEL_INFER_URL: Final = f"{MODEL_URL}/infer"
-#: Of the Triton binary, which there is none of: for programs that import the names.
+#: Constants of the Triton binary, which gpuserve does not have. Programs import the names.
 INITIAL_BACKEND_SHM_SIZE: Final = 4 << 20
 GROWTH_BACKEND_SHM_SIZE: Final = 1 << 20
 TRITONSERVER_DIST_DIR: Final = Path("tritonserver")
 
-#: "thread" or "process": where inference callables run.
+#: "thread" or "process": the place where inference callables run.
 ISOLATION_VARIABLE: Final = "GPUSERVE_ISOLATION"
 _VERBOSE: Final = (
     "Triton Inference Server is running with enabled verbose logs (log_verbose_level=%d). "
@@ -81,7 +93,7 @@ _VERBOSE: Final = (
 
 @dataclass
 class TritonLifecyclePolicy:
-    """Whether ``with Triton()`` starts the server, or ``run()`` does. There is no model store to choose."""
+    """Whether ``with Triton()`` starts the server, or ``run()`` does. ``local_model_store`` has no effect."""
 
     launch_triton_on_startup: bool = True
     local_model_store: bool = False
@@ -92,7 +104,7 @@ VertextAILifecyclePolicy: Final = TritonLifecyclePolicy(False, True)
 
 
 class TritonBase(abc.ABC):
-    """What ``Triton`` and ``RemoteTriton`` have in common: models over a ``ModelHost``."""
+    """The common parts of ``Triton`` and ``RemoteTriton``: models over a ``ModelHost``."""
 
     def __init__(self, host: ModelHost, workspace: Workspace | str | Path | None) -> None:
         self._host = host
@@ -117,13 +129,13 @@ class TritonBase(abc.ABC):
         strict: bool = False,
         trace_config: list[str] | None = None,
     ) -> None:
-        """Serve a callable under a name; ``ModelHost.bind`` says what the arguments are.
+        """Serve a callable under a name; ``ModelHost.bind`` describes the arguments.
 
         Raises:
-            PyTritonValidationError: the name, a tensor or the callable cannot be served.
-            PyTritonInvalidOperationError: the name is bound already.
-            PyTritonBadParameterError: a value of ``config`` cannot be.
-            PyTritonRuntimeError: where the server runs, the model could not be loaded.
+            PyTritonValidationError: if the name, a tensor or the callable cannot be served.
+            PyTritonInvalidOperationError: if the name is bound already.
+            PyTritonBadParameterError: if a value of ``config`` is invalid.
+            PyTritonRuntimeError: if the server runs and the model could not be loaded.
         """
         if trace_config:
             raise PyTritonValidationError(
@@ -146,7 +158,7 @@ class TritonBase(abc.ABC):
 
     @abc.abstractmethod
     def connect(self) -> None:
-        """Return when the server has this program's models."""
+        """Wait until the server has this program's models."""
 
     def __repr__(self) -> str:
         return server_text(type(self).__name__, self._host.declared, self._host.addresses)
@@ -159,7 +171,7 @@ class TritonBase(abc.ABC):
         """Start, and block until SIGINT, SIGTERM or ``stop()``."""
 
     def stop(self) -> bool:
-        """End what this program serves, and forget its models; whether there was something to end."""
+        """Stop serving and unbind all models. Return whether the server was running."""
         atexit.unregister(self.stop)
         was_running = self.is_connected()
         self._host.stop()
@@ -168,15 +180,15 @@ class TritonBase(abc.ABC):
         return was_running
 
     def is_alive(self) -> bool:
-        """Whether the server and this program's models run."""
+        """Return whether the server and this program's models run."""
         return self._host.is_alive()
 
     def is_connected(self) -> bool:
-        """Whether the server has been started, and has not ended."""
+        """Return whether the server was started and has not ended."""
         return self._host.is_alive() and bool(self._host.addresses)
 
     def _stop_at_exit(self) -> None:
-        """A program that ends without ``stop()`` finishes what is queued."""
+        """Stop at exit, so that a program without ``stop()`` finishes queued requests."""
         atexit.unregister(self.stop)
         atexit.register(self.stop)
 
@@ -185,13 +197,13 @@ class Triton(TritonBase):
     """A server in this program.
 
     Args:
-        config: its options, over those in the environment.
-        workspace: accepted; no file is written.
-        triton_lifecycle_policy: whether ``with`` starts it.
-        security_config: which endpoints need a token; by default those that change or watch the server.
+        config: Options, which override options in the environment.
+        workspace: Accepted and ignored; no file is written.
+        triton_lifecycle_policy: Whether ``with`` starts the server.
+        security_config: Endpoints that need a token; by default those that change or watch the server.
 
     Raises:
-        PyTritonValidationError: an option cannot be, or is none of gpuserve's.
+        PyTritonValidationError: if an option is invalid, or gpuserve refuses it.
     """
 
     def __init__(
@@ -202,14 +214,14 @@ class Triton(TritonBase):
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
         security_config: TritonSecurityConfig | None = None,
     ) -> None:
-        self._config = merged(TritonConfig.from_env(), config)
+        self._config = merged_configs(TritonConfig.from_env(), config)
         self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
         self._security = security_config or TritonSecurityConfig()
         settings = server_settings(self._config, self._security)
         with pytriton_errors():
             super().__init__(Server(settings), workspace)
-        self._triton_server = self._host  # programs look there whether it is alive
-        if unused := without_effect(self._config):
+        self._triton_server = self._host  # programs call its is_alive()
+        if unused := ineffective_options(self._config):
             logger.warning(
                 "These options of TritonConfig have no effect with gpuserve: %s.", ", ".join(unused)
             )
@@ -233,10 +245,10 @@ class Triton(TritonBase):
         self._warn_verbose()
 
     def connect(self) -> None:
-        """Return when the server that another thread starts is ready.
+        """Wait until the server that another thread starts is ready.
 
         Raises:
-            TimeoutError: nobody has started it.
+            TimeoutError: if the server was not started.
         """
         if not self._host.is_alive():
             raise TimeoutError(
@@ -245,14 +257,14 @@ class Triton(TritonBase):
         self.run()
 
     def serve(self, monitoring_period_s: float = MONITORING_PERIOD_S) -> None:
-        """Start if it does not run, and block until SIGINT, SIGTERM or ``stop()``.
+        """Start the server unless it runs, and block until SIGINT, SIGTERM or ``stop()``.
 
         Args:
-            monitoring_period_s: accepted; the end of the server is noticed at once.
+            monitoring_period_s: Accepted and ignored; the end of the server is detected at once.
 
         Raises:
-            PyTritonUnrecoverableError: a callable raised it, and the server has ended.
-            PyTritonRuntimeError: see ``run``.
+            PyTritonUnrecoverableError: if a callable raised it, which has ended the server.
+            PyTritonRuntimeError: as ``run``.
         """
         if not self.is_connected():
             self._stop_at_exit()
@@ -262,14 +274,14 @@ class Triton(TritonBase):
         self._warn_verbose()
 
     def stop(self) -> bool:
-        """Finish what is queued and end the server; False where it did not run."""
+        """Finish queued requests and stop the server. Return False if the server was not running."""
         was_running = super().stop()
         if was_running:
             self._warn_verbose()
         return was_running
 
     def get_access_token(self) -> str | None:
-        """The token of the restricted endpoints; None where there are none."""
+        """Return the token of the restricted endpoints, or None without restricted endpoints."""
         return self._security.access_token
 
     def _warn_verbose(self) -> None:
@@ -278,15 +290,15 @@ class Triton(TritonBase):
 
 
 class RemoteTriton(TritonBase):
-    """Models of this program, served by a server that another program of this user runs on this machine.
+    """The models of this program, served by a server that another program of this user runs on this machine.
 
     Args:
-        url: one of the server's ports: "localhost", "http://localhost:8000", "grpc://localhost:8001".
-        workspace: accepted; no file is written.
-        access_token: accepted; the operating system tells the server whose program this is.
+        url: One of the server's ports: "localhost", "http://localhost:8000", "grpc://localhost:8001".
+        workspace: Accepted and ignored; no file is written.
+        access_token: Accepted and ignored; the operating system identifies the program's user.
 
     Raises:
-        PyTritonClientInvalidUrlError: the url is wrong, or names another machine.
+        PyTritonClientInvalidUrlError: if the url is invalid, or names another machine.
     """
 
     def __init__(
@@ -314,34 +326,93 @@ class RemoteTriton(TritonBase):
         strict: bool = False,
         trace_config: list[str] | None = None,
     ) -> None:
-        """Serve a callable under a name, from now on where it is connected; see ``TritonBase.bind``."""
+        """Serve a callable under a name, at once if connected; see ``TritonBase.bind``."""
         super().bind(model_name, infer_func, inputs, outputs, model_version, config, strict, trace_config)
         self._has_models = True
 
     def connect(self) -> None:
-        """Attach to the server, and return when it has this program's models.
+        """Attach to the server, and wait until it has this program's models.
 
         Raises:
-            TimeoutError: it is not there, or does not take this program.
+            TimeoutError: if there is no server, or the server does not accept this program.
         """
         with pytriton_errors():
             self._host.run()
         self._stop_at_exit()
 
     def serve(self, monitoring_period_s: float = MONITORING_PERIOD_S) -> None:
-        """Attach if it is not, and block until SIGINT, SIGTERM, ``stop()`` or the end of the server.
+        """Attach unless attached, and block until SIGINT, SIGTERM, ``stop()`` or the end of the server.
 
         Raises:
-            TimeoutError: see ``connect``.
-            PyTritonUnrecoverableError: a callable raised it.
+            TimeoutError: as ``connect``.
+            PyTritonUnrecoverableError: if a callable raised it.
         """
         self.connect()
         with pytriton_errors():
             try:
                 self._host.serve()
-            except AttachError as error:  # the server may end when it likes
+            except AttachError as error:  # the end of the server is no error
                 logger.warning("%s", error)
 
     def is_alive(self) -> bool:
-        """Whether every model of this program is served; so it is where there is none."""
+        """Return whether every model of this program is served. True without any model."""
         return not self._has_models or self._host.is_alive()
+
+
+#: Kinds of callables that run several batches at once by default.
+_OVERLAPPING_KINDS: Final = YIELDING | {CallableKind.COROUTINE}
+
+
+def bound_spec(
+    model_name: str,
+    infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    model_version: int,
+    config: ModelConfig | None,
+    strict: bool,
+    isolation: str,
+) -> ModelSpec:
+    """Return the model spec of ``bind``'s arguments, by PyTriton's rules. Raise as ``ModelHost.bind``.
+
+    The rules concern accepted values, the number of concurrent batches, and error texts for clients. A
+    warm-up that cannot run is logged and left out.
+    """
+    without_warmups = config
+    if isinstance(config, ModelConfig):
+        without_warmups = copy.copy(config)
+        without_warmups.model_warmup = None
+    spec = model_spec(
+        model_name,
+        infer_func,
+        inputs,
+        outputs,
+        model_version,
+        without_warmups,
+        EXACT if strict else False,
+        isolation,
+        _concurrency(infer_func, config),
+    )
+    return dataclasses.replace(spec, all_lines=True, warmup=_warmups(spec, config))
+
+
+def _warmups(spec: ModelSpec, config: ModelConfig | None) -> tuple[Any, ...]:
+    declared = config.model_warmup if isinstance(config, ModelConfig) else None
+    found: list[Any] = []
+    for one in declared or ():
+        try:
+            found.append(warmup_as_given(one, spec.inputs))
+        except BadModelConfig as error:
+            logger.warning("left out a warm-up of model %s: %s", spec.name, error)
+    return tuple(found)
+
+
+def _concurrency(infer_func: Any, config: ModelConfig | None) -> int | None:
+    """Return 1 if the model is not decoupled, as in PyTriton, or None for the default. A callable whose
+    attribute ``concurrency`` is a number keeps that number.
+    """
+    callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
+    overlapping = [one for one in callables if callable(one) and kind_of(one) in _OVERLAPPING_KINDS]
+    asked = [one for one in overlapping if isinstance(getattr(one, "concurrency", None), int)]
+    is_decoupled = isinstance(config, ModelConfig) and config.decoupled
+    return None if is_decoupled or asked or not overlapping else 1

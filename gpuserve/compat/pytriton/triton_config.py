@@ -1,6 +1,8 @@
-"""``TritonConfig``: PyTriton's options, which are flags of Triton's server; what becomes of each is in the
-table of those. Where it is read from, keyword arguments, a dictionary or the environment, its values mean the
-same.
+"""PyTriton's options: ``TritonConfig`` and ``TritonSecurityConfig``, and their conversion to
+``ServerSettings``.
+
+The options are flags of Triton's server, and ``tritonserver/flags.py`` says what becomes of each. Values have
+the same meaning in keyword arguments, in a dictionary and in the environment.
 """
 
 from __future__ import annotations
@@ -9,14 +11,26 @@ import functools
 import logging
 import os
 import re
+import secrets
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
-from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
-from gpuserve.compat.tritonserver.flags import BY_NAME, Fate, Flag, Kind
+from gpuserve.client.client_settings import HEADERS, HTTP
+from gpuserve.compat.pytriton.exceptions import PyTritonValidationError, pytriton_errors
+from gpuserve.compat.tritonserver.flags import BY_NAME, FlagFate, FlagKind, TritonFlag
+from gpuserve.compat.tritonserver.option_settings import (
+    ConvertedOptions,
+    OptionProblem,
+    TritonOptions,
+    convert_options,
+)
+from gpuserve.config.settings.checks import check_trace, checked_settings
+from gpuserve.config.settings.server import EXPLICIT, TRITON, ServerSettings, TraceSettings
+from gpuserve.config.settings.values import ADMIN, DASHBOARD, ENDPOINT_GROUPS
+from gpuserve.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -27,26 +41,37 @@ _FALSE: Final = frozenset({"false", "0", "no", "off", ""})
 
 
 _RESTRICT: Final = "use Triton(security_config=TritonSecurityConfig(access_token=…, restricted_endpoints=…))"
-#: What options are here that mean something else to a server that reads a repository.
-_OWN: Final = {
+#: TritonOptions with another meaning than for a server that reads a repository.
+_OWN_FLAGS: Final = {
     flag.name: flag
     for flag in (
-        Flag("model-repository", Kind.TEXT, Fate.NO_EFFECT, "models are bound, and no repository is read"),
-        Flag("log-file", Kind.TEXT, Fate.NO_EFFECT, "the log goes to stderr"),
-        Flag("http-restricted-api", Kind.TEXT, Fate.REFUSED, _RESTRICT),
-        Flag("grpc-restricted-protocol", Kind.TEXT, Fate.REFUSED, _RESTRICT),
-        Flag("exit-on-error", Kind.BOOLEAN, Fate.NO_EFFECT, "run() raises what keeps a model from loading"),
+        TritonFlag(
+            "model-repository",
+            FlagKind.TEXT,
+            FlagFate.NO_EFFECT,
+            "models are bound, and no repository is read",
+        ),
+        TritonFlag("log-file", FlagKind.TEXT, FlagFate.NO_EFFECT, "the log goes to stderr"),
+        TritonFlag("http-restricted-api", FlagKind.TEXT, FlagFate.REFUSED, _RESTRICT),
+        TritonFlag("grpc-restricted-protocol", FlagKind.TEXT, FlagFate.REFUSED, _RESTRICT),
+        TritonFlag(
+            "exit-on-error",
+            FlagKind.BOOLEAN,
+            FlagFate.NO_EFFECT,
+            "run() raises what keeps a model from loading",
+        ),
     )
 }
 
 
 @dataclass(kw_only=True)
 class TritonConfig:
-    """PyTriton's options. None leaves one to its default. Options that are refused may be given what they
-    are here anyway: False, or an empty list.
+    """PyTriton's options. None leaves an option at its default.
+
+    An option that gpuserve refuses may still be given as False or as an empty list.
 
     Raises:
-        PyTritonValidationError: neither HTTP nor gRPC is allowed.
+        PyTritonValidationError: if neither HTTP nor gRPC is allowed.
     """
 
     model_repository: Path | None = None
@@ -106,41 +131,46 @@ class TritonConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """The options in a dictionary. Values are read as their type. What is no option is told and left out.
+        """Return the options in a dictionary. Values are converted to the types of their options.
+
+        Unknown options are logged and ignored.
 
         Raises:
-            PyTritonValidationError: a value is not of its option's type.
+            PyTritonValidationError: if a value is not of its option's type.
         """
-        known = _options()
+        known = _option_types()
         unknown = [name for name in config if name not in known]
         if unknown:
             logger.warning("No such option of TritonConfig: %s. Known: %s.", _listed(unknown), _listed(known))
-        return cls(**{name: _read(name, known[name], config[name]) for name in config if name in known})
+        return cls(
+            **{name: _option_value(name, known[name], config[name]) for name in config if name in known}
+        )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """The options in the environment: ``PYTRITON_TRITON_CONFIG_HTTP_PORT``; lists item by item, as
-        ``…_TRACE_CONFIG_0``, in the order of their numbers, or as one item without a number.
+        """Return the options in the environment, such as ``PYTRITON_TRITON_CONFIG_HTTP_PORT``.
+
+        The items of a list are numbered, as ``…_TRACE_CONFIG_0``, or one item has no number.
 
         Raises:
-            PyTritonValidationError: a value is not of its option's type.
+            PyTritonValidationError: if a value is not of its option's type.
         """
         variables = os.environ if environ is None else environ
-        return cls.from_dict(_by_name(variables))
+        return cls.from_dict(_options_in_environment(variables))
 
     def to_dict(self) -> dict[str, Any]:
-        """Every option by name, None where it is left to its default."""
+        """Return every option by name, None if the option is at its default."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
-def flag_of(name: str) -> Flag:
-    """The flag of Triton's server that an option is, with what gpuserve does with it."""
+def flag_of(name: str) -> TritonFlag:
+    """Return the flag of Triton's server for an option, with what gpuserve does with the flag."""
     flag = name.replace("_", "-")
-    return _OWN.get(flag) or BY_NAME[flag]
+    return _OWN_FLAGS.get(flag) or BY_NAME[flag]
 
 
-def merged(*configs: TritonConfig | None) -> TritonConfig:
-    """The options of all of them; the last that says something counts."""
+def merged_configs(*configs: TritonConfig | None) -> TritonConfig:
+    """Return the options of all configs. The last config that sets an option counts."""
     together: dict[str, Any] = {}
     for config in configs:
         if config is not None:
@@ -149,45 +179,40 @@ def merged(*configs: TritonConfig | None) -> TritonConfig:
 
 
 @functools.cache
-def _options() -> dict[str, Any]:
-    """The type that each option is read as, by its name."""
+def _option_types() -> dict[str, Any]:
+    """Return the type of each option by its name."""
     return {name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(TritonConfig).items()}
 
 
-def _by_name(variables: Mapping[str, str]) -> dict[str, Any]:
+def _options_in_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     items: dict[str, dict[int, str]] = {}
-    known = _options()
+    known = _option_types()
     for variable, text in variables.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         indexed = _INDEXED.fullmatch(name)
-        if indexed is not None and _is_list(known, indexed[1]):
+        if indexed is not None and known.get(indexed[1]) == list[str]:
             items.setdefault(indexed[1], {})[int(indexed[2])] = text
         else:
             found[name] = text
     return found | {name: [texts[one] for one in sorted(texts)] for name, texts in items.items()}
 
 
-def _is_list(known: Mapping[str, Any], name: str) -> bool:
-    return name in known and known[name] == list[str]
-
-
-def _read(name: str, kind: Any, value: Any) -> Any:
+def _option_value(name: str, kind: Any, value: Any) -> Any:
     if value is None:
         return None
     if kind == list[str]:
         return [value] if isinstance(value, str) else [str(one) for one in value]
     try:
-        return _boolean(value) if kind is bool else kind(value)
+        return _boolean_of(value) if kind is bool else kind(value)
     except (TypeError, ValueError):
-        raise PyTritonValidationError(
-            f"TritonConfig.{name}: expected {_expected(kind)}, given {value!r}"
-        ) from None
+        expected = {bool: "true or false", int: "an integer", Path: "a path"}.get(kind, "a string")
+        raise PyTritonValidationError(f"TritonConfig.{name}: expected {expected}, given {value!r}") from None
 
 
-def _boolean(value: Any) -> bool:
+def _boolean_of(value: Any) -> bool:
     if not isinstance(value, str):
         return bool(value)
     word = value.strip().lower()
@@ -196,9 +221,86 @@ def _boolean(value: Any) -> bool:
     return word in _TRUE
 
 
-def _expected(kind: Any) -> str:
-    return {bool: "true or false", int: "an integer", Path: "a path"}.get(kind, "a string")
-
-
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
+
+
+VALID_TRITON_ENDPOINTS: Final = set(ENDPOINT_GROUPS) - {ADMIN, DASHBOARD}
+DEFAULT_PROTECTED_ENDPOINTS: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
+TRITON_ACCESS_HEADER: Final = HEADERS[HTTP]
+_TOKEN_NBYTES: Final = 32
+
+
+@dataclass
+class TritonSecurityConfig:
+    """The endpoints that need ``access_token``.
+
+    By default these are the endpoints that change or watch the server, and the token is random. An empty list
+    restricts no endpoint.
+
+    Raises:
+        PyTritonValidationError: if a name is no group of endpoints, or no header can carry the token.
+    """
+
+    access_token: str | None = None
+    restricted_endpoints: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.restricted_endpoints is None:
+            self.restricted_endpoints = list(DEFAULT_PROTECTED_ENDPOINTS)
+        if self.access_token is None and self.restricted_endpoints:
+            self.access_token = secrets.token_urlsafe(_TOKEN_NBYTES)
+        if unknown := [one for one in self.restricted_endpoints if one not in ENDPOINT_GROUPS]:
+            valid = ", ".join(sorted(VALID_TRITON_ENDPOINTS))
+            given = ", ".join(map(str, unknown))
+            raise PyTritonValidationError(f"Invalid endpoint names: {given}. Valid endpoints are: {valid}")
+        with pytriton_errors():
+            restricted = tuple(self.restricted_endpoints)
+            checked_settings(ServerSettings(restricted_endpoints=restricted, access_token=self.access_token))
+
+
+def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
+    """Return the server settings of the options.
+
+    Raises:
+        PyTritonValidationError: if an option is refused. The text says what to use instead.
+    """
+    settings: dict[str, Any] = {} if config.id is not None else {"compat_name": TRITON}
+    trace: dict[str, Any] = {}
+    for (key, *inner), value, _ in _converted(config).settings:
+        if inner:
+            trace[inner[0]] = value
+        else:
+            settings[key] = value
+    return ServerSettings(
+        **settings,
+        model_control=EXPLICIT,  # as in PyTriton: authorized clients unload and load models
+        trace=_checked_trace(TraceSettings(**trace)),
+        restricted_endpoints=tuple(security.restricted_endpoints or ()),
+        access_token=security.access_token,
+    )
+
+
+def ineffective_options(config: TritonConfig) -> list[str]:
+    """Return the given options that have no effect in gpuserve."""
+    given = config.to_dict().items()
+    return [name for name, value in given if value is not None and flag_of(name).fate is FlagFate.NO_EFFECT]
+
+
+def _converted(config: TritonConfig) -> ConvertedOptions:
+    given: list[tuple[TritonFlag, Any]] = [(flag_of(name), value) for name, value in config.to_dict().items()]
+    options = TritonOptions(given, lambda name: name.replace("-", "_"))
+    try:
+        return convert_options(options)
+    except OptionProblem as problem:
+        raise PyTritonValidationError(
+            f"TritonConfig.{options.spell(problem.option)}: {problem.text}"
+        ) from None
+
+
+def _checked_trace(trace: TraceSettings) -> TraceSettings:
+    try:
+        check_trace(trace)
+    except ConfigError as error:
+        raise PyTritonValidationError(f"TritonConfig.trace_config: {error}") from None
+    return trace

@@ -1,3 +1,3 @@
-"""The flags of Triton's ``tritonserver``, for ``gpuserve tritonserver``, and for PyTriton's options, which
-are the same. Nothing is served here: command line in, settings out.
+"""The flags of Triton's ``tritonserver`` for ``gpuserve tritonserver``, and for PyTriton's options, which are
+the same: a command line in, settings out.
 """

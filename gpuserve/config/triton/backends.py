@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from gpuserve.backends.registry import backend_of, source_of
 from gpuserve.config.triton.folders import ModelFolder
 from gpuserve.config.triton.pbtxt import EntryDraft, listed
 from gpuserve.front.v2.model_config import plain
 from gpuserve.model.options import nearest
-from gpuserve.runtimes.table import runtime_of, source_of
 
 ENSEMBLE: Final = "ensemble"
 PYTHON: Final = "python"
@@ -79,21 +79,21 @@ BACKENDS: Final[Mapping[str, Backend]] = {
     for one in (
         Backend(
             PYTHON,
-            "gpuserve.python_backend.model:TritonModel",
+            "gpuserve.backends.python_backend.triton_model:TritonModel",
             ("model.py",),
             takes_config=True,
             options={"request_details": True, "strict": False},  # as in Triton, where outputs may be left out
         ),
         Backend(
             ONNXRUNTIME,
-            "gpuserve.runtimes.onnx:OnnxModel",
+            "gpuserve.backends.onnx:OnnxModel",
             ("model.onnx",),
             _ONNX_PARAMETERS,
             platform="onnxruntime_onnx",
         ),
         Backend(
             PYTORCH,
-            "gpuserve.runtimes.pytorch:PytorchModel",
+            "gpuserve.backends.pytorch:PytorchModel",
             ("model.pt", "model.pt2"),
             {"INTRA_OP_THREAD_COUNT": ("num_threads", _count), "TRUST": ("trust", _FLAG)},
             options={"array": "torch"},
@@ -215,7 +215,7 @@ def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version:
             **backend.options,
         }
     path, arguments = folder.file(version, found), _parameters(draft, backend)
-    known = runtime_of(path)
+    known = backend_of(path)
     if known is None or known.path != backend.callable:  # the name does not imply the callable
         return {"callable": backend.callable, "kwargs": {"file": path, **arguments}, **backend.options}
     return {"callable": path, "kwargs": arguments, **backend.options}

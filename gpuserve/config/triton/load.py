@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from gpuserve.backends.registry import source_of
 from gpuserve.config import precedence
 from gpuserve.config.fingerprints import folders_in
 from gpuserve.config.load import Configuration, load_file, resolve
@@ -39,7 +40,6 @@ from gpuserve.config.yaml_document import Path
 from gpuserve.core.errors import DeviceError
 from gpuserve.front.v2.model_config import kept_config
 from gpuserve.model.spec import ModelSpec
-from gpuserve.runtimes.table import source_of
 from gpuserve.supervisor.placement import ServerDevices
 
 if TYPE_CHECKING:

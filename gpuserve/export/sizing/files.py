@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from gpuserve.backends.registry import HUB, is_model_path, source_of
 from gpuserve.config.entries import split_callable
 from gpuserve.config.problems import ConfigProblems, Problem, dotted
 from gpuserve.export.sizing.values import readable
-from gpuserve.runtimes.table import HUB, is_model_path, source_of
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration

@@ -340,7 +340,7 @@ def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Chil
     if "object" in instance.source:
         return start_thread(name, instance.source)
     python = instance.source.get("python")
-    module = "gpuserve.environments.worker" if python else "gpuserve_worker"
+    module = "gpuserve.backends.environments" if python else "gpuserve_worker"
     return spawn(
         module,
         channels=2,

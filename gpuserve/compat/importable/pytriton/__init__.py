@@ -1,4 +1,4 @@
-"""What ``import pytriton`` finds: it puts ``gpuserve.compat.pytriton`` in its own place."""
+"""A stand-in for ``pytriton`` that replaces itself by ``gpuserve.compat.pytriton``."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Of PyTriton's self-checks, what its users' tests import."""
+"""PyTriton's self-checks, as far as tests of its users import them."""

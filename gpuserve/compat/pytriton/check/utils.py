@@ -1,5 +1,7 @@
-"""What tests of PyTriton's programs import: free ports, scripts in a thread, what is told of processes, lines
-of logs. ``ScriptThread`` and ``ProcessMonitoring`` need psutil, as PyTriton's do.
+"""Helpers that tests of PyTriton's programs import: free ports, scripts in a thread, process states, log
+lines.
+
+``ScriptThread`` and ``ProcessMonitoring`` need psutil, as PyTriton's do.
 """
 
 from __future__ import annotations
@@ -25,28 +27,28 @@ _CONTAINERS: Final = ("NVIDIA_PYTORCH_VERSION", "NVIDIA_TENSORFLOW_VERSION")
 
 
 def find_free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
+    """Return a TCP port that is free at this moment."""
     with socket.socket() as sock:
         sock.bind(("", 0))
         return int(sock.getsockname()[1])
 
 
 def search_warning_on_too_verbose_log_level(logs: str) -> re.Match[str] | None:
-    """Where logs say that verbose logs were asked for."""
+    """Return the match of Triton's warning about verbose logs, or None."""
     return _TOO_VERBOSE.search(logs)
 
 
 def get_current_container_version() -> str | None:
-    """The version of NVIDIA's container that this runs in."""
+    """Return the version of the NVIDIA container around this process, or None."""
     found = next((os.environ[name] for name in _CONTAINERS if os.environ.get(name)), None)
     return found and found.partition("-")[0]
 
 
 def verify_docker_image_in_readme_same_as_tested(readme_path: str, image_name_with_version: str) -> None:
-    """Whether a text names an image only as the one given.
+    """Check that a text names an image only by the given version.
 
     Raises:
-        AssertionError: it names another version.
+        AssertionError: if the text names another version.
     """
     framework = image_name_with_version.partition(":")[0].rpartition("/")[2]
     for named in re.finditer(rf"[\w/.\-:]+/{framework}:[\w.-]+", Path(readme_path).read_text()):
@@ -55,8 +57,8 @@ def verify_docker_image_in_readme_same_as_tested(readme_path: str, image_name_wi
 
 
 class ScriptThread(threading.Thread):
-    """A command that runs while ``with`` does, or as long as it likes; ``output`` is what it printed so far,
-    ``process`` a ``psutil.Popen`` while it runs.
+    """A thread that runs a command, during a ``with`` block or to the command's end. ``output`` is the text
+    that the command has printed. ``process`` is a ``psutil.Popen`` while the command runs.
     """
 
     def __init__(self, cmd: Sequence[str], workdir: str | None = None, name: str | None = None) -> None:
@@ -102,7 +104,7 @@ class ScriptThread(threading.Thread):
 
 
 class ProcessMonitoring:
-    """Logs a process and its children, each time it is asked."""
+    """A logger of the state of a process and its children."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class ProcessMonitoring:
         self._monitors: list[Callable[[int], None]] = []
 
     def register_custom_monitor(self, custom_monitor: Callable[[int], None]) -> None:
-        """Call a function with the number of each process, whenever the state is told."""
+        """Call a function with the process id of each process whenever the state is logged."""
         self._monitors.append(custom_monitor)
 
     @property

@@ -1,4 +1,4 @@
-"""The clients where PyTriton has them."""
+"""The clients at PyTriton's import path."""
 
 from __future__ import annotations
 

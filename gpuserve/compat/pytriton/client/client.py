@@ -1,5 +1,7 @@
-"""gpuserve's clients, which have PyTriton's names, and its patience: it waits for the next response of a
-decoupled model as long as that takes, whatever ``inference_timeout_s`` is.
+"""gpuserve's clients under PyTriton's names.
+
+As in PyTriton, clients of decoupled models wait for each response without a limit, whatever
+``inference_timeout_s`` is.
 """
 
 from __future__ import annotations
@@ -19,21 +21,21 @@ __all__ = [
 
 
 class ModelClient(gpuserve.client.ModelClient):
-    """As ``gpuserve.client.ModelClient``."""
+    """The same as ``gpuserve.client.ModelClient``."""
 
     @property
     def _general_client(self) -> Any:
-        """The tritonclient, which programs give to ``pytriton.client.utils`` by this name."""
+        """The tritonclient, which programs pass to ``pytriton.client.utils`` by this name."""
         return self._connection()
 
 
 class DecoupledModelClient(gpuserve.client.DecoupledModelClient):
-    """As ``gpuserve.client.DecoupledModelClient``, but a response may take as long as it likes."""
+    """``gpuserve.client.DecoupledModelClient`` without a time limit for responses."""
 
     _patient = True
 
 
 class AsyncioDecoupledModelClient(gpuserve.client.AsyncioDecoupledModelClient):
-    """As ``gpuserve.client.AsyncioDecoupledModelClient``, but a response may take as long as it likes."""
+    """``gpuserve.client.AsyncioDecoupledModelClient`` without a time limit for responses."""
 
     _patient = True

@@ -1,4 +1,4 @@
-"""What the clients raise, under PyTriton's names."""
+"""The clients' errors under PyTriton's names."""
 
 from __future__ import annotations
 

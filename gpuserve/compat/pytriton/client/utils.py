@@ -1,4 +1,4 @@
-"""Questions to a server by a tritonclient of one's own, blocking. ``asyncio_utils.py`` has the others."""
+"""Queries and waits by a caller's own blocking tritonclient. ``asyncio_utils.py`` is the same for asyncio."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from tritonclient.utils import InferenceServerException
 
-from gpuserve.client.base import Wait
-from gpuserve.client.config import ClientModelConfig, parse_model_config
-from gpuserve.client.failures import model_not_ready, server_not_ready
-from gpuserve.client.library import library
-from gpuserve.client.settings import DEFAULT_INFERENCE_TIMEOUT_S
-from gpuserve.client.sync import run
-from gpuserve.client.url import DEFAULT_GRPC_PORT as DEFAULT_GRPC_PORT  # noqa: PLC0414 - exported
-from gpuserve.client.url import DEFAULT_HTTP_PORT as DEFAULT_HTTP_PORT  # noqa: PLC0414
-from gpuserve.client.url import ServerUrl
+from gpuserve.client.client_base import ReadinessWait, tritonclient_library
+from gpuserve.client.client_config import ClientModelConfig, parse_model_config
+from gpuserve.client.client_settings import DEFAULT_GRPC_PORT as DEFAULT_GRPC_PORT  # noqa: PLC0414 - exported
+from gpuserve.client.client_settings import DEFAULT_HTTP_PORT as DEFAULT_HTTP_PORT  # noqa: PLC0414
+from gpuserve.client.client_settings import DEFAULT_INFERENCE_TIMEOUT_S, ServerUrl
+from gpuserve.client.exceptions import model_not_ready, server_not_ready
+from gpuserve.client.model_clients import run_blocking
 
 LATEST_MODEL_VERSION: Final = "<latest>"
 DEFAULT_SERVER_TIMEOUT_S: Final = 60.0
 DEFAULT_MODEL_TIMEOUT_S: Final = 300.0
-#: What a question meets that is not answered.
+#: Errors of a query that gets no answer.
 FAILURES: Final = (InferenceServerException, OSError)
 NotReady: TypeAlias = Callable[[Exception | None], Exception]
 
 
 class ModelState(enum.Enum):
-    """What a server's index says of a model."""
+    """The state of a model in a server's index."""
 
     UNAVAILABLE = "UNAVAILABLE"
     READY = "READY"
@@ -46,10 +44,10 @@ class TritonUrl(NamedTuple):
 
     @classmethod
     def from_url(cls, url: str) -> TritonUrl:
-        """The parts of ``[grpc|http]://host[:port]``.
+        """Return the parts of ``[grpc|http]://host[:port]``.
 
         Raises:
-            PyTritonClientInvalidUrlError: it is no such URL.
+            PyTritonClientInvalidUrlError: if the URL has another form.
         """
         parsed = ServerUrl.parse(url)
         return cls(parsed.protocol, parsed.host, parsed.port)
@@ -66,26 +64,26 @@ class TritonUrl(NamedTuple):
 
 
 def create_client_from_url(url: str, network_timeout_s: float | None = None) -> Any:
-    """A tritonclient of the server at ``url``, which is the caller's to close.
+    """Return a tritonclient of the server at ``url``. The caller closes the client.
 
     Raises:
-        PyTritonClientInvalidUrlError: it is no URL of a server.
+        PyTritonClientInvalidUrlError: if the URL names no server.
     """
     address = ServerUrl.parse(url)
     timeout_s = DEFAULT_INFERENCE_TIMEOUT_S if network_timeout_s is None else network_timeout_s
-    return library(address).connect(address, timeout_s)
+    return tritonclient_library(address).connect(address, timeout_s)
 
 
 def wait_for_server_ready(
     client: Any, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Wait until the server is ready, 60 seconds where ``timeout_s`` is None.
+    """Wait until the server is ready, 60 seconds if ``timeout_s`` is None.
 
     Raises:
-        PyTritonClientTimeoutError: it is not, in that time.
+        PyTritonClientTimeoutError: if the server is not ready in time.
     """
-    ask = partial(client.is_server_ready, headers=headers)
-    _wait(ask, timeout_s or DEFAULT_SERVER_TIMEOUT_S, server_not_ready)
+    poll = partial(client.is_server_ready, headers=headers)
+    _wait(poll, timeout_s or DEFAULT_SERVER_TIMEOUT_S, server_not_ready)
 
 
 def wait_for_model_ready(
@@ -95,13 +93,13 @@ def wait_for_model_ready(
     timeout_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Wait until a model is ready, 300 seconds where ``timeout_s`` is None.
+    """Wait until a model is ready, 300 seconds if ``timeout_s`` is None.
 
     Raises:
-        PyTritonClientTimeoutError: it is not, in that time.
+        PyTritonClientTimeoutError: if the model is not ready in time.
     """
-    ask = partial(client.is_model_ready, model_name, model_version or "", headers=headers)
-    _wait(ask, timeout_s or DEFAULT_MODEL_TIMEOUT_S, not_ready_of(model_name, model_version))
+    poll = partial(client.is_model_ready, model_name, model_version or "", headers=headers)
+    _wait(poll, timeout_s or DEFAULT_MODEL_TIMEOUT_S, not_ready_error(model_name, model_version))
 
 
 def get_model_state(
@@ -110,7 +108,7 @@ def get_model_state(
     model_version: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> ModelState:
-    """What the server's index says of a model; UNAVAILABLE where it is not in it."""
+    """Return the state of a model in the server's index, UNAVAILABLE if the model is not in the index."""
     index = client.get_model_repository_index(headers=headers)
     return state_in(parse_index(index), model_name, model_version)
 
@@ -122,50 +120,50 @@ def get_model_config(
     timeout_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> ClientModelConfig:
-    """A model's configuration, once it is ready.
+    """Wait until a model is ready and return its configuration.
 
     Raises:
-        PyTritonClientTimeoutError: it is not ready in time.
+        PyTritonClientTimeoutError: if the model is not ready in time.
     """
     wait_for_model_ready(client, model_name, model_version, timeout_s, headers)
-    told = client.get_model_config(model_name, model_version or "", headers=headers)
-    return parse_config(told, model_version)
+    answer = client.get_model_config(model_name, model_version or "", headers=headers)
+    return parse_config(answer, model_version)
 
 
 def parse_http_response(models: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], ModelState]:
-    """The states in a server's index as HTTP tells it, by name and version."""
+    """Return the states in a server's index over HTTP, by name and version."""
     return {(one["name"], one["version"]): _state(one.get("state")) for one in models if one.get("version")}
 
 
 def parse_grpc_response(models: Iterable[Any]) -> dict[tuple[str, str], ModelState]:
-    """The states in a server's index as gRPC tells it, by name and version."""
+    """Return the states in a server's index over gRPC, by name and version."""
     return {(one.name, one.version): _state(one.state) for one in models if one.version}
 
 
 # ---- for asyncio_utils ----------------------------------------------------------------------
 
 
-def not_ready_of(model_name: str, model_version: str | None) -> NotReady:
-    """What is raised where the wait for a model is over."""
+def not_ready_error(model_name: str, model_version: str | None) -> NotReady:
+    """Return a function that makes the error for a model that is not ready in time."""
     return partial(model_not_ready, f"{model_name}/{model_version or LATEST_MODEL_VERSION}")
 
 
 def parse_index(index: Any) -> dict[tuple[str, str], ModelState]:
-    """The states in a server's index, of either protocol."""
+    """Return the states in a server's index, of either protocol."""
     return parse_grpc_response(index.models) if hasattr(index, "models") else parse_http_response(index)
 
 
 def state_in(
     states: Mapping[tuple[str, str], ModelState], model_name: str, model_version: str | None
 ) -> ModelState:
-    """The state of a model; without a version, that of its highest one."""
+    """Return the state of a model, or of its highest version."""
     versions = [version for name, version in states if name == model_name]
     version = model_version or max(versions, key=int, default="")
     return states.get((model_name, version), ModelState.UNAVAILABLE)
 
 
 def parse_config(answer: Any, model_version: str | None) -> ClientModelConfig:
-    """A model's configuration as a server of either protocol tells it."""
+    """Return the model configuration in a server's answer, of either protocol."""
     if hasattr(answer, "config"):
         from google.protobuf import json_format  # type: ignore[import-untyped]
 
@@ -174,17 +172,17 @@ def parse_config(answer: Any, model_version: str | None) -> ClientModelConfig:
 
 
 async def wait_until(
-    ask: Callable[[], Awaitable[bool]],
+    poll: Callable[[], Awaitable[bool]],
     timeout_s: float,
     not_ready: NotReady,
     sleep: Callable[[float], Awaitable[None]],
     failures: tuple[type[Exception], ...],
 ) -> None:
-    """Ask until the answer is yes; after ``timeout_s`` seconds raise ``not_ready`` of the last failure."""
-    wait = Wait(timeout_s)
+    """Poll until the answer is true. Raise ``not_ready`` of the last failure after ``timeout_s`` seconds."""
+    wait = ReadinessWait(timeout_s)
     while True:
         try:
-            if await ask():
+            if await poll():
                 return
             wait.error = None
         except failures as error:
@@ -196,15 +194,15 @@ async def wait_until(
 
 
 def _state(word: str | None) -> ModelState:
-    """A server that has just begun to load a model says nothing of it."""
+    """Return the state of a word in an index. A server that has just started to load a model sends none."""
     return ModelState(word) if word else ModelState.LOADING
 
 
-def _wait(ask: Callable[[], bool], timeout_s: float, not_ready: NotReady) -> None:
-    async def asked() -> bool:
-        return ask()
+def _wait(poll: Callable[[], bool], timeout_s: float, not_ready: NotReady) -> None:
+    async def poll_now() -> bool:
+        return poll()
 
     async def sleep(pause_s: float) -> None:
         time.sleep(pause_s)  # noqa: ASYNC251 - no loop runs it
 
-    run(wait_until(asked, timeout_s, not_ready, sleep, FAILURES))
+    run_blocking(wait_until(poll_now, timeout_s, not_ready, sleep, FAILURES))

@@ -1,4 +1,4 @@
-"""PyTriton's warnings, for programs that filter them. gpuserve's clients have no reason to warn."""
+"""PyTriton's warnings, for programs that filter them. gpuserve's clients never warn."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class PyTritonWarning(UserWarning):
 
 
 class NotSupportedTimeoutWarning(PyTritonWarning):
-    """A timeout that a client would not keep; gpuserve's keep all of theirs."""
+    """A timeout that a client ignores. gpuserve's clients ignore none."""

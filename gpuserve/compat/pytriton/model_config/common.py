@@ -1,12 +1,12 @@
-"""The parts of a ``ModelConfig``, and the requests that a warm-up is made of."""
+"""The parts of a ``ModelConfig``, and the requests of a warm-up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from gpuserve.client.config import DeviceKind
-from gpuserve.compat.pytriton.translation import pytriton_errors
+from gpuserve.client.client_config import DeviceKind
+from gpuserve.compat.pytriton.exceptions import pytriton_errors
 from gpuserve.model.build import warmups
 from gpuserve.model.declaration import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction, WarmupInput
 from gpuserve_worker.calling.context import ModelContext
@@ -28,10 +28,10 @@ _INPUT = "input"
 
 
 def generate_warmup_data(warmup_input: WarmupInput, batch_size: int) -> Any:
-    """The array ``[batch_size, *shape]`` of one input of a warm-up.
+    """Return the array ``[batch_size, *shape]`` of one input of a warm-up.
 
     Raises:
-        PyTritonBadParameterError: nothing says what values it has.
+        PyTritonBadParameterError: if the input has no values.
     """
     (request,) = generate_warmup_requests([ModelWarmup("warmup", batch_size, {_INPUT: warmup_input}, 1)])
     return request[_INPUT]
@@ -42,11 +42,13 @@ def generate_warmup_requests(
     input_specs: Sequence[Any] = (),
     outputs_specs: Sequence[Any] = (),
 ) -> list[dict[str, Any]]:
-    """The arrays by name of each request of the warm-ups, ``count`` of them, as the model's instances are
-    given them. What the tensors are is said by the warm-ups: the specs are accepted.
+    """Return the arrays by name of each request of the warm-ups, ``count`` requests each, as instances
+    receive them.
+
+    The warm-ups themselves describe the tensors. The specs are accepted and ignored.
 
     Raises:
-        PyTritonBadParameterError: a value that cannot be.
+        PyTritonBadParameterError: if a warm-up has an invalid value.
     """
     return [request.data for one in model_warmup or () for request in _requests(one)]
 

@@ -1,13 +1,14 @@
-"""``ModelConfigGenerator``: from a configuration's class to Triton's message, as a dictionary or a file."""
+"""``ModelConfigGenerator``: the conversion of a configuration to Triton's message, as a dictionary or a
+file.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from gpuserve.client.config import ClientModelConfig, TensorSpec
-from gpuserve.compat.pytriton.exceptions import PyTritonModelConfigError
-from gpuserve.compat.pytriton.translation import pytriton_errors
+from gpuserve.client.client_config import ClientModelConfig, TensorSpec
+from gpuserve.compat.pytriton.exceptions import PyTritonModelConfigError, pytriton_errors
 from gpuserve.core.errors import BindError
 from gpuserve.front.v2.model_config import model_config
 from gpuserve.model.build import batching_options
@@ -16,16 +17,16 @@ from gpuserve.model.spec import InstanceSpec, ModelSpec
 
 
 class ModelConfigGenerator:
-    """Writes the configuration that it is given."""
+    """A writer of one model configuration."""
 
     def __init__(self, config: ClientModelConfig) -> None:
         self._config = config
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration as protobuf's own JSON.
+        """Return the configuration as protobuf's own JSON.
 
         Raises:
-            PyTritonModelConfigError, PyTritonBadParameterError: a value that cannot be.
+            PyTritonModelConfigError, PyTritonBadParameterError: if a value is invalid.
         """
         from google.protobuf import json_format  # type: ignore[import-untyped]
 
@@ -33,9 +34,10 @@ class ModelConfigGenerator:
         return document
 
     def to_file(self, config_path: str | Path) -> str:
-        """Write a ``config.pbtxt``; its text.
+        """Write a ``config.pbtxt`` and return its text.
 
-        Raises: as ``get_config``.
+        Raises:
+            PyTritonModelConfigError, PyTritonBadParameterError: if a value is invalid.
         """
         from google.protobuf import text_format
 
@@ -77,7 +79,7 @@ def _tensors(declared: Any, prefix: str) -> Any:
 
 
 def _instances(config: ClientModelConfig) -> tuple[InstanceSpec, ...]:
-    """What runs on a GPU is known by its kind alone, so the device is the first."""
+    """Return the instances. Only the kind of device is known, so GPU instances get the first GPU."""
     counts = config.instance_group.items()
     devices = {kind: "cuda:0" if kind.name == "KIND_GPU" else "cpu" for kind, _ in counts}
     return tuple(

@@ -1,4 +1,4 @@
-"""``ModelConfig`` where PyTriton has it."""
+"""``ModelConfig`` at PyTriton's import path."""
 
 from __future__ import annotations
 

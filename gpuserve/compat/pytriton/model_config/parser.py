@@ -1,4 +1,4 @@
-"""``ModelConfigParser``: from the configuration that a server tells, or a file of it, to its class."""
+"""``ModelConfigParser``: the conversion of a server's answer, or of a file, to a configuration object."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuserve.client.config import ClientModelConfig, parse_model_config
+from gpuserve.client.client_config import ClientModelConfig, parse_model_config
 from gpuserve.compat.pytriton.exceptions import PyTritonModelConfigError
 
 
 class ModelConfigParser:
-    """Reads configurations with the names of protobuf's fields."""
+    """A reader of configurations with the names of protobuf's fields."""
 
     @classmethod
     def from_dict(cls, model_config_dict: Mapping[str, Any]) -> ClientModelConfig:
-        """The configuration that a server told as JSON.
+        """Return the configuration in a server's JSON.
 
         Raises:
-            PyTritonModelConfigError: something is missing in it, or cannot be.
+            PyTritonModelConfigError: if a value is missing or invalid.
         """
         try:
             return parse_model_config(model_config_dict)
@@ -29,10 +29,10 @@ class ModelConfigParser:
 
     @classmethod
     def from_file(cls, *, config_path: Path) -> ClientModelConfig:
-        """The configuration in a ``config.pbtxt``.
+        """Return the configuration in a ``config.pbtxt``.
 
         Raises:
-            PyTritonModelConfigError: the file cannot be read.
+            PyTritonModelConfigError: if the file cannot be read.
         """
         from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
         from tritonclient.grpc import model_config_pb2

@@ -1,4 +1,4 @@
-"""``Tensor`` where PyTriton has it."""
+"""``Tensor`` at PyTriton's import path."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an inference callable is given, under PyTriton's names."""
+"""The types of an inference callable's arguments, at PyTriton's import path."""

@@ -1,5 +1,7 @@
-"""Spans of one's own. The server traces requests in another process than the callable's, so there is never a
-span to begin from; a tracer that a program sets is used for the spans that it opens itself.
+"""Spans that a program opens itself.
+
+The server traces requests in another process than the callable's, so there is never a parent span. A tracer
+that a program sets is used for the spans that the program opens.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ _tracer: Any = None
 
 
 def set_telemetry_tracer(tracer: Any) -> None:
-    """Use an OpenTelemetry tracer for ``traced_span``, once.
+    """Set the OpenTelemetry tracer of ``traced_span``, once.
 
     Raises:
-        ValueError: there is one already.
+        ValueError: if there is a tracer already.
     """
     global _tracer
     if _tracer is not None:
@@ -26,17 +28,17 @@ def set_telemetry_tracer(tracer: Any) -> None:
 
 
 def get_telemetry_tracer() -> Any:
-    """The tracer that was set, None where none was."""
+    """Return the tracer, or None."""
     return _tracer
 
 
 def traced_span(request: Any, span_name: str, **kwargs: Any) -> AbstractContextManager[Any]:
-    """A span around a part of the work for a request; nothing where no tracer is set."""
+    """Return a span around a part of the work for a request. Without a tracer, the span does nothing."""
     return start_span_from_span(getattr(request, "span", None), span_name, **kwargs)
 
 
 def start_span_from_span(span: Any, span_name: str, **kwargs: Any) -> AbstractContextManager[Any]:
-    """A span below another one, to be entered; nothing where no tracer is set."""
+    """Return a span below another span, for ``with``. Without a tracer, the span does nothing."""
     if _tracer is None:
         return nullcontext(span)
     manager: AbstractContextManager[Any] = _tracer.start_as_current_span(span_name, **kwargs)
@@ -44,7 +46,7 @@ def start_span_from_span(span: Any, span_name: str, **kwargs: Any) -> AbstractCo
 
 
 def parse_trace_config(trace_config: Sequence[str]) -> Any:
-    """Refused: what ``TritonConfig.trace_config`` says is done by the server, not in this process.
+    """Refuse to make a tracer: the server does what ``TritonConfig.trace_config`` says, not this process.
 
     Raises:
         PyTritonValidationError: always.

@@ -1,4 +1,4 @@
-"""``Request`` and ``Response``."""
+"""``Request`` and ``Response`` at PyTriton's import path."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Of PyTriton's utilities, those that programs use."""
+"""PyTriton's utilities, as far as programs use them."""

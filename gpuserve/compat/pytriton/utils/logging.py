@@ -1,15 +1,15 @@
-"""The log of other libraries that a program may use beside this one."""
+"""The log levels of other libraries."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
-#: Of ``sh``, each of which says a lot at the level DEBUG.
-_TALKATIVE: Final = ("sh.command", "sh.stream_bufferer", "sh.streamreader")
+#: Loggers of ``sh`` that write much at DEBUG.
+_VERBOSE_LOGGERS: Final = ("sh.command", "sh.stream_bufferer", "sh.streamreader")
 
 
 def silence_3rd_party_loggers() -> None:
-    """Have libraries that say much at DEBUG say only warnings."""
-    for name in _TALKATIVE:
+    """Set the loggers of verbose libraries to WARNING."""
+    for name in _VERBOSE_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)

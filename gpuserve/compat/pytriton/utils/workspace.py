@@ -1,4 +1,4 @@
-"""``Workspace``: a directory that PyTriton keeps its files in. gpuserve keeps none, so it is only a name."""
+"""``Workspace``: the folder in which PyTriton keeps its files. gpuserve keeps none, so it is only a name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 class CleanupWarning(UserWarning):
-    """A workspace could not be removed."""
+    """The warning that a workspace could not be removed."""
 
 
 class Workspace:
-    """The name of a directory. Nothing is ever written to it, nor is it made."""
+    """The name of a folder. gpuserve neither creates the folder nor writes to it."""
 
     def __init__(self, workspace_path: str | Path | None = None) -> None:
         given = workspace_path
@@ -22,24 +22,24 @@ class Workspace:
 
     @property
     def path(self) -> Path:
-        """The absolute path of the workspace's directory."""
+        """The absolute path of the workspace's folder."""
         return self._path.absolute()
 
     @property
     def model_store_path(self) -> Path:
-        """The path of a model store in the workspace; gpuserve makes none."""
+        """The path of a model store in the workspace. gpuserve creates none."""
         return self.path / "model-store"
 
     def exists(self) -> bool:
-        """Whether the directory is there."""
+        """Return whether the folder exists."""
         return self.path.exists()
 
     def is_empty(self) -> bool:
-        """Whether the directory has no entries, or is not there."""
+        """Return whether the folder has no entries, or does not exist."""
         return not self.exists() or not any(self.path.iterdir())
 
     def clean(self) -> None:
-        """Remove it, if it is there; what cannot be removed is a ``CleanupWarning``."""
+        """Remove the folder, if it exists. Warn by ``CleanupWarning`` if the folder cannot be removed."""
         if not self.exists():
             return
         try:
@@ -51,7 +51,7 @@ class Workspace:
 
 
 def pytriton_home() -> Path:
-    """Where workspaces are: ``$PYTRITON_HOME``, or ``pytriton`` in the user's cache directory."""
+    """Return the folder of workspaces: ``$PYTRITON_HOME``, or ``pytriton`` in the user's cache folder."""
     home = os.environ.get("PYTRITON_HOME")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(home) if home else Path(cache, "pytriton")

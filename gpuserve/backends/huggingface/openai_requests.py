@@ -1,0 +1,93 @@
+"""Requests of OpenAI's clients as prompts, and generated text as tokens of answers.
+
+The module needs pydantic, so it is imported only for models with ``openai: true``. Members of requests that
+are not supported are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from gpuserve.backends.huggingface.prompt_batches import Prompt, read_parameters
+from gpuserve.backends.huggingface.text_writer import TextWriter
+from gpuserve.core.errors import InvalidArgument
+from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, Token, Usage
+
+TextRequest = TypeVar("TextRequest", ChatRequest, CompletionRequest)
+#: Default of OpenAI's own completions.
+_COMPLETION_TOKENS: Final = 16
+_REFUSED: Final = ("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "suffix")
+_SAMPLING: Final = ("temperature", "top_p", "seed")
+#: Not in OpenAI's API, but clients of other servers send these.
+_MORE_SAMPLING: Final = ("top_k", "repetition_penalty")
+
+
+async def chat_prompt(writer: TextWriter, request: ChatRequest) -> Prompt:
+    """Return the conversation in the template's form, up to the assistant's turn."""
+    _refuse_unsupported(request)
+    if request.response_format is not None and request.response_format.get("type") != "text":
+        raise BadRequest("this model writes plain text", "response_format")
+    n_characters = sum([len(one.text) for one in request.messages])
+
+    def tokens() -> Any:
+        messages = [{**one.model_dump(exclude_none=True), "content": one.text} for one in request.messages]
+        try:
+            text = writer.tokenizer.apply_chat_template(
+                messages, tools=request.tools, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # the template is a program of the folder, and may refuse anything
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BadRequest(f"the model's template rejects them: {first}", "messages") from error
+        return writer.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return _sampled_prompt(
+        writer, await writer.shared_tokens.of(request.messages, n_characters, tokens), request, "messages"
+    )
+
+
+async def completion_prompt(writer: TextWriter, request: CompletionRequest) -> Prompt:
+    """Return the prompt of a completion, a text or the model's own tokens."""
+    _refuse_unsupported(request)
+    tokens: Any = request.prompt
+    if isinstance(tokens, str):
+        text = tokens
+        tokens = await writer.shared_tokens.of(text, len(text), lambda: writer.tokenizer(text)["input_ids"])
+    elif any(one >= writer.vocabulary for one in tokens):
+        raise BadRequest(f"the model has tokens below {writer.vocabulary}, given {max(tokens)}", "prompt")
+    return _sampled_prompt(writer, tokens, request, "prompt", {"max_new_tokens": _COMPLETION_TOKENS})
+
+
+async def generate_tokens(
+    writer: TextWriter,
+    request: TextRequest,
+    prompt_of: Callable[[TextWriter, TextRequest], Awaitable[Prompt]],
+) -> AsyncIterator[Any]:
+    """Yield the generated text as tokens of an answer. Closing the generator ends the generation."""
+    prompt = await prompt_of(writer, request)
+    yield Usage(prompt_tokens=len(prompt.tokens))
+    pieces = writer.write(prompt)
+    try:
+        async for text, count, finish_reason in pieces:
+            yield Token(text, count, finish_reason)
+    finally:
+        await pieces.aclose()
+
+
+def _refuse_unsupported(request: Any) -> None:
+    for name in _REFUSED:
+        if getattr(request, name, None):
+            raise BadRequest("this model does not honour it", name)
+
+
+def _sampled_prompt(
+    writer: TextWriter, tokens: Any, request: Any, member: str, defaults: dict[str, Any] | None = None
+) -> Prompt:
+    requested = {name: getattr(request, name) for name in _SAMPLING}
+    requested |= {name: request.model_extra.get(name) for name in _MORE_SAMPLING}
+    requested["max_new_tokens"] = request.token_limit
+    known = {name: value for name, value in requested.items() if value is not None}
+    try:
+        return writer.token_prompt(tokens, {**(defaults or writer.longest_options), **read_parameters(known)})
+    except InvalidArgument as error:
+        raise BadRequest(str(error), member) from None

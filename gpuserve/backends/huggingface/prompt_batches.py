@@ -1,0 +1,401 @@
+"""Batches of prompts in threads of their own: limits and sampling of a prompt, decoding of its tokens, and
+the calls of transformers.
+
+A batch contains the prompts that wait when it starts. Each row of a batch ends by itself: at its own limit,
+at an end token, or when its request is cancelled.
+
+::
+
+    event loop                  a thread, one batch
+    submit(prompt, on_piece)──► waiting ──► generate of transformers ──► on_piece(TextPiece), for each token
+                                            │  RowStreamer: tokens to rows
+                                            └─ FinishedRows: stops finished rows
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from gpuserve.core.errors import InvalidArgument
+
+STOP: Final = "stop"
+LENGTH: Final = "length"
+#: Limit of new tokens if neither the request nor the folder has one.
+MAX_NEW_TOKENS: Final = 256
+#: Decoded form of an incomplete character.
+_INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+#: A character has four bytes at most. Bytes that are no character after so many tokens are no text.
+_MAX_HELD_TOKENS: Final = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampling:
+    """The choice of the next token: the likeliest if ``temperature`` is 0."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens of a prompt, the limit of new tokens, and how they are chosen."""
+
+    tokens: Sequence[int]
+    max_new_tokens: int
+    sampling: Sampling
+
+
+class TextPiece(NamedTuple):
+    """A piece of text. The last piece has a ``finish_reason``, "stop" or "length"."""
+
+    text: str
+    tokens: int
+    finish_reason: str = ""
+
+
+class _OptionRange(NamedTuple):
+    kind: type
+    least: float
+    most: float
+    expected: str
+
+
+_OPTIONS: Final = {
+    "max_new_tokens": _OptionRange(int, 1, math.inf, "an int of at least 1"),
+    "temperature": _OptionRange(float, 0, 100, "a number from 0 to 100"),
+    "top_k": _OptionRange(int, 0, math.inf, "an int of at least 0"),
+    "top_p": _OptionRange(float, 0, 1, "a number from 0 to 1"),
+    "repetition_penalty": _OptionRange(float, 0.01, 100, "a number from 0.01 to 100"),
+    "seed": _OptionRange(int, 0, 2**63 - 1, "an int of at least 0"),
+}
+
+
+def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in a request's parameters. Raise InvalidArgument for invalid values."""
+    return {name: _checked_option(name, parameters[name]) for name in _OPTIONS if name in parameters}
+
+
+def _checked_option(name: str, value: Any) -> Any:
+    wanted = _OPTIONS[name]
+    is_number = isinstance(value, int | wanted.kind) and not isinstance(value, bool)
+    if not is_number or not wanted.least <= value <= wanted.most:
+        raise InvalidArgument(f"Parameter {name!r} must be {wanted.expected}, but is {value!r:.64}")
+    return wanted.kind(value)
+
+
+def limited_prompt(
+    tokens: Sequence[int], options: Mapping[str, Any], default: Sampling, limit: int, longest: int | None
+) -> Prompt:
+    """Return a prompt with its options.
+
+    Args:
+        tokens: Tokens of the prompt.
+        options: Options of the request, from ``read_parameters``.
+        default: Sampling where the options have none.
+        limit: Number of new tokens if the options have none.
+        longest: Number of tokens that the model takes in all, or None.
+
+    Raises:
+        InvalidArgument: if the prompt has no token, or leaves no room for one.
+    """
+    if not tokens:
+        raise InvalidArgument("the prompt has no token")
+    wanted = options.get("max_new_tokens", limit)
+    if longest is not None:
+        if len(tokens) >= longest:
+            raise InvalidArgument(
+                f"the prompt has {len(tokens)} tokens, and the model takes {longest} with those that it makes"
+            )
+        wanted = min(wanted, longest - len(tokens))
+    chosen = {key: value for key, value in options.items() if key != "max_new_tokens"}
+    return Prompt(tokens, wanted, dataclasses.replace(default, **chosen))
+
+
+class TextOfTokens:
+    """The text of tokens that come one by one. A character whose bytes have not all come is held back, and
+    nothing else. ``decode`` makes text of tokens.
+    """
+
+    __slots__ = ("_decode", "_n_shown", "_tokens")
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        #: The last tokens that were returned as text, because some tokenizers need the word before to decode
+        #: a space, and the tokens that were not. No others are kept, so each token is decoded a bounded
+        #: number of times.
+        self._tokens: list[int] = []
+        self._n_shown = 0
+
+    def push(self, token: int) -> str:
+        """Return the text that is certain and new with this token."""
+        self._tokens.append(token)
+        if len(self._tokens) - self._n_shown <= _MAX_HELD_TOKENS:
+            new = self._new()
+            return "" if new.endswith(_INCOMPLETE) else self._show(new)
+        return self.rest()
+
+    def rest(self) -> str:
+        """Return the text that was held back, at the end of the tokens."""
+        return self._show(self._new())
+
+    def _show(self, new: str) -> str:
+        del self._tokens[: self._n_shown]
+        self._n_shown = len(self._tokens)
+        return new
+
+    def _new(self) -> str:
+        known = self._decode(self._tokens[: self._n_shown])
+        return self._decode(self._tokens)[len(known) :]
+
+
+#: Called in the thread of the batch with each piece, or with an error, which is the last call.
+OnPiece: TypeAlias = "Callable[[TextPiece | Exception], None]"
+
+
+class PromptRow:
+    """A prompt in a batch, or waiting for one. A row that is ``over`` gets no more tokens."""
+
+    def __init__(
+        self, prompt: Prompt, on_piece: OnPiece, text: TextOfTokens, end_tokens: frozenset[int]
+    ) -> None:
+        self.prompt = prompt
+        self.over = False
+        self._on_piece = on_piece
+        self._text = text
+        self._end_tokens = end_tokens
+        self._count = 0
+        self._n_unreported = 0
+
+    def cancel(self) -> None:
+        """End the row without another piece; from any thread."""
+        self.over = True
+
+    def add_token(self, token: int) -> None:
+        """Add the next token of the row."""
+        if self.over:
+            return
+        self._count += 1
+        self._n_unreported += 1
+        if token in self._end_tokens:
+            self._finish(self._text.rest(), STOP)
+            return
+        text = self._text.push(token)
+        if self._count >= self.prompt.max_new_tokens:
+            self._finish(text + self._text.rest(), LENGTH)
+        elif text:
+            self._on_piece(TextPiece(text, self._new_tokens()))
+
+    def end(self) -> None:
+        """End the row, because the model has ended for a reason of its own."""
+        if not self.over:
+            self._finish(self._text.rest(), STOP)
+
+    def fail(self, error: Exception) -> None:
+        if not self.over:
+            self.over = True
+            self._on_piece(error)
+
+    def _finish(self, text: str, reason: str) -> None:
+        self.over = True
+        self._on_piece(TextPiece(text, self._new_tokens(), reason))
+
+    def _new_tokens(self) -> int:
+        count, self._n_unreported = self._n_unreported, 0
+        return count
+
+
+class RowStreamer:
+    """A streamer of transformers: gets the prompts, then the next tokens of all rows."""
+
+    def __init__(self, rows: Sequence[PromptRow]) -> None:
+        self._rows = rows
+        self._has_prompts = False
+
+    def put(self, value: Any) -> None:
+        if not self._has_prompts:
+            self._has_prompts = True
+            return
+        for row, token in zip(self._rows, value.flatten().tolist(), strict=True):
+            row.add_token(token)
+
+    def end(self) -> None:
+        for row in self._rows:
+            row.end()
+
+
+class FinishedRows:
+    """A stopping criterion of transformers: the rows that need no more tokens."""
+
+    def __init__(self, rows: Sequence[PromptRow]) -> None:
+        self._rows = rows
+
+    def __call__(self, input_ids: Any, _scores: Any, **_more: Any) -> Any:
+        import torch
+
+        return torch.tensor([row.over for row in self._rows], device=input_ids.device)
+
+
+class PromptBatches:
+    """The threads that answer prompts: ``batches`` batches at once, with at most ``rows`` prompts in each.
+    The threads end with the process.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, rows: int, batches: int) -> None:
+        self._model = model
+        self._decode = lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
+        self._config, self._ends, self._pad = _generation_config(model, tokenizer)
+        self._rows = rows
+        self._waiting: collections.deque[PromptRow] = collections.deque()
+        self._more = threading.Condition()
+        for number in range(batches):
+            threading.Thread(target=self._run_batches, name=f"generation {number}", daemon=True).start()
+
+    def submit(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
+        """Queue prompts, for one batch if they fit in one. They start at once if a thread is free."""
+        rows = [
+            PromptRow(prompt, on_piece, TextOfTokens(self._decode), self._ends)
+            for prompt, on_piece in prompts
+        ]
+        with self._more:
+            self._waiting.extend(rows)
+            self._more.notify()
+        return rows
+
+    def _run_batches(self) -> None:
+        while True:
+            rows = self._next_rows()
+            try:
+                self._generate(rows)
+            except Exception as error:  # the model's own code; only this batch fails
+                for row in rows:
+                    row.fail(error)
+
+    def _next_rows(self) -> list[PromptRow]:
+        with self._more:
+            while True:
+                rows: list[PromptRow] = []
+                while self._waiting and len(rows) < self._rows:
+                    row = self._waiting.popleft()
+                    if not row.over:
+                        rows.append(row)
+                if rows:
+                    if self._waiting:
+                        self._more.notify()
+                    return rows
+                self._more.wait()
+
+    def _generate(self, rows: Sequence[PromptRow]) -> None:
+        import torch
+        from transformers import LogitsProcessorList, StoppingCriteriaList
+
+        device = self._model.device
+        tokens, mask = _padded([row.prompt.tokens for row in rows], self._pad)
+        config = copy.copy(self._config)
+        config.max_new_tokens = max(row.prompt.max_new_tokens for row in rows)
+        sampling = RowSampling([row.prompt.sampling for row in rows], device)
+        with torch.inference_mode():
+            self._model.generate(
+                input_ids=torch.tensor(tokens, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([sampling]),
+                stopping_criteria=StoppingCriteriaList([FinishedRows(rows)]),
+                streamer=RowStreamer(rows),
+            )
+
+
+def _padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the prompts as rows of one length, padded on the left, and the mask of their tokens."""
+    longest = max(len(one) for one in prompts)
+    gaps = [longest - len(one) for one in prompts]
+    tokens = [[pad] * gap + list(one) for gap, one in zip(gaps, prompts, strict=True)]
+    return tokens, [[0] * gap + [1] * (longest - gap) for gap in gaps]
+
+
+def _generation_config(model: Any, tokenizer: Any) -> tuple[Any, frozenset[int], int]:
+    """Return the folder's config without options of single rows, the end tokens, the padding."""
+    config = copy.deepcopy(model.generation_config)
+    config.do_sample, config.num_beams, config.max_length = False, 1, None
+    for name in ("temperature", "top_k", "top_p", "repetition_penalty"):
+        setattr(config, name, None)
+    ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
+    listed = [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]
+    config.eos_token_id = listed or None
+    known = (config.pad_token_id, tokenizer.pad_token_id, *listed, 0)
+    pad = int(next(one for one in known if one is not None))
+    config.pad_token_id = pad
+    return config, frozenset(int(one) for one in listed), pad
+
+
+class RowSampling:
+    """A logits processor of transformers that chooses the next token of each row of a batch by the row's own
+    settings.
+
+    transformers computes the scores. Noise from the row's own generator makes the likeliest token a random
+    one (the Gumbel trick), so rows with any settings share a batch, and a seed gives the same text in any
+    batch.
+    """
+
+    def __init__(self, samplings: Sequence[Sampling], device: Any) -> None:
+        self._rows = [_RowSampler(one, device) for one in samplings]
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        for number, row in enumerate(self._rows):
+            if not row.is_plain:
+                scores[number] = row.scores(input_ids[number : number + 1], scores[number : number + 1])[0]
+        return scores
+
+
+class _RowSampler:
+    def __init__(self, sampling: Sampling, device: Any) -> None:
+        self._processors = _logits_processors(sampling)
+        self._random_generator = _new_generator(sampling, device) if sampling.temperature else None
+        self.is_plain = not self._processors and self._random_generator is None
+
+    def scores(self, input_ids: Any, scores: Any) -> Any:
+        for step in self._processors:
+            scores = step(input_ids, scores)
+        if self._random_generator is None:
+            return scores
+        import torch
+
+        noise = torch.empty_like(scores).exponential_(generator=self._random_generator).log_()
+        return scores - noise
+
+
+def _logits_processors(sampling: Sampling) -> list[Any]:
+    """Return the processors that transformers uses for these settings, in its order."""
+    from transformers.generation import logits_process as known
+
+    steps: list[Any] = []
+    if sampling.repetition_penalty != 1:
+        steps.append(known.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if not sampling.temperature:
+        return steps
+    if sampling.temperature != 1:
+        steps.append(known.TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        steps.append(known.TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        steps.append(known.TopPLogitsWarper(max(sampling.top_p, 1e-6)))
+    return steps
+
+
+def _new_generator(sampling: Sampling, device: Any) -> Any:
+    import torch
+
+    generator = torch.Generator(device=device)
+    if sampling.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(sampling.seed)
+    return generator

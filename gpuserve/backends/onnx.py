@@ -1,0 +1,377 @@
+"""ONNX models, run by onnxruntime.
+
+Names, datatypes and shapes come from the file. If the first axis of all tensors is free, the model batches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gpuserve.backends.model_files import (
+    MAX_BATCH_SIZE,
+    ModelFileError,
+    existing_file,
+    import_library,
+    is_one_row_per_request,
+    retry_one_by_one,
+    served_model,
+    threads_per_instance,
+)
+from gpuserve.decorators import batch
+from gpuserve_worker.calling.request import accept_batch
+from gpuserve_worker.protocol.tensor import BF16, BYTES, numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_DATATYPES: Final = {
+    "bool": "BOOL",
+    **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float16": "FP16",
+    "bfloat16": BF16,
+    "float": "FP32",
+    "double": "FP64",
+    "string": BYTES,
+}
+#: ``TensorProto.BFLOAT16``, which numpy has no type for.
+_ONNX_BFLOAT16: Final = 16
+_LEVELS: Final = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+_MODES: Final = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
+_NOT_SPINNING: Final = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+
+
+class OnnxModel:
+    """A model file of ONNX.
+
+    Args:
+        file: Path of the file.
+        device: "cpu" or "cuda:0". The latter needs onnxruntime-gpu.
+        instances: Number of instances that share the processors, which sets the default number of threads.
+        providers: Execution providers in place of the device's: names, or pairs of a name and options.
+        session_config: Entries of onnxruntime's session configuration.
+        options: Attributes of onnxruntime's ``SessionOptions``, such as intra_op_num_threads.
+
+    Raises:
+        ModelFileError: if the file, an option or the device is not usable.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        device: str = "cpu",
+        instances: int = 1,
+        providers: Sequence[Any] = (),
+        session_config: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        runtime = _onnxruntime()
+        given = {"intra_op_num_threads": threads_per_instance(instances)} | options
+        settings = _session_settings(runtime, given, _NOT_SPINNING | dict(session_config or {}))
+        self._session = _session(runtime, file, settings, _providers(runtime, device, providers))
+        self._runtime = runtime
+        self._device = device
+        self._inputs = {one.name: _datatype_of(one, file) for one in self._session.get_inputs()}
+        self._outputs = _wanted_outputs(self._session, file)
+        self._in_bfloat16 = BF16 in {*self._inputs.values(), *self._outputs.values()}
+        self._has_strings = BYTES in self._inputs.values()
+        self._is_single = is_one_row_per_request(
+            {one.name: len(one.shape) for one in self._session.get_inputs()}
+        )
+
+    @classmethod
+    def declare(
+        cls,
+        file: str,
+        device: str = "cpu",
+        instances: int = 1,
+        providers: Sequence[Any] = (),
+        session_config: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Return the file's tensors and largest batch, without a run or graph optimizations."""
+        runtime = _onnxruntime()
+        _session_settings(runtime, options, session_config or {})  # reports wrong options early
+        settings = _session_settings(
+            runtime, {"graph_optimization_level": "disable", "intra_op_num_threads": 1}, _NOT_SPINNING
+        )
+        session = _session(runtime, file, settings, ["CPUExecutionProvider"])
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        first = int(has_batch_axis([one.shape for one in inputs], [one.shape for one in outputs]))
+        return {
+            "inputs": [_declared_tensor(one, first, file) for one in inputs],
+            "outputs": [_declared_tensor(one, first, file) for one in outputs],
+            "max_batch_size": MAX_BATCH_SIZE * first,
+        }
+
+    def __call__(self, requests: Any) -> Any:
+        """Answer all requests by one run of the session. If the run fails on the CPU, answer each request by
+        itself: a text that is no UTF-8, or an index that is out of range, fails no other request.
+        """
+        answer: Any = self._answer  # its declared type still takes arrays
+        try:
+            return answer(requests)
+        except Exception:
+            if self._device != "cpu" or (answers := retry_one_by_one(answer, requests)) is None:
+                raise
+            return answers
+
+    @batch
+    def _answer(self, /, **arrays: Any) -> dict[str, Any]:
+        if self._is_single:
+            arrays = {name: array[None] for name, array in arrays.items()}
+        if any(map(_is_on_device, arrays.values())):
+            answers = self._run_on_device(arrays)
+        else:
+            answers = self._run_on_host(arrays)
+        if self._is_single:
+            answers = [one[0] for one in answers]
+        return dict(zip(self._outputs, answers, strict=True))
+
+    def _run_on_host(self, arrays: dict[str, Any]) -> list[Any]:
+        feed = {name: np.asarray(array) for name, array in arrays.items()}
+        if self._has_strings:
+            feed = {
+                name: _decoded_strings(one, name) if one.dtype == object else one
+                for name, one in feed.items()
+            }
+        if not self._in_bfloat16:
+            answers: list[Any] = self._session.run(list(self._outputs), feed)
+            return answers
+        values = {name: self._ort_value(array, self._inputs[name]) for name, array in feed.items()}
+        return [_host_array(one) for one in self._session.run_with_ort_values(list(self._outputs), values)]
+
+    def _ort_value(self, array: NDArray[Any], datatype: str) -> Any:
+        make = self._runtime.OrtValue
+        if datatype == BF16:
+            return make.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
+        return make.ortvalue_from_numpy(array)
+
+    def _run_on_device(self, arrays: dict[str, Any]) -> list[Any]:
+        """Run on inputs that are on the GPU, and leave the outputs there. Not yet run on a GPU."""
+        binding = self._session.io_binding()
+        _synchronize(arrays.values())
+        for name, array in arrays.items():
+            pointer = _device_pointer(array)
+            if pointer is None:
+                binding.bind_cpu_input(
+                    name, _decoded_strings(array, name) if array.dtype == object else array
+                )
+                continue
+            datatype = self._inputs[name]
+            element = _ONNX_BFLOAT16 if datatype == BF16 else numpy_dtype(datatype).type
+            binding.bind_input(
+                name, "cuda", _device_number(self._device), element, tuple(array.shape), pointer
+            )
+        for name, datatype in self._outputs.items():
+            on_host = datatype in {BYTES, BF16}
+            binding.bind_output(name, *(["cpu"] if on_host else ["cuda", _device_number(self._device)]))
+        self._session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return [
+            _DeviceArray(one) if one.device_name() == "cuda" else _host_array(one)
+            for one in binding.get_outputs()
+        ]
+
+
+accept_batch(OnnxModel.__call__)
+
+
+def _onnxruntime() -> Any:
+    """Import onnxruntime. Disable its telemetry, which from 1.29 on reports every session to its maker."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this on import
+    return import_library("onnxruntime", "onnx")
+
+
+# ---- the session --------------------------------------------------------------------------------
+
+
+def _session(runtime: Any, file: str, settings: Any, providers: Sequence[Any]) -> Any:
+    try:
+        session = runtime.InferenceSession(existing_file(file), settings, providers=providers)
+    except ModelFileError:
+        raise
+    except Exception as error:  # onnxruntime's own errors have no common class
+        reason = str(error).rpartition(" : ")[2].strip()
+        raise ModelFileError(
+            f"{os.path.basename(file)} is no ONNX model that onnxruntime can load: {reason}"
+        ) from None
+    first = providers[0] if isinstance(providers[0], str) else providers[0][0]
+    if first not in session.get_providers():  # onnxruntime falls back to the CPU and only logs it
+        raise ModelFileError(
+            f"onnxruntime could not use its {first} for {os.path.basename(file)}: the libraries of CUDA or "
+            "cuDNN that it needs are not there, see its message above"
+        )
+    return session
+
+
+def _providers(runtime: Any, device: str, given: Sequence[Any]) -> list[Any]:
+    if given:
+        return [one if isinstance(one, str) else (one[0], dict(one[1])) for one in given]
+    if device == "cpu":
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in runtime.get_available_providers():
+        raise ModelFileError(
+            f"device {device} needs the build of onnxruntime for CUDA: pip uninstall onnxruntime, then pip "
+            "install onnxruntime-gpu"
+        )
+    return [("CUDAExecutionProvider", {"device_id": _device_number(device)}), "CPUExecutionProvider"]
+
+
+def _session_settings(runtime: Any, given: Mapping[str, Any], config: Mapping[str, str]) -> Any:
+    settings = runtime.SessionOptions()
+    for key, value in config.items():
+        settings.add_session_config_entry(key, str(value))
+    words = {
+        "graph_optimization_level": (runtime.GraphOptimizationLevel, _LEVELS),
+        "execution_mode": (runtime.ExecutionMode, _MODES),
+    }
+    known = [one for one in dir(settings) if not one.startswith("_") and not callable(getattr(settings, one))]
+    for name, value in given.items():
+        if name not in known:
+            raise ModelFileError(
+                f"onnxruntime has no session option {name!r}, expected one of {', '.join(known)}"
+            )
+        if name in words:
+            enumeration, values = words[name]
+            if value not in values:
+                raise ModelFileError(f"{name} must be {' or '.join(map(repr, values))}, got {value!r}")
+            value = getattr(enumeration, values[value])
+        try:
+            setattr(settings, name, value)
+        except TypeError:
+            kind = type(getattr(settings, name)).__name__
+            raise ModelFileError(
+                f"the session option {name} must be of type {kind}, got {value!r:.100}"
+            ) from None
+    return settings
+
+
+def _device_number(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+# ---- tensors ------------------------------------------------------------------------------------
+
+
+def has_batch_axis(inputs: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]) -> bool:
+    """Return whether all first axes are free, and have the same name if they are named."""
+    free = all(shape and not isinstance(shape[0], int) for shape in (*inputs, *outputs))
+    names = {shape[0] for shape in inputs if shape and isinstance(shape[0], str)}
+    return bool(inputs) and free and len(names) <= 1
+
+
+def _declared_tensor(one: Any, first: int, file: str) -> dict[str, Any]:
+    shape = [dim if isinstance(dim, int) and dim >= 0 else -1 for dim in one.shape]
+    return {"name": one.name, "dtype": _datatype_of(one, file), "shape": shape[first:]}
+
+
+def _datatype_of(one: Any, file: str) -> str:
+    """Return the datatype of an input or output. Raise ModelFileError if the protocol has none."""
+    element = one.type.removeprefix("tensor(").removesuffix(")")
+    if not one.type.startswith("tensor(") or element not in _DATATYPES:
+        hint = "; convert it with zipmap=False" if one.type.startswith("seq(map(") else ""
+        where = f"{one.name!r} of {os.path.basename(file)}"
+        raise ModelFileError(f"{where} is {one.type}, which the protocol has no datatype for{hint}")
+    return _DATATYPES[element]
+
+
+def _wanted_outputs(session: Any, file: str) -> dict[str, str]:
+    """Return the outputs to compute, with their datatypes: those that the served model declares, or all."""
+    model = served_model()
+    declared = None if model is None else {one.name for one in model.outputs}
+    found = [one for one in session.get_outputs() if declared is None or one.name in declared]
+    missing = (declared or set()) - {one.name for one in found}
+    if missing:
+        known = ", ".join(one.name for one in session.get_outputs())
+        raise ModelFileError(f"{os.path.basename(file)} has no output {sorted(missing)[0]!r}, only {known}")
+    return {one.name: _datatype_of(one, file) for one in found}
+
+
+def _decoded_strings(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return byte strings as str for onnxruntime. Raise ValueError if an element is no UTF-8."""
+    try:
+        texts = [one.decode() if isinstance(one, bytes) else one for one in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"input {name!r} must hold UTF-8, but an element does not: {error.reason}") from None
+    found = np.empty(len(texts), object)
+    found[:] = texts
+    return found.reshape(array.shape)
+
+
+def _host_array(value: Any) -> Any:
+    """Return an output on the host as an array."""
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    shape = value.shape()
+    count = math.prod(shape)
+    if not count:
+        return np.empty(shape, numpy_dtype(BF16))
+    held = (ctypes.c_uint16 * count).from_address(value.data_ptr())
+    return np.frombuffer(held, np.uint16).copy().view(numpy_dtype(BF16)).reshape(shape)
+
+
+# ---- on a GPU -----------------------------------------------------------------------------------
+
+
+def _is_on_device(array: Any) -> bool:
+    if isinstance(array, np.ndarray):
+        return False
+    return bool(
+        getattr(array, "is_cuda", True)
+    )  # tensors of torch may be anywhere, arrays of CuPy are on a GPU
+
+
+def _device_pointer(array: Any) -> int | None:
+    """Return the device address of an array, or None for an array on the host."""
+    if not _is_on_device(array):
+        return None
+    if hasattr(array, "data_ptr"):  # torch, whose bfloat16 has no array interface
+        return int(array.data_ptr())
+    return int(array.__cuda_array_interface__["data"][0])
+
+
+def _synchronize(arrays: Any) -> None:
+    """Wait until the GPU has computed the inputs, because onnxruntime uses a stream of its own."""
+    for array in arrays:
+        if hasattr(array, "data_ptr"):
+            import torch
+
+            torch.cuda.current_stream(array.device).synchronize()
+            return
+        if not isinstance(array, np.ndarray):
+            import cupy
+
+            cupy.cuda.get_current_stream().synchronize()
+            return
+
+
+class _DeviceArray:
+    """An output on the GPU, with the CUDA array interface. The object keeps the memory alive."""
+
+    def __init__(self, value: Any) -> None:
+        self._ort_value = value
+        element = value.data_type().removeprefix("tensor(").removesuffix(")")
+        self.dtype = numpy_dtype(_DATATYPES[element])
+        self.shape = tuple(value.shape())
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (value.data_ptr(), False),
+            "version": 3,
+        }
+
+    def __getitem__(self, index: Any) -> Any:
+        import cupy
+
+        return cupy.asarray(self)[index]

@@ -1,0 +1,90 @@
+"""Errors that a ``model.py`` raises, returns or receives, and their conversion to and from the worker's
+errors.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, NamedTuple
+
+from gpuserve_worker.calling.failure import ToldError
+
+
+class TritonModelException(Exception):
+    """The exception that ``triton_python_backend_utils`` raises, and that a ``model.py`` may raise."""
+
+    def message(self) -> str:
+        return str(self)
+
+
+class TritonError:
+    """The error of one request: a text and a code."""
+
+    UNKNOWN: ClassVar = 0
+    INTERNAL: ClassVar = 1
+    NOT_FOUND: ClassVar = 2
+    INVALID_ARG: ClassVar = 3
+    UNAVAILABLE: ClassVar = 4
+    UNSUPPORTED: ClassVar = 5
+    ALREADY_EXISTS: ClassVar = 6
+    CANCELLED: ClassVar = 7
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"the message of a TritonError is a str, but {type(message).__name__} was given")
+        if code not in _CODES:
+            raise TypeError(
+                f"a TritonError has one of the codes TritonError.INTERNAL and so on, not {code!r}"
+            )
+        self._message = message
+        self._code = int(code)
+
+    def code(self) -> int:
+        return self._code
+
+    def message(self) -> str:
+        return self._message
+
+    def __str__(self) -> str:
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"TritonError({self._message!r}, {self._code})"
+
+
+class _TritonCode(NamedTuple):
+    value: str
+
+
+#: The codes of a TritonError in the worker's form. UNKNOWN becomes INTERNAL, because its cause is the model.
+_CODES: Final = {
+    TritonError.UNKNOWN: _TritonCode("INTERNAL"),
+    TritonError.INTERNAL: _TritonCode("INTERNAL"),
+    TritonError.NOT_FOUND: _TritonCode("NOT_FOUND"),
+    TritonError.INVALID_ARG: _TritonCode("INVALID_ARGUMENT"),
+    TritonError.UNAVAILABLE: _TritonCode("UNAVAILABLE"),
+    TritonError.UNSUPPORTED: _TritonCode("UNIMPLEMENTED"),
+    TritonError.ALREADY_EXISTS: _TritonCode("ALREADY_EXISTS"),
+    TritonError.CANCELLED: _TritonCode("CANCELLED"),
+}
+_NUMBERS: Final = {
+    **{code.value: number for number, code in _CODES.items() if number},
+    "RESOURCE_EXHAUSTED": TritonError.UNAVAILABLE,
+    "NO_MEMORY": TritonError.UNAVAILABLE,
+    "DEADLINE_EXCEEDED": TritonError.UNAVAILABLE,
+}
+
+
+class TritonRequestError(ToldError):
+    """A ``TritonError`` in the worker's form. The worker reads ``code``."""
+
+    def __init__(self, error: TritonError) -> None:
+        super().__init__(error.message())
+        self.code = _CODES[error.code()]
+
+
+def to_triton_error(error: Exception) -> TritonError:
+    """Convert an error of the server, with the worker's ``code``, for a ``model.py``."""
+    word = getattr(getattr(error, "code", None), "value", None)
+    return TritonError(str(error), _NUMBERS.get(str(word), TritonError.INTERNAL))

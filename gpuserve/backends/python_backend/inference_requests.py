@@ -1,0 +1,351 @@
+"""``InferenceRequest``: a request that a ``model.py`` receives, or makes to another model of its server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from gpuserve.backends.python_backend.errors import TritonModelException, to_triton_error
+from gpuserve.backends.python_backend.model_server import served_triton_model, worker_context
+from gpuserve.backends.python_backend.responses import (
+    BatchResponseQueue,
+    InferenceResponse,
+    InferenceResponseSender,
+    checked_parameters,
+    is_request_cancelled,
+    parameters_json,
+)
+from gpuserve.backends.python_backend.tensors import Tensor, array_of, received_tensor
+from gpuserve_worker.calling.calls import CallReply, ModelCall, OutgoingCalls
+from gpuserve_worker.calling.questions import ModelCallError, call_request
+from gpuserve_worker.calling.request import Request
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
+TRITONSERVER_REQUEST_RELEASE_ALL: Final = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
+TRITONSERVER_MEMORY_CPU: Final = 0
+TRITONSERVER_MEMORY_GPU: Final = 2
+_US: Final = 1e-6
+
+
+class PreferredMemory:
+    """The memory that a model prefers for the outputs of its own request."""
+
+    __slots__ = ("preferred_device_id", "preferred_memory_type")
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        if preferred_memory_type not in {TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU}:
+            raise TypeError(
+                "PreferredMemory is TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU, "
+                f"not {preferred_memory_type!r}"
+            )
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """The trace of a request. A worker has none."""
+
+    __slots__ = ()
+
+    def get_context(self) -> str | None:
+        return None
+
+
+class InferenceRequest:
+    """A request to another model."""
+
+    __slots__ = (
+        "__weakref__", "_correlation_id", "_flags", "_inputs", "_model_name", "_model_version", "_parameters",
+        "_preferred_memory", "_request_id", "_requested", "_timeout_us", "_trace",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
+        if not all(isinstance(one, Tensor) for one in inputs):
+            raise TypeError("the inputs of an InferenceRequest are pb_utils.Tensor objects")
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._inputs: list[Tensor] | None = list(inputs)
+        self._requested: Sequence[str] = list(requested_output_names)
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout_us = timeout
+        self._preferred_memory = preferred_memory
+        self._trace = trace or InferenceTrace()
+        self._parameters = checked_parameters(parameters)
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs or []
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id
+
+    def requested_output_names(self) -> set[str]:
+        return set(self._requested)
+
+    def model_name(self) -> str:
+        return self._model_name
+
+    def model_version(self) -> int:
+        return self._model_version
+
+    def flags(self) -> int:
+        """Return the sum of the request's TRITONSERVER_REQUEST_FLAG constants."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Return the time limit in microseconds, or 0 for no limit."""
+        return self._timeout_us
+
+    def parameters(self) -> str:
+        """Return the parameters by name, as JSON."""
+        return parameters_json(self._parameters)
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Send the request and return its response, or an iterator if ``decoupled``."""
+        if decoupled:
+            return self._stream(blocks=True)
+        try:
+            calls, call = self._call_model(stream=False, blocks=True)
+        except ModelCallError as error:
+            return _failed_response(error)
+        try:
+            return _response(call.take())
+        finally:
+            calls.forget(call)
+
+    async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Do as ``exec`` without blocking the event loop."""
+        if decoupled:
+            return self._stream(blocks=False)
+        try:
+            calls, call = self._call_model(stream=False, blocks=False)
+        except ModelCallError as error:
+            return _failed_response(error)
+        try:
+            return _response(await call.take_async())
+        finally:
+            calls.forget(call)
+
+    def preferred_memory(self) -> PreferredMemory | None:
+        return self._preferred_memory
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has left."""
+        return False
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        raise TritonModelException(
+            "a request that a model makes has no response sender; expected exec() or async_exec()"
+        )
+
+    def set_release_flags(self, flags: int) -> None:
+        raise TritonModelException("only a request that came to execute() can be released or rescheduled")
+
+    def _parameter_map(self) -> Mapping[str, Any]:
+        return self._parameters
+
+    def _stream(self, *, blocks: bool) -> ResponseIterator:
+        try:
+            return ResponseIterator(*self._call_model(stream=True, blocks=blocks))
+        except ModelCallError as error:
+            return ResponseIterator(None, None, _failed_response(error))
+
+    def _call_model(self, *, stream: bool, blocks: bool) -> tuple[OutgoingCalls, ModelCall]:
+        version, flags, timeout_us = self.model_version(), self.flags(), self.timeout()
+        request = call_request(
+            self.model_name(),
+            {one.name(): array_of(one) for one in self.inputs()},
+            stream=stream,
+            blocks=blocks,
+            version="" if version < 0 else version,
+            requested_outputs=sorted(self.requested_output_names()),
+            parameters=self._parameter_map(),
+            timeout_s=timeout_us * _US if timeout_us else None,
+            request_id=self.request_id(),
+            sequence_id=self.correlation_id(),
+            sequence_start=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            sequence_end=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        )
+        calls = worker_context().calls
+        return calls, calls.ask(request)
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request that ``execute`` receives, at a position of its batch. Values that most models do not read
+    are computed when they are read. Sent responses go to ``responses``.
+    """
+
+    __slots__ = ("_origin", "_position", "_release_flags", "_responses", "_sender")
+
+    def __init__(self, origin: Request, position: int, responses: BatchResponseQueue) -> None:
+        self._origin = origin
+        self._position = position
+        self._responses = responses
+        self._inputs = None
+        self._sender: InferenceResponseSender | None = None
+        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+
+    def inputs(self) -> list[Tensor]:
+        if self._inputs is None:
+            self._inputs = [received_tensor(name, array) for name, array in self._origin.data.items()]
+        return self._inputs
+
+    def request_id(self) -> str:
+        return self._origin.details.id
+
+    def correlation_id(self) -> int | str:
+        sequence = self._origin.sequence
+        return 0 if sequence is None else sequence.id
+
+    def requested_output_names(self) -> set[str]:
+        return set(self._origin.requested_output_names or ())
+
+    def model_name(self) -> str:
+        return served_triton_model().name
+
+    def model_version(self) -> int:
+        return served_triton_model().version
+
+    def flags(self) -> int:
+        sequence = self._origin.sequence
+        if sequence is None:
+            return 0
+        start = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if sequence.start else 0
+        return start | (TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if sequence.end else 0)
+
+    def set_flags(self, flags: int) -> None:
+        raise TritonModelException("the flags of a request that came to execute() are its client's to set")
+
+    def timeout(self) -> int:
+        return round(self._origin.details.timeout_s * 1_000_000)
+
+    def priority(self) -> int:
+        return self._origin.details.priority
+
+    def parameters(self) -> str:
+        return parameters_json(self._origin.parameters)
+
+    def _parameter_map(self) -> Mapping[str, Any]:
+        return self._origin.parameters or {}
+
+    def preferred_memory(self) -> PreferredMemory | None:
+        return None
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace()
+
+    def is_cancelled(self) -> bool:
+        return is_request_cancelled(self._origin)
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        if self._sender is None:
+            self._sender = InferenceResponseSender(self._responses, self._position, self._origin)
+        return self._sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """Release the request when ``execute`` returns, or reschedule it into a later batch."""
+        if flags not in {TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE}:
+            raise TritonModelException(
+                "set_release_flags takes TRITONSERVER_REQUEST_RELEASE_ALL or "
+                f"TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, not {flags!r}"
+            )
+        self._release_flags = flags
+        self._responses.is_used = True
+
+    @property
+    def is_rescheduled(self) -> bool:
+        """Whether ``execute`` is to receive the request once more."""
+        return self._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+    def reset_release_flags(self) -> None:
+        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+
+
+class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):
+    """The responses of another model. Deleting the iterator cancels the request."""
+
+    def __init__(
+        self,
+        calls: OutgoingCalls | None,
+        call: ModelCall | None,
+        failed: InferenceResponse | None = None,
+    ) -> None:
+        self._calls = calls
+        self._call = call
+        self._failed = failed
+
+    def __iter__(self) -> ResponseIterator:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            return failed
+        found = None if self._call is None else self._next(self._call.take())
+        if found is None:
+            raise StopIteration
+        return found
+
+    def __aiter__(self) -> ResponseIterator:
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            return failed
+        found = None if self._call is None else self._next(await self._call.take_async())
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    def cancel(self) -> None:
+        """Cancel the request: no more responses are wanted."""
+        calls, call, self._call = self._calls, self._call, None
+        if calls is not None and call is not None:
+            calls.forget(call)
+
+    def _next(self, reply: CallReply) -> InferenceResponse | None:
+        if reply.final:
+            self.cancel()
+        return None if reply.outputs is None and reply.error is None else _response(reply)
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+def _response(reply: CallReply) -> InferenceResponse:
+    if reply.error is not None:
+        return _failed_response(reply.error)
+    outputs = [received_tensor(name, array) for name, array in (reply.outputs or {}).items()]
+    return InferenceResponse(outputs, parameters=reply.parameters)
+
+
+def _failed_response(error: ModelCallError) -> InferenceResponse:
+    return InferenceResponse(error=to_triton_error(error))

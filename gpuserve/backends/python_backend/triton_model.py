@@ -1,0 +1,191 @@
+"""The inference callable of a model of Triton's Python backend: ``TritonModel`` imports the ``model.py`` of a
+model folder, initializes its ``TritonPythonModel`` and wraps the object for a worker.
+
+A process has one such model, and its modules are imported as Triton's stub imports them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from types import ModuleType
+from typing import Any, Final
+
+from gpuserve.backends.python_backend.execution import AwaitingModel, ReturningModel, SendingModel
+from gpuserve.backends.python_backend.model_config import (
+    completed_config,
+    config_entry,
+    using_decoupled_model_transaction_policy,
+)
+from gpuserve.backends.python_backend.model_server import ServedModel, set_served_model
+from gpuserve_worker.calling.callable import LoadError, UncachedSource
+from gpuserve_worker.calling.context import current_model
+from gpuserve_worker.calling.failure import log_text, log_traceback
+
+_FILE: Final = "model.py"
+_CLASS: Final = "TritonPythonModel"
+_IMPORTABLE: Final = os.path.join(os.path.dirname(__file__), "importable")
+
+
+class TritonModel:
+    """A model in Triton's folder layout.
+
+    The result is one of three classes, by the ``execute`` of the model.
+
+    Args:
+        model_dir: Folder of the model.
+        version: Name of the version's folder.
+        file: Name of the Python file in the version's folder.
+        config: Model configuration as JSON; "" if ``auto_complete_config`` sets all of it.
+        auto_complete: Whether ``auto_complete_config`` may complete the configuration.
+        device: The instance's device, such as "cpu" or "cuda:0".
+
+    Raises:
+        LoadError: if there is no such file or class, or if user code raised.
+    """
+
+    def __new__(  # type: ignore[misc]  # a factory that is a class because it has ``declare``
+        cls,
+        model_dir: str,
+        version: str = "1",
+        file: str = _FILE,
+        config: str = "",
+        auto_complete: bool = True,
+        device: str = "cpu",
+    ) -> ReturningModel | AwaitingModel | SendingModel:
+        model_class = import_class(model_dir, version, file)
+        name = _served_name(model_dir)
+        set_served_model(ServedModel(name, int(version), os.path.join(model_dir, version)))
+        config = config or _empty_config(name)
+        if auto_complete:
+            config = completed_config(model_class, config)
+        model = _initialized_model(
+            model_class, file, _initialize_arguments(name, model_dir, version, config, device)
+        )
+        outputs = _output_names(config)
+        if using_decoupled_model_transaction_policy(json.loads(config)):
+            return SendingModel(model, outputs, merges=json.loads(config).get("max_batch_size", 0) > 0)
+        awaits = inspect.iscoroutinefunction(model.execute)
+        return AwaitingModel(model, outputs) if awaits else ReturningModel(model, outputs)
+
+    @classmethod
+    def declare(
+        cls,
+        model_dir: str,
+        version: str = "1",
+        file: str = _FILE,
+        config: str = "",
+        auto_complete: bool = True,
+        device: str = "cpu",
+    ) -> Mapping[str, Any]:
+        """Return what the configuration declares, after ``model.py`` has completed the configuration."""
+        name = _served_name(model_dir)
+        model_class = import_class(model_dir, version, file)
+        set_served_model(ServedModel(name, int(version), os.path.join(model_dir, version)))
+        config = config or _empty_config(name)
+        return config_entry(completed_config(model_class, config) if auto_complete else config)
+
+
+def _served_name(model_dir: str) -> str:
+    """Return the name under which the model is served. Without a server, return the name of its folder."""
+    try:
+        return current_model().name
+    except LookupError:
+        return os.path.basename(os.path.abspath(model_dir))
+
+
+def _empty_config(name: str) -> str:
+    """Return a configuration that ``model.py`` has to complete."""
+    return json.dumps({"name": name, "backend": "python", "max_batch_size": 0, "input": [], "output": []})
+
+
+def _output_names(config: str) -> tuple[str, ...]:
+    """Return the server's declared outputs, or without a server the configured ones."""
+    try:
+        return tuple([one.name for one in current_model().outputs])
+    except LookupError:
+        return tuple([one["name"] for one in json.loads(config).get("output", ())])
+
+
+def _initialize_arguments(
+    name: str, model_dir: str, version: str, config: str, device: str
+) -> dict[str, str]:
+    """Return the argument of ``initialize``. A worker sees only its own GPU, which has number 0 there."""
+    try:
+        number = current_model().instance.rpartition("#")[2]
+    except LookupError:
+        number = "0"
+    return {
+        "model_config": config,
+        "model_instance_kind": "CPU" if device == "cpu" else "GPU",
+        "model_instance_name": f"{_group_name(name, config)}_{number}",
+        "model_instance_device_id": "0" if device == "cpu" else device.rpartition(":")[2] or "0",
+        "model_repository": os.path.abspath(model_dir),
+        "model_version": version,
+        "model_name": name,
+    }
+
+
+def _group_name(name: str, config: str) -> str:
+    """Return the name of the model's instance group, or one made of the model's name."""
+    groups = json.loads(config).get("instance_group") or [{"name": name}]
+    return str(groups[0].get("name") or f"{name}_0")
+
+
+def _initialized_model(model_class: Any, file: str, arguments: dict[str, str]) -> Any:
+    """Create and initialize the model. Raise ``LoadError`` if that is impossible."""
+    if not callable(getattr(model_class, "execute", None)):
+        raise LoadError(f"{_CLASS} in {file} has no method execute(self, requests)")
+    try:
+        model = model_class()
+        if hasattr(model, "initialize"):
+            model.initialize(arguments)
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise LoadError(f"initialize of {file} raised {log_text(error)}", log_traceback(error)) from None
+    return model
+
+
+def import_class(model_dir: str, version: str, file: str) -> Any:
+    """Import a version's ``model.py`` and return its ``TritonPythonModel``. Raise LoadError if there is no
+    such file or class, or if the file raised.
+    """
+    folder = os.path.join(model_dir, version)
+    path = os.path.join(folder, file)
+    if not os.path.isfile(path):
+        raise LoadError(f"there is no file {path}")
+    if _IMPORTABLE not in sys.path:
+        sys.path.insert(0, _IMPORTABLE)  # our triton_python_backend_utils comes before any installed one
+    sys.path += [one for one in (folder, model_dir) if one not in sys.path]
+    package = ModuleType(version)
+    package.__path__ = [folder]
+    name = f"{version}.{file.removesuffix('.py')}"
+    sys.modules[version] = package
+    loader = UncachedSource(name, path)
+    module = module_from_spec(ModuleSpec(name, loader, origin=path))
+    module.__file__ = path
+    sys.modules[name] = module  # replaces another model of this version in a process that tests several
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        raise LoadError(f"importing {file} raised {log_text(error)}", log_traceback(error)) from None
+    return _model_class(module, file)
+
+
+def _model_class(module: ModuleType, file: str) -> Any:
+    found = getattr(module, _CLASS, None)
+    if isinstance(found, type):
+        return found
+    defined = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    classes = f"; it defines {', '.join(map(repr, defined))}" if defined else ""
+    raise LoadError(
+        f"{file} has no class {_CLASS}, which is what a model of Triton's Python backend is{classes}"
+    )

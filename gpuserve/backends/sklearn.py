@@ -1,0 +1,310 @@
+"""scikit-learn models: an estimator or a pipeline from a file. Each method of the estimator is an output.
+
+Loading a pickle runs the code in it, so pickles need the operator's trust. A .skops file names the types in
+it, and only known or trusted types are created. ``sklearn_inputs`` has the forms of input.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle  # nosec B403
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuserve.backends.model_files import (
+    ModelFileError,
+    existing_file,
+    import_library,
+    require_trust,
+    retry_one_by_one,
+    served_model,
+)
+from gpuserve.backends.sklearn_inputs import Columns, input_form
+from gpuserve.core.errors import InvalidArgument
+from gpuserve.decorators import batch
+from gpuserve_worker.calling.request import Batch, accept_batch
+
+#: Rows are cheap, and a request with many rows must fit into a batch.
+MAX_BATCH_SIZE: Final = 1024
+
+
+class SklearnModel:
+    """A callable that answers rows with the results of an estimator's methods: predict,
+    predict_proba, transform and others.
+
+    Args:
+        file: A .skops file, or a .joblib or .pkl file.
+        trust: Whether a pickle may be loaded, which runs the code in it.
+        trusted: Names of types that a .skops file may contain beside those that skops knows.
+        columns: True for one input for each column; or the dtypes of columns, by name.
+        methods: The methods that are outputs.
+        dtype: Type of numbers whose type the file does not have.
+        device: The instance's device, which must be the CPU.
+
+    Raises:
+        ModelFileError: if the file cannot be served like this.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        trust: bool = False,
+        trusted: Sequence[str] = (),
+        columns: Columns = None,
+        methods: Sequence[str] | None = None,
+        dtype: str = "float64",
+        device: str = "cpu",
+    ) -> None:
+        if device != "cpu":
+            raise ModelFileError(f"scikit-learn computes on the CPU; the instance has device: {device}")
+        self._estimator = load_estimator(file, trust=trust, trusted=trusted)
+        self._form = input_form(self._estimator, columns, dtype)
+        model = served_model()
+        declared = [] if model is None else [one.name for one in model.outputs]
+        names = declared or served_methods(self._estimator, methods)
+        self._outputs = [parse_output_name(one) for one in names]
+        # All features come as one array, as declared, so their names are not missing.
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
+
+    @classmethod
+    def declare(
+        cls,
+        file: str,
+        trust: bool = False,
+        trusted: Sequence[str] = (),
+        columns: Columns = None,
+        methods: Sequence[str] | None = None,
+        dtype: str = "float64",
+        **_others: Any,
+    ) -> dict[str, Any]:
+        """Return inputs, outputs and largest batch as a config file has them. Raise ``ModelFileError``."""
+        estimator = load_estimator(file, trust=trust, trusted=trusted)
+        form = input_form(estimator, columns, dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the trial rows are zeros
+            outputs = trial_outputs(
+                estimator, form.argument(form.trial()), served_methods(estimator, methods)
+            )
+        return {"inputs": form.tensors(), "outputs": outputs, "max_batch_size": MAX_BATCH_SIZE}
+
+    def __call__(self, requests: Any) -> Any:
+        """Answer all requests by one call of each method. A rejected request fails alone."""
+        over_requests: Any = self._answer  # its declared type still takes arrays
+        answer = partial(over_requests, self._requested_outputs(requests))
+        try:
+            return answer(requests)
+        except ValueError as error:  # scikit-learn raises this for inputs that it rejects
+            answers = retry_one_by_one(answer, requests, ValueError)
+            if answers is None:
+                raise InvalidArgument(str(error)) from error
+            return [InvalidArgument(str(one)) if isinstance(one, ValueError) else one for one in answers]
+
+    @batch
+    def _answer(self, outputs: Sequence[MethodOutput], /, **arrays: Any) -> Any:
+        return compute_outputs(self._estimator, self._form.argument(arrays), outputs)
+
+    def _requested_outputs(self, requests: Any) -> list[MethodOutput]:
+        """Return the outputs that some request wants, so that no other method is called."""
+        wanted: set[str] = set()
+        for one in requests.requests if isinstance(requests, Batch) else ():
+            if not one[2]:
+                return self._outputs
+            wanted.update(one[2])
+        return [one for one in self._outputs if one.name in wanted] if wanted else self._outputs
+
+
+accept_batch(SklearnModel.__call__)
+
+
+# ---- model files ---------------------------------------------------------------------------------
+
+SKOPS: Final = (".skops",)
+#: joblib reads plain pickles too.
+PICKLES: Final = (".joblib", ".pkl", ".pickle")
+
+
+def load_estimator(file: str, *, trust: bool, trusted: Sequence[str]) -> Any:
+    """Load the estimator of a file.
+
+    Args:
+        file: Path of the file.
+        trust: Whether a pickle may run its code.
+        trusted: Types that a .skops file may contain.
+
+    Raises:
+        ModelFileError: if there is no file, if the file is not trusted, or if it contains something else.
+    """
+    suffix = os.path.splitext(file)[1].lower()
+    existing_file(file)
+    import_library("sklearn", "sklearn")
+    if suffix in SKOPS:
+        estimator = _from_skops(file, trusted)
+    elif suffix in PICKLES:
+        estimator = _from_pickle(file, trust)
+    else:
+        raise ModelFileError(
+            f"{os.path.basename(file)!r} is no file of scikit-learn by its name; expected one that ends in "
+            + ", ".join(SKOPS + PICKLES)
+        )
+    kind = type(estimator)
+    if not hasattr(estimator, "predict") and not hasattr(estimator, "transform"):
+        raise ModelFileError(
+            f"{os.path.basename(file)!r} holds an object of type {kind.__module__}.{kind.__qualname__}, "
+            "which has neither predict nor transform"
+        )
+    return estimator
+
+
+def _from_skops(file: str, trusted: Sequence[str]) -> Any:
+    skops = import_library("skops.io", "sklearn")
+    name = os.path.basename(file)
+    try:
+        unknown = sorted(set(skops.get_untrusted_types(file=file)) - set(trusted))
+        if unknown:
+            known = ", ".join([*trusted, *unknown])
+            raise ModelFileError(
+                f"{name!r} holds types that are not known to be harmless: {', '.join(unknown)}; if you trust "
+                f"them, set kwargs: {{trusted: [{known}]}}"
+            )
+        return skops.load(file, trusted=list(trusted))
+    except ModelFileError:
+        raise
+    except Exception as error:  # a broken archive may raise anything
+        raise _unreadable(name, error) from error
+
+
+def _from_pickle(file: str, trust: bool) -> Any:
+    name = os.path.basename(file)
+    require_trust(
+        file,
+        trust,
+        "a pickle, and loading one runs whatever code is in it",
+        "save the model with skops.io.dump instead",
+    )
+    try:
+        return import_library("joblib", "sklearn").load(file)
+    except ModelFileError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ModelFileError(
+            f"{name!r} needs the module {error.name!r}, which is not installed or not beside the config"
+        ) from error
+    except Exception as error:  # a pickle runs code, which may raise anything
+        if isinstance(error, (EOFError, pickle.UnpicklingError, ValueError, KeyError, IndexError)):
+            raise _unreadable(name, error) from error
+        raise ModelFileError(f"loading {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def _unreadable(name: str, error: Exception) -> ModelFileError:
+    return ModelFileError(
+        f"{name!r} cannot be read as a model of scikit-learn: {type(error).__name__}: {error}"
+    )
+
+
+# ---- methods and outputs -------------------------------------------------------------------------
+
+#: Methods that can be outputs, in the order in which they are declared.
+METHODS: Final = (
+    "predict",
+    "predict_proba",
+    "decision_function",
+    "transform",
+    "score_samples",
+    "predict_log_proba",
+)
+#: Methods whose results have a column for each class.
+_OF_CLASSES: Final = frozenset({"predict_proba", "predict_log_proba", "decision_function"})
+
+
+class MethodOutput(NamedTuple):
+    """An output: the only result of a method, or the result for one ``target`` of a multi-output model."""
+
+    name: str
+    method: str
+    target: int | None
+
+
+def served_methods(estimator: Any, chosen: Sequence[str] | None) -> list[str]:
+    """Return the methods that are outputs. Raise ModelFileError if the estimator lacks one."""
+    there = [one for one in METHODS if hasattr(estimator, one)]
+    for one in chosen or ():
+        if one not in there:
+            raise ModelFileError(
+                f"{type(estimator).__name__} has no method {one!r} to serve; it has {', '.join(there)}"
+            )
+    if chosen:
+        return list(chosen)
+    scores = "predict_proba" if "predict_proba" in there else "decision_function"
+    return [one for one in there if one in {"predict", scores, "transform"}]
+
+
+def parse_output_name(name: str) -> MethodOutput:
+    """Return the output of a name like predict or predict_0. Raise ModelFileError if none fits."""
+    if name in METHODS:
+        return MethodOutput(name, name, None)
+    method, _, target = name.rpartition("_")
+    if method in METHODS and target.isdecimal():
+        return MethodOutput(name, method, int(target))
+    raise ModelFileError(
+        f"an output of scikit-learn is named by its method, one of {', '.join(METHODS)}, but {name!r} was "
+        "declared"
+    )
+
+
+def compute_outputs(
+    estimator: Any, argument: Any, outputs: Iterable[MethodOutput]
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of the outputs. Each method is called once."""
+    outputs = list(outputs)
+    raw = {method: getattr(estimator, method)(argument) for method in {one.method for one in outputs}}
+    return {one.name: _output_array(raw[one.method], one.target) for one in outputs}
+
+
+def trial_outputs(estimator: Any, argument: Any, methods: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the outputs as a config file has them, found by calling the methods with two rows.
+
+    No attribute of an estimator has the types and shapes for every estimator.
+
+    Raises:
+        ModelFileError: if the estimator cannot be called with these rows.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for method in methods:
+        try:
+            result = getattr(estimator, method)(argument)
+        except Exception as error:  # third-party estimators may raise anything
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ModelFileError(
+                f"the trial call of {method} with two rows raised "
+                f"{type(error).__name__}: {first}; declare inputs and outputs in a config file"
+            ) from error
+        targets: list[int | None] = list(range(len(result))) if isinstance(result, list) else [None]
+        found |= {method if one is None else f"{method}_{one}": _output_array(result, one) for one in targets}
+    return [_declared_output(name, array, _labels(estimator, name)) for name, array in found.items()]
+
+
+def _output_array(result: Any, target: int | None) -> NDArray[Any]:
+    """Return one output with a batch axis and at least one more."""
+    value = result if target is None else result[target]
+    array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+    return array.reshape(-1, 1) if array.ndim == 1 else array
+
+
+def _declared_output(name: str, array: NDArray[Any], labels: list[str]) -> dict[str, Any]:
+    dtype = array.dtype.name if array.dtype.kind in "biuf" else "bytes"
+    entry: dict[str, Any] = {"name": name, "dtype": dtype, "shape": list(array.shape[1:])}
+    return entry | {"labels": labels} if array.shape[1:] == (len(labels),) else entry
+
+
+def _labels(estimator: Any, name: str) -> list[str]:
+    """Return the classes that the columns of an output stand for, or [] if the columns are something else."""
+    output = parse_output_name(name)
+    classes = getattr(estimator, "classes_", None)
+    if output.method not in _OF_CLASSES or classes is None:
+        return []
+    return [str(one) for one in (classes if output.target is None else classes[output.target])]

@@ -1,0 +1,445 @@
+"""The adapter from a user's callable for OpenAI's clients to an inference callable.
+
+Each inference request has the body of one HTTP request and the name of its endpoint. Each response is a
+document, or a chunk of a stream. Only this file of the package knows tensors.
+
+============================================  =====================================================
+the callable has                              it answers
+============================================  =====================================================
+a method ``chat``, ``complete`` or ``embed``  that endpoint
+none of these methods                         the endpoint of the annotation of its parameter:
+                                              ChatRequest, CompletionRequest, EmbeddingRequest,
+                                              or several of them joined by ``|``
+============================================  =====================================================
+
+Embeddings may be made for many requests at once: a parameter ``list[EmbeddingRequest]`` receives a batch, and
+``list[str]`` the texts of a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from gpuserve.model.openai_declaration import annotation_names
+from gpuserve.openai.answers import (
+    AnswerChoice,
+    BadRequest,
+    Delta,
+    NoSuchEndpoint,
+    StopSequences,
+    Token,
+    without_frames,
+)
+from gpuserve.openai.documents import (
+    AnswerDocuments,
+    ChatDocuments,
+    CompletionDocuments,
+    embedding_document,
+    split_vectors,
+    usage_document,
+)
+from gpuserve.openai.request_types import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    TypedRequest,
+    parse_request,
+    request_for_each_answer,
+)
+
+if TYPE_CHECKING:
+    from gpuserve_worker.calling.request import Request
+
+#: The names that ``gpuserve/model/openai_declaration.py`` declares.
+_REQUEST: Final = "request"
+_RESPONSE: Final = "response"
+_ENDPOINT: Final = "endpoint"
+#: Limit of an answer that is not streamed. A piece counts as 64 characters at least.
+MAX_ANSWER_CHARACTERS: Final = 64 << 20
+#: An answer to a request of a batch: a response, an error, or nothing yet.
+Answer = Mapping[str, Any] | Exception | None
+
+
+def adapt_callable(made: Any) -> Callable[[Any], Any]:
+    """Return the inference callable over a user's callable. Raise TypeError if that answers no endpoint."""
+    handlers = handlers_of(made)
+    embed = handlers.get(OpenAIEndpoint.EMBEDDINGS)
+    if embed is not None and len(handlers) == 1:
+        function = embed.call if inspect.isroutine(embed.call) else type(embed.call).__call__
+        if not inspect.iscoroutinefunction(inspect.unwrap(function)):
+            return EmbeddingModel(embed)
+    return OpenAIModel(handlers)
+
+
+class BatchMember:
+    """One request of a batch, for an ``endpoint``. An invalid request has its ``answer`` at once."""
+
+    def __init__(self, request: Request, handlers: Mapping[OpenAIEndpoint, EndpointHandler]) -> None:
+        self.answer: Answer = None
+        self._shape = request[_REQUEST].shape
+        try:
+            self.endpoint = _endpoint_of(request.parameters, handlers)
+            self.request: Any = _parse_body(request, self.endpoint, handlers[self.endpoint].argument)
+        except (BadRequest, NoSuchEndpoint) as error:
+            self.answer = without_frames(error)
+
+    def response(self, document: bytes) -> dict[str, Any]:
+        tensor = np.empty(self._shape, dtype=object)
+        tensor.fill(document)
+        return {_RESPONSE: tensor}
+
+
+def _endpoint_of(
+    parameters: Mapping[str, Any], handlers: Mapping[OpenAIEndpoint, EndpointHandler]
+) -> OpenAIEndpoint:
+    named = parameters.get(_ENDPOINT)
+    if named is None and len(handlers) == 1:
+        return next(iter(handlers))
+    for one in handlers:
+        if one.value == named:
+            return one
+    known = " and ".join(f"{one.value}" for one in handlers)
+    raise NoSuchEndpoint(f"the model answers {known}, not {str(named)[:64]!r}")
+
+
+def _parse_body(request: Request, endpoint: OpenAIEndpoint, argument: HandlerArgument) -> TypedRequest:
+    bodies = request[_REQUEST]
+    if bodies.size != 1:
+        raise BadRequest(f"expected one body in a request, given {bodies.size}")
+    forwarded = {key: one for key, one in request.parameters.items() if key != _ENDPOINT}
+    parsed = parse_request(REQUESTS[endpoint], bodies.item(), forwarded)
+    if isinstance(parsed, EmbeddingRequest) and argument is HandlerArgument.TEXTS:
+        parsed.require_texts()
+    return parsed
+
+
+class EmbeddingModel:
+    """A model that only has a blocking function for embeddings. A batch is one call."""
+
+    def __init__(self, embed: EndpointHandler) -> None:
+        self._handlers = {OpenAIEndpoint.EMBEDDINGS: embed}
+
+    def __call__(self, requests: Sequence[Request]) -> list[Answer]:
+        batch = [BatchMember(one, self._handlers) for one in requests]
+        groups = _embedding_groups(self._handlers[OpenAIEndpoint.EMBEDDINGS], batch)
+        for group in groups:
+            with group.catching(alone=len(groups) == 1):
+                group.set_answers(group.call())
+        return [one.answer for one in batch]
+
+
+class OpenAIModel:
+    """A model of any endpoints. Each request has a stream of its own."""
+
+    def __init__(self, handlers: dict[OpenAIEndpoint, EndpointHandler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, requests: Sequence[Request]) -> AsyncGenerator[list[Answer]]:
+        batch = [BatchMember(one, self._handlers) for one in requests]
+        alone = len(batch) == 1
+        refused: list[Answer] = [one.answer for one in batch]
+        if any(refused):
+            yield refused
+        if groups := _embedding_groups(self._handlers.get(OpenAIEndpoint.EMBEDDINGS), batch):
+            yield await _answer_embeddings(groups, batch)
+        positions = [at for at, one in enumerate(batch) if one.answer is None]
+        if not positions:
+            return
+        streams = [self._documents(batch[at], alone=alone) for at in positions]
+        async with aclosing(merge_streams(streams)) as documents:
+            async for number, document in documents:
+                answers: list[Answer] = [None] * len(batch)
+                answers[positions[number]] = document
+                yield answers
+
+    async def _documents(self, one: BatchMember, *, alone: bool) -> AsyncGenerator[Answer]:
+        """Yield the responses to one request. If it is ``alone``, raise its error, so that it is logged."""
+        call = self._handlers[one.endpoint].call
+        try:
+            async with aclosing(_text_documents(call, one.request)) as documents:
+                async for document in documents:
+                    yield one.response(document)
+        except BadRequest as error:
+            yield without_frames(error)
+        except Exception as error:  # user code may raise anything; other requests continue
+            if alone:
+                raise
+            traceback.print_exception(error)
+            yield without_frames(error)
+
+
+# ---- embeddings -----------------------------------------------------------------------------------
+
+
+class EmbeddingGroup:
+    """The requests that one call embeds."""
+
+    def __init__(self, handler: EndpointHandler, members: Sequence[BatchMember]) -> None:
+        self._handler = handler
+        self._members = members
+
+    def call(self) -> Any:
+        requests: list[EmbeddingRequest] = [one.request for one in self._members]
+        if self._handler.argument is HandlerArgument.REQUEST:
+            return self._handler.call(requests[0])
+        if self._handler.argument is HandlerArgument.REQUESTS:
+            return self._handler.call(requests)
+        return self._handler.call([text for one in requests for text in one.texts])
+
+    def set_answers(self, given: Any) -> None:
+        """Set each request's answer from the result. Raise ValueError for a wrong number of parts."""
+        if self._handler.argument is HandlerArgument.REQUEST:
+            given = [given]
+        elif self._handler.argument is HandlerArgument.TEXTS:
+            given = split_vectors(given, [one.request for one in self._members])
+        if len(given) != len(self._members):
+            raise ValueError(f"expected embeddings of {len(self._members)} requests, got {len(given)}")
+        for one, vectors in zip(self._members, given, strict=True):
+            if isinstance(vectors, Exception):
+                one.answer = vectors
+                continue
+            try:
+                one.answer = one.response(embedding_document(one.request, vectors))
+            except BadRequest as error:
+                one.answer = without_frames(error)
+
+    @contextmanager
+    def catching(self, *, alone: bool) -> Iterator[None]:
+        """Answer these requests with an exception of the block. If these requests are the whole batch
+        (``alone``), the exception is raised, so that it is logged.
+        """
+        try:
+            yield
+        except Exception as error:  # user code may raise anything; other requests continue
+            if alone and not isinstance(error, BadRequest):
+                raise
+            if not isinstance(error, BadRequest):
+                traceback.print_exception(error)
+            for one in self._members:
+                one.answer = without_frames(error)
+
+
+def _embedding_groups(handler: EndpointHandler | None, batch: Sequence[BatchMember]) -> list[EmbeddingGroup]:
+    found = [one for one in batch if one.answer is None and one.endpoint is OpenAIEndpoint.EMBEDDINGS]
+    if handler is None or not found:
+        return []
+    if handler.argument is HandlerArgument.REQUEST:
+        return [EmbeddingGroup(handler, [one]) for one in found]
+    return [EmbeddingGroup(handler, found)]
+
+
+async def _answer_embeddings(groups: Sequence[EmbeddingGroup], batch: Sequence[BatchMember]) -> list[Answer]:
+    members = [one for one in batch if one.answer is None]
+    for group in groups:
+        with group.catching(alone=len(groups) == 1 and len(members) == len(batch)):
+            given = group.call()
+            group.set_answers(await given if inspect.isawaitable(given) else given)
+    return [one.answer if one in members else None for one in batch]
+
+
+# ---- text -----------------------------------------------------------------------------------------
+
+
+async def _text_documents(
+    call: Callable[[Any], Any], request: ChatRequest | CompletionRequest
+) -> AsyncGenerator[bytes]:
+    documents: AnswerDocuments = (
+        ChatDocuments(request) if isinstance(request, ChatRequest) else CompletionDocuments(request)
+    )
+    wanted = request_for_each_answer(request)
+    stops = StopSequences(request.stop)
+    choices = [AnswerChoice(request.token_limit, stops) for _ in wanted]
+    streams = [_deltas(call, one, choice) for one, choice in zip(wanted, choices, strict=True)]
+    whole: list[list[Delta]] = [[] for _ in wanted]
+    cost, with_logprobs = 0, bool(request.logprobs)
+    async with aclosing(merge_streams(streams)) as deltas:
+        async for index, delta in deltas:
+            if request.stream:
+                yield documents.chunk(index, delta)
+                continue
+            whole[index].append(delta)
+            cost += delta.cost(with_logprobs=with_logprobs)
+            if cost > MAX_ANSWER_CHARACTERS:
+                raise BadRequest(
+                    f"the answer is over the limit of {MAX_ANSWER_CHARACTERS} characters for one that is not "
+                    "streamed: expected stream: true, or smaller values of max_tokens and n",
+                    "stream",
+                )
+    usage = _usage_of(choices, request.n)
+    if not request.stream:
+        yield documents.whole(whole, usage)
+    elif request.wants_usage:
+        yield documents.usage_chunk(usage)
+
+
+async def _deltas(call: Callable[[Any], Any], request: Any, choice: AnswerChoice) -> AsyncGenerator[Delta]:
+    """Yield the deltas of one answer from the values of its callable."""
+    if isinstance(request, CompletionRequest) and request.echo:
+        yield Delta(request.text)
+    async with aclosing(each_value(call(request))) as given:
+        async for one in given:
+            if (delta := choice.add(one)) is not None:
+                yield delta
+            if choice.over:
+                return
+    yield choice.end()
+
+
+def _usage_of(choices: Sequence[AnswerChoice], n: int) -> dict[str, Any]:
+    """Return the token counts. The prompt of several answers counts once."""
+    counts = [one.usage for one in choices]
+    prompts = [max(prompt for prompt, _ in counts[start : start + n]) for start in range(0, len(counts), n)]
+    return usage_document(sum(prompts), sum(made for _, made in counts))
+
+
+# ---- handlers ------------------------------------------------------------------------------------
+
+
+class OpenAIEndpoint(enum.Enum):
+    """An endpoint of OpenAI's API."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+
+
+#: The method of each endpoint, and the type of its requests.
+METHODS: Final = {
+    OpenAIEndpoint.CHAT: "chat",
+    OpenAIEndpoint.COMPLETIONS: "complete",
+    OpenAIEndpoint.EMBEDDINGS: "embed",
+}
+REQUESTS: Final[dict[OpenAIEndpoint, type[TypedRequest]]] = {
+    OpenAIEndpoint.CHAT: ChatRequest,
+    OpenAIEndpoint.COMPLETIONS: CompletionRequest,
+    OpenAIEndpoint.EMBEDDINGS: EmbeddingRequest,
+}
+
+
+class HandlerArgument(enum.Enum):
+    """The argument of a handler function."""
+
+    REQUEST = "one request"
+    REQUESTS = "the requests of a batch"
+    TEXTS = "the texts of a batch"
+
+
+class EndpointHandler(NamedTuple):
+    """A function that answers an endpoint."""
+
+    call: Callable[[Any], Any]
+    argument: HandlerArgument = HandlerArgument.REQUEST
+
+
+def handlers_of(made: Any) -> dict[OpenAIEndpoint, EndpointHandler]:
+    """Return the handlers of a callable by endpoint. Raise TypeError if there are none."""
+    found = {
+        endpoint: EndpointHandler(method, _argument_of(endpoint, method))
+        for endpoint, name in METHODS.items()
+        if callable(method := getattr(made, name, None))
+    }
+    if not found and callable(made):
+        words = annotation_names(made)
+        named = [endpoint for endpoint, kind in REQUESTS.items() if kind.__name__ in words]
+        found = {endpoint: EndpointHandler(made, _argument_of(endpoint, made)) for endpoint in named}
+    if not found:
+        raise TypeError(
+            "a callable for openai: true needs a method chat, complete or embed, or a parameter annotated "
+            "with ChatRequest, CompletionRequest or EmbeddingRequest of gpuserve.openai"
+        )
+    return found
+
+
+def _argument_of(endpoint: OpenAIEndpoint, function: Callable[..., Any]) -> HandlerArgument:
+    words = annotation_names(function)
+    if endpoint is not OpenAIEndpoint.EMBEDDINGS or not words & {"list", "List", "Sequence"}:
+        return HandlerArgument.REQUEST
+    return HandlerArgument.TEXTS if "str" in words else HandlerArgument.REQUESTS
+
+
+# ---- values and streams --------------------------------------------------------------------------
+
+_One = TypeVar("_One")
+#: Interval at which an iterator that never awaits yields to the event loop.
+_SLICE_S: Final = 0.0005
+_END: Final = object()
+
+
+class _Raised(NamedTuple):
+    error: Exception
+
+
+async def each_value(result: Any) -> AsyncGenerator[Any]:
+    """Yield the values of a result: a text, a list, an iterator or an awaitable. Close it at the end."""
+    if inspect.isawaitable(result):
+        result = await result
+    try:
+        if isinstance(result, AsyncIterator):
+            async for one in result:
+                yield one
+        elif isinstance(result, Iterator | list | tuple):
+            ends = perf_counter() + _SLICE_S
+            for one in result:
+                yield one
+                if perf_counter() >= ends:
+                    await asyncio.sleep(0)
+                    ends = perf_counter() + _SLICE_S
+        else:  # the number of tokens of a whole text is unknown
+            yield Token(result, 0) if isinstance(result, str) else result
+    finally:
+        await _close_iterator(result)
+
+
+async def _close_iterator(result: Any) -> None:
+    if isinstance(result, AsyncIterator) and hasattr(result, "aclose"):
+        await result.aclose()
+    elif isinstance(result, Iterator) and hasattr(result, "close"):
+        result.close()
+
+
+async def merge_streams(streams: Sequence[AsyncGenerator[_One]]) -> AsyncGenerator[tuple[int, _One]]:
+    """Yield the values of several streams as they come, each with the position of its stream. All streams are
+    closed with this one. An error of a stream is raised.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for one in only:
+                yield 0, one
+        return
+    values: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(len(streams))
+    tasks = [asyncio.create_task(_queue_values(number, one, values)) for number, one in enumerate(streams)]
+    try:
+        left = len(tasks)
+        while left:
+            number, one = await values.get()
+            if isinstance(one, _Raised):
+                raise one.error
+            if one is _END:
+                left -= 1
+            else:
+                yield number, one
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _queue_values(
+    number: int, stream: AsyncGenerator[Any], values: asyncio.Queue[tuple[int, Any]]
+) -> None:
+    async with aclosing(stream):
+        try:
+            async for one in stream:
+                await values.put((number, one))
+            await values.put((number, _END))
+        except Exception as error:  # user code may raise anything; the reader of the streams raises it
+            await values.put((number, _Raised(error)))
