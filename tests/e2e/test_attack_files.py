@@ -271,7 +271,7 @@ def test_check_runs_no_attack_and_says_what_to_do(tmp_path: Path, mark: Path) ->
     assert checked.returncode != 0
     for kind in KINDS:
         assert kind.said in " ".join(checked.stderr.split())
-    assert checked.stderr.count("say kwargs: {trust: true}, or") == 5
+    assert checked.stderr.count("set kwargs: {trust: true}, or") == 5
     assert not mark.exists()
 
 
@@ -343,7 +343,7 @@ def test_a_chat_template_reaches_no_python(tmp_path: Path, mark: Path) -> None:
     with serving(GPUSERVE, "serve", str(config)) as server:
         messages = [{"role": "user", "content": "good day"}]
         client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="-", max_retries=0)
-        with client, pytest.raises(openai.BadRequestError, match="the model's template does not take them"):
+        with client, pytest.raises(openai.BadRequestError, match="the model's template rejects them"):
             client.chat.completions.create(model="writer", messages=messages)
     assert not mark.exists()
     jinja2.Template(attack).render()

@@ -139,9 +139,9 @@ def test_one_inference_after_the_other_over_one_stream(url: str) -> None:
     with DecoupledModelClient(url, "count") as client:
         for count in (3, 0, 1, 4):
             assert values(client.infer_sample(wanted(count))) == list(range(count))
-        stream = client._answers
+        stream = client._results
         assert values(client.infer_sample(wanted(2), headers={"a": "b"})) == [0, 1]
-        assert client._answers is not stream
+        assert client._results is not stream
 
 
 def test_an_error_after_some_responses_and_then_another_inference(url: str) -> None:

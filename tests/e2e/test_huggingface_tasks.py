@@ -16,9 +16,11 @@ import tiny_models
 
 from gpuserve import Request
 from gpuserve.backends.huggingface import HuggingFaceModel
-from gpuserve.backends.huggingface.generation import TextGeneration, Writer
-from gpuserve.backends.huggingface.model_folders import Settings
+from gpuserve.backends.huggingface.generation import TextGeneration
+from gpuserve.backends.huggingface.model_folders import ModelSettings
+from gpuserve.backends.huggingface.text_writer import TextWriter
 from gpuserve.core.errors import InvalidArgument
+from gpuserve.errors import InvalidArgument
 from gpuserve_worker.calling.callable import LoadError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -189,7 +191,7 @@ def test_what_is_random_is_as_likely_as_the_model_says(tmp_path: Path) -> None:
 
 def test_no_more_is_made_for_a_client_that_left(tmp_path: Path) -> None:
     folder = tiny_models.writer(tmp_path, positions=20_000)
-    writer = Writer(Settings(str(folder), batches=1))
+    writer = TextWriter(ModelSettings(str(folder), batches=1))
     steps = 0
 
     def count(*_given: Any) -> None:
@@ -199,10 +201,10 @@ def test_no_more_is_made_for_a_client_that_left(tmp_path: Path) -> None:
     writer._batches._model.register_forward_hook(count)
 
     async def leave_and_ask() -> str:
-        pieces = writer.write(writer.prompt("a", {"max_new_tokens": 19_000}))
+        pieces = writer.write(writer.text_prompt("a", {"max_new_tokens": 19_000}))
         await anext(pieces)
         await pieces.aclose()
-        prompt = writer.prompt("b", {"max_new_tokens": 3})  # the only thread is free again
+        prompt = writer.text_prompt("b", {"max_new_tokens": 3})  # the only thread is free again
         return "".join([one.text async for one in writer.write(prompt)])
 
     assert asyncio.run(leave_and_ask())

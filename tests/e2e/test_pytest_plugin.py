@@ -95,7 +95,7 @@ def test_fixtures_of_a_project(tmp_path: Path) -> None:
 def test_a_project_that_does_not_say_what_to_ask(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(gpuserve_client): ...\n")
     done = run_pytest(folder=tmp_path)
-    assert "gpuserve_client does not know what to ask: mark the test with" in done.stdout
+    assert "gpuserve_client has no target: mark the test with" in done.stdout
     assert "pytest_plugin.py" not in done.stdout
 
 

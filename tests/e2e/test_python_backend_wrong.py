@@ -83,7 +83,7 @@ def test_what_was_sent_counts_where_a_response_is_returned_as_well(server: Opera
             "returns_a_list",
             ["execute of a decoupled model must return None and send its responses, but returned list"],
         ),
-        ("lets_go", ["y", "the model let go of the response sender of a request before its final response"]),
+        ("lets_go", ["y", "the model deleted the response sender of a request before its final response"]),
         ("refuses", ["y", "that is all"]),
         (
             "sends_no_response",

@@ -15,7 +15,7 @@ from gpuserve.front.doors.openai.outline import outline
 from gpuserve.front.doors.openai.requests import read_body
 from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest
-from gpuserve.openai.request_types import parse
+from gpuserve.openai.request_types import parse_request
 
 _KINDS = (ChatRequest, CompletionRequest, EmbeddingRequest)
 _MODEL = ModelSpec(name="m", inputs=(), outputs=(), openai=True)
@@ -54,7 +54,7 @@ def check(body: bytes) -> None:
     assert outlined.get("stream") == document.get("stream")
     for kind in _KINDS:
         try:
-            asked = parse(kind, body, {})
+            asked = parse_request(kind, body, {})
         except BadRequest as refused:
             text = str(refused)
             assert text

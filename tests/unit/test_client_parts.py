@@ -25,7 +25,7 @@ from gpuserve.client import (
     ClientValueError,
     ModelClient,
 )
-from gpuserve.client.client_base import Wait
+from gpuserve.client.client_base import ReadinessWait
 from gpuserve.client.client_config import (
     ClientModelConfig,
     DeviceKind,
@@ -255,7 +255,7 @@ class Clock:
 
 def test_pauses_grow_to_a_second_and_end_with_the_time() -> None:
     clock = Clock()
-    wait = Wait(5.0, clock)
+    wait = ReadinessWait(5.0, clock)
     pauses = []
     while (pause := wait.pause_s()) is not None:
         pauses.append(pause)
@@ -267,12 +267,12 @@ def test_pauses_grow_to_a_second_and_end_with_the_time() -> None:
 
 def test_a_question_may_take_what_is_left_within_bounds() -> None:
     clock = Clock()
-    wait = Wait(60.0, clock)
-    assert wait.question_s == 10.0
+    wait = ReadinessWait(60.0, clock)
+    assert wait.poll_timeout_s == 10.0
     clock.now += 57
-    assert wait.question_s == 3.0
+    assert wait.poll_timeout_s == 3.0
     clock.now += 10
-    assert wait.question_s == 0.1
+    assert wait.poll_timeout_s == 0.1
 
 
 class RpcError(grpc.RpcError):

@@ -16,13 +16,14 @@ from gpuserve.compat.pytriton.triton_config import (
     TritonConfig,
     TritonSecurityConfig,
     flag_of,
-    merged,
+    ineffective_options,
+    merged_configs,
     server_settings,
-    without_effect,
 )
 from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
-from gpuserve.compat.tritonserver.flags import Fate
+from gpuserve.compat.tritonserver.flags import FlagFate
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
+from gpuserve.settings.server import ServerSettings, TraceSettings
 
 OPEN = TritonSecurityConfig(restricted_endpoints=[])
 PREFIX = "PYTRITON_TRITON_CONFIG_"
@@ -125,8 +126,8 @@ def test_options_that_would_change_more_are_refused_by_name(name: str, value: An
 
 def test_every_option_has_a_meaning() -> None:
     fates = {field.name: flag_of(field.name).fate for field in dataclasses.fields(TritonConfig)}
-    assert {name for name, fate in fates.items() if fate is Fate.REFUSED} == set(REFUSED)
-    named = [flag_of(name).text for name, fate in fates.items() if fate is Fate.SETTING]
+    assert {name for name, fate in fates.items() if fate is FlagFate.REFUSED} == set(REFUSED)
+    named = [flag_of(name).text for name, fate in fates.items() if fate is FlagFate.SETTING]
     assert set(named) <= {field.name for field in dataclasses.fields(ServerSettings)}
 
 
@@ -201,14 +202,14 @@ def test_unknown_options_are_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_explicit_options_go_before_those_of_the_environment() -> None:
-    both = merged(TritonConfig(http_port=1, grpc_port=2), TritonConfig(http_port=3), None)
+    both = merged_configs(TritonConfig(http_port=1, grpc_port=2), TritonConfig(http_port=3), None)
     assert (both.http_port, both.grpc_port) == (3, 2)
     assert both.to_dict()["metrics_port"] is None
 
 
 def test_what_has_no_effect_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     config = TritonConfig(http_thread_count=4, grpc_keepalive_time=7, metrics_interval_ms=9)
-    assert without_effect(config) == ["http_thread_count", "grpc_keepalive_time", "metrics_interval_ms"]
+    assert ineffective_options(config) == ["http_thread_count", "grpc_keepalive_time", "metrics_interval_ms"]
     Triton(config=config)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -261,5 +262,5 @@ def test_every_option_is_on_the_migration_page() -> None:
     for field in dataclasses.fields(TritonConfig):
         text = told[field.name].strip()
         fate = flag_of(field.name).fate
-        assert text.startswith("refused") == (fate is Fate.REFUSED), field.name
-        assert (text == "no effect") == (fate is Fate.NO_EFFECT), field.name
+        assert text.startswith("refused") == (fate is FlagFate.REFUSED), field.name
+        assert (text == "no effect") == (fate is FlagFate.NO_EFFECT), field.name

@@ -10,7 +10,6 @@ import pytest
 
 from gpuserve import errors
 from gpuserve.compat.pytriton import exceptions
-from gpuserve.compat.pytriton import exceptions as translation
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.client.utils import ModelState, TritonUrl, parse_http_response, state_in
 from gpuserve.compat.pytriton.model_config import DeviceKind, DynamicBatcher, ModelConfig, QueuePolicy, Tensor
@@ -147,7 +146,7 @@ def test_every_error_of_ours_is_one_of_theirs() -> None:
         errors.AttachError("d"): TimeoutError,
         errors.Internal("e"): exceptions.PyTritonRuntimeError,
     }.items():
-        translated = translation.translated(error)
+        translated = exceptions.to_pytriton_error(error)
         assert type(translated) is expected
         assert str(translated) == str(error)
     assert issubclass(exceptions.PyTritonUnrecoverableError, UnrecoverableError)

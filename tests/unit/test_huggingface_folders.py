@@ -12,11 +12,11 @@ from optional_packages import needs
 
 from gpuserve.backends.huggingface import HuggingFaceModel
 from gpuserve.backends.huggingface.model_folders import (
-    config_of,
     hidden_size_of,
     labels_of,
+    model_settings,
+    read_config,
     sentence_pooling,
-    settings_of,
     task_of,
 )
 from gpuserve_worker.calling.callable import LoadError
@@ -43,7 +43,7 @@ def test_the_task_follows_from_the_architecture(architecture: str, task: str) ->
     ("config", "given", "said"),
     [
         ({"architectures": ["T5ForConditionalGeneration"]}, None, "'m' is a T5ForConditionalGeneration"),
-        ({}, None, "'m' does not say its architecture"),
+        ({}, None, "'m' does not name its architecture"),
         (
             {"architectures": ["ViTModel"], "image_size": 224},
             None,
@@ -97,7 +97,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path, content: str | Non
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(LoadError, match=said):
-        config_of(str(tmp_path))
+        read_config(str(tmp_path))
 
 
 def test_a_folder_that_is_not_there_may_have_been_meant_as_a_name() -> None:
@@ -134,5 +134,5 @@ def test_a_library_that_is_missing_is_said_with_the_command(
 )
 def test_keyword_arguments_are_checked(kwargs: dict[str, Any], said: str) -> None:
     with pytest.raises(LoadError) as refused:
-        settings_of(kwargs)
+        model_settings(kwargs)
     assert said in str(refused.value)

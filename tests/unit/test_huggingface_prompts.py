@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.backends.huggingface.prompt_batches import (
-    Piece,
     Prompt,
-    Row,
+    PromptRow,
     RowStreamer,
     Sampling,
     TextOfTokens,
-    prompt_of,
+    TextPiece,
+    limited_prompt,
     read_parameters,
 )
 from gpuserve.backends.huggingface.text_writer import SHORT_CHARACTERS, SharedTokens
@@ -67,13 +67,13 @@ def test_parameters_that_are_not_known_are_left_alone() -> None:
 
 def test_a_prompt_leaves_as_much_room_as_there_is() -> None:
     default = Sampling(temperature=0.5)
-    made = prompt_of([1] * 30, {"max_new_tokens": 10, "seed": 3}, default, 256, 32)
+    made = limited_prompt([1] * 30, {"max_new_tokens": 10, "seed": 3}, default, 256, 32)
     assert made == Prompt([1] * 30, 2, Sampling(temperature=0.5, seed=3))
-    assert prompt_of([1], {}, default, 256, None).max_new_tokens == 256
+    assert limited_prompt([1], {}, default, 256, None).max_new_tokens == 256
     with pytest.raises(InvalidArgument, match="has 32 tokens, and the model takes 32"):
-        prompt_of([1] * 32, {}, default, 256, 32)
+        limited_prompt([1] * 32, {}, default, 256, 32)
     with pytest.raises(InvalidArgument, match="no token"):
-        prompt_of([], {}, default, 256, 32)
+        limited_prompt([], {}, default, 256, 32)
 
 
 def test_bytes_that_never_become_a_character_are_told_in_time() -> None:
@@ -90,8 +90,8 @@ def test_bytes_that_never_become_a_character_are_told_in_time() -> None:
     assert decoded < 1000 * 64, "the tokens are not all decoded again with each"
 
 
-def row(told: list[Any], limit: int = 9) -> Row:
-    return Row(Prompt([1], limit, Sampling()), told.append, TextOfTokens(decode), frozenset({0}))
+def row(told: list[Any], limit: int = 9) -> PromptRow:
+    return PromptRow(Prompt([1], limit, Sampling()), told.append, TextOfTokens(decode), frozenset({0}))
 
 
 class Tokens:
@@ -120,20 +120,20 @@ def test_rows_of_a_batch_end_by_themselves() -> None:
     assert [one.over for one in rows] == [True, False, True]
     streamer.put(Tokens(*b"x", 0, *b"x"))
     streamer.end()
-    assert short == [Piece("a", 1), Piece("a", 1, "length")]
-    assert long == [Piece("b", 1), Piece("b", 1), Piece("", 1, "stop")]
-    assert left == [Piece("c", 1)]
+    assert short == [TextPiece("a", 1), TextPiece("a", 1, "length")]
+    assert long == [TextPiece("b", 1), TextPiece("b", 1), TextPiece("", 1, "stop")]
+    assert left == [TextPiece("c", 1)]
 
 
 def test_a_batch_that_fails_tells_the_rows_that_are_not_over() -> None:
     over: list[Any] = []
     open_: list[Any] = []
     rows = [row(over, 1), row(open_)]
-    rows[0].take(ord("a"))
+    rows[0].add_token(ord("a"))
     error = RuntimeError("no memory")
     for one in rows:
         one.fail(error)
-    assert over == [Piece("a", 1, "length")]
+    assert over == [TextPiece("a", 1, "length")]
     assert open_ == [error]
 
 

@@ -37,10 +37,17 @@ from gpuserve.model import Batching
 from gpuserve.model.self_description import declaration
 from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest, Token, Usage
-from gpuserve.openai.adapter import Endpoint, Takes, adapted, each_given, handlers_of, merged
-from gpuserve.openai.answers import Choice, Stops, StopText
-from gpuserve.openai.documents import answer, cut_apart
-from gpuserve.openai.request_types import each_answer, parse
+from gpuserve.openai.adapter import (
+    HandlerArgument,
+    OpenAIEndpoint,
+    adapt_callable,
+    each_value,
+    handlers_of,
+    merge_streams,
+)
+from gpuserve.openai.answers import AnswerChoice, StoppableText, StopSequences
+from gpuserve.openai.documents import embedding_document, split_vectors
+from gpuserve.openai.request_types import parse_request, request_for_each_answer
 from gpuserve_worker.calling.request import Request
 
 # ---- stop sequences --------------------------------------------------------------------------------
@@ -63,7 +70,7 @@ FEW = st.text(["a", "b", "]", "\U0001f600", "\ud83d", "\ude00"], max_size=6) | s
 def test_a_text_ends_where_its_first_stop_is_complete_however_it_is_cut(
     pieces: list[str], stops: list[str]
 ) -> None:
-    cut = StopText(Stops(stops))
+    cut = StoppableText(StopSequences(stops))
     left = ""
     for piece in pieces:
         left += cut.feed(piece)
@@ -75,7 +82,7 @@ def test_a_text_ends_where_its_first_stop_is_complete_however_it_is_cut(
 
 
 def test_only_what_may_begin_a_stop_is_held_back() -> None:
-    cut = StopText(Stops(["END", "DONE"]))
+    cut = StoppableText(StopSequences(["END", "DONE"]))
     assert [cut.feed(one) for one in ("so E", "N", "s", " D", "ON", "T")] == [
         "so ",
         "",
@@ -88,7 +95,7 @@ def test_only_what_may_begin_a_stop_is_held_back() -> None:
 
 def cut_cpu_s(n: int) -> float:
     """The CPU time of looking for 16 long stop sequences in ``n`` characters that nearly are one."""
-    cut = StopText(Stops(["a" * (1023 - shorter) + "b" for shorter in range(16)]))
+    cut = StoppableText(StopSequences(["a" * (1023 - shorter) + "b" for shorter in range(16)]))
     begun_s = time.process_time()
     left = sum([len(cut.feed("a")) for _ in range(n)])
     taken_s = time.process_time() - begun_s
@@ -105,10 +112,10 @@ def test_the_time_for_stops_grows_with_the_text_and_no_faster() -> None:
 # ---- one answer ------------------------------------------------------------------------------------
 
 
-def texts(choice: Choice, given_: list[Any]) -> str:
+def texts(choice: AnswerChoice, given_: list[Any]) -> str:
     made = ""
     for one in given_:
-        delta = choice.take(one)
+        delta = choice.add(one)
         made += delta.text if delta else ""
         if choice.over:
             assert delta is not None
@@ -118,23 +125,23 @@ def texts(choice: Choice, given_: list[Any]) -> str:
 
 
 def test_an_answer_ends_at_its_limit_its_stop_or_its_end() -> None:
-    assert texts(Choice(2, Stops(())), ["a", "b", "c"]) == "ab|length"
-    assert texts(Choice(None, Stops(["b"])), ["ab", "c"]) == "a|stop"
-    assert texts(Choice(5, Stops(["cd"])), ["a", "c"]) == "ac|stop"
+    assert texts(AnswerChoice(2, StopSequences(())), ["a", "b", "c"]) == "ab|length"
+    assert texts(AnswerChoice(None, StopSequences(["b"])), ["ab", "c"]) == "a|stop"
+    assert texts(AnswerChoice(5, StopSequences(["cd"])), ["a", "c"]) == "ac|stop"
     assert (
-        texts(Choice(5, Stops(())), ["a", Token("b", finish_reason="content_filter"), "c"])
+        texts(AnswerChoice(5, StopSequences(())), ["a", Token("b", finish_reason="content_filter"), "c"])
         == "ab|content_filter"
     )
-    counted = Choice(None, Stops(()))
+    counted = AnswerChoice(None, StopSequences(()))
     texts(counted, ["a", Token("bc", count=2), Usage(prompt_tokens=9)])
     assert counted.usage == (9, 3)
 
 
 def test_what_is_no_text_is_an_error() -> None:
     with pytest.raises(TypeError, match="gives str, Token, ToolCall or Usage, but one gave int"):
-        Choice(None, Stops(())).take(5)
+        AnswerChoice(None, StopSequences(())).add(5)
     with pytest.raises(ValueError, match="finish_reason must be one of"):
-        Choice(None, Stops(())).take(Token("a", finish_reason="tired"))
+        AnswerChoice(None, StopSequences(())).add(Token("a", finish_reason="tired"))
 
 
 # ---- bodies ----------------------------------------------------------------------------------------
@@ -142,7 +149,7 @@ def test_what_is_no_text_is_an_error() -> None:
 
 def chat(**more: Any) -> ChatRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
-    return parse(ChatRequest, json.dumps(body).encode(), {})
+    return parse_request(ChatRequest, json.dumps(body).encode(), {})
 
 
 def test_nulls_are_what_is_not_said() -> None:
@@ -172,7 +179,7 @@ def test_messages_in_parts() -> None:
 
 def test_each_answer_has_one_prompt_and_a_seed_of_its_own() -> None:
     body = b'{"model": "m", "prompt": ["a", "b"], "n": 2, "seed": 5}'
-    each = each_answer(parse(CompletionRequest, body, {}))
+    each = request_for_each_answer(parse_request(CompletionRequest, body, {}))
     assert [(one.prompt, one.seed, one.n) for one in each] == [
         ("a", 5, 1),
         ("a", 6, 1),
@@ -187,7 +194,7 @@ def test_each_answer_has_one_prompt_and_a_seed_of_its_own() -> None:
         (CompletionRequest, {}, "prompt: field required"),
         (CompletionRequest, {"prompt": []}, "prompt: expected a string, a list of strings"),
         (CompletionRequest, {"prompt": ["a", [1]]}, "prompt: expected a string, a list of strings"),
-        (CompletionRequest, {"prompt": "a", "best_of": 2}, "best_of: every answer that is made is given"),
+        (CompletionRequest, {"prompt": "a", "best_of": 2}, "best_of: all generated answers are returned"),
         (CompletionRequest, {"prompt": ["a"] * 200, "n": 2}, "prompt: expected at most 256 answers"),
         (CompletionRequest, {"prompt": [1], "echo": True}, "echo: only a prompt of text"),
         (
@@ -212,7 +219,7 @@ def test_each_answer_has_one_prompt_and_a_seed_of_its_own() -> None:
 )
 def test_a_wrong_body(kind: Any, more: dict[str, Any], text: str) -> None:
     with pytest.raises(BadRequest) as found:
-        parse(kind, json.dumps({"model": "m", **more}).encode(), {})
+        parse_request(kind, json.dumps({"model": "m", **more}).encode(), {})
     assert str(found.value).startswith(text)
     assert len(str(found.value)) < 300
 
@@ -237,7 +244,7 @@ def test_any_body_is_read_or_refused_with_a_sentence(kind: Any, more: dict[str, 
     whole = {"messages": [{"role": "user"}], "prompt": "p", "input": "i", "model": "m", **more}
     refused = ""
     try:
-        parse(kind, json.dumps(whole).encode(), {})
+        parse_request(kind, json.dumps(whole).encode(), {})
     except BadRequest as error:
         refused = str(error)
     assert "\n" not in refused
@@ -335,10 +342,10 @@ class OfRequests:
 
 
 def test_what_a_callable_answers() -> None:
-    assert list(handlers_of(of_chat)) == [Endpoint.CHAT]
-    assert list(handlers_of(of_both)) == [Endpoint.CHAT, Endpoint.COMPLETIONS]
-    assert handlers_of(OfTexts())[Endpoint.EMBEDDINGS].takes is Takes.TEXTS
-    assert handlers_of(OfRequests())[Endpoint.EMBEDDINGS].takes is Takes.REQUESTS
+    assert list(handlers_of(of_chat)) == [OpenAIEndpoint.CHAT]
+    assert list(handlers_of(of_both)) == [OpenAIEndpoint.CHAT, OpenAIEndpoint.COMPLETIONS]
+    assert handlers_of(OfTexts())[OpenAIEndpoint.EMBEDDINGS].argument is HandlerArgument.TEXTS
+    assert handlers_of(OfRequests())[OpenAIEndpoint.EMBEDDINGS].argument is HandlerArgument.REQUESTS
     with pytest.raises(TypeError, match="needs a method chat, complete or embed"):
         handlers_of(lambda requests: requests)
 
@@ -408,7 +415,7 @@ def asked(*bodies: Any) -> list[Request]:
 @pytest.mark.parametrize("made", [OfTexts, OfRequests])
 def test_a_batch_of_embeddings_in_which_one_is_wrong(made: Any) -> None:
     good, tokens = {"model": "m", "input": ["a", "b"]}, {"model": "m", "input": [1], "dimensions": 0}
-    first, refused, last = adapted(made())(asked(good, tokens, good))
+    first, refused, last = adapt_callable(made())(asked(good, tokens, good))
     assert isinstance(refused, BadRequest)
     for one in (first, last):
         assert len(json.loads(one["response"].item())["data"]) == 2
@@ -422,7 +429,7 @@ def test_a_batch_of_chats_in_which_one_fails() -> None:
 
     async def answers() -> list[list[Any]]:
         bodies = [{"model": "m", "messages": [{"role": "user", "content": one}]} for one in ("a", "bad", "b")]
-        return [one async for one in adapted(chats)(asked(*bodies))]
+        return [one async for one in adapt_callable(chats)(asked(*bodies))]
 
     rounds = asyncio.run(answers())
     [refused] = [one[1] for one in rounds if one[1] is not None]
@@ -445,7 +452,7 @@ def test_an_answer_that_is_gathered_has_a_limit() -> None:
 
     async def answer_to(**more: Any) -> Any:
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **more}
-        async with aclosing(adapted(endless)(asked(body))) as answers:
+        async with aclosing(adapt_callable(endless)(asked(body))) as answers:
             return [(await anext(answers))[0] for _ in range(100 if "stream" in more else 1)]
 
     [refused] = asyncio.run(answer_to())
@@ -466,10 +473,10 @@ def test_streams_are_merged_as_they_come_and_closed_together() -> None:
             closed.append(name)
 
     async def all_of_them() -> list[str]:
-        return [one async for _, one in merged([stream("a", 2), stream("b", 3)])]
+        return [one async for _, one in merge_streams([stream("a", 2), stream("b", 3)])]
 
     async def only_the_first() -> None:
-        both = merged([stream("c", 9), stream("d", 9)])
+        both = merge_streams([stream("c", 9), stream("d", 9)])
         await anext(both)
         await both.aclose()
 
@@ -486,7 +493,7 @@ def test_whatever_a_call_gave_is_given_one_by_one() -> None:
         return ["a", "b"]
 
     async def taken(result: Any) -> list[Any]:
-        return [one async for one in each_given(result)]
+        return [one async for one in each_value(result)]
 
     for result in (generator(), awaited(), ["a", "b"], ("a", "b")):
         assert asyncio.run(taken(result)) == ["a", "b"]
@@ -497,29 +504,31 @@ def test_whatever_a_call_gave_is_given_one_by_one() -> None:
 
 
 def embedding(**more: Any) -> EmbeddingRequest:
-    return parse(EmbeddingRequest, json.dumps({"model": "m", "input": ["a", "b"], **more}).encode(), {})
+    return parse_request(
+        EmbeddingRequest, json.dumps({"model": "m", "input": ["a", "b"], **more}).encode(), {}
+    )
 
 
 def test_vectors_are_written_in_both_encodings() -> None:
     vectors = np.array([[1.5, -2.0], [0.0, 3.0]], np.float64)
-    plain = json.loads(answer(embedding(), vectors))["data"]
+    plain = json.loads(embedding_document(embedding(), vectors))["data"]
     assert [one["embedding"] for one in plain] == [[1.5, -2.0], [0.0, 3.0]]
-    coded = json.loads(answer(embedding(encoding_format="base64"), vectors))["data"]
+    coded = json.loads(embedding_document(embedding(encoding_format="base64"), vectors))["data"]
     read = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() for one in coded]
     assert read == [[1.5, -2.0], [0.0, 3.0]]
 
 
 def test_shorter_vectors_have_length_1_and_longer_ones_are_refused() -> None:
     vectors = np.array([[3.0, 4.0, 9.0], [0.0, 0.0, 1.0]])
-    short = json.loads(answer(embedding(dimensions=2), vectors))["data"]
+    short = json.loads(embedding_document(embedding(dimensions=2), vectors))["data"]
     assert [one["embedding"] for one in short] == [pytest.approx([0.6, 0.8]), [0, 0]]
     with pytest.raises(BadRequest, match="dimensions: this model's vectors have 3, given 4"):
-        answer(embedding(dimensions=4), vectors)
+        embedding_document(embedding(dimensions=4), vectors)
 
 
 def test_vectors_that_do_not_fit_their_inputs() -> None:
     with pytest.raises(ValueError, match="expected 2 vectors, one for each input, got 3"):
-        answer(embedding(), np.zeros((3, 2)))
+        embedding_document(embedding(), np.zeros((3, 2)))
     with pytest.raises(ValueError, match="expected vectors of shape"):
-        answer(embedding(), np.zeros(2))
-    assert [len(one) for one in cut_apart(np.zeros((4, 2)), [embedding(), embedding()])] == [2, 2]
+        embedding_document(embedding(), np.zeros(2))
+    assert [len(one) for one in split_vectors(np.zeros((4, 2)), [embedding(), embedding()])] == [2, 2]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve.backends.python_backend import tensors as datatypes
+from gpuserve.backends.python_backend import tensors
 from gpuserve.backends.python_backend.errors import TritonError, TritonModelException
 from gpuserve.backends.python_backend.responses import InferenceResponse, get_output_tensor_by_name
 from gpuserve.backends.python_backend.tensors import Tensor
@@ -99,23 +99,23 @@ def test_what_is_no_dlpack_is_refused() -> None:
 
 
 def test_strings_travel_as_triton_writes_them() -> None:
-    written = datatypes.serialize_byte_tensor(np.array(["a", b"", "é", 3], object))
+    written = tensors.serialize_byte_tensor(np.array(["a", b"", "é", 3], object))
     assert written == b"\x01\0\0\0a\0\0\0\0\x02\0\0\0\xc3\xa9\x01\0\0\x003"
-    read = datatypes.deserialize_bytes_tensor(written)
+    read = tensors.deserialize_bytes_tensor(written)
     assert (read.dtype, read.tolist()) == (np.object_, [b"a", b"", "é".encode(), b"3"])
-    assert datatypes.serialize_byte_tensor(np.array([], object)) == ()
-    assert datatypes.serialize_byte_tensor(np.ones(1)) is None
+    assert tensors.serialize_byte_tensor(np.array([], object)) == ()
+    assert tensors.serialize_byte_tensor(np.ones(1)) is None
     with pytest.raises(ValueError, match="ends in the middle of an element"):
-        datatypes.deserialize_bytes_tensor(written[:-1])
+        tensors.deserialize_bytes_tensor(written[:-1])
 
 
 def test_numbers_and_types_go_both_ways() -> None:
-    assert set(datatypes.NUMBERS) == set(ITEMSIZE)
+    assert set(tensors.DATATYPE_NUMBERS) == set(ITEMSIZE)
     for number in range(1, 14):
-        assert datatypes.numpy_to_triton_type(datatypes.triton_to_numpy_type(number)) == number
-    assert [datatypes.triton_to_numpy_type(number) for number in (0, 14, 15)] == [None] * 3
-    assert datatypes.numpy_to_triton_type(np.str_) is None
-    assert datatypes.triton_string_to_numpy("TYPE_STRING") is np.object_
+        assert tensors.numpy_to_triton_type(tensors.triton_to_numpy_type(number)) == number
+    assert [tensors.triton_to_numpy_type(number) for number in (0, 14, 15)] == [None] * 3
+    assert tensors.numpy_to_triton_type(np.str_) is None
+    assert tensors.triton_string_to_numpy("TYPE_STRING") is np.object_
 
 
 def test_an_error_has_a_code_and_a_message() -> None:

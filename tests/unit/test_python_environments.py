@@ -14,13 +14,13 @@ import pytest
 
 from gpuserve.backends.environments import (
     EnvironmentProblem,
-    Found,
+    InterpreterInfo,
     cached_folder,
-    check,
-    environment_of,
+    check_interpreter,
+    environment_variables,
     find_interpreter,
     link_packages,
-    probed,
+    probe_interpreter,
 )
 
 
@@ -68,28 +68,28 @@ def test_an_archive_writes_nothing_outside_of_its_folder(tmp_path: Path, through
 
 
 def test_an_interpreter_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match="no Python that runs: it has broken"):
-        probed(program(tmp_path / "python", "echo it has broken >&2; exit 1"))
-    with pytest.raises(EnvironmentProblem, match="no Python that runs"):
-        probed(program(tmp_path / "true", "exit 0"))
+    with pytest.raises(EnvironmentProblem, match="does not run as Python: it has broken"):
+        probe_interpreter(program(tmp_path / "python", "echo it has broken >&2; exit 1"))
+    with pytest.raises(EnvironmentProblem, match="does not run as Python"):
+        probe_interpreter(program(tmp_path / "true", "exit 0"))
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (Found((3, 10), "cpython-310", ()), "is Python 3.10, and workers need 3.11"),
-        (Found((3, 12), "cpython-312", ("msgpack",)), "-m pip install msgpack"),
-        (Found((3, 12), "cpython-312", ("numpy", "msgpack")), "no numpy and no msgpack"),
-        (Found((3, 12), "cpython-312", ()), ""),
-        (Found((3, 11), "cpython-311", ("numpy", "msgpack")), ""),
+        (InterpreterInfo((3, 10), "cpython-310", ()), "is Python 3.10, and workers need 3.11"),
+        (InterpreterInfo((3, 12), "cpython-312", ("msgpack",)), "-m pip install msgpack"),
+        (InterpreterInfo((3, 12), "cpython-312", ("numpy", "msgpack")), "no numpy and no msgpack"),
+        (InterpreterInfo((3, 12), "cpython-312", ()), ""),
+        (InterpreterInfo((3, 11), "cpython-311", ("numpy", "msgpack")), ""),
     ],
 )
-def test_what_an_environment_lacks_is_lent_or_named(found: Found, said: str) -> None:
+def test_what_an_environment_lacks_is_lent_or_named(found: InterpreterInfo, said: str) -> None:
     if not said:
-        check("/env/bin/python", found, "cpython-311")
+        check_interpreter("/env/bin/python", found, "cpython-311")
         return
     with pytest.raises(EnvironmentProblem, match=said):
-        check("/env/bin/python", found, "cpython-311")
+        check_interpreter("/env/bin/python", found, "cpython-311")
 
 
 def test_nothing_is_lent_but_what_is_needed() -> None:
@@ -99,7 +99,7 @@ def test_nothing_is_lent_but_what_is_needed() -> None:
     code = "import gpuserve_worker; print(gpuserve_worker.__file__)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
-        env=environment_of(sys.executable, str(lent)),
+        env=environment_variables(sys.executable, str(lent)),
         capture_output=True,
         text=True,
         check=True,

@@ -117,7 +117,7 @@ def test_axes_that_are_fixed_or_never_one_are_no_batch(tmp_path: Path, shapes: A
 def test_torchscript_asks_for_what_it_does_not_tell(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError) as caught:
         PytorchModel.declare(scripted(tmp_path, Pair()))
-    assert "m.pt is TorchScript, which tells neither datatypes nor shapes: say them" in str(caught.value)
+    assert "m.pt is TorchScript, which has neither datatypes nor shapes: declare them" in str(caught.value)
     assert "inputs: [{name: a, dtype: float32, shape: [-1]}, {name: b, dtype" in str(caught.value)
 
 

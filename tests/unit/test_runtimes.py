@@ -113,7 +113,7 @@ def test_a_folder_that_nothing_serves_is_told_in_its_place(tmp_path: Path) -> No
         load_file("config.yaml", {})
     (problem,) = caught.value.problems
     assert (
-        "'models/empty' is no model that is known by its look, expected an ONNX model (.onnx or .ort), a "
+        "'models/empty' is no supported model file or folder, expected an ONNX model (.onnx or .ort), a "
         in str(problem)
     )
     assert problem.span is not None
@@ -136,7 +136,7 @@ def test_a_missing_library_comes_with_the_command_that_installs_it(monkeypatch: 
     with pytest.raises(ModelFileError) as caught:
         OnnxModel.declare("folder/net.onnx")
     assert str(caught.value) == (
-        "the Python package 'onnxruntime' is not installed; pip install 'gpuserve[onnx]' brings it"
+        "the Python package 'onnxruntime' is not installed; pip install 'gpuserve[onnx]' installs it"
     )
 
 

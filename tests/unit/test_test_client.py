@@ -74,7 +74,7 @@ def test_models_ask_each_other_and_what_answers_for_others(tmp_path: Path) -> No
     instead = {"other": lambda inputs: {"y": inputs["x"] + 1}}
     with TestClient(repository / "scaling", others=instead) as client:
         assert client.infer("scaling", x=[[1.0]], **ask)["y"].tolist() == [[4]]
-    with pytest.raises(WrongCall, match="others answer in this process alone"):
+    with pytest.raises(WrongCall, match="others work in this process only"):
         TestClient(repository, others=instead, workers=True)
 
 

@@ -15,7 +15,7 @@ from gpuserve.compat.tritonserver.command_line import (
     read_command_line,
     spelled,
 )
-from gpuserve.compat.tritonserver.flags import BY_NAME, FLAGS, Fate, Kind
+from gpuserve.compat.tritonserver.flags import BY_NAME, FLAGS, FlagFate, FlagKind
 from gpuserve.compat.tritonserver.option_settings import (
     ConvertedOptions,
     OptionProblem,
@@ -26,7 +26,12 @@ from gpuserve.config.settings.server import ServerSettings, TraceSettings
 
 LISTED = Path(__file__).parent / "data" / "tritonserver_2.51_flags.txt"
 #: What its help calls the kinds of values.
-KINDS = {"<integer>": Kind.INTEGER, "<boolean>": Kind.BOOLEAN, "<float>": Kind.NUMBER, "": Kind.BARE}
+KINDS = {
+    "<integer>": FlagKind.INTEGER,
+    "<boolean>": FlagKind.BOOLEAN,
+    "<float>": FlagKind.NUMBER,
+    "": FlagKind.BARE,
+}
 
 
 def listed() -> dict[str, str]:
@@ -52,13 +57,13 @@ def test_every_flag_of_the_binary_is_in_the_table() -> None:
 
 
 def test_values_are_of_the_kinds_that_the_binary_says() -> None:
-    own = {name: flag.kind for name, flag in BY_NAME.items() if flag.kind is not Kind.LEVEL}
-    assert own == {name: KINDS.get(listed()[name], Kind.TEXT) for name in own}
+    own = {name: flag.kind for name, flag in BY_NAME.items() if flag.kind is not FlagKind.LEVEL}
+    assert own == {name: KINDS.get(listed()[name], FlagKind.TEXT) for name in own}
 
 
 def test_what_a_flag_comes_to_is_a_setting_that_there_is() -> None:
     names = {field.name for field in dataclasses.fields(ServerSettings)}
-    assert {flag.text for flag in FLAGS if flag.fate is Fate.SETTING} <= names
+    assert {flag.text for flag in FLAGS if flag.fate is FlagFate.SETTING} <= names
 
 
 def test_every_flag_is_on_the_migration_page() -> None:
@@ -213,11 +218,11 @@ def test_what_makes_no_difference_is_noted_with_the_reason() -> None:
 
 #: A value that asks for something, of each flag that is refused.
 REFUSED = {
-    Kind.TEXT: "something", Kind.INTEGER: "1", Kind.BOOLEAN: "true",
+    FlagKind.TEXT: "something", FlagKind.INTEGER: "1", FlagKind.BOOLEAN: "true",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [flag.name for flag in FLAGS if flag.fate is Fate.REFUSED])
+@pytest.mark.parametrize("name", [flag.name for flag in FLAGS if flag.fate is FlagFate.REFUSED])
 def test_what_is_refused_is_refused_by_name_with_what_to_use_instead(name: str) -> None:
     with pytest.raises(OptionProblem, match=r"^not supported by gpuserve: ") as caught:
         settings(f"--{name}={REFUSED[BY_NAME[name].kind]}")
