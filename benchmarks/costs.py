@@ -24,7 +24,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.tables import table
-from gpuserve.bench.calls import http2
+from gpuserve.bench import http2_client as http2
 from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
 from gpuserve.front.doors.http.codec import parse_infer_request
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner

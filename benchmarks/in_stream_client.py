@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gpuserve.bench.calls import http2
+from gpuserve.bench import http2_client as http2
 
 _RECEIVE_NBYTES: Final = 1 << 18
 _STREAM: Final = 1

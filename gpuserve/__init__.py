@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuserve.api.server import Server
-    from gpuserve.follow.stream import EventStream, events
+    from gpuserve.cli.event_client import EventStream, events
     from gpuserve.model.declaration import DynamicBatcher, ModelConfig, Step, Tensor
     from gpuserve.model.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
     from gpuserve_worker.calling.context import current_model
@@ -49,7 +49,7 @@ _HOMES = {
     "gpuserve.api.server": ("Server",),
     "gpuserve.model.declaration": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
     "gpuserve.model.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
-    "gpuserve.follow.stream": ("EventStream", "events"),
+    "gpuserve.cli.event_client": ("EventStream", "events"),
     "gpuserve_worker.calling.questions": ("ModelCallError",),
     "gpuserve_worker.calling.context": ("current_model",),
     "gpuserve_worker.calling.failure": ("UnrecoverableError",),

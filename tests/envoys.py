@@ -17,11 +17,11 @@ from operated import OperatedServer
 from processes import wait_until
 
 from gpuserve.config.load import load_file
-from gpuserve.export.envoy import bootstrap
-from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.manifests.yaml_text import render
-from gpuserve.export.sizing.options import ExportOptions
-from gpuserve.export.sizing.ports import ServerPorts
+from gpuserve.export import envoy_proxy as bootstrap
+from gpuserve.export.envoy_proxy import Proxy
+from gpuserve.export.export_options import ExportOptions
+from gpuserve.export.manifest_templates import render
+from gpuserve.export.pod_sizing import ServerPorts
 
 TIMEOUT_S = 20.0
 _PROGRAM = str(Path(sys.executable).with_name("envoy"))

@@ -13,8 +13,8 @@ from ruamel.yaml import YAML
 
 from gpuserve.cli.app import run
 from gpuserve.config.load import Configuration, load_file
+from gpuserve.export.export_options import ExportOptions
 from gpuserve.export.rendering import kubernetes_stream
-from gpuserve.export.sizing.options import ExportOptions
 
 IMAGE = "registry.example/gpuserve:1.0"
 OPTIONS = ExportOptions(image=IMAGE)

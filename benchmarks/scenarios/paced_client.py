@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from gpuserve.bench.calls import http2
+from gpuserve.bench import http2_client as http2
 
 _RECEIVE_NBYTES: Final = 1 << 18
 #: From the last request, or the last answer, until the server is given up.

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from gpuserve.cli.app import build_app
-from gpuserve.cli.console.exit_codes import MEANINGS
+from gpuserve.cli.exit_codes import MEANINGS
 from gpuserve.compat.tritonserver.command_line import help_text as help_of_tritonserver
 
 

@@ -9,6 +9,6 @@
     fleet, session   the processes that send requests, driven level by level              shell
     reports      samples into figures; a report kept, compared, written                   pure
 
-A process that loads (``python -m gpuserve.bench.calls.worker``) imports nothing that only reports need. No
+A process that loads (``python -m gpuserve.bench.loader_process``) imports nothing that only reports need. No
 part of the server is imported here: what is measured is on the other side of a socket.
 """

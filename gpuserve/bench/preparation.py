@@ -1,33 +1,46 @@
-"""From the options to what the processes that load are told: requests as bytes, placed in memory. The server
-is asked here for its metadata and for one answer. Nothing is timed.
+"""Preparation of a run: options become requests as bytes, and tensors get places in shared memory. The server
+is asked for its metadata and for one answer. Nothing is timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Final
 
-from gpuserve.bench.calls.messages import LoaderSetup
-from gpuserve.bench.plan.errors import BenchOptionError
-from gpuserve.bench.plan.plan import LoadPlan, SharedMemory
-from gpuserve.bench.server import payloads
-from gpuserve.bench.server.control import ServerControl
-from gpuserve.bench.server.inputs import OPTION, Array, TensorFill, content, fitted, made_up, read_requests
-from gpuserve.bench.server.model_metadata import TargetModel, request_shapes
-from gpuserve.bench.server.payloads import TensorPlace, Tensors
-from gpuserve.bench.server.regions import SharedRegions
-from gpuserve.bench.server.target import Target
+import numpy as np
+
+from gpuserve.bench import request_payloads
+from gpuserve.bench.load_plan import BenchError, BenchOptionError, LoadPlan, SharedMemory
+from gpuserve.bench.loader_messages import LoaderSetup
+from gpuserve.bench.request_payloads import Target, TensorPlace, Tensors
+from gpuserve.bench.request_tensors import (
+    DATA_OPTION,
+    Array,
+    TargetModel,
+    TensorFill,
+    fitted_tensors,
+    generated_tensors,
+    read_requests,
+    request_shapes,
+    tensor_bytes,
+)
+from gpuserve.bench.server_control import ServerControl
 
 _ALIGNMENT: Final = 64
-#: Requests in flight at once write to so many different places of the output region.
+#: The most places in the output region, for requests that are in flight at the same time.
 _MAX_OUTPUT_PLACES: Final = 64
 _MAX_OUTPUT_NBYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True)
-class Data:
-    """What the tensors of requests hold; with ``file`` None they are made up."""
+class RequestData:
+    """The content of requests' tensors; generated if ``file`` is None."""
 
     file: str | None = None
     fill: TensorFill = TensorFill.RANDOM
@@ -44,25 +57,27 @@ class Data:
         batch_size: int,
         string_length: int = 32,
         seed: int = 0,
-    ) -> Data:
-        """The data that ``random``, ``zero`` or the name of a file stands for."""
+    ) -> RequestData:
+        """Return the data for ``random``, ``zero`` or the name of a file."""
         fills = {fill.value: fill for fill in TensorFill}
         file = None if text in fills else text
         return cls(file, fills.get(text, TensorFill.RANDOM), shapes, batch_size, string_length, seed)
 
 
-def request_arrays(model: TargetModel, data: Data) -> list[dict[str, Array]]:
-    """The tensors of every request, sent in turn; BenchOptionError: they do not fit, or cannot be read."""
+def request_arrays(model: TargetModel, data: RequestData) -> list[dict[str, Array]]:
+    """Return the tensors of every request, which are sent in turn; raise BenchOptionError if they do not fit
+    or cannot be read.
+    """
     if data.file is None:
         shapes = request_shapes(model, data.shapes or {}, data.batch_size)
-        return [made_up(model, shapes, data.fill, data.string_length, data.seed)]
+        return [generated_tensors(model, shapes, data.fill, data.string_length, data.seed)]
     if data.shapes:
-        raise BenchOptionError("--shape", "the shapes are those of the file that --data names")
-    return [fitted(model, one, data.batch_size, OPTION) for one in read_requests(data.file)]
+        raise BenchOptionError("--shape", "does not go with a file as --data, which has shapes of its own")
+    return [fitted_tensors(model, one, data.batch_size, DATA_OPTION) for one in read_requests(data.file)]
 
 
-def check_memory(target: Target, model: TargetModel, memory: SharedMemory) -> None:
-    """Refuse with BenchOptionError where this model's tensors cannot lie there, over this protocol."""
+def require_memory_support(target: Target, model: TargetModel, memory: SharedMemory) -> None:
+    """Raise BenchOptionError if the tensors cannot be in this kind of memory over this protocol."""
     if memory is not SharedMemory.NONE and model.decoupled and not target.is_grpc:
         raise BenchOptionError(
             "--shared-memory", "a stream over HTTP carries its tensors; use --protocol grpc"
@@ -77,7 +92,9 @@ def place_tensors(
     regions: SharedRegions,
     in_flight: int,
 ) -> list[Tensors]:
-    """The same requests with their tensors in regions; answers to several at once go to different places."""
+    """Return the requests with their tensors in regions; answers in flight at the same time go to different
+    places.
+    """
     placed, parts = _input_places(model, requests)
     region = regions.add("in", sum(map(len, parts)), b"".join(parts))
     inputs = [
@@ -100,7 +117,7 @@ def place_tensors(
 def _input_places(
     model: TargetModel, requests: Sequence[dict[str, Array]]
 ) -> tuple[list[dict[str, tuple[int, int]]], list[bytes]]:
-    """(offset, bytes) of every input of every request, and what a region with all of them holds."""
+    """Return (offset, size in bytes) of every input of every request, and the content of their region."""
     datatypes = {one.name: one.datatype for one in model.inputs}
     parts: list[bytes] = []
     offset = 0
@@ -108,7 +125,7 @@ def _input_places(
     for arrays in requests:
         places = {}
         for name, array in arrays.items():
-            data = content(array, datatypes[name])
+            data = tensor_bytes(array, datatypes[name])
             places[name] = (offset, len(data))
             parts.append(data.ljust(_aligned(len(data)), b"\0"))
             offset += len(parts[-1])
@@ -119,7 +136,7 @@ def _input_places(
 def _output_sizes(
     control: ServerControl, target: Target, model: TargetModel, requests: Sequence[Tensors]
 ) -> dict[str, int]:
-    """The largest that the answers to the first requests had."""
+    """Return the largest size of each output in the answers to the first requests."""
     sizes: dict[str, int] = {}
     for tensors in requests[:_MAX_OUTPUT_PLACES]:
         for name, nbytes in control.infer(_control_request(target, model, tensors)).items():
@@ -141,27 +158,31 @@ def _aligned(nbytes: int) -> int:
 
 def _control_request(target: Target, model: TargetModel, tensors: Tensors) -> Any:
     if target.is_grpc:
-        return payloads.grpc_message(target, model, tensors)
-    return payloads.http_infer(target, model, tensors)
+        return request_payloads.grpc_message(target, model, tensors)
+    return request_payloads.http_infer(target, model, tensors)
 
 
 def require_answer(
     control: ServerControl, target: Target, model: TargetModel, requests: Sequence[Tensors]
 ) -> None:
-    """Ask once before anything is timed, but for streams; BenchError: it does not answer as it should."""
+    """Send one request before anything is timed, unless the model streams; raise BenchError if the request
+    fails.
+    """
     if not model.decoupled:
         control.infer(_control_request(target, model, requests[0]))
 
 
-def setup(target: Target, model: TargetModel, requests: Sequence[Tensors], plan: LoadPlan) -> LoaderSetup:
-    """What every process that sends requests is told at its start."""
+def loader_setup(
+    target: Target, model: TargetModel, requests: Sequence[Tensors], plan: LoadPlan
+) -> LoaderSetup:
+    """Return the setup message of the processes that send requests."""
     return LoaderSetup(
         target.url.host,
         target.url.port,
         target.tls,
         target.is_grpc,
-        payloads.call_head(target, in_streams=model.decoupled) if target.is_grpc else b"",
-        [_wire(target, model, one) for one in requests],
+        request_payloads.grpc_header_block(target, in_streams=model.decoupled) if target.is_grpc else b"",
+        [_request_bytes(target, model, one) for one in requests],
         model.decoupled,
         target.timeout_s,
         min(plan.drain_s, target.timeout_s),
@@ -169,9 +190,96 @@ def setup(target: Target, model: TargetModel, requests: Sequence[Tensors], plan:
     )
 
 
-def _wire(target: Target, model: TargetModel, tensors: Tensors) -> bytes:
+def _request_bytes(target: Target, model: TargetModel, tensors: Tensors) -> bytes:
     if target.is_grpc:
-        return payloads.framed(payloads.grpc_message(target, model, tensors))
+        return request_payloads.grpc_frame(request_payloads.grpc_message(target, model, tensors))
     if model.decoupled:
-        return payloads.http_bytes(target, payloads.http_stream(target, tensors))
-    return payloads.http_bytes(target, payloads.http_infer(target, model, tensors))
+        return request_payloads.http_bytes(target, request_payloads.http_stream(target, tensors))
+    return request_payloads.http_bytes(target, request_payloads.http_infer(target, model, tensors))
+
+
+_UNREGISTER_TIMEOUT_S: Final = 5.0
+_RETRY_S: Final = 0.02
+_CUDA_DEVICE: Final = 0
+
+
+class SharedRegions:
+    """The shared memory regions of a run, created by tritonclient; a context manager.
+
+    Raises:
+        BenchError: there is no GPU, or a package is missing.
+    """
+
+    def __init__(self, kind: SharedMemory, control: ServerControl) -> None:
+        self._is_cuda = kind is SharedMemory.CUDA
+        self._control = control
+        self._library = _memory_library(self._is_cuda)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> SharedRegions:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def add(self, role: str, nbytes: int, content: bytes = b"") -> str:
+        """Create and register a region, and return its name; raise BenchError if memory is short or the
+        server refuses.
+        """
+        name = f"gpuserve-bench-{os.getpid()}-{role}"
+        self._stack.enter_context(self._region(name, max(nbytes, 1), content))
+        return name
+
+    @contextlib.contextmanager
+    def _region(self, name: str, nbytes: int, content: bytes) -> Iterator[None]:
+        try:
+            args: tuple[Any, ...] = (nbytes, _CUDA_DEVICE) if self._is_cuda else (f"/{name}", nbytes)
+            handle = self._library.create_shared_memory_region(name, *args)
+        except Exception as error:  # tritonclient has an error class for each kind of memory
+            raise BenchError(f"cannot create {nbytes} bytes of shared memory: {error}") from None
+        try:
+            if content:
+                self._library.set_shared_memory_region(handle, [np.frombuffer(content, np.uint8)])
+            if self._is_cuda:
+                raw = base64.b64decode(self._library.get_raw_handle(handle))
+                self._control.register_cuda(name, raw, _CUDA_DEVICE, nbytes)
+            else:
+                self._control.register_system(name, f"/{name}", nbytes)
+            try:
+                yield
+            finally:
+                self._unregister(name)
+        finally:
+            self._library.destroy_shared_memory_region(handle)
+
+    def _unregister(self, name: str) -> None:
+        """Unregister a region, with retries: a server may refuse while its last answer still uses
+        the region.
+        """
+        deadline = time.monotonic() + _UNREGISTER_TIMEOUT_S
+        while True:
+            try:
+                self._control.unregister(name, cuda=self._is_cuda)
+                return
+            except BenchError:
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_RETRY_S)
+
+
+def _memory_library(is_cuda: bool) -> Any:
+    """Return the module of tritonclient for this kind of memory."""
+    if not is_cuda:
+        from tritonclient.utils import shared_memory
+
+        return shared_memory
+    try:
+        from tritonclient.utils import cuda_shared_memory
+    except Exception as error:  # missing or mismatched bindings raise various errors
+        raise BenchError(
+            "--shared-memory cuda needs a GPU and the packages of tritonclient[cuda]: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    return cuda_shared_memory

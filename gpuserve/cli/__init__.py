@@ -1,5 +1,6 @@
-"""The command line. ``main`` is the ``gpuserve`` script; one file holds one verb. Data goes to stdout,
-everything else to stderr. A verb imports what it needs when it runs.
+"""The command line. ``main`` is the ``gpuserve`` script, and ``app`` has all commands. Data goes to stdout,
+everything else to stderr. A command imports its modules when it runs, so that other commands start without
+them.
 """
 
 from __future__ import annotations
@@ -9,42 +10,44 @@ from typing import TYPE_CHECKING, Final, NoReturn
 if TYPE_CHECKING:
     from gpuserve.supervisor.processes.child_process import EarlyFront
 
-#: Those that only print.
-_PRINTING_VERBS: Final = frozenset({"schema", "version"})
-#: The verbs for a running server. They need little, and start without the rest.
-_OPERATOR_VERBS: Final = frozenset(
+#: Commands that only print, and so end quietly when the reader of their output closes the pipe.
+_PRINTING_COMMANDS: Final = frozenset({"schema", "version"})
+#: Commands for a running server: they have an app of their own, because the whole one takes longer to import.
+_OPERATOR_COMMANDS: Final = frozenset(
     {"status", "drain", "load", "unload", "reload", "scale", "events", "logs", "top"}
 )
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with one of ``ExitCode``."""
+    """Run the command line and exit with an ``ExitCode``."""
     import gc
     import sys
 
     _open_standard_descriptors()
-    gc.disable()  # until all is imported: nothing of that is garbage
+    gc.disable()  # imported modules are no garbage, so a collection during the imports is wasted
     try:
         if _only_prints(sys.argv):
-            _end_with_the_reader()
+            import signal
+
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         if _serves(sys.argv):
-            sys.exit(_run_with_front())
-        if sys.argv[1:2] and sys.argv[1] in _OPERATOR_VERBS:
-            from gpuserve.cli.verbs.operator import run
+            sys.exit(_run_with_early_front())
+        if sys.argv[1:2] and sys.argv[1] in _OPERATOR_COMMANDS:
+            from gpuserve.cli.operator_commands import run
         else:
             from gpuserve.cli.app import run
         gc.freeze()
         gc.enable()
         sys.exit(run())
-    except KeyboardInterrupt:  # while modules are imported
-        from gpuserve.cli.console.exit_codes import INTERRUPTED
+    except KeyboardInterrupt:  # during an import
+        from gpuserve.cli.exit_codes import INTERRUPTED
 
         sys.exit(INTERRUPTED)
 
 
 def _open_standard_descriptors() -> None:
-    """Open /dev/null on those of the descriptors 0, 1 and 2 that are closed, so that no socket gets their
-    numbers and what is printed goes nowhere.
+    """Open /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise a socket would get its
+    number, and printed text would go into that socket.
     """
     import os
     import sys
@@ -53,7 +56,7 @@ def _open_standard_descriptors() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open() returns the lowest free number
         if getattr(sys, name) is None:
             stream = os.fdopen(fd, "r" if fd == 0 else "w", closefd=False)
             setattr(sys, name, stream)
@@ -61,16 +64,8 @@ def _open_standard_descriptors() -> None:
 
 
 def _only_prints(command: list[str]) -> bool:
-    """Whether nothing is asked and nothing served: what is printed is all there is."""
     is_help = not {"-h", "--help", "--version"}.isdisjoint(command)
-    return is_help or not command[1:] or command[1] in _PRINTING_VERBS
-
-
-def _end_with_the_reader() -> None:
-    """End quietly, as other commands do, where whoever reads the output has ended: ``head``, a pager."""
-    import signal
-
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    return is_help or not command[1:] or command[1] in _PRINTING_COMMANDS
 
 
 def _serves(command: list[str]) -> bool:
@@ -79,11 +74,13 @@ def _serves(command: list[str]) -> bool:
     return not is_help and (verb == ["tritonserver"] or (verb in (["serve"], ["dev"]) and bool(arguments)))
 
 
-def _run_with_front() -> int:
-    """Run ``gpuserve serve`` or ``tritonserver``; the front starts while command line and config are read."""
-    from gpuserve.cli.console.signals import hold_hangup
+def _run_with_early_front() -> int:
+    """Run ``serve``, ``dev`` or ``tritonserver``; the front process starts while the config is being read."""
+    import signal
 
-    hold_hangup()
+    # A SIGHUP stays pending until the supervisor can reload. Front and workers inherit the mask, and so
+    # ignore SIGHUP.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from gpuserve.supervisor.processes.child_process import EarlyFront
 
     front = EarlyFront()
@@ -97,22 +94,23 @@ def _run_with_front() -> int:
 def _serve(front: EarlyFront) -> int:
     import sys
 
-    from gpuserve.cli.console.failures import exit_code_of, tell
-    from gpuserve.cli.console.plain_command import plain_command
+    from gpuserve.cli.exit_codes import exit_code_of, report_error
+    from gpuserve.cli.serve_command_line import parse_plain_command
     from gpuserve.core.errors import GpuserveError
 
     try:
         if sys.argv[1] == "tritonserver":
-            from gpuserve.cli.verbs.tritonserver import serve_tritonserver
+            from gpuserve.cli.triton_commands import serve_tritonserver
 
             return serve_tritonserver(sys.argv[2:], front)
-        command = plain_command(sys.argv[2:]) if sys.argv[1] == "serve" else None
+        command = parse_plain_command(sys.argv[2:]) if sys.argv[1] == "serve" else None
         if command is not None:
-            from gpuserve.cli.console.serving import serve_target
+            from gpuserve.cli.serving import serve_target
 
             return serve_target(*command, front)
     except GpuserveError as error:
-        return exit_code_of(tell(error))
+        report_error(error)
+        return exit_code_of(error)
     from gpuserve.cli.app import run
 
     return run(front=front)

@@ -1,4 +1,4 @@
-"""The verbs put together, and the one place where an error becomes an exit status."""
+"""The app with all commands, and the exit status of an error."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuserve.cli.console.exit_codes import ExitCode, help_text
-from gpuserve.cli.console.failures import exit_code_of, tell
-from gpuserve.cli.console.options import command_of
-from gpuserve.cli.console.server_options import BlockCommand
-from gpuserve.cli.verbs.bench import bench
-from gpuserve.cli.verbs.check import check, schema
-from gpuserve.cli.verbs.config import config
-from gpuserve.cli.verbs.devices import devices
-from gpuserve.cli.verbs.doctor import doctor
-from gpuserve.cli.verbs.export import export_app
-from gpuserve.cli.verbs.new import new
-from gpuserve.cli.verbs.operator import add_verbs as add_operator_verbs
-from gpuserve.cli.verbs.run import RUN_SETTINGS, run_program
-from gpuserve.cli.verbs.serve import dev, serve
-from gpuserve.cli.verbs.tritonserver import TRITONSERVER_SETTINGS, tritonserver
-from gpuserve.cli.verbs.tune import tune
+from gpuserve.cli.bench_command import bench
+from gpuserve.cli.check_command import check, config, devices, schema
+from gpuserve.cli.doctor_command import doctor
+from gpuserve.cli.exit_codes import ExitCode, exit_code_of, help_text, report_error
+from gpuserve.cli.export_command import export_app
+from gpuserve.cli.new.new_command import new
+from gpuserve.cli.operator_commands import add_commands as add_operator_commands
+from gpuserve.cli.option_types import command_of
+from gpuserve.cli.serve_command import dev, serve
+from gpuserve.cli.serve_options import BlockCommand
+from gpuserve.cli.triton_commands import RUN_SETTINGS, TRITONSERVER_SETTINGS, run_program, tritonserver
+from gpuserve.cli.tune_command import tune
 from gpuserve.core.errors import GpuserveError
 from gpuserve.version import VERSION
 
@@ -47,7 +43,7 @@ _EXAMPLES = """Examples:
   gpuserve export kubernetes config.yaml --image my/models:1 --out cluster
   gpuserve schema > gpuserve.schema.json
 
-The options of a verb: gpuserve serve --help"""
+The options of a command: gpuserve serve --help"""
 
 
 def build_app() -> typer.Typer:
@@ -60,32 +56,33 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_top_level)
-    for serving in (serve, dev):
-        app.command(epilog=help_text(), cls=BlockCommand)(serving)
+    for command in (serve, dev):
+        app.command(epilog=help_text(), cls=BlockCommand)(command)
     app.command(context_settings=TRITONSERVER_SETTINGS, add_help_option=False)(tritonserver)
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
-    add_operator_verbs(app)
+    add_operator_commands(app)
     app.command(epilog=help_text(), cls=BlockCommand)(config)
-    for verb in (new, check, devices, doctor, bench, tune, schema, version):
-        app.command(epilog=help_text())(verb)
+    for command in (new, check, devices, doctor, bench, tune, schema, version):
+        app.command(epilog=help_text())(command)
     app.add_typer(export_app())
     return app
 
 
 def run(arguments: list[str] | None = None, front: EarlyFront | None = None) -> int:
-    """Run one command line and return its exit status; ``front`` is one for ``serve`` that already starts."""
+    """Run a command line and return its exit status; ``front`` is a front process for ``serve`` that is
+    already starting.
+    """
     try:
         command_of(build_app())(arguments, prog_name="gpuserve", obj=front)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.USAGE
     except GpuserveError as error:
-        return exit_code_of(tell(error))
+        report_error(error)
+        return exit_code_of(error)
     return ExitCode.OK
 
 
-def version(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
-) -> None:
+def version(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False) -> None:
     """Print the version of gpuserve.
 
     Example:
@@ -114,4 +111,4 @@ def _top_level(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Options before the verb; the help text is given to ``Typer`` itself."""
+    """Handle the options before the command; ``Typer`` itself has the help text."""

@@ -3,7 +3,7 @@ error.
 
 No other module of this package reads the config. A callable is asked for its declaration only if the file
 leaves out tensors; its values take precedence below those of the file, key by key. Devices are checked in
-``cli/console/preflight.py``.
+``cli/preflight.py``.
 """
 
 from __future__ import annotations

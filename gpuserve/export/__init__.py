@@ -1,14 +1,18 @@
 """From the configuration that ``gpuserve serve`` runs to the manifests of a cluster.
 
-Pure: plain dicts and text are made of a ``Configuration`` and of ``ExportOptions``. Files are read in
-``files`` and written in ``output``, and nowhere else. No cluster is asked, no GPU of this machine looked at.
+Plain dicts and text are computed from a ``Configuration`` and ``ExportOptions``. ``config_bundle`` reads
+files and ``rendering`` writes them; everything else is pure. No cluster and no GPU of this machine is
+queried.
 
-===============  ==================================================================================
-``sizing``       every computed number with its reason; options, ports, and files that pods need
-``templates``    the manifests, with places to fill
-``manifests``    what the places are filled with, and the text as YAML
-``envoy``        what balances in front of the pods
-``checks``       what cannot run in a cluster, told with the key that says so
-``rendering``    a whole export: checked, computed, and as text by file name
-===============  ==================================================================================
+========================  ==========================================================================
+``rendering``             a whole export: checked, computed, rendered, written
+``export_options``        the options, and their checks
+``export_checks``         keys and flags that cannot work in a cluster
+``pod_sizing``            every computed number with its reason, and ports
+``config_bundle``         the files that a pod needs beside its config
+``manifest_values``       the values of the templates' placeholders
+``manifest_templates``    filled templates, and their text as YAML
+``templates``             the templates
+``envoy_proxy``           Envoy in front of the pods
+========================  ==========================================================================
 """

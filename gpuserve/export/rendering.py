@@ -1,34 +1,39 @@
-"""A whole export: checked, computed, and as text by file name. The verbs are in ``cli/verbs/export.py``."""
+"""A whole export, from the configuration to written files: checks, sizes, rendered templates by file name,
+and the output to a folder or to stdout. The commands are in ``cli/export_command.py``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.config.problems import ConfigProblems
-from gpuserve.export.checks import (
+from gpuserve.config.problems import ConfigProblems, Origin, Problem
+from gpuserve.core.errors import GpuserveError
+from gpuserve.export import envoy_proxy, manifest_values
+from gpuserve.export.envoy_proxy import EnvoyProxy
+from gpuserve.export.export_checks import (
     balancer_violations,
+    cluster_violations,
     compose_violations,
     fit_violations,
     monitoring_violations,
-    violations,
 )
-from gpuserve.export.envoy import bootstrap, pods
-from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.manifests import pod
-from gpuserve.export.manifests.alerts import alert_places
-from gpuserve.export.manifests.compose import compose_places
-from gpuserve.export.manifests.dashboard import dashboard_text
-from gpuserve.export.manifests.yaml_text import render
-from gpuserve.export.sizing.options import export_name, problems
-from gpuserve.export.sizing.sizing import gpu_count, instance_groups, sizes
-from gpuserve.export.templates.filling import filled
+from gpuserve.export.export_options import export_name, problems_of
+from gpuserve.export.manifest_templates import fill_template, yaml_text
+from gpuserve.export.manifest_values import alert_values, compose_values, dashboard_text
+from gpuserve.export.pod_sizing import compute_sizes, gpu_count, instance_groups
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
-    from gpuserve.export.sizing.options import ExportOptions
+    from gpuserve.export.export_options import ExportOptions
 
-#: Text by path below the folder that is written.
-Files = dict[str, str]
+
+#: Texts of files, by their paths relative to the output folder.
+ExportFiles = dict[str, str]
 
 
 _BASE: Final = (
@@ -40,8 +45,8 @@ _BASE: Final = (
     "disruptionbudget.yaml",
     "autoscaler.yaml",
 )
-#: What changes the base: the files of each component beside its kustomization. Components go together with
-#: each other and with an overlay of a user's own, which overlays do not.
+#: The files of each component beside its kustomization. Components change the base; unlike overlays they can
+#: be combined with each other and with an overlay of the user's own.
 _COMPONENTS: Final = {
     "surge": (),
     "writable-root": (),
@@ -57,7 +62,7 @@ _COMPONENTS: Final = {
     ),
 }
 _ONLY_ON_GPU: Final = {"surge", "writable-root"}
-#: The template of each file for Docker Compose, by where Prometheus or Grafana is given it.
+#: The template of each file for Docker Compose, by the path at which Prometheus or Grafana reads the file.
 _COMPOSE: Final = {
     "compose.yaml": "compose/compose.yaml",
     "prometheus.yaml": "compose/prometheus.yaml",
@@ -67,68 +72,87 @@ _COMPOSE: Final = {
 _PROMETHEUS_RULE: Final = "components/monitoring/prometheusrule.yaml"
 
 
-def kubernetes(configuration: Configuration, options: ExportOptions) -> Files:
-    """A kustomize base, its components, and an overlay for each; ConfigProblems: no cluster can run it."""
-    places = _base_places(configuration, options) | {"resources": list(_BASE)}
-    places |= pods.component_places(Proxy.of(configuration, options), configuration.settings.drain_timeout_s)
+def kubernetes_files(configuration: Configuration, options: ExportOptions) -> ExportFiles:
+    """Return a kustomize base, its components, and an overlay for each; raise ConfigProblems if no cluster
+    can run the configuration.
+    """
+    values = _base_values(configuration, options) | {"resources": list(_BASE)}
+    values |= envoy_proxy.component_values(
+        EnvoyProxy.of(configuration, options), configuration.settings.drain_timeout_s
+    )
     names = [f"base/{file}" for file in (*_BASE, "kustomization.yaml")]
-    files = {name: render(filled(name, places)) for name in names}
+    files = {name: yaml_text(fill_template(name, values)) for name in names}
     for component, others in _COMPONENTS.items():
-        if places["on_gpu"] or component not in _ONLY_ON_GPU:
+        if values["on_gpu"] or component not in _ONLY_ON_GPU:
             names = [f"components/{component}/{file}" for file in ("kustomization.yaml", *others)]
-            files |= {name: render(filled(name, places)) for name in names}
-            overlay = render(filled("overlay.yaml", {"component": component}))
+            files |= {name: yaml_text(fill_template(name, values)) for name in names}
+            overlay = yaml_text(fill_template("overlay.yaml", {"component": component}))
             files[f"overlays/{component}/kustomization.yaml"] = overlay
     return files
 
 
 def kubernetes_stream(configuration: Configuration, options: ExportOptions) -> str:
-    """The base's objects as one stream, for ``kubectl apply -f -``; ConfigProblems: no cluster can run it."""
-    places = _base_places(configuration, options)
-    return render([one for file in _BASE for one in filled(f"base/{file}", places)])
+    """Return the base's objects as one stream for ``kubectl apply -f -``; raise ConfigProblems if no cluster
+    can run the configuration.
+    """
+    values = _base_values(configuration, options)
+    return yaml_text([one for file in _BASE for one in fill_template(f"base/{file}", values)])
 
 
 def kserve_stream(configuration: Configuration, options: ExportOptions) -> str:
-    """ServingRuntime, InferenceService and their config, for KServe's Standard mode: Knative lets a pod have
-    one port. A runtime can set neither grace period nor security context: the service does. Or
-    ConfigProblems.
+    """Return ServingRuntime, InferenceService and their config, for KServe's Standard mode: Knative allows a
+    pod one port only. The service, not the runtime, sets grace period and security context, because a runtime
+    cannot. Raise ConfigProblems if no cluster can run the configuration.
     """
-    places = checked_places(configuration, options)
-    labels = {"serving.kserve.io/inferenceservice": places["name"]}
+    values = export_values(configuration, options)
+    labels = {"serving.kserve.io/inferenceservice": values["name"]}
     # KServe looks for a container of this name.
-    places = pod.with_pod(places, "kserve-container", pod.KSERVE_PORT_NAMES, labels)
-    return render([*filled("base/config.yaml", places), *filled("kserve.yaml", places)])
+    values = manifest_values.with_pod_values(
+        values, "kserve-container", manifest_values.KSERVE_PORT_NAMES, labels
+    )
+    return yaml_text([*fill_template("base/config.yaml", values), *fill_template("kserve.yaml", values)])
 
 
 def grafana_text(configuration: Configuration, options: ExportOptions) -> str:
-    """The dashboard as JSON; ConfigProblems: the metrics page is switched off, or the name is none."""
-    _refuse(configuration, monitoring_violations(configuration, options))
+    """Return the dashboard as JSON; raise ConfigProblems if the metrics page is switched off or the name is
+    malformed.
+    """
+    _raise_if_any(configuration, monitoring_violations(configuration, options))
     on_gpu = gpu_count(instance_groups(configuration, options)) > 0
     return dashboard_text(export_name(configuration, options), on_gpu=on_gpu)
 
 
 def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
-    """The rules as a PrometheusRule; ConfigProblems: no metrics page is served, or the name is none."""
-    _refuse(configuration, monitoring_violations(configuration, options))
-    return render(_alerts(configuration, options))
+    """Return the rules as a PrometheusRule; raise ConfigProblems if the metrics page is switched off or the
+    name is malformed.
+    """
+    _raise_if_any(configuration, monitoring_violations(configuration, options))
+    return yaml_text(_alerts(configuration, options))
 
 
 def rules_text(configuration: Configuration, options: ExportOptions) -> str:
-    """The same rules as a file of Prometheus itself; ConfigProblems as there."""
-    _refuse(configuration, monitoring_violations(configuration, options))
+    """Return the rules as a rule file of Prometheus; raise ConfigProblems like ``alerts_text``."""
+    _raise_if_any(configuration, monitoring_violations(configuration, options))
     (rule,) = _alerts(configuration, options)
-    return render([rule["spec"]])
+    return yaml_text([rule["spec"]])
 
 
-def compose(configuration: Configuration, options: ExportOptions, config: str, mount: str) -> Files:
-    """One server with Prometheus and Grafana for Docker Compose; ``mount`` is the config's folder as seen
-    from that of the files. ConfigProblems: no image is named, or there is nothing to watch.
+def compose_files(
+    configuration: Configuration, options: ExportOptions, config: str, mount: str
+) -> ExportFiles:
+    """Return the files for one server with Prometheus and Grafana in Docker Compose.
+
+    Args:
+        mount: the folder of the config, relative to the folder of the files.
+
+    Raises:
+        ConfigProblems: no image is named, or the metrics page is switched off.
     """
-    _refuse(configuration, compose_violations(configuration, options))
+    _raise_if_any(configuration, compose_violations(configuration, options))
     on_gpu = gpu_count(instance_groups(configuration, options)) > 0
     name = export_name(configuration, options)
-    places = compose_places(name, configuration, options, config=config, mount=mount, on_gpu=on_gpu)
-    files = {path: render(filled(template, places)) for path, template in _COMPOSE.items()}
+    values = compose_values(name, configuration, options, config=config, mount=mount, on_gpu=on_gpu)
+    files = {path: yaml_text(fill_template(template, values)) for path, template in _COMPOSE.items()}
     return files | {
         "rules.yaml": rules_text(configuration, options),
         "dashboard.json": grafana_text(configuration, options),
@@ -136,37 +160,132 @@ def compose(configuration: Configuration, options: ExportOptions, config: str, m
 
 
 def _alerts(configuration: Configuration, options: ExportOptions) -> list[Any]:
-    places = alert_places(
+    values = alert_values(
         export_name(configuration, options),
         options.namespace,
         labels=None,
         max_arena_nbytes=configuration.settings.max_arena_nbytes,
         on_gpu=gpu_count(instance_groups(configuration, options)) > 0,
     )
-    return filled(_PROMETHEUS_RULE, places)
+    return fill_template(_PROMETHEUS_RULE, values)
 
 
-def envoy(configuration: Configuration, options: ExportOptions, host: str = "") -> Files:
-    """Envoy in front of the pods of ``host``, "" for their headless Service; ConfigProblems: unreachable."""
-    _refuse(configuration, balancer_violations(configuration, options, host))
-    return bootstrap.files(Proxy.of(configuration, options, host))
+def envoy_config_files(configuration: Configuration, options: ExportOptions, host: str = "") -> ExportFiles:
+    """Return the configuration of Envoy in front of the pods of ``host``, "" for their headless Service;
+    raise ConfigProblems if the pods cannot be reached.
+    """
+    _raise_if_any(configuration, balancer_violations(configuration, options, host))
+    return envoy_proxy.envoy_files(EnvoyProxy.of(configuration, options, host))
 
 
-def checked_places(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
-    """What the templates are filled in with; ConfigProblems: a key or a flag that no cluster can run."""
-    _refuse(configuration, violations(configuration, options))
-    computed = sizes(configuration, options)
+def export_values(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
+    """Return the values of the templates' placeholders; raise ConfigProblems if a key or a flag cannot work
+    in a cluster.
+    """
+    _raise_if_any(configuration, cluster_violations(configuration, options))
+    computed = compute_sizes(configuration, options)
     groups = instance_groups(configuration, options)
-    _refuse(configuration, fit_violations(configuration, options, computed, groups))
-    return pod.export_places(configuration, options, computed)
+    _raise_if_any(configuration, fit_violations(configuration, options, computed, groups))
+    return manifest_values.placeholder_values(configuration, options, computed)
 
 
-def _base_places(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
-    places = checked_places(configuration, options)
-    return pod.with_pod(places, "gpuserve", pod.PORT_NAMES, places["labels"])
+def _base_values(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
+    values = export_values(configuration, options)
+    return manifest_values.with_pod_values(values, "gpuserve", manifest_values.PORT_NAMES, values["labels"])
 
 
-def _refuse(configuration: Configuration, found: Any) -> None:
-    """Raise ConfigProblems where anything was found."""
-    if told := problems(configuration, found):
-        raise ConfigProblems(told)
+def _raise_if_any(configuration: Configuration, found: Any) -> None:
+    if found_problems := problems_of(configuration, found):
+        raise ConfigProblems(found_problems)
+
+
+#: The mode of a file that holds a token: readable by its owner only.
+_SECRET_MODE: Final = 0o600
+_USUAL_MODE: Final = 0o666
+#: Marks of a file that holds a token: a Secret, or the header with a token in a configuration of Envoy.
+_SECRETS: Final = ("kind: Secret\n", "key: authorization\n")
+
+
+def write_files(folder: str, files: ExportFiles) -> None:
+    """Write every file below the folder, which is created; other files stay.
+
+    Raises:
+        ConfigProblems: the folder cannot be written. All files are unchanged, unless renaming a written file
+            failed.
+    """
+    if not folder:
+        raise _out_problem("expected a folder, given ''")
+    staging = _StagedFiles()
+    try:
+        for name, text in files.items():
+            staging.add(Path(folder, name), text)
+        staging.commit()
+    except OSError as error:
+        raise _out_problem(f"{folder!r} cannot be written: {_os_reason(error)}") from None
+    finally:
+        staging.clear()
+
+
+def write_stdout(text: str) -> None:
+    """Write to stdout.
+
+    Raises:
+        GpuserveError: stdout cannot be written.
+        BrokenPipeError: the reader of the pipe has ended.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the flush at exit must not fail again
+        raise GpuserveError(f"stdout cannot be written: {_os_reason(error)}") from None
+
+
+class _StagedFiles:
+    """Temporary files beside their targets, which replace the targets when all are written."""
+
+    def __init__(self) -> None:
+        self._staged: list[tuple[Path, Path]] = []
+        self._created_folders: list[Path] = []
+
+    def add(self, path: Path, text: str) -> None:
+        self._create_folder(path.parent)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, f"{path.name} is a directory")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        self._staged.append((temporary, path))
+        is_secret = any(mark in text for mark in _SECRETS)
+        temporary.touch(_SECRET_MODE if is_secret else _USUAL_MODE)
+        temporary.write_text(text, encoding="utf-8")
+
+    def commit(self) -> None:
+        for temporary, path in self._staged:
+            temporary.replace(path)
+        self._created_folders.clear()
+
+    def clear(self) -> None:
+        """Remove remaining temporary files, and the folders that were created for them."""
+        for temporary, _ in self._staged:
+            temporary.unlink(missing_ok=True)
+        for folder in reversed(self._created_folders):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def _create_folder(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        if folder.exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        self._create_folder(folder.parent)
+        folder.mkdir()
+        self._created_folders.append(folder)
+
+
+def _out_problem(text: str) -> ConfigProblems:
+    return ConfigProblems([Problem("--out", text, Origin.FLAG)])
+
+
+def _os_reason(error: OSError) -> str:
+    return (error.strerror or "unknown reason").lower()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving import REPOSITORY
 
-from gpuserve.export.manifests.pod import UID
+from gpuserve.export.manifest_values import UID
 
 DOCKERFILE = REPOSITORY / "Dockerfile"
 HADOLINT = str(Path(sys.executable).with_name("hadolint"))

@@ -14,9 +14,9 @@ from exporting import OPTIONS, export, loaded, written
 from manifests import documents
 from tls import Authority
 
-from gpuserve.export.envoy import bootstrap
-from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.manifests.yaml_text import render
+from gpuserve.export import envoy_proxy as bootstrap
+from gpuserve.export.envoy_proxy import Proxy
+from gpuserve.export.manifest_templates import render
 
 ENVOY = str(Path(sys.executable).with_name("envoy"))
 TOKEN = "t" * 32

@@ -14,7 +14,7 @@ from manifests import only
 
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.export.sizing.files import MAX_NBYTES, bundle
+from gpuserve.export.config_bundle import MAX_NBYTES, bundle
 
 
 def in_folder(folder: Path, **files: str) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuserve.export.manifests.yaml_text import render
-from gpuserve.export.sizing.values import Reasoned
-from gpuserve.export.templates import filling
+from gpuserve.export import manifest_templates as filling
+from gpuserve.export.manifest_templates import Reasoned, render
 
 
 @pytest.fixture(autouse=True)

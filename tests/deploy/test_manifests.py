@@ -15,8 +15,7 @@ from manifests import DEPLOY, EXAMPLES, documents, kustomizations, kustomized, o
 from pod_security import violations
 
 from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
-from gpuserve.export.sizing.sizing import PROPAGATION_S, STOP_MARGIN_S
-from gpuserve.export.sizing.values import parse_nbytes
+from gpuserve.export.pod_sizing import PROPAGATION_S, STOP_MARGIN_S, parse_nbytes
 
 #: preStop.sleep is on since this version.
 OLDEST = "1.30"

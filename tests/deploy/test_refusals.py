@@ -10,8 +10,8 @@ import pytest
 from exporting import IMAGE, OPTIONS, export, loaded, written
 
 from gpuserve.config.problems import ConfigProblems
+from gpuserve.export.pod_sizing import GIB
 from gpuserve.export.rendering import grafana_text, kubernetes_stream
-from gpuserve.export.sizing.values import GIB
 
 
 def problem(

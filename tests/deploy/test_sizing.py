@@ -10,10 +10,9 @@ import pytest
 from exporting import OPTIONS, exported, loaded
 from manifests import only
 
-from gpuserve.export.sizing import sizing
-from gpuserve.export.sizing.options import ExportOptions
-from gpuserve.export.sizing.sizing import STOP_MARGIN_S, Sizes
-from gpuserve.export.sizing.values import GIB, MIB, parse_nbytes, quantity, readable
+from gpuserve.export import pod_sizing as sizing
+from gpuserve.export.export_options import ExportOptions
+from gpuserve.export.pod_sizing import GIB, MIB, STOP_MARGIN_S, Sizes, parse_nbytes, quantity, readable
 from gpuserve.supervisor.shutdown import FRONT_QUIT_TIMEOUT_S
 from gpuserve.supervisor.workers.worker_monitor import STOP_TIMEOUT_S
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from gpuserve.export.manifests.yaml_text import render
-from gpuserve.export.sizing.values import Reasoned, plain
+from gpuserve.export.manifest_templates import Reasoned, plain, render
 
 _TRICKY = (
     "yes", "NO", "1", "1e3", "0x1", "0o7", "1_000", ".5", "1:30", "2020-01-01", "null", "~", "", " ", "a: b",

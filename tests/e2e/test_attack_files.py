@@ -36,7 +36,7 @@ from gpuserve.backends.model_files import ModelFileError
 from gpuserve.backends.onnx import OnnxModel
 from gpuserve.backends.pytorch import PytorchModel
 from gpuserve.backends.sklearn import SklearnModel
-from gpuserve.bench.server.inputs import read_requests
+from gpuserve.bench.request_tensors import read_requests
 
 TIMEOUT_S = 120.0
 TENSORS = {

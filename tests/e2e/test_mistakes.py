@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from serving import GPUSERVE, Addresses
 
 from gpuserve.cli.app import run
-from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import ExitCode
 
 CONFIG = "models: [{name: m, callable: 'raises.py:Raises', inputs: [], outputs: []}]\n"
 FILES = {

@@ -14,8 +14,8 @@ from serving import GPUSERVE
 from typer.testing import CliRunner
 
 from gpuserve.cli.app import build_app
-from gpuserve.projects import making
-from gpuserve.projects.making import KINDS, Project, ProjectError, ProjectKind
+from gpuserve.cli.new import new_command as making
+from gpuserve.cli.new.new_command import KINDS, Project, ProjectError, ProjectKind
 
 PLUGIN = "gpuserve.testing.pytest_plugin"
 #: Named here only where the installation is older than the entry point.

@@ -8,7 +8,7 @@ from http2_scene import RecordingWay, Sink, Talk
 from hypothesis import strategies as st
 
 from fuzzing.cuts import cuts_of
-from gpuserve.bench.calls.http2 import HEAD_NBYTES
+from gpuserve.bench.http2_client import HEAD_NBYTES
 from gpuserve.front.exchange.exchange import AnswerHead
 
 _OK = AnswerHead(200, (), [(b"grpc-status", b"0")])

@@ -24,8 +24,8 @@ from benchmarks.attacks.connections import Calls
 from benchmarks.attacks.requests import call_headers, framed, message
 from benchmarks.control_groups import Group, memory_group
 from gpuserve.config.load import load_file
-from gpuserve.export.sizing.options import ExportOptions
-from gpuserve.export.sizing.sizing import sizes
+from gpuserve.export.export_options import ExportOptions
+from gpuserve.export.pod_sizing import sizes
 
 pytestmark = pytest.mark.thorough
 

@@ -19,7 +19,7 @@ from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE
 
-from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.core.errors import ControlError
 from gpuserve.supervisor.control import operator_client
 from gpuserve.supervisor.control.attach_protocol import attach_name

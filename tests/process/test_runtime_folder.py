@@ -21,7 +21,7 @@ from serving import GPUSERVE
 
 import gpuserve
 from gpuserve import Server
-from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.core.errors import AttachError
 from gpuserve.supervisor.control.attach_protocol import attach_addresses, attach_name
 from gpuserve.supervisor.control.operator_client import ControlName

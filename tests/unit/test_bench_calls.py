@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.bench.calls import http2
-from gpuserve.bench.calls.call import CallProtocol, Failure, ProtocolBroken, TimedCall
-from gpuserve.bench.calls.http1_calls import HttpCalls
-from gpuserve.bench.calls.http2_calls import GrpcCalls, GrpcRequests
-from gpuserve.bench.server.payloads import framed
+from gpuserve.bench import http2_client as http2
+from gpuserve.bench.call_protocols import GrpcCalls, GrpcRequests, HttpCalls
+from gpuserve.bench.load_generator import CallProtocol, Failure, ProtocolBroken, TimedCall
+from gpuserve.bench.request_payloads import framed
 
 OK_HEAD = http2.header_block([(":status", "200"), ("content-type", "application/grpc")])
 OK_END = http2.header_block([("grpc-status", "0")])

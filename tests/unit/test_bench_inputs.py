@@ -11,18 +11,28 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gpuserve.bench.plan.errors import BenchOptionError
-from gpuserve.bench.server.inputs import TensorFill, content, fitted, made_up, read_requests
-from gpuserve.bench.server.model_metadata import TargetModel, TensorMetadata, parse_shapes, request_shapes
-from gpuserve.bench.server.payloads import (
+from gpuserve.bench.load_plan import BenchOptionError
+from gpuserve.bench.request_payloads import (
+    Target,
     TensorPlace,
     Tensors,
     grpc_message,
     http_bytes,
     http_infer,
     http_stream,
+    parse_url,
 )
-from gpuserve.bench.server.target import Target, parse_url
+from gpuserve.bench.request_tensors import (
+    TargetModel,
+    TensorFill,
+    TensorMetadata,
+    content,
+    fitted,
+    made_up,
+    parse_shapes,
+    read_requests,
+    request_shapes,
+)
 from gpuserve_worker.protocol.tensor import decode_bytes
 
 MODEL = TargetModel(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.bench.plan.errors import BenchOptionError
-from gpuserve.bench.plan.plan import (
+from gpuserve.bench.load_plan import (
     Arrivals,
+    BenchOptionError,
     LoadKind,
     LoadLevel,
     LoadPlan,
@@ -19,7 +19,7 @@ from gpuserve.bench.plan.plan import (
     due_times,
     parse_levels,
 )
-from gpuserve.bench.server.target import parse_headers, parse_url
+from gpuserve.bench.request_payloads import parse_headers, parse_url
 
 
 @pytest.mark.parametrize(

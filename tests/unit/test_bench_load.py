@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.bench.calls.call import LOST, Failure, TimedCall
-from gpuserve.bench.calls.load import LoadGenerator
-from gpuserve.bench.calls.samples import Interval, counted
-from gpuserve.bench.plan.plan import Arrivals, due_times
+from gpuserve.bench.load_generator import LOST, Failure, Interval, LoadGenerator, TimedCall, counted
+from gpuserve.bench.load_plan import Arrivals, due_times
 
 
 class Link:

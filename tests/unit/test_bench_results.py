@@ -14,16 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.bench.calls.samples import Interval, counted
-from gpuserve.bench.plan.errors import BenchOptionError
-from gpuserve.bench.plan.plan import LoadKind, LoadLevel
-from gpuserve.bench.reports.latencies import LatencyHistogram, percentile_curve
-from gpuserve.bench.reports.output import check_output, csv_text, markdown
-from gpuserve.bench.reports.plots import log_ticks
-from gpuserve.bench.reports.report import BenchReport, from_json, to_json
-from gpuserve.bench.reports.results import LevelResult, Tally, Window, is_stable
-from gpuserve.bench.reports.table import compared, fitted, notes, table
-from gpuserve.bench.server.server_time import ServerTime, ServerTotals, difference, totals
+from gpuserve.bench.bench_report import BenchReport, compared, fitted, from_json, notes, table, to_json
+from gpuserve.bench.level_results import (
+    LatencyHistogram,
+    LevelResult,
+    Tally,
+    Window,
+    is_stable,
+    percentile_curve,
+)
+from gpuserve.bench.load_generator import Interval, counted
+from gpuserve.bench.load_plan import BenchOptionError, LoadKind, LoadLevel
+from gpuserve.bench.report_output import check_output, csv_text, log_ticks, markdown
+from gpuserve.bench.server_control import ServerTime, ServerTotals, difference, totals
 
 CLOSED = LoadLevel(LoadKind.CONCURRENCY, 8)
 OPEN = LoadLevel(LoadKind.RATE, 100)
@@ -196,8 +199,8 @@ def test_markdown_and_csv() -> None:
 def test_a_page_fetches_nothing_and_escapes() -> None:
     made = replace(report(result(), result(replace(CLOSED, value=16))), model="<script>")
     program = (
-        "import sys; from gpuserve.bench.reports.output import page; "
-        "from gpuserve.bench.reports.report import from_json; "
+        "import sys; from gpuserve.bench.report_output import page; "
+        "from gpuserve.bench.bench_report import from_json; "
         "print(page(from_json(sys.stdin.read(), ''), None))"
     )  # in a process of its own: matplotlib keeps its fonts open
     done = subprocess.run(

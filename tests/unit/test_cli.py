@@ -13,9 +13,8 @@ import pytest
 
 from gpuserve import __version__
 from gpuserve.cli.app import run
-from gpuserve.cli.console.exit_codes import MEANINGS, ExitCode
-from gpuserve.cli.console.failures import exit_code_of
-from gpuserve.cli.console.server_flags import option_paths
+from gpuserve.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
+from gpuserve.cli.serve_command_line import option_paths
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.repositories import CallableFlags, is_callable_path, load_callable
 from gpuserve.config.schema import key_at
@@ -326,7 +325,7 @@ def test_the_command_line_imports_no_server_parts() -> None:
     program = "import sys, gpuserve.cli.app as a; a.build_app(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "gpuserve.cli.verbs.serve" in loaded
+    assert "gpuserve.cli.serve_command" in loaded
     assert not loaded & {
         "rich",
         "grpc",

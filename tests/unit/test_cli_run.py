@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuserve.cli.app import run
-from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.compat.pytriton.alias import IMPORTABLE
 
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from gpuserve.cli.app import run
-from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.cli.doctor.facts import ConfigProblem, Facts, Package, Port, RunningServer
-from gpuserve.cli.doctor.judgement import Severity, findings, has_fault, is_older
-from gpuserve.cli.doctor.report import as_text
+from gpuserve.cli.doctor_command import Severity, as_text, findings, has_fault, is_older
+from gpuserve.cli.doctor_facts import ConfigProblem, Facts, Package, Port, RunningServer
+from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.supervisor.control.operator_client import PortHolder, holder_of, listening_inodes
 
 GIB = 1 << 30

@@ -10,7 +10,7 @@ import pytest
 from serving import REPOSITORY
 
 from gpuserve.cli.app import run
-from gpuserve.cli.views.config_view import as_text
+from gpuserve.cli.check_command import as_text
 from gpuserve.config.effective import effective
 from gpuserve.config.load import load_data, load_file
 from gpuserve.config.settings.values import MASK

@@ -64,8 +64,8 @@ ALLOWED = {
         "gpuserve/bench/server gpuserve/cli/console gpuserve/cli/doctor gpuserve/cli/top gpuserve/cli/views "
         "gpuserve/compat/pytriton gpuserve/compat/tritonserver gpuserve/config gpuserve/control "
         "gpuserve/model gpuserve/errors gpuserve/export gpuserve/export/sizing gpuserve/follow "
-        "gpuserve/journal gpuserve/placement gpuserve/projects gpuserve/config/triton gpuserve/config/settings "
-        "gpuserve/supervisor/core gpuserve/tune gpuserve_worker/protocol",
+        "gpuserve/journal gpuserve/placement gpuserve/cli/new gpuserve/config/triton gpuserve/config/settings "
+        "gpuserve/supervisor/core gpuserve/bench/tune gpuserve_worker/protocol",
     "gpuserve/cli/views":
         "gpuserve/config gpuserve/model gpuserve/devices gpuserve/placement gpuserve/config/settings "
         "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
@@ -207,7 +207,7 @@ ALLOWED = {
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/openai": "gpuserve/model gpuserve_worker/calling",
     "gpuserve/placement": "gpuserve/model gpuserve/devices gpuserve/errors",
-    "gpuserve/projects": "gpuserve/errors gpuserve/backends",
+    "gpuserve/cli/new": "gpuserve/errors gpuserve/backends",
     "gpuserve/backends/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/backends/python_backend/importable": "gpuserve/backends/python_backend",
     "gpuserve/config/triton":
@@ -254,7 +254,7 @@ ALLOWED = {
         "gpuserve/front/batching gpuserve/front/models/ensembles gpuserve/front/v2 gpuserve/placement "
         "gpuserve/config/triton gpuserve/config/settings gpuserve/supervisor gpuserve/supervisor/core "
         "gpuserve_worker/calling gpuserve_worker/protocol",
-    "gpuserve/tune":
+    "gpuserve/bench/tune":
         "gpuserve/bench gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server gpuserve/client "
         "gpuserve/config gpuserve/model gpuserve/model/options",
     "gpuserve/typed": "gpuserve/model gpuserve/decorators gpuserve_worker/calling gpuserve_worker/protocol",
@@ -294,9 +294,9 @@ FORBIDDEN = {
         "gpuserve.front", "gpuserve.api", "asyncio", "dataclasses", "logging",
     },
     "gpuserve/config": {"grpc"},
-    "gpuserve/bench/calls/load.py": {"asyncio", "time", "socket", "threading", "os", "grpc", "hdrh"},
+    "gpuserve/bench/load_generator.py": {"asyncio", "time", "socket", "threading", "os", "grpc", "hdrh"},
     "gpuserve/export": {"grpc", "subprocess", "socket", "cupy", "pynvml"},
-    "gpuserve/tune/search.py": {"time", "random", "subprocess"},
+    "gpuserve/bench/tune/settings_search.py": {"time", "random", "subprocess"},
 }  # fmt: skip
 
 

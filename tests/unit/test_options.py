@@ -15,6 +15,7 @@ import pytest
 import gpuserve
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.api.binding import model_spec
+from gpuserve.bench.tune.tune_output import with_values
 from gpuserve.config.entries import entry_class_of
 from gpuserve.config.load import load_data, load_file
 from gpuserve.config.problems import ConfigProblems
@@ -26,7 +27,6 @@ from gpuserve.model import Batching, ModelWarmup, Policy, Queue, SequenceBatchin
 from gpuserve.model.declaration import DynamicBatcher, QueuePolicy
 from gpuserve.model.options import declared, option, required, rows
 from gpuserve.model.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
-from gpuserve.tune.yaml_edit import with_values
 
 X = Tensor((1,), "FP32", "x")
 FILE = """\

@@ -8,8 +8,7 @@ import pytest
 import typer
 
 from gpuserve.cli.app import build_app
-from gpuserve.cli.console.plain_command import plain_command
-from gpuserve.cli.console.server_flags import flag_name, is_switch, option_paths, overrides
+from gpuserve.cli.serve_command_line import flag_name, is_switch, option_paths, overrides, plain_command
 from gpuserve.config.repositories import CallableFlags
 
 EVERY_FLAG = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.config.schema import json_schema
 from gpuserve.config.settings.server import ServerSettings, live_settings
 from gpuserve.core.event_log import FACTS

@@ -13,7 +13,7 @@ from gpuserve.backends.model_files import ModelFileError, threads_per_instance
 from gpuserve.backends.onnx import OnnxModel, has_batch_axis
 from gpuserve.backends.registry import is_model_path, name_of, source_of
 from gpuserve.cli.app import run
-from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
 

@@ -21,7 +21,7 @@ from benchmarks.scenarios.paced_client import Calls, PacedFailed
 from benchmarks.scenarios.report import ScenarioReport, markdown, write_json
 from benchmarks.scenarios.scenario import Effort
 from benchmarks.servers import Ports
-from gpuserve.bench.calls import http2
+from gpuserve.bench import http2_client as http2
 
 ARRIVALS = st.lists(st.floats(0, 2), min_size=1, max_size=80).map(sorted)
 

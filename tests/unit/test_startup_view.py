@@ -8,8 +8,7 @@ import shlex
 
 import pytest
 
-from gpuserve.cli.views.client_command import client_command
-from gpuserve.cli.views.startup_view import LogView, TableView, ready_text
+from gpuserve.cli.startup_view import LogView, TableView, client_command, ready_text
 from gpuserve.model.spec import InstanceSpec, ModelSpec, SequenceBatching
 from gpuserve_worker.protocol.tensor import TensorSpec
 

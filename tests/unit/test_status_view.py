@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuserve.cli.console.status_watch import screen
-from gpuserve.cli.views.status_view import status_text
+from gpuserve.cli.operator_commands import screen
+from gpuserve.cli.status_view import status_text
 
 SERVER: dict[str, Any] = {
     "name": "gpuserve",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.config.load import load_file
 from gpuserve.config.precedence import from_text
 from gpuserve.config.problems import ConfigProblems, Origin

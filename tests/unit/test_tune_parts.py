@@ -9,25 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from gpuserve.bench.plan.errors import BenchOptionError
-from gpuserve.bench.reports.latencies import LatencySummary
-from gpuserve.config.load import load_data
-from gpuserve.config.yaml_document import parse
-from gpuserve.model.spec import ModelSpec
-from gpuserve.tune.axes import Axis, Wishes, axes_of, parse_wishes
-from gpuserve.tune.search import (
+from gpuserve.bench.level_results import LatencySummary
+from gpuserve.bench.load_plan import BenchOptionError
+from gpuserve.bench.tune.settings_search import (
+    Axis,
     LatencyLimit,
     Point,
     Position,
+    Wishes,
+    axes_of,
     best,
     coordinate_search,
     front,
     is_better,
     parse_limit,
+    parse_wishes,
     score,
 )
-from gpuserve.tune.view import show_front
-from gpuserve.tune.yaml_edit import with_values
+from gpuserve.bench.tune.tune_output import show_front, with_values
+from gpuserve.config.load import load_data
+from gpuserve.config.yaml_document import parse
+from gpuserve.model.spec import ModelSpec
 
 POINTS = st.lists(
     st.builds(Point, st.just(()), st.just(1), st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=40

@@ -1,9 +1,10 @@
-"""Manifests as YAML files with places to fill, and what fills them.
+"""Manifests as YAML files with placeholders, which ``manifest_templates`` fills.
 
-- ``<place>`` is a value by its name. Alone and without quotes it may be of any kind, and None leaves its key
-  or entry out; everywhere else it is text.
-- ``!if:place`` or ``!unless:place`` before a value leaves its key, entry or document out.
-- ``!each:place`` before an entry repeats it, with the further places that each of these has.
-- The keys of a mapping at ``<<`` become keys of the one around it.
-- A comment directly above a key or an entry is a reason, and is in the manifest. Others are for readers here.
+- ``<name>`` is the value of that name. Alone and without quotes the value may have any type, and None leaves
+  out its key or entry; everywhere else the value is text.
+- ``!if:name`` or ``!unless:name`` before a value leaves out its key, entry or document.
+- ``!each:name`` before an entry repeats the entry, with the further values that each element of ``name`` has.
+- The keys of a mapping at ``<<`` become keys of the surrounding mapping.
+- A comment directly above a key or an entry is a reason, and appears in the manifest. All other comments are
+  for readers here.
 """

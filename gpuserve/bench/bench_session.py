@@ -1,0 +1,312 @@
+"""A run, from a target and data to the figures: the processes that send requests, and level after level, each
+warmed up, measured and drained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gpuserve.bench import loader_messages
+from gpuserve.bench.level_results import WINDOW_S, LevelResult, LevelTally, Window, histogram_type, is_stable
+from gpuserve.bench.load_plan import BenchError, LoadKind, LoadLevel, LoadPlan, SharedMemory
+from gpuserve.bench.loader_messages import (
+    LevelCounted,
+    LevelDone,
+    LevelStarted,
+    LoaderFailed,
+    LoaderMessage,
+    LoaderReady,
+    LoaderSetup,
+    MeasureLevel,
+    StartLevel,
+    StopLevel,
+)
+from gpuserve.bench.preparation import (
+    RequestData,
+    SharedRegions,
+    loader_setup,
+    place_tensors,
+    request_arrays,
+    require_answer,
+    require_memory_support,
+)
+from gpuserve.bench.request_payloads import Target, Tensors
+from gpuserve.bench.server_control import ServerControl, connect, server_time_between
+
+_DRAIN_MARGIN_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """The parameters of a run: the model, the data of requests, and the load."""
+
+    target: Target
+    data: RequestData
+    plan: LoadPlan
+    memory: SharedMemory = SharedMemory.NONE
+
+
+@dataclass(frozen=True)
+class BenchOutcome:
+    """The measured levels; ``interrupted`` by Ctrl-C before the last of them."""
+
+    levels: tuple[LevelResult, ...]
+    interrupted: bool
+
+
+def run_bench(
+    run: BenchRun,
+    observer: BenchObserver,
+    until: Callable[[Sequence[LevelResult]], bool] = lambda _results: False,
+) -> BenchOutcome:
+    """Measure the levels of a plan, or those until ``until`` returns True.
+
+    Raises:
+        BenchOptionError: an option does not go with the model.
+        BenchError: the server cannot be measured.
+        MissingPackage: a package is not installed.
+    """
+    histogram_type()
+    with contextlib.ExitStack() as stack:
+        control = connect(run.target)
+        stack.callback(control.close)
+        model = control.metadata()
+        require_memory_support(run.target, model, run.memory)
+        requests = [Tensors(arrays) for arrays in request_arrays(model, run.data)]
+        if run.memory is not SharedMemory.NONE:
+            regions = stack.enter_context(SharedRegions(run.memory, control))
+            arrays = [dict(one.arrays) for one in requests]
+            requests = place_tensors(control, run.target, model, arrays, regions, _max_in_flight(run.plan))
+        require_answer(control, run.target, model, requests)
+        session = LevelSession(run.plan, control, observer)
+        interrupted = False
+        loaders = LoaderProcesses(
+            loader_setup(run.target, model, requests, run.plan), run.plan, run.target.url.protocol
+        )
+        try:
+            asyncio.run(session.run(loaders, until))
+        except KeyboardInterrupt:
+            interrupted = True
+        return BenchOutcome(tuple(session.results), interrupted)
+
+
+def _max_in_flight(plan: LoadPlan) -> int:
+    rates = [one for one in plan.levels if one.kind is LoadKind.RATE]
+    return plan.max_in_flight if rates else int(max(one.value for one in plan.levels))
+
+
+_START_TIMEOUT_S: Final = 60.0
+_END_TIMEOUT_S: Final = 5.0
+_READ_NBYTES: Final = 1 << 18
+
+
+class BenchObserver(Protocol):
+    """A receiver of the progress of a run."""
+
+    def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
+        """Handle the start of a level's warm-up."""
+
+    def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
+        """Handle the figures of a measured interval."""
+
+    def level_ended(self, result: LevelResult) -> None:
+        """Handle the result of a level."""
+
+
+class LevelSession:
+    """A measurement of the levels of a plan; ``results`` has the completed levels, also after an error."""
+
+    def __init__(self, plan: LoadPlan, control: ServerControl, observer: BenchObserver) -> None:
+        self._plan = plan
+        self._control = control
+        self._observer = observer
+        self.results: list[LevelResult] = []
+
+    async def run(self, loaders: LoaderProcesses, until: Callable[[Sequence[LevelResult]], bool]) -> None:
+        """Start the processes, and measure all levels or those until ``until`` returns True; raise BenchError
+        if the server cannot be measured.
+        """
+        async with loaders:
+            for position, level in enumerate(self._plan.levels):
+                self._observer.level_started(level, position, len(self._plan.levels))
+                result = await self._measure(loaders, level)
+                self.results.append(result)
+                self._observer.level_ended(result)
+                if until(self.results):
+                    return
+
+    async def _measure(self, loaders: LoaderProcesses, level: LoadLevel) -> LevelResult:
+        loaders.start(level)
+        await loaders.wait_for_all(LevelStarted)
+        await _warm_up(loaders, self._plan.warmup_s)
+        before = await asyncio.to_thread(self._control.totals)
+        loaders.broadcast(MeasureLevel())
+        total = LevelTally()
+        await self._count(loaders, total)
+        loaders.broadcast(StopLevel())
+        asking = asyncio.create_task(asyncio.to_thread(self._control.totals))
+        await self._drain(loaders, total)
+        return total.result(level, server_time_between(before, await asking))
+
+    async def _count(self, loaders: LoaderProcesses, total: LevelTally) -> None:
+        """Count until the level's time is over or its figures are stable."""
+        began_s = time.monotonic()
+        recent, recent_since_s = LevelTally(), began_s
+        windows: list[Window] = []
+        while (left_s := began_s + self._plan.duration_s - time.monotonic()) > 0:
+            received = await loaders.receive(left_s)
+            if received is None or not isinstance(received[1], LevelCounted):
+                continue
+            index, counted = received[0], received[1].interval
+            total.add(index, counted)
+            recent.add(index, counted)
+            now = time.monotonic()
+            if now - recent_since_s >= WINDOW_S:
+                windows.append(recent.window())
+                failed = sum(count for count, _ in total.failures.values())
+                self._observer.progressed(now - began_s, windows[-1], failed)
+                recent, recent_since_s = LevelTally(), now
+                if self._plan.stable and is_stable(windows):
+                    return
+
+    async def _drain(self, loaders: LoaderProcesses, total: LevelTally) -> None:
+        missing = set(range(loaders.size))
+        deadline = time.monotonic() + self._plan.drain_s + _DRAIN_MARGIN_S
+        while missing and (received := await loaders.receive(deadline - time.monotonic())) is not None:
+            index, message = received
+            if isinstance(message, LevelCounted | LevelDone):
+                total.add(index, message.interval)
+            if isinstance(message, LevelDone):
+                missing.discard(index)
+
+
+async def _warm_up(loaders: LoaderProcesses, seconds: float) -> None:
+    """Wait for ``seconds``; raise BenchError if a process ends meanwhile."""
+    end_s = time.monotonic() + seconds
+    while (left_s := end_s - time.monotonic()) > 0:
+        await loaders.receive(left_s)
+
+
+class LoaderProcesses:
+    """The processes that send requests, for all levels of a run; a context manager. They end when their stdin
+    is closed, not by Ctrl-C.
+    """
+
+    def __init__(self, setup: LoaderSetup, plan: LoadPlan, protocol: str) -> None:
+        self._setup = setup
+        self._plan = plan
+        self._protocol = protocol
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._inbox: asyncio.Queue[tuple[int, LoaderMessage]] = asyncio.Queue()
+
+    async def __aenter__(self) -> LoaderProcesses:
+        try:
+            for index in range(self._plan.processes):
+                await self._spawn(index)
+            self.broadcast(self._setup)
+            await self.wait_for_all(LoaderReady)
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._stop()
+
+    @property
+    def size(self) -> int:
+        return len(self._processes)
+
+    def broadcast(self, message: LoaderMessage) -> None:
+        data = loader_messages.pack_message(message)
+        for process in self._processes:
+            _write(process, data)
+
+    def start(self, level: LoadLevel) -> None:
+        """Send each process its share of a level."""
+        for index, process in enumerate(self._processes):
+            _write(process, loader_messages.pack_message(self._share_of(level, index)))
+
+    async def receive(self, timeout_s: float | None = None) -> tuple[int, LoaderMessage] | None:
+        """Return the number of a process and its next message, or None after the time limit; raise BenchError
+        if a process failed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                index, message = await self._inbox.get()
+        except TimeoutError:
+            return None
+        if isinstance(message, LoaderFailed):
+            raise BenchError(f"the server cannot be loaded: {message.text}")
+        return index, message
+
+    async def wait_for_all(self, kind: type[LoaderReady] | type[loader_messages.LevelStarted]) -> None:
+        """Wait until every process has sent a message of this kind; raise BenchError if a process failed."""
+        missing = set(range(self.size))
+        while missing:
+            received = await self.receive(_START_TIMEOUT_S)
+            if received is None:
+                raise BenchError(
+                    f"a process of the load generator did not start within {_START_TIMEOUT_S:g} s"
+                )
+            if isinstance(received[1], kind):
+                missing.discard(received[0])
+
+    def _share_of(self, level: LoadLevel, index: int) -> StartLevel:
+        part = level.share(index, self.size)
+        is_rate = level.kind is LoadKind.RATE
+        return StartLevel(
+            self._plan.connections_of(part, self._protocol),
+            0 if is_rate else int(part.value),
+            part.value if is_rate else 0.0,
+            self._plan.arrivals.value,
+            self._plan.seed + index,
+            index / self.size,
+        )
+
+    async def _spawn(self, index: int) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "gpuserve.bench.loader_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        self._readers.append(asyncio.create_task(self._read(index, process)))
+
+    async def _read(self, index: int, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        message_unpacker = loader_messages.message_unpacker()
+        while data := await process.stdout.read(_READ_NBYTES):
+            message_unpacker.feed(data)
+            for one in message_unpacker:
+                self._inbox.put_nowait((index, loader_messages.unpack_message(one)))
+        self._inbox.put_nowait((index, LoaderFailed("a process of the load generator ended unexpectedly")))
+
+    async def _stop(self) -> None:
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                async with asyncio.timeout(_END_TIMEOUT_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        for reader in self._readers:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
+
+
+def _write(process: asyncio.subprocess.Process, data: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(data)

@@ -1,1 +1,0 @@
-"""Calls to a server on the wire, and the processes that make them."""

@@ -1,1 +1,0 @@
-"""From what was counted to figures, tables, plots and files."""

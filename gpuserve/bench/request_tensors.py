@@ -1,0 +1,307 @@
+"""Tensors of requests, generated or read from a file, and the metadata of a model that decides their shapes.
+
+An ``.npz`` file is one request, an array for each input. A ``.json`` file is a v2 request
+(``{"inputs": [...]}``), or a list of requests that are sent in turn:
+``{"data": [{"x": [[1, 2]]}, {"x": {"content": [3, 4], "shape": [1, 2]}}]}``.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuserve.bench.load_plan import BenchOptionError, error_reason
+from gpuserve_worker.protocol.tensor import BYTES, element_count, encode_bytes, numpy_dtype
+
+#: The limit of a generated tensor; a larger one is most likely a typing error.
+_MAX_ELEMENTS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """The server's description of a tensor: with the batch axis if the model batches; -1 is any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    """The model under load. ``max_batch_size`` is 0 without a batch axis, or if the server does not report
+    the size.
+    """
+
+    name: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+    max_batch_size: int = 0
+    decoupled: bool = False
+
+
+def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return shapes given as ``name:3,224,224``, where an empty part after the colon means no axes; raise
+    BenchOptionError for another form.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, colon, dims = text.rpartition(":")
+        try:
+            shape = tuple(int(dim) for dim in dims.split(",")) if dims else ()
+        except ValueError:
+            shape = (-1,)
+        if not (colon and name) or any(dim < 0 for dim in shape):
+            raise BenchOptionError("--shape", f"expected name:3,224,224, given {text!r}")
+        if name in found:
+            raise BenchOptionError("--shape", f"{name!r} is given twice")
+        found[name] = shape
+    return found
+
+
+def request_shapes(
+    model: TargetModel, shapes: Mapping[str, tuple[int, ...]], batch_size: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the full shape of every input of a request.
+
+    Args:
+        shapes: shapes without the batch axis; an optional input without a shape is left out.
+
+    Raises:
+        BenchOptionError: a shape is missing or does not fit.
+    """
+    known = {one.name for one in model.inputs}
+    for name in shapes:
+        if name not in known:
+            raise BenchOptionError(
+                "--shape",
+                f"model {model.name!r} has no input {name!r}, only {', '.join(sorted(known)) or 'none'}",
+            )
+    _check_batch(model, batch_size)
+    return {
+        one.name: _request_shape(model, one, shapes.get(one.name), batch_size)
+        for one in model.inputs
+        if not one.optional or one.name in shapes
+    }
+
+
+def _check_batch(model: TargetModel, batch_size: int) -> None:
+    if batch_size < 1:
+        raise BenchOptionError("--batch-size", f"expected at least 1, given {batch_size}")
+    if not model.max_batch_size and batch_size > 1:
+        raise BenchOptionError("--batch-size", f"model {model.name!r} does not batch, given {batch_size}")
+    if model.max_batch_size and batch_size > model.max_batch_size:
+        raise BenchOptionError(
+            "--batch-size", f"model {model.name!r} takes at most {model.max_batch_size}, given {batch_size}"
+        )
+
+
+def _request_shape(
+    model: TargetModel, tensor: TensorMetadata, given: tuple[int, ...] | None, batch_size: int
+) -> tuple[int, ...]:
+    batch = (batch_size,) if model.max_batch_size else ()
+    declared = tensor.shape[1:] if batch else tensor.shape
+    shape = declared if given is None else given
+    if len(shape) != len(declared) or any(
+        dim not in {-1, got} for dim, got in zip(declared, shape, strict=False)
+    ):
+        raise BenchOptionError(
+            "--shape", f"input {tensor.name!r} has the shape {list(declared)}, given {list(shape)}"
+        )
+    if -1 in shape:
+        example = ",".join(str(dim) if dim >= 0 else "16" for dim in declared)
+        raise BenchOptionError(
+            "--shape",
+            f"input {tensor.name!r} has the shape {list(declared)}, where -1 is any size: "
+            f"give one, such as --shape {tensor.name}:{example}",
+        )
+    if element_count((*batch, *shape)) > _MAX_ELEMENTS:
+        raise BenchOptionError(
+            "--shape", f"input {tensor.name!r} would have more than {_MAX_ELEMENTS} elements"
+        )
+    return (*batch, *shape)
+
+
+Array: TypeAlias = NDArray[Any]
+_LETTERS = np.array(list(string.ascii_letters))
+#: Random integers below this fit every type, and most embedding tables that they index.
+_MAX_INTEGER = 100
+
+
+class TensorFill(enum.Enum):
+    RANDOM = "random"  #: floats from 0 to 1, integers from 0 to 99, letters
+    ZERO = "zero"  #: zeros, empty strings
+
+
+def generated_tensors(
+    model: TargetModel, shapes: Mapping[str, tuple[int, ...]], fill: TensorFill, string_length: int, seed: int
+) -> dict[str, Array]:
+    """Return the tensors of one generated request; raise BenchOptionError if an input has an
+    unknown datatype.
+    """
+    source = np.random.default_rng(seed)
+    return {
+        one.name: _generated_tensor(one, shapes[one.name], fill, string_length, source)
+        for one in model.inputs
+        if one.name in shapes
+    }
+
+
+def _generated_tensor(
+    tensor: TensorMetadata,
+    shape: tuple[int, ...],
+    fill: TensorFill,
+    string_length: int,
+    source: np.random.Generator,
+) -> Array:
+    dtype = dtype_of(tensor)
+    if tensor.datatype == BYTES:
+        length = string_length if fill is TensorFill.RANDOM else 0
+        count = int(np.prod(shape, dtype=np.int64))
+        letters = source.choice(_LETTERS, (count, length))
+        made = np.empty(count, object)
+        made[:] = ["".join(row).encode() for row in letters]
+        return made.reshape(shape)
+    if fill is TensorFill.ZERO:
+        return np.zeros(shape, dtype)
+    if dtype.kind == "b":
+        return source.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        return source.integers(0, _MAX_INTEGER, shape).astype(dtype)
+    return source.random(shape, np.float32).astype(dtype)
+
+
+def dtype_of(tensor: TensorMetadata) -> np.dtype[Any]:
+    """Return the numpy type of an input; raise BenchOptionError if its datatype is not one of v2."""
+    try:
+        return numpy_dtype(tensor.datatype)
+    except ValueError:
+        raise BenchOptionError(
+            "MODEL",
+            f"input {tensor.name!r} has the datatype {tensor.datatype}, which is not one of the protocol",
+        ) from None
+
+
+def fitted_tensors(
+    model: TargetModel, given: Mapping[str, Any], batch_size: int, option: str
+) -> dict[str, Array]:
+    """Return the tensors of a request from a file, with rows repeated to the batch size; raise
+    BenchOptionError if the tensors do not fit the model.
+    """
+    known = {one.name: one for one in model.inputs}
+    for name in given:
+        if name not in known:
+            raise BenchOptionError(option, f"model {model.name!r} has no input {name!r}")
+    for one in model.inputs:
+        if one.name not in given and not one.optional:
+            raise BenchOptionError(option, f"the input {one.name!r} is missing")
+    found = {
+        name: _fitted_tensor(model, known[name], value, batch_size, option) for name, value in given.items()
+    }
+    rows = {len(array) for array in found.values()} if model.max_batch_size else set()
+    if len(rows) > 1:
+        raise BenchOptionError(
+            option, f"the inputs of a request have different numbers of rows: {sorted(rows)}"
+        )
+    return found
+
+
+def _fitted_tensor(
+    model: TargetModel, tensor: TensorMetadata, value: Any, batch_size: int, option: str
+) -> Array:
+    array = _typed_array(tensor, value, option)
+    wanted = tensor.shape
+    if model.max_batch_size and array.ndim == len(wanted) - 1:
+        array = np.repeat(array[None], batch_size, axis=0)
+    fits = array.ndim == len(wanted) and all(
+        dim in {-1, got} for dim, got in zip(wanted, array.shape, strict=True)
+    )
+    if not fits:
+        raise BenchOptionError(
+            option, f"input {tensor.name!r} has the shape {list(wanted)}, given {list(array.shape)}"
+        )
+    return array
+
+
+def _typed_array(tensor: TensorMetadata, value: Any, option: str) -> Array:
+    dtype = dtype_of(tensor)
+    try:
+        array = np.array(value)
+        if tensor.datatype == BYTES:
+            return array.astype(object)
+        if array.dtype.kind not in "biufcV" or array.dtype.hasobject:
+            raise ValueError
+        return np.ascontiguousarray(array, dtype)
+    except (TypeError, ValueError):
+        raise BenchOptionError(option, f"input {tensor.name!r} is no array of {tensor.datatype}") from None
+
+
+def tensor_bytes(array: Array, datatype: str) -> bytes:
+    """Return the bytes of a tensor in the encoding of the protocol."""
+    if datatype == BYTES:
+        return encode_bytes(array.ravel().tolist())
+    return array.tobytes()
+
+
+DATA_OPTION = "--data"
+
+
+def read_requests(path: str) -> list[dict[str, Any]]:
+    """Return the requests of a file; raise BenchOptionError if the file cannot be read or has
+    another form.
+    """
+    try:
+        if path.endswith(".npz"):
+            with np.load(path, allow_pickle=False) as arrays:
+                return [dict(arrays)]
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+    except OSError as error:
+        raise BenchOptionError(
+            DATA_OPTION, f"{os.path.basename(path)} cannot be read: {error_reason(error)}"
+        ) from None
+    except ValueError:
+        form = "an .npz file of plain arrays" if path.endswith(".npz") else "JSON"
+        raise BenchOptionError(DATA_OPTION, f"{os.path.basename(path)} is not {form}") from None
+    return _document_requests(document)
+
+
+def _document_requests(document: Any) -> list[dict[str, Any]]:
+    match document:
+        case {"inputs": [*tensors]}:
+            return [dict(map(_v2_tensor, tensors))]
+        case {"data": [_, *_] as requests} if all(isinstance(one, dict) for one in requests):
+            return [{name: _tensor_value(name, value) for name, value in one.items()} for one in requests]
+    raise BenchOptionError(DATA_OPTION, 'expected {"inputs": [...]} or {"data": [{...}, ...]}')
+
+
+def _v2_tensor(tensor: Any) -> tuple[str, Any]:
+    match tensor:
+        case {"name": str(name), "shape": shape, "data": data}:
+            return name, _tensor_value(name, {"content": data, "shape": shape})
+    raise BenchOptionError(DATA_OPTION, "every input needs name, shape and data")
+
+
+def _tensor_value(name: str, value: Any) -> Any:
+    """Return a nested list unchanged, and elements in row-major order with a shape as an array."""
+    match value:
+        case {"content": elements, "shape": shape}:
+            try:
+                return np.array(elements).reshape(shape)
+            except (TypeError, ValueError):
+                raise BenchOptionError(
+                    DATA_OPTION, f"the content of {name!r} does not have the shape {shape}"
+                ) from None
+        case {"content": elements}:
+            return elements
+        case dict():
+            raise BenchOptionError(DATA_OPTION, f"{name!r} needs content, and may have a shape")
+    return value

@@ -1,1 +1,0 @@
-"""What is asked of a measured server beside the load, and the requests made for it."""

@@ -1,0 +1,261 @@
+"""The search: settings of a model that may change, the latency limit, scores of measured points, and the next
+settings to try. Pure.
+
+An axis is a key of the config file with a few values in ascending order, one of which is the file's own. The
+search moves along one axis at a time, from the best settings so far, until no step is better. The throughput
+of a server over one setting mostly has a single maximum: larger batches pay until they do not. Steps go to
+neighbours on an axis, so that few trials are wasted far from the maximum. The same scores lead to the same
+trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from gpuserve.bench.level_results import LatencySummary, LevelResult
+from gpuserve.bench.load_plan import BenchOptionError
+from gpuserve.model.options import DURATION_PATTERN, MICROSECONDS, parse_duration
+from gpuserve.model.spec import MAX_INSTANCES, ModelSpec
+
+#: The value of each axis, in the order of the axes.
+Settings: TypeAlias = tuple[int, ...]
+
+_DELAYS_US: Final = (0, 100, 500, 1000, 2000, 5000)
+_PREFETCH: Final = (0, 1, 2)
+_MAX_PREFETCH: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A key of the config with the values to try. ``keys`` lead from the model's entry to the key."""
+
+    option: str
+    keys: tuple[str | int, ...]
+    values: tuple[int, ...]
+    start: int
+
+    @property
+    def title(self) -> str:
+        """The heading of the axis's column in tables."""
+        return self.option.removeprefix("--").replace("-", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedValues:
+    """Values that the user requested; None means values around the file's own."""
+
+    max_batch_sizes: tuple[int, ...] | None = None
+    delays_us: tuple[int, ...] | None = None
+    instances: tuple[int, ...] | None = None
+    prefetch: tuple[int, ...] | None = None
+
+
+def tunable_axes(
+    model: ModelSpec, counts: Sequence[int], cores: int, least_batch: int, requested: RequestedValues
+) -> list[Axis]:
+    """Return the axes of a model with more than one value.
+
+    Args:
+        counts: the count of each entry of ``instances``, which is an axis if there is one entry.
+        cores: cores of this machine.
+        least_batch: rows of a request.
+    """
+    batch, delay = model.max_batch_size, model.batching.max_queue_delay_us
+    found = []
+    if batch:
+        sizes = [one for one in requested.max_batch_sizes or _values_around(batch) if one >= least_batch]
+        found.append(
+            _make_axis("--max-batch-sizes", ("max_batch_size",), sizes, batch, requested.max_batch_sizes)
+        )
+        keys = ("batching", "max_queue_delay_us")
+        found.append(
+            _make_axis("--delays-us", keys, requested.delays_us or _DELAYS_US, delay, requested.delays_us)
+        )
+    if len(counts) == 1:
+        numbers = requested.instances or _instances(counts[0], cores)
+        found.append(
+            _make_axis("--instances", ("instances", 0, "count"), numbers, counts[0], requested.instances)
+        )
+    depths = requested.prefetch or _PREFETCH
+    found.append(_make_axis("--prefetch", ("prefetch",), depths, model.prefetch, requested.prefetch))
+    return [axis for axis in found if axis.values != (axis.start,)]
+
+
+def _make_axis(
+    option: str,
+    keys: tuple[str | int, ...],
+    values: Sequence[int],
+    configured: int,
+    requested: tuple[int, ...] | None,
+) -> Axis:
+    """Return an axis; the file's own value is among its values unless the user requested values."""
+    return Axis(
+        option, keys, tuple(sorted({*values} if requested and values else {*values, configured})), configured
+    )
+
+
+def parse_values(option: str, text: str | None, least: int, most: int) -> tuple[int, ...] | None:
+    """Return the values of a list such as ``1,2,4`` in ascending order, or None without the option; raise
+    BenchOptionError for another form.
+    """
+    if text is None:
+        return None
+    try:
+        values = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        values = (least - 1,)
+    if not all(least <= value <= most for value in values):
+        raise BenchOptionError(
+            option, f"expected whole numbers from {least} to {most} such as 1,2,4, given {text!r}"
+        )
+    return values
+
+
+def parse_requested(texts: Mapping[str, str | None]) -> RequestedValues:
+    """Return the values of the options of the four axes; raise BenchOptionError for another form."""
+    bounds = {
+        "max_batch_sizes": (1, 1 << 20),
+        "delays_us": (0, 60_000_000),
+        "instances": (1, MAX_INSTANCES),
+        "prefetch": (0, _MAX_PREFETCH),
+    }
+    return RequestedValues(
+        **{
+            name: parse_values(f"--{name.replace('_', '-')}", texts.get(name), *bound)
+            for name, bound in bounds.items()
+        }
+    )
+
+
+def _values_around(value: int) -> tuple[int, ...]:
+    """Return values from a quarter of the file's own to four times that."""
+    return tuple(sorted({max(1, value // 4), max(1, value // 2), value, value * 2, value * 4}))
+
+
+def _instances(count: int, cores: int) -> tuple[int, ...]:
+    """Return powers of two up to the cores, or to twice the file's count."""
+    return tuple(2**power for power in range(16) if 2**power <= max(cores, 2 * count))
+
+
+_FIELDS: Final = {
+    "mean": "mean_ms",
+    "p50": "p50_ms",
+    "p90": "p90_ms",
+    "p95": "p95_ms",
+    "p99": "p99_ms",
+    "p99.9": "p999_ms",
+    "max": "max_ms",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLimit:
+    """An upper limit for a figure of the latencies, such as p99."""
+
+    figure: str = "p99"
+    limit_ms: float = float("inf")
+
+    def figure_of(self, latency: LatencySummary) -> float:
+        found: float = getattr(latency, _FIELDS[self.figure])
+        return found
+
+    def is_met(self, latency: LatencySummary) -> bool:
+        return self.figure_of(latency) <= self.limit_ms
+
+
+def parse_limit(text: str) -> LatencyLimit:
+    """Return the limit of a text such as ``p99=50ms``; raise BenchOptionError for another form."""
+    figure, _, time = text.partition("=")
+    try:
+        if figure in _FIELDS and time[-1:].isalpha():  # a bare number has no unit
+            return LatencyLimit(figure, parse_duration(time) * 1e3)
+    except ValueError:
+        pass
+    raise BenchOptionError(
+        "--latency-limit",
+        f"expected one of {', '.join(_FIELDS)} with a time, such as p99=50ms, given {text!r}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    """A level of load on a server with these settings; ``latency_ms`` is the figure of the limit."""
+
+    settings: Settings
+    concurrency: float
+    throughput: float
+    latency_ms: float
+
+
+def points_of(settings: Settings, levels: Iterable[LevelResult], limit: LatencyLimit) -> list[MeasuredPoint]:
+    """Return the points of the levels in which every request was answered."""
+    return [
+        MeasuredPoint(settings, one.level.value, one.throughput, limit.figure_of(one.latency))
+        for one in levels
+        if one.completed and not one.failed
+    ]
+
+
+def score_of(points: Sequence[MeasuredPoint], limit: LatencyLimit) -> float:
+    """Return the highest throughput within the limit; if there is none, the lowest latency, negated."""
+    within = [one.throughput for one in points if one.latency_ms <= limit.limit_ms]
+    if within:
+        return max(within)
+    return -min((one.latency_ms for one in points), default=float("inf"))
+
+
+def best_point(points: Iterable[MeasuredPoint], limit: LatencyLimit) -> MeasuredPoint | None:
+    within = [one for one in points if one.latency_ms <= limit.limit_ms]
+    return max(within, key=lambda one: (one.throughput, -one.latency_ms), default=None)
+
+
+def pareto_front(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
+    """Return the points that no other point matches or beats in both figures, by ascending throughput."""
+    found: list[MeasuredPoint] = []
+    for one in sorted(points, key=lambda one: (-one.throughput, one.latency_ms)):
+        if not found or one.latency_ms < found[-1].latency_ms:
+            found.append(one)
+    return found[::-1]
+
+
+#: A position on each axis.
+Position: TypeAlias = tuple[int, ...]
+
+#: The factor by which a better score must exceed the old one; smaller differences are noise.
+NOISE_MARGIN: Final = 1.03
+
+
+def coordinate_search(sizes: Sequence[int], start: Position) -> Generator[Position, float, Position]:
+    """Yield positions to try, receive their scores by ``send``, and return the best position. ``sizes`` are
+    the numbers of values of each axis.
+    """
+    scores: dict[Position, float] = {}
+
+    def evaluate(position: Position) -> Generator[Position, float, float]:
+        if position not in scores:
+            scores[position] = yield position
+        return scores[position]
+
+    best = start
+    yield from evaluate(start)
+    moved = True
+    while moved:
+        moved = False
+        for axis, size in enumerate(sizes):
+            for step in (1, -1):
+                while 0 <= best[axis] + step < size:
+                    tried = (*best[:axis], best[axis] + step, *best[axis + 1 :])
+                    yield from evaluate(tried)
+                    if not is_better(scores[tried], scores[best]):
+                        break
+                    best, moved = tried, True
+    return best
+
+
+def is_better(new: float, old: float) -> bool:
+    """Return whether a score exceeds another by more than noise. Scores below 0 belong to settings over the
+    limit.
+    """
+    return new > old * NOISE_MARGIN if old > 0 else new > old / NOISE_MARGIN

@@ -1,0 +1,185 @@
+"""The output of a search: a line for each trial, a table of the Pareto front, and the config file with the
+best values, whose comments and order stay.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from ruamel.yaml import YAML
+
+from gpuserve.bench.bench_session import BenchObserver
+from gpuserve.bench.level_results import LevelResult, Window
+from gpuserve.bench.load_plan import LoadLevel
+from gpuserve.bench.tune.settings_search import (
+    Axis,
+    LatencyLimit,
+    MeasuredPoint,
+    Settings,
+    best_point,
+    pareto_front,
+)
+from gpuserve.config.schema import canonical_key
+from gpuserve.config.yaml_document import Path
+
+
+class TrialView:
+    """An observer that writes a line for each trial, and on a terminal the current level."""
+
+    def __init__(self, axes: Sequence[Axis], limit: LatencyLimit, stream: TextIO) -> None:
+        self._axes = axes
+        self._limit = limit
+        self._stream = stream
+        self._number = 0
+
+    def trial_started(self, number: int, settings: Settings) -> BenchObserver:
+        self._number = number
+        return self
+
+    def trial_ended(self, settings: Settings, points: Sequence[MeasuredPoint], failure: str) -> None:
+        self._show_transient("")
+        text = failure or _trial_text(points, self._limit)
+        self._stream.write(f"{self._number:>3}  {settings_text(self._axes, settings)}: {text}\n")
+        self._stream.flush()
+
+    def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
+        self._show_transient(f"{self._number:>3}  {level} in flight …")
+
+    def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
+        self._show_transient(
+            f"{self._number:>3}  {window.throughput:,.0f} req/s, p99 {window.p99_ms:.3g} ms …"
+        )
+
+    def level_ended(self, result: LevelResult) -> None:
+        pass
+
+    def _show_transient(self, text: str) -> None:
+        """Write a line that the next one replaces."""
+        if self._stream.isatty():
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+
+
+def print_front(
+    model: str, axes: Sequence[Axis], points: Sequence[MeasuredPoint], limit: LatencyLimit, stream: TextIO
+) -> None:
+    """Write the Pareto front, then the best point of all other settings; the best point within the limit is
+    marked. The table is drawn on a terminal, and Markdown elsewhere.
+    """
+    chosen = best_point(points, limit)
+    shown = pareto_front(points)
+    shown += _best_of_others(points, shown, limit)
+    titles = [*(axis.title for axis in axes), "in flight", "req/s", f"{limit.figure} ms", ""]
+    rows = [
+        [
+            *map(str, one.settings),
+            f"{one.concurrency:g}",
+            f"{one.throughput:,.0f}",
+            f"{one.latency_ms:.3g}",
+            _remark(one, chosen, limit),
+        ]
+        for one in shown
+    ]
+    if stream.isatty():
+        _draw_table(model, titles, rows, stream)
+        return
+    rule = ["---:"] * (len(titles) - 1) + ["---"]
+    lines = [f"| {' | '.join(row)} |" for row in (titles, rule, *rows)]
+    stream.write("\n".join([f"# {model}", "", *lines]) + "\n")
+
+
+def _best_of_others(
+    points: Sequence[MeasuredPoint], shown: Sequence[MeasuredPoint], limit: LatencyLimit
+) -> list[MeasuredPoint]:
+    """Return the best point of all settings that are not shown; without one within the limit, the point of
+    lowest latency.
+    """
+    left: dict[Settings, list[MeasuredPoint]] = {
+        one.settings: [] for one in points if one.settings not in {each.settings for each in shown}
+    }
+    for one in points:
+        if one.settings in left:
+            left[one.settings].append(one)
+    return [best_point(each, limit) or min(each, key=lambda one: one.latency_ms) for each in left.values()]
+
+
+def _remark(one: MeasuredPoint, chosen: MeasuredPoint | None, limit: LatencyLimit) -> str:
+    if one is chosen:
+        return "best"
+    return "over the limit" if one.latency_ms > limit.limit_ms else ""
+
+
+def settings_text(axes: Sequence[Axis], settings: Settings) -> str:
+    """Return settings as ``key value``, with the keys of the config file."""
+    return ", ".join(
+        f"{'.'.join(str(key) for key in axis.keys if not isinstance(key, int))} {value}"
+        for axis, value in zip(axes, settings, strict=True)
+    )
+
+
+def _draw_table(model: str, titles: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*titles, box=None, pad_edge=False, title=model, title_justify="left")
+    for column in table.columns:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row, style="bold" if row[-1] else "")
+    Console(file=stream).print(table)
+
+
+def _trial_text(points: Sequence[MeasuredPoint], limit: LatencyLimit) -> str:
+    found = best_point(points, limit)
+    if found is None:
+        return f"{limit.figure} is over the limit"
+    return (
+        f"{found.throughput:,.0f} req/s, {limit.figure} {found.latency_ms:.3g} ms, "
+        f"{found.concurrency:g} in flight"
+    )
+
+
+_FIRST_ITEM = re.compile(r"^models:[^\n]*\n(?:[ ]*(?:#[^\n]*)?\n)*([ ]*)- ", re.MULTILINE)
+_WIDE = 10_000
+
+
+def config_with_values(text: str, values: Mapping[Path, Any]) -> str:
+    """Return the text of a config file with these values at these paths; missing parents are created."""
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = _WIDE
+    first = _FIRST_ITEM.search(text)
+    offset = len(first[1]) if first else 0
+    yaml.indent(mapping=2, sequence=offset + 2, offset=offset)
+    document = yaml.load(text)
+    for path, value in values.items():
+        _set_value(document, path, value)
+    buffer = io.StringIO()
+    yaml.dump(document, buffer)
+    return buffer.getvalue()
+
+
+def _set_value(whole: Any, path: Path, value: Any) -> None:
+    *parents, last = path
+    for step, following in zip(parents, path[1:], strict=True):
+        whole = _get_or_create_child(whole, step, following)
+    if isinstance(whole, list) and last == len(whole):
+        whole.append(value)
+    elif isinstance(whole, dict):  # the file may use Triton's name for the key
+        whole[next((key for key in whole if canonical_key((*parents, key)) == last), last)] = value
+    else:
+        whole[last] = value
+
+
+def _get_or_create_child(whole: Any, step: str | int, following: str | int) -> Any:
+    """Return the child at this step, created if it is missing."""
+    empty: Any = [] if isinstance(following, int) else {}
+    if isinstance(whole, list):
+        if step == len(whole):
+            whole.append(empty)
+    elif whole.get(step) is None or isinstance(whole[step], int):  # ``instances: 2`` is short for a list
+        whole[step] = empty
+    return whole[step]

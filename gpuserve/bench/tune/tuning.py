@@ -1,0 +1,295 @@
+"""Trials: a server with other settings is started on free ports of this machine, measured and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Final, Protocol
+
+from gpuserve.bench.bench_session import BenchObserver, BenchRun, run_bench
+from gpuserve.bench.level_results import LevelResult
+from gpuserve.bench.load_plan import BenchError, BenchOptionError, LoadPlan
+from gpuserve.bench.preparation import RequestData
+from gpuserve.bench.request_payloads import Target
+from gpuserve.bench.tune.settings_search import (
+    Axis,
+    LatencyLimit,
+    MeasuredPoint,
+    Position,
+    Settings,
+    best_point,
+    coordinate_search,
+    points_of,
+    score_of,
+)
+from gpuserve.client.client_settings import ServerUrl
+from gpuserve.config.load import Configuration, load_file
+from gpuserve.config.precedence import Override
+from gpuserve.config.problems import ConfigProblems, Origin
+from gpuserve.config.yaml_document import Path
+
+#: Throughput has stopped growing if a level exceeds the best level before by less than this factor.
+_GROWTH: Final = 1.02
+
+
+@dataclass(frozen=True)
+class SearchGoal:
+    """The latency limit, and the bounds of the search."""
+
+    limit: LatencyLimit
+    trials: int
+    budget_s: float
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """A model of a config file, and its load. ``index`` is its place under ``models``."""
+
+    config: str
+    index: int
+    name: str
+    instances: Sequence[Mapping[str, Any]]
+    axes: Sequence[Axis]
+    data: RequestData
+    plan: LoadPlan
+    protocol: str
+
+    def values(self, settings: Settings) -> dict[Path, Any]:
+        """Return the values that replace those of the file in a trial's server."""
+        found: dict[Path, Any] = {}
+        for axis, value in zip(self.axes, settings, strict=True):
+            if axis.keys[0] == "instances":  # the whole list, because the file may omit it
+                found["models", self.index, "instances"] = [{**self.instances[0], "count": value}]
+            else:
+                found["models", self.index, *axis.keys] = value
+        return found
+
+    def changes(self, settings: Settings) -> dict[Path, int]:
+        return {
+            ("models", self.index, *axis.keys): value
+            for axis, value in zip(self.axes, settings, strict=True)
+            if value != axis.start
+        }
+
+
+class TuningObserver(Protocol):
+    """A receiver of the progress of a search."""
+
+    def trial_started(self, number: int, settings: Settings) -> BenchObserver:
+        """Handle the start of a trial's server, and return the observer of its levels."""
+
+    def trial_ended(self, settings: Settings, points: Sequence[MeasuredPoint], failure: str) -> None:
+        """Handle the end of a trial; ``failure`` is the reason for missing points, or empty."""
+
+
+@dataclass
+class Tuning:
+    """A search over one model. ``points`` are the measured points, ``earlier_values`` the values of models
+    tuned before.
+    """
+
+    model: TunedModel
+    goal: SearchGoal
+    observer: TuningObserver
+    earlier_values: Mapping[Path, Any] = field(default_factory=dict)
+    points: list[MeasuredPoint] = field(default_factory=list)
+    trials: int = 0
+    interrupted: bool = False
+
+    @property
+    def best(self) -> MeasuredPoint | None:
+        return best_point(self.points, self.goal.limit)
+
+    def run(self, deadline_s: float) -> None:
+        """Search until no step is better, the trials are used up, ``time.monotonic`` passes the deadline, or
+        Ctrl-C; raise BenchError if the first trial fails.
+        """
+        axes = self.model.axes
+        start = tuple(_start_position(axis) for axis in axes)
+        search = coordinate_search([len(axis.values) for axis in axes], start)
+        position = next(search)
+        try:
+            while True:
+                found = self._run_trial(position)
+                if self.interrupted or self.trials >= self.goal.trials or time.monotonic() > deadline_s:
+                    return
+                position = search.send(found)
+        except StopIteration:
+            return
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    def _run_trial(self, position: Position) -> float:
+        settings = tuple(axis.values[at] for axis, at in zip(self.model.axes, position, strict=True))
+        self.trials += 1
+        levels = self.observer.trial_started(self.trials, settings)
+        failure = ""
+        points: list[MeasuredPoint] = []
+        try:
+            points = self._measure_settings(settings, levels)
+        except (ConfigProblems, BenchError) as error:
+            if self.trials == 1:  # a failure of the first trial is the file's fault
+                raise
+            failure = str(error)
+        self.points += points
+        self.observer.trial_ended(settings, points, failure)
+        return score_of(points, self.goal.limit)
+
+    def _measure_settings(self, settings: Settings, observer: BenchObserver) -> list[MeasuredPoint]:
+        model = self.model
+        values = {**self.earlier_values, **model.values(settings)}
+        # A contradiction with the file is found without a server.
+        trial_configuration(model.config, values.items())
+        with trial_server(model.config, values, model.protocol) as url:
+            target = Target(url, model.name)
+            outcome = run_bench(BenchRun(target, model.data, model.plan), observer, self._is_past_maximum)
+        self.interrupted |= outcome.interrupted
+        for one in outcome.levels:
+            if one.failed:
+                kind, (_, text) = next(iter(one.failures.items()))
+                raise TrialFailed(f"{one.failed} requests failed: {kind} {text}")
+        return points_of(settings, outcome.levels, self.goal.limit)
+
+    def _is_past_maximum(self, levels: Sequence[LevelResult]) -> bool:
+        """Return whether more requests in flight are useless: over the limit, or no faster than before."""
+        last = levels[-1]
+        if last.failed or not self.goal.limit.is_met(last.latency):
+            return True
+        if len(levels) < 3:
+            return False
+        before = max(one.throughput for one in levels[:-2])
+        return max(last.throughput, levels[-2].throughput) < _GROWTH * before
+
+
+def _start_position(axis: Axis) -> int:
+    """Return the position of the file's value, or of the nearest value."""
+    return min(range(len(axis.values)), key=lambda at: abs(axis.values[at] - axis.start))
+
+
+def model_index(configuration: Configuration, name: str) -> int:
+    """Return the place of a model under ``models``; raise BenchOptionError for an unknown name or
+    an ensemble.
+    """
+    entries = configuration.entries.models
+    names = [one.name for one in entries]
+    if name not in names:
+        raise BenchOptionError("--model", f"the file has no model {name!r}, only {', '.join(names)}")
+    index = names.index(name)
+    if entries[index].callable is None:
+        raise BenchOptionError(
+            "--model", f"{name!r} is an ensemble, which has nothing to tune; tune its steps"
+        )
+    return index
+
+
+_END_TIMEOUT_S: Final = 30.0
+_LABEL: Final = "gpuserve tune"
+_ADDRESS = re.compile(r"(HTTP|gRPC) (?:https?://|grpcs?://)?([\w.:\[\]-]+)")
+_TITLES: Final = {"http": "HTTP", "grpc": "gRPC"}
+#: Settings of a trial's server, which listens on this machine for the load generator only.
+_ON_THIS_MACHINE: Final[dict[str, Any]] = {
+    "host": "127.0.0.1",
+    "http_port": 0,
+    "grpc_port": 0,
+    "metrics_port": None,
+    "health_port": None,
+    "lame_duck_s": 0.0,
+    "log_format": "json",
+    "log_level": "info",
+    "tls_certfile": None,
+    "tls_keyfile": None,
+    "tls_client_ca": None,
+    "restricted_endpoints": [],
+    "access_token": None,
+    "access_rules": [],
+}
+
+
+class TrialFailed(BenchError):
+    """The server does not start with these settings. The text is its last message."""
+
+
+def trial_overrides(values: Mapping[Path, Any]) -> list[tuple[Path, Any]]:
+    """Return the values that a trial's server has instead of the file's."""
+    return [*((("server", key), value) for key, value in _ON_THIS_MACHINE.items()), *values.items()]
+
+
+def trial_configuration(config: str, values: Iterable[tuple[Iterable[str | int], Any]]) -> Configuration:
+    """Return the configuration of a file with other values at these paths; raise ConfigProblems if they do
+    not fit.
+    """
+    overrides = [Override(tuple(path), value, _LABEL, Origin.FLAG) for path, value in values]
+    return load_file(config, os.environ, overrides)
+
+
+@contextlib.contextmanager
+def trial_server(config: str, values: Mapping[Path, Any], protocol: str) -> Iterator[ServerUrl]:
+    """Run a server in its own session until the end of the block, and yield its URL; raise TrialFailed if it
+    does not become ready.
+    """
+    overrides = json.dumps(trial_overrides(values))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "gpuserve.cli.tune_trial", str(os.getpid()), config, overrides],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    reader: threading.Thread | None = None
+    try:
+        address = _wait_until_ready(process.stderr, protocol)
+        reader = threading.Thread(target=_drain_pipe, args=(process.stderr,), daemon=True)
+        reader.start()  # a full pipe would block the server
+        yield ServerUrl.parse(f"{protocol}://{address}")
+    finally:
+        _stop_process(process)
+        if reader is not None:
+            reader.join(_END_TIMEOUT_S)
+        process.stderr.close()
+
+
+def _wait_until_ready(stderr: IO[str], protocol: str) -> str:
+    last = "the server ended without a message"
+    for line in stderr:
+        message = _message(line)
+        if message.startswith("ready: "):
+            found: dict[str, str] = dict(_ADDRESS.findall(message))
+            if _TITLES[protocol] not in found:
+                raise TrialFailed(f"the server has no port for {_TITLES[protocol]}")
+            return found[_TITLES[protocol]]
+        last = message or last
+    raise TrialFailed(last)
+
+
+def _message(line: str) -> str:
+    """Return the message of a log line, or the line itself if it is not JSON."""
+    try:
+        return str(json.loads(line)["msg"])
+    except (KeyError, TypeError, ValueError):
+        return line.strip()
+
+
+def _drain_pipe(stderr: IO[str]) -> None:
+    for _ in stderr:
+        pass
+
+
+def _stop_process(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

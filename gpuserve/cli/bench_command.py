@@ -1,0 +1,300 @@
+"""``gpuserve bench``: options, the measurement, and its report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from gpuserve.bench.load_plan import BenchOptionError
+from gpuserve.cli.exit_codes import ExitCode
+from gpuserve.cli.option_types import duration, integer, option
+
+if TYPE_CHECKING:
+    import enum
+
+    from gpuserve.bench.bench_report import BenchReport
+    from gpuserve.bench.bench_session import BenchOutcome, BenchRun
+    from gpuserve.bench.load_plan import LoadPlan
+    from gpuserve.bench.request_payloads import Target
+
+    Choice = TypeVar("Choice", bound=enum.Enum)
+
+
+_LOAD, _DATA, _SERVER, _REPORT = "Load", "Requests", "Server", "Report"
+
+_Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
+_Url = Annotated[
+    str | None,
+    option(
+        _SERVER, "host, host:port, or a URL with grpc://, grpcs://, http:// or https://. Default localhost."
+    ),
+]
+_Protocol = Annotated[
+    str | None, option(_SERVER, "Protocol, if --url has none. Default grpc.", metavar="grpc|http")
+]
+_Version = Annotated[
+    str, option(_SERVER, "Version of the model. Default: the server's choice.", "--model-version")
+]
+_Headers = Annotated[
+    list[str] | None,
+    option(_SERVER, "A header of every request; repeatable.", "--header", metavar="NAME: VALUE"),
+]
+_TlsCa = Annotated[
+    str, option(_SERVER, "PEM file of the authority that signed the server's certificate.", metavar="FILE")
+]
+_TlsCert = Annotated[str, option(_SERVER, "PEM file of the client's certificate.", metavar="FILE")]
+_TlsKey = Annotated[str, option(_SERVER, "PEM file of the key of --tls-cert.", metavar="FILE")]
+_TlsNoVerify = Annotated[bool, option(_SERVER, "Accept any certificate (HTTP only).", "--tls-no-verify")]
+_TimeoutS = Annotated[float, duration(_SERVER, "Time limit of each request: 30s, 500ms.", "--timeout")]
+_Concurrency = Annotated[
+    str | None,
+    option(
+        _LOAD,
+        "Requests in flight (closed loop): 16, 1,2,8, 1:64:x2 or 8:64:8. Default 1:64:x2.",
+        metavar="LEVELS",
+    ),
+]
+_Rate = Annotated[
+    str | None,
+    option(
+        _LOAD,
+        "Requests a second (open loop), in the same forms. Latency counts from the due time.",
+        metavar="LEVELS",
+    ),
+]
+_Arrivals = Annotated[str, option(_LOAD, "Spacing of the requests of a rate.", metavar="poisson|constant")]
+_DurationS = Annotated[float, duration(_LOAD, "Length of each level: 10s, 2m.", "--duration")]
+_WarmupS = Annotated[float, duration(_LOAD, "Load before each level, without measurement.", "--warmup")]
+_Stable = Annotated[
+    bool, option(_LOAD, "End a level early, once three seconds in a row agree to 10 %.", "--stable")
+]
+_Connections = Annotated[
+    int | None,
+    integer(
+        _LOAD, "Default: gRPC 1 for 32 in flight (rate: 4), HTTP 1 for each in flight (rate: 128).", least=1
+    ),
+]
+_MaxInFlight = Annotated[
+    int, integer(_LOAD, "Most requests in flight in an open loop; others wait in the client.", least=1)
+]
+_Processes = Annotated[
+    int | None, integer(_LOAD, "Processes that send requests. Default half of the cores, at most 4.", least=1)
+]
+_Shapes = Annotated[
+    list[str] | None,
+    option(
+        _DATA,
+        "Shape of an input without the batch axis, such as x:3,224,224.",
+        "--shape",
+        metavar="NAME:DIMS",
+    ),
+]
+_BatchSize = Annotated[int, integer(_DATA, "Rows of each request.")]
+_Data = Annotated[str, option(_DATA, "Content of inputs; FILE is .json or .npz.", metavar="random|zero|FILE")]
+_StringLength = Annotated[int, integer(_DATA, "Bytes in each random BYTES element.", least=0)]
+_SharedMemory = Annotated[
+    str, option(_DATA, "Kind of shared memory that carries tensors.", metavar="none|system|cuda")
+]
+_Seed = Annotated[int, integer(_DATA, "Seed of random data and arrivals.", least=0)]
+_Outputs = Annotated[
+    list[str] | None,
+    option(_REPORT, "A report: .md, .csv, .json or .html; repeatable.", "--output", metavar="FILE"),
+]
+_Baseline = Annotated[
+    str | None,
+    option(_REPORT, "An earlier .json report; the table shows ratios to its figures.", metavar="FILE"),
+]
+
+
+def bench(
+    ctx: typer.Context,
+    model: _Model,
+    url: _Url = None,
+    protocol: _Protocol = None,
+    version: _Version = "",
+    headers: _Headers = None,
+    tls_ca: _TlsCa = "",
+    tls_cert: _TlsCert = "",
+    tls_key: _TlsKey = "",
+    tls_no_verify: _TlsNoVerify = False,
+    timeout_s: _TimeoutS = 30.0,
+    concurrency: _Concurrency = None,
+    rate: _Rate = None,
+    arrivals: _Arrivals = "poisson",
+    duration_s: _DurationS = 10.0,
+    warmup_s: _WarmupS = 1.0,
+    stable: _Stable = False,
+    connections: _Connections = None,
+    max_in_flight: _MaxInFlight = 4096,
+    processes: _Processes = None,
+    shapes: _Shapes = None,
+    batch_size: _BatchSize = 1,
+    data: _Data = "random",
+    string_length: _StringLength = 32,
+    shared_memory: _SharedMemory = "none",
+    seed: _Seed = 0,
+    outputs: _Outputs = None,
+    baseline: _Baseline = None,
+) -> None:
+    """Measure throughput and latency of a model on a running server, any that speaks v2.
+
+    The table goes to stdout, as Markdown unless that is a terminal. Ctrl-C ends the run early.
+
+    Examples:
+      gpuserve bench echo --shape x:16
+      gpuserve bench echo --shape x:16 --rate 1000:5000:1000 --duration 20 --output report.html
+      gpuserve bench echo --url http://host:8000 --data requests.json --baseline earlier.json
+    """
+    run_and_exit(_run_bench, ctx)
+
+
+def run_and_exit(work: Callable[[dict[str, Any]], int], ctx: typer.Context) -> NoReturn:
+    """Call ``work`` with the options of a command, and end the command with the exit status that it
+    returns.
+    """
+    try:
+        raise typer.Exit(work(dict(ctx.params)))
+    except BenchOptionError as error:
+        raise typer.BadParameter(error.args[0], param_hint=error.option) from None
+
+
+def _run_bench(given: dict[str, Any]) -> int:
+    from datetime import UTC, datetime
+
+    from gpuserve.bench.bench_session import run_bench
+    from gpuserve.bench.report_output import check_output, print_report, progress_view, write_report
+
+    outputs = given["outputs"] or ()
+    for path in outputs:
+        check_output(path)
+    earlier = _read_baseline(given["baseline"])
+    run = _bench_run(given)
+    began_at = datetime.now(UTC).isoformat(timespec="seconds")
+    with progress_view(run.plan, sys.stderr) as view:
+        outcome = run_bench(run, view)
+    report = _bench_report(given, run, outcome, began_at)
+    if report.levels:
+        print_report(report, earlier, sys.stdout)
+        for path in outputs:
+            write_report(path, report, earlier)
+    return ExitCode.RUNTIME_FAILURE if report.failed else ExitCode.OK
+
+
+def _bench_run(given: dict[str, Any]) -> BenchRun:
+    from gpuserve.bench.bench_session import BenchRun
+    from gpuserve.bench.load_plan import SharedMemory
+    from gpuserve.bench.preparation import RequestData
+    from gpuserve.bench.request_tensors import parse_shapes
+
+    data = RequestData.of(
+        given["data"],
+        parse_shapes(given["shapes"] or ()),
+        given["batch_size"],
+        given["string_length"],
+        given["seed"],
+    )
+    memory = _parse_choice(SharedMemory, "--shared-memory", given["shared_memory"])
+    return BenchRun(_bench_target(given), data, _load_plan(given), memory)
+
+
+def _bench_target(given: dict[str, Any]) -> Target:
+    from gpuserve.bench.loader_messages import ClientTlsFiles
+    from gpuserve.bench.request_payloads import Target, parse_headers, parse_url
+
+    url = parse_url(given["url"], given["protocol"])
+    options = ("tls_ca", "tls_cert", "tls_key", "tls_no_verify")
+    wanted = ["--" + name.replace("_", "-") for name in options if given[name]]
+    if wanted and not url.tls:
+        raise BenchOptionError(wanted[0], f"goes with --url grpcs:// or https://, given {url}")
+    if given["timeout_s"] <= 0:
+        raise BenchOptionError("--timeout", f"expected more than 0 seconds, given {given['timeout_s']:g}")
+    tls = ClientTlsFiles(given["tls_ca"], given["tls_cert"], given["tls_key"], not given["tls_no_verify"])
+    headers = parse_headers(tuple(given["headers"] or ()))
+    return Target(
+        url, given["model"], given["version"], headers, tls if url.tls else None, given["timeout_s"]
+    )
+
+
+def _load_plan(given: dict[str, Any]) -> LoadPlan:
+    from gpuserve.bench.load_plan import (
+        ArrivalPattern,
+        LoadKind,
+        LoadPlan,
+        check_times,
+        default_processes,
+        parse_levels,
+    )
+
+    if given["concurrency"] is not None and given["rate"] is not None:
+        raise BenchOptionError("--rate", "does not go with --concurrency: a level holds one of them constant")
+    kind = LoadKind.CONCURRENCY if given["rate"] is None else LoadKind.RATE
+    check_times(given["duration_s"], given["warmup_s"])
+    return LoadPlan(
+        parse_levels(kind, given[kind.value] or "1:64:x2"),
+        given["duration_s"],
+        given["warmup_s"],
+        given["stable"],
+        _parse_choice(ArrivalPattern, "--arrivals", given["arrivals"]),
+        given["connections"],
+        given["processes"] or default_processes(os.cpu_count() or 1),
+        given["max_in_flight"],
+        seed=given["seed"],
+    )
+
+
+def _parse_choice(kind: type[Choice], option: str, word: str) -> Choice:
+    try:
+        return kind(word)
+    except ValueError:
+        words = ", ".join(str(one.value) for one in kind)
+        raise BenchOptionError(option, f"expected one of {words}, given {word!r}") from None
+
+
+def _read_baseline(path: str | None) -> BenchReport | None:
+    from gpuserve.bench.bench_report import report_from_json
+
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return report_from_json(file.read(), "--baseline")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (getattr(error, "strerror", None) or "not a text file").lower()
+        raise BenchOptionError("--baseline", f"{path} cannot be read: {reason}") from None
+
+
+def _bench_report(given: dict[str, Any], run: BenchRun, outcome: BenchOutcome, began_at: str) -> BenchReport:
+    from gpuserve.bench.bench_report import BenchReport
+    from gpuserve.version import VERSION
+
+    return BenchReport(
+        run.target.model,
+        str(run.target.url),
+        began_at,
+        VERSION,
+        os.cpu_count() or 1,
+        _report_settings(given, run),
+        outcome.levels,
+        outcome.interrupted,
+    )
+
+
+def _report_settings(given: dict[str, Any], run: BenchRun) -> dict[str, Any]:
+    """Return the options that decide whether two reports are comparable; no secrets such as headers."""
+    found = {
+        "duration": f"{run.plan.duration_s:g} s",
+        "warmup": f"{run.plan.warmup_s:g} s",
+        "batch size": run.data.batch_size,
+        "data": os.path.basename(given["data"]),
+        "shared memory": run.memory.value,
+        "processes": run.plan.processes,
+    }
+    if given["shapes"]:
+        found["shapes"] = " ".join(given["shapes"])
+    if given["rate"] is not None:
+        found["arrivals"] = run.plan.arrivals.value
+    return found

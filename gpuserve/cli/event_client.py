@@ -1,0 +1,275 @@
+"""The event client: events of a running server for synchronous and asynchronous code, received over
+ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from gpuserve.core.errors import ControlError, InvalidArgument
+from gpuserve.core.event_log import FREQUENT, HELLO, EventKind, topic
+from gpuserve.supervisor.control.operator_client import ask
+from gpuserve.supervisor.control.operator_protocol import near
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+_KINDS: Final = {one.value: one for one in EventKind}
+#: Time limit of the server's confirmation; a healthy server answers sooner.
+_HELLO_TIMEOUT_S: Final = 10.0
+#: Events queued here for a slow program; the server queues as many. Further events are lost.
+_MAX_QUEUED: Final = 1000
+
+
+def events(
+    server: str | None = None,
+    kinds: Iterable[str | EventKind] = (),
+    *,
+    model: str | None = None,
+    past: bool = False,
+) -> EventStream:
+    """Return the events of a running server of this machine, until it ends or the stream is closed.
+
+    Each event is a dict: "time" in seconds since 1970, "number", "kind", if it concerns them "model",
+    "version" and "instance", and the facts of its kind. A slow program loses events, which gaps in the
+    numbers show, and never slows the server down.
+
+    Args:
+        server: one of the server's ports, such as "localhost:8000"; None is the only server of this user.
+        kinds: kinds of events; none means all but "log" and "sample", which are frequent.
+        model: only events of this model.
+        past: start with the events that the server has kept, the last 500 at most.
+
+    Raises:
+        ControlError: there is no such server, there are several, or the server does not publish events.
+        InvalidArgument: there is no such kind.
+    """
+    return EventStream(server, chosen_kinds(kinds), model=model, past=past)
+
+
+def chosen_kinds(names: Iterable[str | EventKind]) -> frozenset[EventKind]:
+    """Return kinds by their names, or all kinds that are not frequent if none is named."""
+    found = set()
+    for name in names:
+        value = name.value if isinstance(name, EventKind) else name
+        if value not in _KINDS:
+            raise InvalidArgument(f"there is no event {value!r}{near(value, _KINDS)}")
+        found.add(_KINDS[value])
+    return frozenset(found) or frozenset(EventKind) - FREQUENT
+
+
+class EventStream:
+    """An iterator over events, also for ``async for``, and a context manager that closes it."""
+
+    def __init__(
+        self,
+        server: str | None,
+        kinds: Collection[EventKind],
+        *,
+        model: str | None = None,
+        past: bool = False,
+    ) -> None:
+        self._kinds = frozenset(one.value for one in kinds)
+        self._model = model
+        self._past: deque[dict[str, Any]] = deque()
+        self._last_past_number = 0
+        self._is_closed = False
+        address = _ask_events(server)["address"]
+        self._subscription: Subscription = Subscription(address, [topic(one, model or "") for one in kinds])
+        if past:
+            try:
+                self._queue_past(_ask_events(server)["events"])
+            except BaseException:
+                self.close()
+                raise
+
+    def __iter__(self) -> EventStream:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        event = self.next()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        while (event := self._receive()) is None:
+            if self.is_over:
+                raise StopAsyncIteration
+            await self._readable()
+        return event
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more events arrive: the server has ended, or the stream was closed."""
+        return self._is_closed or (self._subscription.is_over and not self._past)
+
+    def next(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Return the next event, or None at the end or after ``timeout_s``."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while (event := self._receive()) is None and not self.is_over:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            self._subscription.wait(left_s)
+        return event
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._subscription.close()
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_subscription"):
+            self.close()
+
+    def _queue_past(self, past: Iterable[dict[str, Any]]) -> None:
+        """Queue events of the past. Events since the start of the subscription are among them."""
+        for event in past:
+            self._last_past_number = max(self._last_past_number, event["number"])
+            if event["kind"] in self._kinds and self._matches_model(event):
+                self._past.append(event)
+
+    def _matches_model(self, event: dict[str, Any]) -> bool:
+        return self._model is None or event.get("model") == self._model
+
+    def _receive(self) -> dict[str, Any] | None:
+        """Return the next event that has arrived, or None."""
+        if self._past:
+            return self._past.popleft()
+        while not self._is_closed and (data := self._subscription.receive()) is not None:
+            event: dict[str, Any] = json.loads(data)
+            if event and self._matches_model(event) and not self._was_past(event):
+                return event
+        return None
+
+    def _was_past(self, event: dict[str, Any]) -> bool:
+        """Return whether the event is among the past ones; frequent kinds are numbered on their own."""
+        return event["number"] <= self._last_past_number and _KINDS[event["kind"]] not in FREQUENT
+
+    async def _readable(self) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        descriptors = self._subscription.descriptors()
+        for fd in descriptors:
+            loop.add_reader(fd, wake)
+        try:
+            await ready
+        finally:
+            for fd in descriptors:
+                loop.remove_reader(fd)
+
+
+def _ask_events(server: str | None) -> dict[str, Any]:
+    outcome = ask(server, "events", {}, lambda _: None)
+    if outcome.code:
+        raise ControlError(outcome.text)
+    return dict(outcome.result)
+
+
+class Subscription:
+    """A subscription to the events of one server, from the server's confirmation to ``close()``. ``is_over``
+    is set when the server has ended or has closed the connection.
+
+    Raises:
+        ControlError: the server does not confirm the subscription.
+    """
+
+    def __init__(self, address: str, topics: Iterable[bytes]) -> None:
+        self.is_over = False
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.RCVHWM, _MAX_QUEUED)
+        self._socket.set(zmq.RECONNECT_IVL, -1)  # another server may take over the address
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            self._socket.connect(address)
+            for name in topics:
+                self._socket.subscribe(name)
+            self._confirm()
+        except BaseException:
+            self.close()
+            raise
+
+    def descriptors(self) -> tuple[int, int]:
+        """Return descriptors that become readable once for each arrival, or at the server's end."""
+        return self._socket.fileno(), self._monitor.fileno()
+
+    def receive(self) -> bytes | None:
+        """Return the next event, or None if none has arrived."""
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)[-1]
+        except zmq.Again:
+            if self._monitor.poll(0):
+                recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                self.is_over = True
+                if self._socket.poll(0):  # an event that arrived right before the end
+                    return self._socket.recv_multipart(zmq.NOBLOCK)[-1]
+            return None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for an event or the server's end, ``timeout_s`` at most."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        poller.poll(None if math.isinf(timeout_s) else math.ceil(timeout_s * 1000))
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+        self._context.term()
+
+    def _confirm(self) -> None:
+        """Wait for the server's answer to a greeting: by then the server knows all subscriptions."""
+        hello = HELLO + os.urandom(8).hex().encode()
+        self._socket.subscribe(hello)
+        deadline = time.monotonic() + _HELLO_TIMEOUT_S
+        while True:
+            left_s = deadline - time.monotonic()
+            if self.is_over or left_s <= 0:
+                raise ControlError("the server does not accept subscribers to its events")
+            self.wait(left_s)
+            if self._has_answer(hello):
+                self._socket.unsubscribe(hello)
+                return
+
+    def _has_answer(self, hello: bytes) -> bool:
+        """Return whether the answer has arrived. Earlier events are dropped; they are among the past ones."""
+        while self._socket.poll(0):
+            if self._socket.recv_multipart(zmq.NOBLOCK)[0] == hello:
+                return True
+        if self._monitor.poll(0):
+            recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            self.is_over = True
+        return False

@@ -1,0 +1,164 @@
+"""``gpuserve events`` and ``gpuserve logs``: events and log lines of a running server."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from gpuserve.cli.exit_codes import ExitCode
+from gpuserve.cli.option_types import Server
+from gpuserve.core.errors import ControlError, InvalidArgument
+
+
+def events(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KIND...]", help="Kinds of events; default all but log and sample."),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Only events of this model.")] = None,
+    past: Annotated[
+        bool, typer.Option("--past", help="Start with the events that the server has kept, 500 at most.")
+    ] = False,
+    server: Server = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Show events of a running server, until it ends or you press Ctrl-C.
+
+    Events are: changes of state of the server and of each instance, deaths with their
+    reason, loads, reloads, scaling, drains, lost GPUs, bursts of rejections, slow batches.
+    The kind sample has the load of the server once a second; the kind log has each line
+    of its log.
+
+    Examples:
+      gpuserve events
+      gpuserve events --past instance_died
+      gpuserve events --json sample --server localhost:8000
+    """
+    from gpuserve.cli.event_client import EventStream, chosen_kinds
+
+    try:
+        chosen = chosen_kinds(kinds or ())
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error), param_hint="KIND") from None
+    try:
+        with EventStream(server, chosen, model=model, past=past) as stream:
+            for event in stream:
+                _write_event(event, as_json)
+    except ControlError as error:
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
+    sys.stderr.write("the server has ended\n")
+
+
+def _write_event(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write(event_line(event) + "\n")
+    sys.stdout.flush()
+
+
+def logs(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Only log lines and prints of this model's workers."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with each new line.")] = False,
+    server: Server = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Show the last lines of a running server's log, wherever the server writes it.
+
+    A server keeps 1000 lines at most. In a program with Server, prints of workers go to
+    the program's own output, and only their log lines are shown here.
+
+    Examples:
+      gpuserve logs
+      gpuserve logs -f linear
+    """
+    try:
+        if follow:
+            _follow_log(server, model, as_json)
+        else:
+            for line in _kept_lines(server, model):
+                _write_log_line(line, as_json)
+    except ControlError as error:
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
+
+
+def _follow_log(server: str | None, model: str | None, as_json: bool) -> None:
+    """Write the kept lines and then each new one, every line once."""
+    from gpuserve.cli.event_client import EventStream
+    from gpuserve.core.event_log import EventKind
+
+    last = 0
+    with EventStream(server, [EventKind.LOG], model=model) as stream:
+        for line in _kept_lines(server, model):
+            last = line["number"]
+            _write_log_line(line, as_json)
+        for line in stream:
+            if line["number"] > last:
+                _write_log_line(line, as_json)
+    sys.stderr.write("the server has ended\n")
+
+
+def _kept_lines(server: str | None, model: str | None) -> list[dict[str, Any]]:
+    from gpuserve.supervisor.control.operator_client import ask
+
+    outcome = ask(server, "logs", {"model": model}, lambda _: None)
+    if outcome.code:
+        raise ControlError(outcome.text)
+    return list(outcome.result["lines"])
+
+
+def _write_log_line(line: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        import json
+
+        text = json.dumps(line, ensure_ascii=False)
+    else:
+        text = line["line"]
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+#: Fields with a position of their own in a line; the others follow as NAME=VALUE.
+_POSITIONED: Final = frozenset({"time", "number", "kind", "model", "version", "instance", "reason", "state"})
+_KIND_WIDTH: Final = 17
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """Return an event as a line: time, kind, model and instance, and all facts that are not empty."""
+    moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+    parts = [
+        f"{moment}.{int(event['time'] * 1000) % 1000:03d} {event['kind']:<{_KIND_WIDTH}}",
+        _subject(event),
+    ]
+    parts += [str(event[name]) for name in ("state", "reason") if event.get(name)]
+    facts = {name: value for name, value in event.items() if name not in _POSITIONED}
+    parts += [
+        f"{name}={_value_text(value)}" for name, value in facts.items() if value not in (None, "", {}, [])
+    ]
+    return " ".join(one for one in parts if one)
+
+
+def _subject(event: Mapping[str, Any]) -> str:
+    version = f" {event['version']}" if "version" in event else ""
+    instance = f"/{event['instance']}" if "instance" in event else ""
+    return f"{event.get('model', '')}{version}{instance}"
+
+
+def _value_text(value: Any) -> str:
+    return value if isinstance(value, str) and " " not in value else json.dumps(value, ensure_ascii=False)

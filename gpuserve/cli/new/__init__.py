@@ -1,0 +1,1 @@
+"""``gpuserve new``: creation of a project from the templates of its kind."""

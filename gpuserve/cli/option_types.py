@@ -1,0 +1,101 @@
+"""Declarations of command line options: durations, integers, the address of a server, and computed
+options.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+
+from gpuserve.core.errors import ControlError
+from gpuserve.model.options import DURATION_PATTERN, MICROSECONDS, parse_duration
+
+_INTEGER: Final = re.compile("-?[0-9]{1,18}")
+
+
+def option(panel: str | None, text: str | None, *names: str, **more: Any) -> Any:
+    """Declare an option of a panel of ``--help`` (None: the default panel) with its help text, names and
+    typer's arguments.
+    """
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+def duration(panel: str | None, text: str, name: str) -> Any:
+    """Declare an option that takes a duration such as ``500ms``, as seconds."""
+    return option(panel, text, name, metavar="TIME", parser=_seconds)
+
+
+def integer(panel: str | None, text: str, *names: str, least: int | None = None) -> Any:
+    """Declare an option that takes an integer of at least ``least``."""
+    expected = "an integer" if least is None else f"an integer of at least {least}"
+
+    def parse(value: str | int) -> int:
+        if isinstance(value, int):  # a default
+            return value
+        if _INTEGER.fullmatch(value) is None or (least is not None and int(value) < least):
+            raise typer.BadParameter(f"expected {expected}, given {value!r:.80}")
+        return int(value)
+
+    return option(panel, text, *names, metavar="INTEGER", parser=parse)
+
+
+def _seconds(value: str | float) -> float:
+    """Parse a duration; a default is a number already."""
+    try:
+        return parse_duration(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def command_of(app: typer.Typer) -> Any:
+    """Return the click command of an app; its help shows no value for options that take none."""
+    whole = typer.main.get_command(app)
+    for command in _all_commands(whole):
+        for parameter in command.params:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+    return whole
+
+
+def _all_commands(command: Any) -> Iterator[Any]:
+    yield command
+    for child in getattr(command, "commands", {}).values():
+        yield from _all_commands(child)
+
+
+def with_options(command: Callable[..., None], options: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """Replace the ``**flags`` at the end of a command's parameters by these options."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = [*own, *options]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
+def _checked_address(server: str | None) -> str | None:
+    """Return the address unchanged if it can be parsed; raise BadParameter otherwise."""
+    from gpuserve.supervisor.control.operator_client import host_and_port
+
+    if server is not None:
+        try:
+            host_and_port(server)
+        except ControlError as error:
+            raise typer.BadParameter(str(error).removeprefix("--server: ")) from None
+    return server
+
+
+Server: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        callback=_checked_address,
+        metavar="ADDRESS",
+        help="A port of the server, such as localhost:8000. Default: the only server of this user.",
+    ),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]

@@ -1,0 +1,306 @@
+"""Progress of a start: a live table on a terminal, log lines elsewhere; then the addresses and a command to
+try. rich is imported for the table alone, so that a server without a terminal does not load it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from gpuserve.config.settings import logs
+from gpuserve.model.spec import ModelSpec
+from gpuserve.supervisor.processes.lifecycle import ServerObserver
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, element_count
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+
+logger = logging.getLogger(__name__)
+
+_LOADING: Final = "LOADING"
+_READY: Final = "READY"
+#: States of a start. The supervisor logs all other states itself, with their reason.
+_STARTING: Final = frozenset({_LOADING, _READY})
+_REFRESHES_PER_SECOND: Final = 8
+#: The last line of a start.
+CLOSING_TEXT: Final = "Ctrl-C stops the server."
+RELOADING_TEXT: Final = "Watching files: a model is reloaded when its files change."
+_TITLES: Final = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics", "health": "health"}
+
+
+class LogView(ServerObserver):
+    """An observer that logs each change of an instance, and shows the addresses at the end."""
+
+    def __init__(self, show_ready: Callable[[dict[str, str]], None], clock: Callable[[], float]) -> None:
+        self._show_ready = show_ready
+        self._clock = clock
+        self._loading_since: dict[tuple[str, str], float] = {}
+
+    def instance_changed(self, model: str, instance: str, device: str, state: str, phase: str) -> None:
+        text, now = _phase_or_state(state, phase), self._clock()
+        if state == _LOADING:
+            self._loading_since.setdefault((model, instance), now)
+        else:
+            since = self._loading_since.pop((model, instance), now)
+        if state == _READY:
+            text += f" after {now - since:.1f} s"
+        extra = {"model": model, "instance": instance, "device": device}
+        logger.log(logging.INFO if state in _STARTING else logging.DEBUG, "%s", text, extra=extra)
+
+    def server_ready(self, addresses: dict[str, str]) -> None:
+        self._show_ready(addresses)
+
+
+@dataclass
+class _InstanceRow:
+    model: str
+    instance: str
+    device: str
+    phase: str
+    since: float
+    seconds: float | None = None  # None while the instance loads
+
+
+class TableView(ServerObserver):
+    """An observer that draws a live table until the server is ready, and logs changes from then on."""
+
+    def __init__(self, later: LogView, clock: Callable[[], float]) -> None:
+        self._later = later
+        self._clock = clock
+        self._rows: dict[tuple[str, str], _InstanceRow] = {}
+        self._live: Live | None = None
+
+    def open(self) -> None:
+        """Start drawing on stderr; text that others write there appears above the table."""
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(
+            console=Console(stderr=True),
+            get_renderable=self.table,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            redirect_stdout=False,
+        )
+        self._live.start()
+
+    def close(self) -> None:
+        """Draw for the last time; the table stays on the terminal."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def instance_changed(self, model: str, instance: str, device: str, state: str, phase: str) -> None:
+        if self._live is None:
+            self._later.instance_changed(model, instance, device, state, phase)
+            return
+        now = self._clock()
+        row = self._rows.setdefault((model, instance), _InstanceRow(model, instance, device, "", now))
+        row.phase = _phase_or_state(state, phase)
+        row.seconds = now - row.since if state == _READY else None
+
+    def server_ready(self, addresses: dict[str, str]) -> None:
+        self.close()
+        self._later.server_ready(addresses)
+
+    def table(self) -> Table:
+        """Return the table of all instances. Called from rich's thread as well."""
+        from rich.table import Table
+
+        table = Table("Model", "Instance", "Device", "Phase", box=None, pad_edge=False)
+        table.add_column("Seconds", justify="right")
+        for row in list(self._rows.values()):
+            seconds = self._clock() - row.since if row.seconds is None else row.seconds
+            style = "green" if row.seconds is not None else ""
+            table.add_row(row.model, row.instance, row.device, row.phase, f"{seconds:.1f}", style=style)
+        return table
+
+
+@contextlib.contextmanager
+def startup_view(
+    log_format: str, models: Sequence[ModelSpec], stream: TextIO, closing: str = CLOSING_TEXT
+) -> Iterator[ServerObserver]:
+    """Yield the observer for a stream: a table on a terminal unless the log is JSON. ``closing`` is the last
+    line that is printed when the server is ready.
+    """
+
+    def show_ready(addresses: dict[str, str]) -> None:
+        if log_format == "json":
+            logger.info(
+                "ready: %s", ", ".join(f"{_TITLES[role]} {where}" for role, where in addresses.items())
+            )
+        else:
+            logs.write(ready_text(addresses, models, closing))
+
+    lines = LogView(show_ready, time.monotonic)
+    if log_format == "json" or not stream.isatty():
+        yield lines
+        return
+    table = TableView(lines, time.monotonic)
+    table.open()
+    try:
+        yield table
+    finally:
+        table.close()
+
+
+def ready_text(addresses: dict[str, str], models: Sequence[ModelSpec], closing: str = CLOSING_TEXT) -> str:
+    """Return the addresses of the server, and a command that sends a request to its first model."""
+    lines = [f"  {_TITLES[role]:<8} {where}" for role, where in addresses.items()]
+    command = client_command(addresses, models[0]) if models else None
+    if command is not None:
+        lines += ["Try it from another shell:", f"  {command}"]
+    return "\n".join(["Ready.", *lines, closing, ""])
+
+
+def _phase_or_state(state: str, phase: str) -> str:
+    """Return the phase of an instance, which is more specific than its state, or else the state."""
+    return phase if phase and state != _READY else state.lower()
+
+
+#: A request with more elements is built by Python instead of being written out for curl.
+_MAX_ELEMENTS: Final = 32
+#: Datatypes whose elements JSON tensors do not carry.
+_NOT_IN_JSON: Final = frozenset({"FP16", "BF16"})
+#: The parameters of a sequence of one request.
+_SEQUENCE: Final = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+_NUMPY_NAMES: Final = {
+    "BOOL": "bool",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+    "BF16": "float32",
+}
+
+
+def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
+    """Return a command that sends one request to a model: curl for a small request, else Python with
+    tritonclient. Return None without an HTTP or gRPC address.
+    """
+    if model.openai:
+        return _openai_command(addresses, model)
+    tensors = [(spec, _example_shape(spec, model)) for spec in model.inputs if not spec.optional]
+    small = sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS
+    in_json = not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors)
+    if model.decoupled:
+        return _stream_command(addresses, model, tensors, as_curl=small and in_json)
+    if "http" in addresses and small and in_json:
+        return _curl_command(addresses["http"], model, tensors)
+    if "grpc" in addresses:
+        return _python_command("grpc", addresses["grpc"], model, tensors)
+    if "http" in addresses:
+        return _python_command("http", addresses["http"], model, tensors)
+    return None
+
+
+def _openai_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
+    """Return a curl command for OpenAI's chat endpoint; only the worker knows which endpoints a model has."""
+    if "http" not in addresses:
+        return None
+    document = {"model": model.name, "messages": [{"role": "user", "content": "hello"}]}
+    return f"curl -s {addresses['http']}/v1/chat/completions -d {shlex.quote(json.dumps(document))}"
+
+
+def _example_shape(spec: TensorSpec, model: ModelSpec) -> list[int]:
+    """Return a shape for one item, with one element along each axis of any size."""
+    batch = [1] if model.max_batch_size else []
+    return batch + [1 if dim == -1 else dim for dim in spec.shape]
+
+
+def _curl_command(address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]]) -> str:
+    inputs = [
+        {
+            "name": spec.name,
+            "shape": shape,
+            "datatype": spec.datatype,
+            "data": [_element(spec.datatype)] * element_count(shape),
+        }
+        for spec, shape in tensors
+    ]
+    document: dict[str, Any] = {"inputs": inputs}
+    if model.in_sequences:
+        document["parameters"] = _SEQUENCE
+    body = json.dumps(document, ensure_ascii=False)
+    return f"curl -s {address}/v2/models/{model.name}/infer -d {shlex.quote(body)}"
+
+
+def _stream_command(
+    addresses: Mapping[str, str],
+    model: ModelSpec,
+    tensors: Sequence[tuple[TensorSpec, list[int]]],
+    *,
+    as_curl: bool,
+) -> str | None:
+    """Return a command for a model that streams responses; over HTTP only curl prints a stream."""
+    if "http" in addresses and as_curl:
+        document = {spec.name: _elements(spec, shape) for spec, shape in tensors}
+        if model.in_sequences:
+            document |= _SEQUENCE
+        body = json.dumps(document, ensure_ascii=False)
+        return f"curl -sN {addresses['http']}/v2/models/{model.name}/generate_stream -d {shlex.quote(body)}"
+    if "grpc" not in addresses:
+        return None
+    method = "infer_batch" if model.max_batch_size else "infer_sample"
+    inputs = ", ".join(f"{spec.name!r}: {_array(spec, shape)}" for spec, shape in tensors)
+    more = f"parameters={_SEQUENCE}, " if model.in_sequences else ""
+    statements = [
+        "import numpy as np; from gpuserve.client import DecoupledModelClient",
+        f"client = DecoupledModelClient({_grpc_url(addresses['grpc'])!r}, {model.name!r})",
+        f"print(*client.{method}({more}**{{{inputs}}}), sep='\\n')",
+        "client.close()",
+    ]
+    return f"python3 -c {shlex.quote('; '.join(statements))}"
+
+
+def _elements(spec: TensorSpec, shape: list[int]) -> Any:
+    elements = [_element(spec.datatype)] * element_count(shape)
+    return elements[0] if len(elements) == 1 else elements
+
+
+def _element(datatype: str) -> Any:
+    if datatype == BYTES:
+        return "hello"
+    if datatype == "BOOL":
+        return True
+    return 1.0 if datatype.startswith("FP") else 1
+
+
+def _python_command(
+    protocol: str, address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]]
+) -> str:
+    made = [f"triton.InferInput({spec.name!r}, {shape}, {spec.datatype!r})" for spec, shape in tensors]
+    statements = [f"import numpy as np, tritonclient.{protocol} as triton", f"inputs = [{', '.join(made)}]"]
+    statements += [
+        f"inputs[{index}].set_data_from_numpy({_array(spec, shape)})"
+        for index, (spec, shape) in enumerate(tensors)
+    ]
+    shown = f"result.as_numpy({model.outputs[0].name!r})" if model.outputs else "result.get_response()"
+    more = "".join(f", {key}={value!r}" for key, value in _SEQUENCE.items()) if model.in_sequences else ""
+    statements += [
+        f"result = triton.InferenceServerClient({_arguments(address)}).infer({model.name!r}, inputs{more})",
+        f"print({shown})",
+    ]
+    return f"python3 -c {shlex.quote('; '.join(statements))}"
+
+
+def _array(spec: TensorSpec, shape: list[int]) -> str:
+    if spec.datatype == BYTES:
+        return f"np.full({shape}, b'hello', dtype=object)"
+    return f"np.ones({shape}, np.{_NUMPY_NAMES.get(spec.datatype, spec.datatype.lower())})"
+
+
+def _arguments(address: str) -> str:
+    """Return the arguments of tritonclient's constructor, whose address has no scheme."""
+    scheme, _, bare = address.rpartition("://")
+    return f"{bare!r}, ssl=True" if scheme.endswith("s") else repr(bare)
+
+
+def _grpc_url(address: str) -> str:
+    return address if "://" in address else f"grpc://{address}"

@@ -1,0 +1,198 @@
+"""The status of a server, and tables in general, as lines of text that fit a terminal of any width. Pure."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+_MODEL_HEAD: Final = ("MODEL", "VERSION", "STATE", "QUEUED", "IN FLIGHT", "SLOTS", "SATURATION", "SOURCE")
+_INSTANCE_HEAD: Final = ("MODEL", "INSTANCE", "DEVICE", "STATE", "PID", "RESTARTS", "MEMORY", "GPU MEMORY")
+_INGRESS_HEAD: Final = ("INGRESS", "PID", "STATE", "CONNECTIONS", "REQUESTS", "CPU", "RESTARTS")
+_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
+_SERVICE: Final = {"LEAVING": ", draining", "OUT_OF_SERVICE": ", drained"}
+_MISSING: Final = "-"
+#: Escape sequences: to the upper left corner, clear the rest of a line, clear all below.
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def status_text(document: Mapping[str, Any], width: int | None = None) -> str:
+    """Return the result of ``status`` as text, with no line longer than ``width``."""
+    models = document["models"]
+    parts = [list(_server_lines(document["server"], width))]
+    if processes := document["server"]["doors"]:
+        parts.append(list(table_lines(_INGRESS_HEAD, map(_ingress_row, processes), width)))
+    if models:
+        parts += _model_parts(models, width)
+    if instances := [(model, one) for model in models for one in model["instances"]]:
+        rows = [_instance_row(model, one) for model, one in instances]
+        has_gpu = any("gpu_memory_nbytes" in one for _, one in instances)
+        columns = len(_INSTANCE_HEAD) - (0 if has_gpu else 1)
+        parts.append(list(table_lines(_INSTANCE_HEAD[:columns], [row[:columns] for row in rows], width)))
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def status_screen(document: Mapping[str, Any], size: os.terminal_size) -> str:
+    """Return escape sequences that draw the status over the screen, and count lines without room."""
+    lines = status_text(document, size.columns).splitlines()
+    if len(lines) >= size.lines:
+        hidden = len(lines) - size.lines + 2
+        lines = [*lines[: size.lines - 2], f"{hidden} more lines"]
+    shown = "".join(f"{shortened(line, size.columns)}{_CLEAR_LINE}\n" for line in lines)
+    return f"{_HOME}{shown}{_CLEAR_BELOW}"
+
+
+def _server_lines(server: Mapping[str, Any], line_width: int | None) -> Iterator[str]:
+    state = f"{server['state']}{_SERVICE.get(server['service'], '')}"
+    ready = "ready" if server["ready"] else "not ready"
+    yield f"{server['name']}: {state}, {ready}, up {_duration(server['uptime_s'])}"
+    front = server["front"]
+    answers = "" if front["answers"] else ", does not answer"
+    facts = {
+        "version": server["version"],
+        "pid": server["pid"],
+        "front": f"pid {front['pid'] or _MISSING}, {front['restarts']} restarts{answers}",
+        "config": server["config"] or _MISSING,
+        **server["addresses"],
+    }
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        shown = str(value)
+        if line_width is not None:
+            short = shortened_path if name == "config" else shortened
+            shown = short(shown, line_width - width - 4)
+        yield f"  {name:<{width}}  {shown}"
+
+
+def _model_parts(models: Sequence[Mapping[str, Any]], width: int | None) -> list[list[str]]:
+    """Return the table of models, and below it the reasons for which the table has no room."""
+    rows = [_model_row(one, one["reason"]) for one in models]
+    if width is None or table_fits(_MODEL_HEAD, rows, width):
+        return [list(table_lines(_MODEL_HEAD, rows))]
+    short = list(table_lines(_MODEL_HEAD, [_model_row(one, "") for one in models], width))
+    reasons = [line for one in models if one["reason"] for line in _reason_lines(one, width)]
+    return [short, reasons] if reasons else [short]
+
+
+def _reason_lines(model: Mapping[str, Any], width: int) -> list[str]:
+    version = f" {model['version']}" if model["version"] else ""
+    return wrapped(f"{model['name']}{version}: {model['reason']}", width)
+
+
+def _ingress_row(process: Mapping[str, Any]) -> Sequence[str]:
+    return (
+        str(process["number"]),
+        _text_or_missing(process["pid"]),
+        process["state"],
+        str(process["connections"]),
+        str(process["requests"]),
+        _duration(process["cpu_s"]),
+        str(process["restarts"]),
+    )
+
+
+def _model_row(model: Mapping[str, Any], reason: str) -> Sequence[str]:
+    saturation = model["saturation"]
+    return (
+        model["name"],
+        str(model["version"] or _MISSING),
+        model["state"] + (f" ({reason})" if reason else ""),
+        _text_or_missing(model["queued"]),
+        _text_or_missing(model["in_flight"]),
+        _text_or_missing(model["slots"]),
+        _MISSING if saturation is None else f"{saturation:.2f}",
+        model["source"],
+    )
+
+
+def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequence[str]:
+    return (
+        model["name"],
+        instance["name"],
+        instance["device"],
+        instance["state"],
+        _text_or_missing(instance["pid"]),
+        _text_or_missing(instance["restarts"]),
+        _mebibytes(instance.get("memory_nbytes")),
+        _mebibytes(instance.get("gpu_memory_nbytes")),
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds in their two largest units: "3 h 12 min"."""
+    left, parts = int(seconds), []
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join([*parts, f"{left} s"][:2])
+
+
+def _mebibytes(nbytes: int | None) -> str:
+    return _MISSING if nbytes is None else f"{nbytes / (1 << 20):.0f} MiB"
+
+
+def _text_or_missing(value: object) -> str:
+    return _MISSING if value is None else str(value)
+
+
+_GAP: Final = "  "
+#: A placeholder for a space at which a line must not be broken.
+_KEPT_SPACE: Final = "\0"
+
+
+def table_lines(
+    head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
+) -> Iterator[str]:
+    """Yield rows below a head, in columns as wide as their content. If that is wider than ``width``, yield a
+    paragraph for each row instead; no text is cut.
+    """
+    rows = list(rows)
+    if width is not None and not table_fits(head, rows, width):
+        for row in rows:
+            yield from _paragraph(head, row, width)
+        return
+    widths = _widths(head, rows)
+    for line in (head, *rows):
+        yield _GAP.join(f"{text:<{column}}" for text, column in zip(line, widths, strict=True)).rstrip()
+
+
+def table_fits(head: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> bool:
+    return sum(_widths(head, rows)) + len(_GAP) * (len(head) - 1) <= width
+
+
+def _widths(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+
+def _paragraph(head: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
+    """Yield a row as its first column and, below it, all others with their names."""
+    yield shortened(f"{head[0].lower()} {row[0]}", width)
+    pairs = [f"{name.lower()} {text}" for name, text in zip(head[1:], row[1:], strict=True)]
+    whole = [shortened(pair, width - len(_GAP) - 1).replace(" ", _KEPT_SPACE) for pair in pairs]
+    for line in wrapped(", ".join(whole), width):
+        yield line.replace(_KEPT_SPACE, " ")
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a text broken at spaces into indented lines; a word longer than a line is cut."""
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=_GAP,
+        subsequent_indent=_GAP,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [shortened(line, width) for line in lines]
+
+
+def shortened(text: str, width: int) -> str:
+    """Return the text without its end if it is longer than a line."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def shortened_path(path: str, width: int) -> str:
+    """Return the path without its first folders if it is longer than a line."""
+    return path if len(path) <= width else f"…{path[len(path) - width + 1 :]}"

@@ -1,1 +1,0 @@
-"""``gpuserve top``: a running server on one screen."""

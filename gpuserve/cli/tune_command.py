@@ -1,0 +1,234 @@
+"""``gpuserve tune``: a search for the settings of a config file with the most throughput under a
+latency limit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuserve.bench.load_plan import BenchOptionError, error_reason
+from gpuserve.cli.bench_command import run_and_exit
+from gpuserve.cli.exit_codes import ExitCode
+from gpuserve.cli.option_types import duration, integer, option
+
+if TYPE_CHECKING:
+    from gpuserve.bench.preparation import RequestData
+    from gpuserve.bench.tune.tuning import SearchGoal, TunedModel
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.yaml_document import Path
+
+
+_SEARCH, _VALUES, _LOAD = "Search", "Values to try (lists such as 1,2,4; one value is fixed)", "Load"
+
+_Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config file, which stays unchanged.")]
+_Models = Annotated[
+    list[str] | None, option(_SEARCH, "A model to tune; repeatable. Default: every model.", "--model")
+]
+_LatencyLimit = Annotated[
+    str | None,
+    option(_SEARCH, "Limit of the latency: mean, p50, p90, p95, p99, p99.9 or max.", metavar="p99=50ms"),
+]
+_Trials = Annotated[int, integer(_SEARCH, "Number of settings to try for each model, at most.", least=1)]
+_TimeBudgetS = Annotated[
+    float, duration(_SEARCH, "Time for all models together: 90s, 10m, 1h. Default 10m.", "--time-budget")
+]
+_Output = Annotated[str | None, option(_SEARCH, "Write the config with the best settings.", metavar="FILE")]
+_MaxBatchSizes = Annotated[str | None, option(_VALUES, None, metavar="LIST")]
+_DelaysUs = Annotated[str | None, option(_VALUES, "Values of max_queue_delay_us.", metavar="LIST")]
+_Instances = Annotated[str | None, option(_VALUES, "Numbers of instances.", metavar="LIST")]
+_Prefetch = Annotated[str | None, option(_VALUES, None, metavar="LIST")]
+_Concurrency = Annotated[str, option(_LOAD, "Requests in flight, ascending.", metavar="LEVELS")]
+_DurationS = Annotated[float, duration(_LOAD, "Length of each level: 3s, 1m.", "--duration")]
+_WarmupS = Annotated[float, duration(_LOAD, "Load before each level, without measurement.", "--warmup")]
+_Protocol = Annotated[str, option(_LOAD, None, metavar="grpc|http")]
+_Shapes = Annotated[
+    list[str] | None,
+    option(
+        _LOAD,
+        "Shape of an input without the batch axis, such as x:3,224,224.",
+        "--shape",
+        metavar="NAME:DIMS",
+    ),
+]
+_BatchSize = Annotated[int, integer(_LOAD, "Rows of each request.", least=1)]
+_Data = Annotated[str, option(_LOAD, "Content of inputs; as for bench.", metavar="random|zero|FILE")]
+
+
+def tune(
+    ctx: typer.Context,
+    config: _Config,
+    models: _Models = None,
+    latency_limit: _LatencyLimit = None,
+    trials: _Trials = 30,
+    time_budget_s: _TimeBudgetS = 600.0,
+    output: _Output = None,
+    max_batch_sizes: _MaxBatchSizes = None,
+    delays_us: _DelaysUs = None,
+    instances: _Instances = None,
+    prefetch: _Prefetch = None,
+    concurrency: _Concurrency = "1:256:x2",
+    duration_s: _DurationS = 3.0,
+    warmup_s: _WarmupS = 0.5,
+    protocol: _Protocol = "grpc",
+    shapes: _Shapes = None,
+    batch_size: _BatchSize = 1,
+    data: _Data = "random",
+) -> None:
+    """Search max_batch_size, batching delay, instances and prefetch of each model for the most throughput.
+
+    Every trial starts its own server on free ports and raises the load, until the latency exceeds the
+    limit or the throughput stops growing. Ctrl-C ends the search with the best settings so far.
+
+    Examples:
+      gpuserve tune config.yaml --shape x:16 --latency-limit p99=50ms --output best.yaml
+      gpuserve tune config.yaml --model linear --instances 1,2,4 --prefetch 0 --time-budget 5m
+    """
+    run_and_exit(_run_tune, ctx)
+
+
+def _run_tune(given: dict[str, Any]) -> int:
+    from gpuserve.bench.level_results import histogram_type
+    from gpuserve.bench.tune.tune_output import TrialView, print_front
+    from gpuserve.bench.tune.tuning import Tuning
+    from gpuserve.config.load import load_file
+
+    histogram_type()
+    goal = _search_goal(given)
+    _check_output(given["output"])
+    configuration = load_file(given["config"], os.environ)
+    tuned_models = [_tuned_model(given, configuration, name) for name in _model_names(given, configuration)]
+    deadline_s = time.monotonic() + goal.budget_s
+    chosen: dict[Path, int] = {}
+    values: dict[Path, Any] = {}
+    found = missed = False
+    for model in tuned_models:
+        sys.stderr.write(f"{model.name}\n")
+        view = TrialView(model.axes, goal.limit, sys.stderr)
+        tuning = Tuning(model, goal, view, dict(values))
+        tuning.run(deadline_s)
+        print_front(model.name, model.axes, tuning.points, goal.limit, sys.stdout)
+        best = tuning.best
+        if best is None:
+            missed = True
+            sys.stderr.write(f"{model.name}: no settings that were tried stay under the latency limit\n")
+        else:
+            found = True
+            chosen |= model.changes(best.settings)
+            values |= model.values(best.settings)
+        if tuning.interrupted:
+            sys.stderr.write("the search was interrupted: other settings may be better\n")
+            break
+    if found:
+        _write_config(given, chosen)
+        _report_changes(given, chosen)
+    return ExitCode.RUNTIME_FAILURE if missed else ExitCode.OK
+
+
+def _search_goal(given: dict[str, Any]) -> SearchGoal:
+    from gpuserve.bench.tune.settings_search import LatencyLimit, parse_limit
+    from gpuserve.bench.tune.tuning import SearchGoal
+
+    text = given["latency_limit"]
+    limit = LatencyLimit() if text is None else parse_limit(text)
+    return SearchGoal(limit, given["trials"], given["time_budget_s"])
+
+
+def _model_names(given: dict[str, Any], configuration: Configuration) -> list[str]:
+    names = given["models"] or [one.name for one in configuration.entries.models if one.callable is not None]
+    names = list(dict.fromkeys(names))
+    if not names:
+        raise BenchOptionError("CONFIG", "the file has no model to tune")
+    if len(names) > 1 and given["data"] not in {"random", "zero"}:
+        raise BenchOptionError("--data", "a file holds the inputs of one model: name it with --model")
+    return names
+
+
+def _tuned_model(given: dict[str, Any], configuration: Configuration, name: str) -> TunedModel:
+    from gpuserve.bench.tune.settings_search import parse_requested, tunable_axes
+    from gpuserve.bench.tune.tuning import TunedModel, model_index
+
+    index = model_index(configuration, name)
+    entry = configuration.entries.models[index]
+    instances = [one.plain(nulls=False) for one in entry.instances]
+    axes = tunable_axes(
+        configuration.models[index],
+        [one.count for one in entry.instances],
+        os.cpu_count() or 1,
+        given["batch_size"],
+        parse_requested(given),
+    )
+    inputs = {one.name for one in entry.inputs}
+    return TunedModel(
+        given["config"],
+        index,
+        name,
+        instances,
+        axes,
+        _request_data(given, inputs),
+        _load_plan(given),
+        given["protocol"],
+    )
+
+
+def _request_data(given: dict[str, Any], inputs: set[str]) -> RequestData:
+    """Return the content of this model's requests; shapes of other models' inputs are left out."""
+    from gpuserve.bench.preparation import RequestData
+    from gpuserve.bench.request_tensors import parse_shapes
+
+    shapes = parse_shapes(given["shapes"] or ())
+    own = {name: shape for name, shape in shapes.items() if name in inputs}
+    return RequestData.of(given["data"], own, given["batch_size"])
+
+
+def _load_plan(given: dict[str, Any]) -> Any:
+    from gpuserve.bench.load_plan import LoadKind, LoadPlan, check_times, default_processes, parse_levels
+    from gpuserve.bench.request_payloads import PROTOCOLS
+
+    if given["protocol"] not in PROTOCOLS:
+        raise BenchOptionError("--protocol", f"expected grpc or http, given {given['protocol']!r}")
+    check_times(given["duration_s"], given["warmup_s"])
+    levels = parse_levels(LoadKind.CONCURRENCY, given["concurrency"])
+    return LoadPlan(
+        tuple(sorted(levels, key=lambda one: one.value)),
+        given["duration_s"],
+        given["warmup_s"],
+        processes=default_processes(os.cpu_count() or 1),
+    )
+
+
+def _check_output(path: str | None) -> None:
+    if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+        raise BenchOptionError("--output", f"there is no folder {os.path.dirname(path)!r}")
+
+
+def _report_changes(given: dict[str, Any], chosen: dict[Path, int]) -> None:
+    """Report the values that were written, or that --output would write."""
+    from gpuserve.config.problems import dotted
+
+    values = ", ".join(f"{dotted(path)}: {value}" for path, value in chosen.items())
+    what = f"with {values}" if values else "as it was: its settings were the best"
+    if given["output"] is None:
+        text = f"nothing is written; --output FILE writes {given['config']} {what}"
+    else:
+        text = f"{given['output']} is {given['config']} {what}"
+    sys.stderr.write(f"{text}\n")
+
+
+def _write_config(given: dict[str, Any], chosen: dict[Path, int]) -> None:
+    from gpuserve.bench.tune.tune_output import config_with_values
+
+    if given["output"] is None:
+        return
+    with open(given["config"], encoding="utf-8-sig") as file:
+        text = config_with_values(file.read(), chosen)
+    try:
+        with open(given["output"], "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        text = f"{given['output']} cannot be written: {error_reason(error)}"
+        raise BenchOptionError("--output", text) from None

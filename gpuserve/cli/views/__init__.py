@@ -1,1 +1,0 @@
-"""What a command prints: tables, lines and whole screens, as text. Nothing is asked here."""

@@ -1,0 +1,216 @@
+"""The options of ``gpuserve export``: values, the names that Kubernetes accepts, and checks. An
+``ExportFinding`` is a problem of the config or of an option, before its place in the file is known.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from gpuserve.config.problems import Origin, Problem, dotted
+
+if TYPE_CHECKING:
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.yaml_document import Path
+
+
+DEFAULT_NAME: Final = "gpuserve"
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+PROMETHEUS: Final = "http://prometheus-operated.monitoring:9090"
+DEFAULT_REPLICAS: Final = 2
+#: The default of ``max_replicas`` as a multiple of ``replicas``.
+MAX_REPLICAS_FACTOR: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """The options. ``name`` "" is the only model's name, or ``gpuserve``; an option that is None is not
+    checked.
+    """
+
+    image: str = ""
+    name: str = ""
+    namespace: str = ""
+    replicas: int = DEFAULT_REPLICAS
+    max_replicas: int | None = None
+    gpus_per_node: int | None = None
+    #: Resource name of a GPU or a MIG slice: nvidia.com/gpu, nvidia.com/mig-1g.10gb.
+    gpu_resource: str = GPU_RESOURCE
+    node_cpus: int | None = None
+    node_memory_nbytes: int | None = None
+    gpu_memory_nbytes: int | None = None
+    #: The Secret with tls.crt and tls.key (and ca.crt), if the config file names no certificate.
+    tls_secret: str = ""
+    prometheus: str = PROMETHEUS
+
+    @property
+    def max_pods(self) -> int:
+        """The most pods that an autoscaler may start."""
+        return self.replicas * MAX_REPLICAS_FACTOR if self.max_replicas is None else self.max_replicas
+
+
+#: Names end in up to 13 more characters: -config-<10 digits of a hash>, and of a pod a hash and five more.
+MAX_NAME_LENGTH: Final = 45
+MAX_LABEL_LENGTH: Final = 63
+_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_SUBDOMAIN_LENGTH: Final = 253
+LABEL_FORM: Final = (
+    f"lower-case letters, digits and dashes, at most {MAX_NAME_LENGTH}, a letter first and no dash at the end"
+)
+
+
+def is_object_name(text: str) -> bool:
+    """Return whether a Service, and every other object of an export, may have this name."""
+    return len(text) <= MAX_NAME_LENGTH and _LABEL.fullmatch(text) is not None
+
+
+def is_namespace(text: str) -> bool:
+    return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
+
+
+def is_label_value(text: str) -> bool:
+    return _LABEL_VALUE.fullmatch(text) is not None
+
+
+def is_secret_name(text: str) -> bool:
+    return len(text) <= _MAX_SUBDOMAIN_LENGTH and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_resource_name(text: str) -> bool:
+    """Return whether devices may have this resource name: a domain, and a name in it."""
+    domain, _, name = text.partition("/")
+    return is_secret_name(domain) and "." in domain and is_label_value(name)
+
+
+def model_names(configuration: Configuration) -> list[str]:
+    """Return the name of every model, once for all its versions."""
+    return list(dict.fromkeys(model.name for model in configuration.models))
+
+
+def export_name(configuration: Configuration, options: ExportOptions) -> str:
+    """Return ``--name``, or the name of the only model, or the default."""
+    names = model_names(configuration)
+    return options.name or (names[0] if len(names) == 1 else DEFAULT_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFinding:
+    """A problem with the key at ``path``, or with a ``flag`` of the command line."""
+
+    path: Path
+    text: str
+    flag: str = ""
+
+
+def flag_finding(flag: str, text: str) -> ExportFinding:
+    return ExportFinding((), text, flag)
+
+
+def problems_of(configuration: Configuration, found: Iterator[ExportFinding]) -> list[Problem]:
+    """Return the problems of findings, with their places in the file."""
+    return [
+        Problem(one.flag, one.text, Origin.FLAG)
+        if one.flag
+        else configuration.sources.problem(one.path, f"{dotted(one.path)}: {one.text}")
+        for one in found
+    ]
+
+
+#: [host[:port]/]path:tag, path@sha256:…, or both; a host differs from a path by a dot, a port, or its name.
+_IMAGE: Final = re.compile(
+    r"(?:(?:localhost|[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)+|[a-zA-Z0-9-]+(?=:))(?::[0-9]{1,5})?/)?"
+    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?P<digest>@sha256:[0-9a-f]{64})?"
+)
+#: The name of a repository has at most 255 characters, a tag 128; a digest of this kind has 71.
+_MAX_IMAGE_LENGTH: Final = 255 + 1 + 128 + 1 + 71
+_MAX_SHOWN: Final = 140
+#: Pod counts are signed 32-bit integers.
+MAX_POD_COUNT: Final = (1 << 31) - 1
+#: More than any machine has, whole or in slices; the limit bounds a list of them.
+_MAX_GPUS: Final = 1024
+_WEB_SCHEMES: Final = frozenset({"http", "https"})
+#: A DNS name; Services may have underscores.
+_HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?")
+
+
+def option_violations(options: ExportOptions) -> Iterator[ExportFinding]:
+    yield from image_findings(options.image)
+    yield from _number_findings(options)
+    if not is_resource_name(options.gpu_resource):
+        form = "expected the resource name of a device plugin, such as nvidia.com/gpu"
+        yield flag_finding("--gpu-resource", f"{form}, given {quoted(options.gpu_resource)}")
+    if options.tls_secret and not is_secret_name(options.tls_secret):
+        yield flag_finding("--tls-secret", f"{quoted(options.tls_secret)} is not a valid name of a Secret")
+    if not _is_web_address(options.prometheus):
+        form = "expected an address such as http://prometheus.monitoring:9090"
+        yield flag_finding("--prometheus", f"{form}, given {quoted(options.prometheus)}")
+
+
+def namespace_violations(options: ExportOptions) -> Iterator[ExportFinding]:
+    """Yield problems of the namespace, also for exports that start no pod."""
+    if options.namespace and not is_namespace(options.namespace):
+        yield flag_finding("--namespace", f"{quoted(options.namespace)} is not a valid name of a namespace")
+
+
+def host_violations(host: str) -> Iterator[ExportFinding]:
+    """Yield problems of a host name; "" is the cluster's own."""
+    if host and not _HOST.fullmatch(host) and not _is_address(host):
+        form = "expected a name or an address without a port, such as models.example"
+        yield flag_finding("--host", f"{form}, given {quoted(host)}")
+
+
+def quoted(text: str) -> str:
+    """Return the text in quotes, shortened if it is long."""
+    return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")
+
+
+def image_findings(image: str) -> Iterator[ExportFinding]:
+    form = "expected one with a tag or a digest, such as registry.example/gpuserve:1.2"
+    if not image:
+        yield flag_finding(
+            "--image", f"missing: a pod runs an image, and no key of the config names it; {form}"
+        )
+        return
+    found = _IMAGE.fullmatch(image) if len(image) <= _MAX_IMAGE_LENGTH else None
+    if found is None or not (found["tag"] or found["digest"]):
+        yield flag_finding("--image", f"{form}, given {quoted(image)}")
+    elif found["tag"] == "latest" and not found["digest"]:
+        text = "the tag 'latest' changes its image, so a rollback would get the same one; use a version"
+        yield flag_finding("--image", text)
+
+
+def _number_findings(options: ExportOptions) -> Iterator[ExportFinding]:
+    if options.replicas > MAX_POD_COUNT:
+        yield flag_finding("--replicas", f"expected at most {MAX_POD_COUNT}, given {options.replicas}")
+    elif options.max_pods > MAX_POD_COUNT:
+        yield flag_finding("--max-replicas", f"expected at most {MAX_POD_COUNT}, given {options.max_pods}")
+    elif options.max_pods < options.replicas:
+        text = f"expected at least --replicas {options.replicas}, given {options.max_pods}"
+        yield flag_finding("--max-replicas", text)
+    if options.gpus_per_node is not None and options.gpus_per_node > _MAX_GPUS:
+        yield flag_finding("--gpus-per-node", f"expected at most {_MAX_GPUS}, given {options.gpus_per_node}")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_web_address(text: str) -> bool:
+    if re.search(r"[\s\"'`<>\\]", text):
+        return False
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in _WEB_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a malformed port
+        return False

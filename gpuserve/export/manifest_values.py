@@ -1,0 +1,357 @@
+"""Values of the templates' placeholders: for a whole export, its pods, autoscalers, config objects, alert
+rules, Docker Compose and the Grafana dashboard.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuserve.export.config_bundle import ConfigBundle, bundle_config, config_map_key
+from gpuserve.export.export_options import export_name
+from gpuserve.export.manifest_templates import fill_template
+from gpuserve.export.pod_sizing import (
+    GRPC,
+    HEALTH,
+    HTTP,
+    METRICS,
+    MIN_READY_S,
+    STARTUP_PERIOD_S,
+    ServerPorts,
+    probe_port,
+    readable_size,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuserve.config.load import Configuration
+    from gpuserve.export.export_options import ExportOptions
+    from gpuserve.export.pod_sizing import PodSizes
+
+
+#: The user id of the Dockerfile.
+POD_UID: Final = 10001
+#: The folder of relative paths, which is writable.
+WORKING_FOLDER: Final = "/tmp"  # nosec B108
+TLS_FOLDER: Final = "/etc/gpuserve-tls"
+_FIRST_UNPRIVILEGED_PORT: Final = 1024
+#: The age at which a connection to a pod is closed, so that clients reconnect to other pods as well.
+CONNECTION_AGE_S: Final = 300
+#: Keys of ``server`` with another default in a pod.
+_POD_DEFAULTS: Final = ("log_format", "max_connection_age_s")
+_PORTS: Final = (GRPC, HTTP, METRICS, HEALTH)
+#: Names of a container's ports, in their order.
+PORT_NAMES: Final = {name: name for name in _PORTS}
+#: Names that KServe expects: h2c for gRPC; the first port becomes port 80 of its Service.
+KSERVE_PORT_NAMES: Final = {HTTP: "http1", GRPC: "h2c", METRICS: METRICS, HEALTH: HEALTH}
+
+
+# Constants of the exported autoscalers. ``docs/autoscaling.md`` has the simulation that decided them.
+
+#: Target of ``gpuserve_saturation``, the mean of all pods. Up to this value each higher target needs fewer
+#: pods under all simulated traffic; above, more of a burst is rejected, and the pods of overshoots cost the
+#: savings.
+SATURATION_TARGET: Final = 0.8
+#: Scale up at once: requests that wait for the next reading would be rejected meanwhile.
+UP_WINDOW_S: Final = 0
+#: Twice the pods in a minute, the time in which a pod starts. A leftover queue raises saturation far above 1,
+#: which asks for ever more pods until new ones share the load.
+UP_PERCENT: Final = 100
+UP_PERIOD_S: Final = 60
+#: Scale down to the highest demand of ten minutes: a third fewer requests of bursts are rejected than with
+#: the default of five minutes, for a sixth more pods under bursts and a twenty-fifth more over days.
+DOWN_WINDOW_S: Final = 600
+#: A tenth of the pods in a minute, at least one.
+DOWN_PERCENT: Final = 10
+DOWN_PERIOD_S: Final = 60
+
+
+def placeholder_values(
+    configuration: Configuration, options: ExportOptions, sizes: PodSizes
+) -> dict[str, Any]:
+    """Return the value of every placeholder except a pod's parts; raise ConfigProblems if a file cannot be in
+    a ConfigMap.
+    """
+    settings, name = configuration.settings, export_name(configuration, options)
+    # The labels that select pods; they never change, because a Deployment's selector cannot.
+    labels = {"app.kubernetes.io/name": "gpuserve", "app.kubernetes.io/instance": name}
+    # The label by which Prometheus selects monitors and rules, in the charts that most clusters use.
+    released = {**labels, "release": "prometheus"}
+    on_gpu = bool(sizes.gpus.value)
+    nbytes = settings.max_arena_nbytes
+    per_node = options.gpus_per_node
+    # A config with a token has to be a Secret.
+    has_token = settings.access_token is not None or bool(settings.access_rules)
+    return {
+        **alert_values(name, options.namespace, released, max_arena_nbytes=nbytes, on_gpu=on_gpu),
+        **{one.name: getattr(sizes, one.name) for one in dataclasses.fields(sizes)},
+        **_port_values(ServerPorts.of(settings, options), settings.tls_client_ca, options.tls_secret, name),
+        **_config_object_values(name, bundle_config(configuration), secret=has_token),
+        **_scaling_values(),
+        "labels": labels,
+        "metrics_labels": {**labels, "app.kubernetes.io/component": METRICS},
+        "dashboard_labels": {**labels, "grafana_dashboard": "1"},
+        "dashboard": dashboard_text(name, on_gpu=on_gpu),
+        "image": options.image,
+        "gpu_resource": options.gpu_resource,
+        # Whether a pod uses all GPUs of its node, so that no second pod fits.
+        "takes_node": on_gpu and (per_node is None or sizes.gpus.value >= per_node),
+        "uid": POD_UID,
+        "working_folder": WORKING_FOLDER,
+        "tls_folder": TLS_FOLDER,
+        "tls_mode": 0o440,
+        "connection_age_s": CONNECTION_AGE_S,
+        **{f"says_{key}": key in server_keys_in_file(configuration) for key in _POD_DEFAULTS},
+        "replicas": options.replicas,
+        "most_replicas": options.max_pods,
+        "min_ready_s": MIN_READY_S,
+        "startup_period_s": STARTUP_PERIOD_S,
+        "prometheus": options.prometheus,
+        "models": [{"model": name} for name in _scaled_models(configuration)],
+    }
+
+
+def with_pod_values(
+    values: Mapping[str, Any], container: str, port_names: Mapping[str, str], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values, and the parts of a pod with this container and these labels."""
+    numbers: dict[str, int] = values["numbers"]
+    own = {
+        "container_name": container,
+        "container_ports": [
+            {"port_name": port_names[name], "port": numbers[name]} for name in port_names if name in numbers
+        ],
+        "probed_http": port_names.get(values["probed_http"]),
+        "pod_labels": labels,
+    }
+    (filled,) = fill_template("pod.yaml", {**values, **own})
+    return {**values, "gpu_node": None, **filled}
+
+
+def server_keys_in_file(configuration: Configuration) -> frozenset[str]:
+    """Return the keys of ``server`` that the config file has."""
+    given: frozenset[str] = configuration.entries.server.given
+    return given
+
+
+def _scaled_models(configuration: Configuration) -> list[str]:
+    """Return the models with instances, each once; an ensemble has none, and its steps are included."""
+    return list(dict.fromkeys(model.name for model in configuration.models if model.instances))
+
+
+def _scaling_values() -> dict[str, Any]:
+    windows = {
+        "up_window_s": UP_WINDOW_S,
+        "up_percent": UP_PERCENT,
+        "up_period_s": UP_PERIOD_S,
+        "down_window_s": DOWN_WINDOW_S,
+        "down_percent": DOWN_PERCENT,
+        "down_period_s": DOWN_PERIOD_S,
+    }
+    (behavior,) = fill_template("behavior.yaml", windows)
+    return {
+        "behavior": behavior,
+        "saturation_target": SATURATION_TARGET,
+        "saturation_target_milli": round(SATURATION_TARGET * 1000),
+    }
+
+
+def _port_values(ports: ServerPorts, client_ca: str | None, tls_secret: str, name: str) -> dict[str, Any]:
+    probed = probe_port(ports)
+    asks_grpc = probed in (GRPC, HEALTH)
+    return {
+        "numbers": ports.numbers,
+        **{f"{one}_port": ports.numbers.get(one) for one in _PORTS},
+        **{f"{one}_protocol": ports.app_protocol(one) for one in _PORTS},
+        "http_service_port": 443 if HTTP in ports.tls else 80,
+        "request_ports": [{"port": ports.numbers[one]} for one in (GRPC, HTTP) if one in ports.numbers],
+        "probed_grpc": ports.numbers[probed] if probed and asks_grpc else None,
+        "probed_http": None if asks_grpc else probed,
+        "has_low_port": any(port < _FIRST_UNPRIVILEGED_PORT for port in ports.numbers.values()),
+        "tls_secret": (tls_secret or f"{name}-tls") if ports.tls else "",
+        "metrics_tls": METRICS in ports.tls,
+        "asks_for_certificates": bool(ports.tls and client_ca),
+    }
+
+
+#: The folder of the config in the pods.
+_FOLDER: Final = "/etc/gpuserve"
+_HASH_LENGTH: Final = 10
+
+
+def _config_object_values(name: str, bundle: ConfigBundle, *, secret: bool) -> dict[str, Any]:
+    """Return the values for the ConfigMap, or the Secret if the config has a token, and its volume. Its name
+    ``NAME-config-HASH`` ends in a hash of the content, so that config and pods roll out and back together.
+    """
+    digest = hashlib.sha256()
+    for path, content in bundle.contents.items():
+        digest.update(f"{len(path)} {path} {len(content)} ".encode() + content)
+    texts, others = _split_binary(bundle)
+    parts = {"stringData": texts, "data": others} if secret else {"data": texts, "binaryData": others}
+    return {
+        "is_secret": secret,
+        "config_kind": "Secret" if secret else "ConfigMap",
+        "config_name": f"{name}-config-{digest.hexdigest()[:_HASH_LENGTH]}",
+        "config_data": {key: contents for key, contents in parts.items() if contents},
+        "config_items": [{"key": config_map_key(path), "path": path} for path in bundle.contents],
+        "config_folder": _FOLDER,
+        "config_file": bundle.config,
+    }
+
+
+def _split_binary(bundle: ConfigBundle) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the text files, and the others as base64."""
+    texts: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for path, content in bundle.contents.items():
+        try:
+            texts[config_map_key(path)] = content.decode()
+        except UnicodeDecodeError:
+            others[config_map_key(path)] = base64.b64encode(content).decode()
+    return texts, others
+
+
+_WARNING_PART: Final = 0.8
+
+
+def scraped(name: str, namespace: str) -> str:
+    """Return the labels that Prometheus attaches to targets of our ServiceMonitor."""
+    space = f',namespace="{namespace}"' if namespace else ""
+    return f'job="{name}-metrics"{space}'
+
+
+def alert_values(
+    name: str, namespace: str, labels: dict[str, str] | None, *, max_arena_nbytes: int, on_gpu: bool
+) -> dict[str, Any]:
+    """Return the values of the alert rules: the selection of pods, and the memory from which to warn."""
+    return {
+        "name": name,
+        "namespace": namespace or None,
+        "released_labels": labels,
+        "scraped": scraped(name, namespace),
+        "arena_warning_nbytes": round(max_arena_nbytes * _WARNING_PART),
+        "arena_size": readable_size(max_arena_nbytes),
+        "on_gpu": on_gpu,
+    }
+
+
+#: The folder of the config in the container.
+_COMPOSE_FOLDER: Final = "/models"
+#: Time to stop after the drain: workers end, connections are closed.
+_END_S: Final = 15
+#: The least time before a container counts as unhealthy, because its models may still load.
+_LEAST_START_S: Final = 60
+
+
+def compose_values(
+    name: str, configuration: Configuration, options: ExportOptions, *, config: str, mount: str, on_gpu: bool
+) -> dict[str, Any]:
+    """Return the values for Docker Compose; ``config`` is the path of the config, ``mount`` its folder."""
+    settings, ports = configuration.settings, ServerPorts.of(configuration.settings, options)
+    folder = mount if mount.startswith((".", "/")) else f"./{mount}"
+    lame_duck_s = settings.lame_duck_s or 0
+    return {
+        "name": name,
+        "image": options.image,
+        "config_path": f"{_COMPOSE_FOLDER}/{os.path.basename(config)}",
+        "config_mount": f"{folder}:{_COMPOSE_FOLDER}:ro",
+        "published_ports": [f"{port}:{port}" for one, port in ports.numbers.items() if one != METRICS],
+        "ready_check": _ready_check(ports),
+        "start_period": f"{max(_LEAST_START_S, round(settings.load_timeout_s))}s",
+        "grace_period": f"{round(lame_duck_s + settings.drain_timeout_s) + _END_S}s",
+        "metrics_job": f"{name}-metrics",
+        "metrics_target": f"gpuserve:{ports.numbers[METRICS]}",
+        "on_gpu": on_gpu,
+    }
+
+
+def _ready_check(ports: ServerPorts) -> str:
+    """Return a Python one-liner that fails while the server is not ready; it accepts any certificate."""
+    scheme, context = (
+        ("https", ", context=ssl._create_unverified_context()") if HTTP in ports.tls else ("http", "")
+    )
+    url = f"{scheme}://localhost:{ports.numbers[HTTP]}/v2/health/ready"
+    return f"import ssl, urllib.request as u; u.urlopen('{url}', timeout=4{context})"
+
+
+_WIDTH: Final = 24
+_HEIGHT: Final = 8
+_COLUMNS: Final = 3
+#: Grafana's limit.
+_MAX_UID_LENGTH: Final = 40
+_UID_HASH_LENGTH: Final = 8
+#: The selector of every query, from the variables at the top of the dashboard.
+_PODS: Final = 'job=~"$job",pod=~"$pod"'
+_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def dashboard_text(name: str, *, on_gpu: bool) -> str:
+    """Return the Grafana dashboard for this name as indented JSON: a row for users, one for queue and
+    instances, one for the GPUs.
+    """
+    values = {
+        "name": name,
+        "uid": _uid(name),
+        "on_gpu": on_gpu,
+        "source": _SOURCE,
+        "of_pods": _PODS,
+        "chosen": f'{_PODS},model=~"$model"',
+        "quantiles": [{"part": percent / 100, "percent": percent} for percent in (50, 90, 99)],
+    }
+    (filled,) = fill_template("dashboard.yaml", values)
+    return (
+        json.dumps({**filled["dashboard"], "panels": list(_panels_with_positions(filled["rows"]))}, indent=2)
+        + "\n"
+    )
+
+
+def _uid(name: str) -> str:
+    """Return the name, shortened to Grafana's limit with a hash that keeps it unique."""
+    if len(name) <= _MAX_UID_LENGTH:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_UID_HASH_LENGTH]
+    return f"{name[: _MAX_UID_LENGTH - 1 - _UID_HASH_LENGTH]}-{digest}"
+
+
+def _panels_with_positions(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the panels with their positions, three in a line, below the title of their row."""
+    top, number, width = 0, 1, _WIDTH // _COLUMNS
+    for row in rows:
+        grid = {"x": 0, "y": top, "w": _WIDTH, "h": 1}
+        title = {"type": "row", "title": row["title"], "collapsed": False, "panels": []}
+        yield {"id": number, **title, "gridPos": grid}
+        for index, panel in enumerate(row["panels"]):
+            line, column = divmod(index, _COLUMNS)
+            grid = {"x": column * width, "y": top + 1 + line * _HEIGHT, "w": width, "h": _HEIGHT}
+            yield _panel(panel, number + 1 + index, grid)
+        number += 1 + len(row["panels"])
+        top = grid["y"] + _HEIGHT
+
+
+def _panel(panel: dict[str, Any], number: int, grid: dict[str, int]) -> dict[str, Any]:
+    targets = [
+        {
+            "refId": chr(ord("A") + index),
+            "datasource": _SOURCE,
+            "expr": line["query"],
+            "legendFormat": line["legend"],
+        }
+        for index, line in enumerate(panel["lines"])
+    ]
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel["title"],
+        "description": panel.get("description", ""),
+        "datasource": _SOURCE,
+        "gridPos": grid,
+        "fieldConfig": {"defaults": {"unit": panel["unit"], "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": targets,
+    }

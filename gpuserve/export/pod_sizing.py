@@ -1,0 +1,454 @@
+"""The computed numbers of a manifest, each with its reason; ports; amounts of memory. A pod's memory is a sum
+of ``MemoryShare``s: the server's, the instances', and the most that requests and answers may take.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
+from gpuserve.config.settings.values import AUTO, doors_of
+from gpuserve.devices.names import CPU, EVERY_GPU, number_of
+from gpuserve.export.manifest_templates import Reasoned
+from gpuserve.model.rules import mapping
+from gpuserve_worker.memory.arena import RETAINED_NBYTES, SEGMENT_NBYTES
+from gpuserve_worker.protocol.tensor import ITEMSIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.settings.server import ServerSettings
+    from gpuserve.config.yaml_document import Path
+    from gpuserve.export.export_options import ExportOptions
+    from gpuserve.model.spec import ModelSpec, Resources
+    from gpuserve_worker.protocol.tensor import TensorSpec
+
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+_UNITS: Final = {
+    "": 1,
+    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+    "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1 << 40,
+}  # fmt: skip
+_FORM: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+
+
+def parse_nbytes(text: str) -> int:
+    """Return the bytes of ``64Gi``, ``512Mi`` or ``80G``; raise ValueError for another form, or for 0."""
+    found = _FORM.fullmatch(text.strip())
+    nbytes = round(float(found[1]) * _UNITS[found[2] or ""]) if found else 0
+    if nbytes <= 0:
+        raise ValueError(f"expected an amount of memory such as 64Gi or 512Mi, given {text!r}")
+    return nbytes
+
+
+def quantity(nbytes: int) -> str:
+    """Return the amount in the largest unit that divides it: ``9Gi``, ``9344Mi``."""
+    for unit in ("Gi", "Mi", "Ki"):
+        if nbytes and nbytes % _UNITS[unit] == 0:
+            return f"{nbytes // _UNITS[unit]}{unit}"
+    return str(nbytes)
+
+
+def readable_size(nbytes: int) -> str:
+    """Return the amount for a sentence: ``8 GiB``, ``1.5 GiB``, ``64 KiB``."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{nbytes} bytes"
+
+
+def round_up(nbytes: int, step: int) -> int:
+    """Return the smallest multiple of ``step`` that is not below ``nbytes``."""
+    return -(-nbytes // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """An entry of ``instances``: ``count`` processes on each of ``gpus`` (numbers; empty on the CPU)."""
+
+    model: int
+    path: Path
+    device: str
+    count: int
+    gpus: tuple[int, ...]
+    resources: Resources
+
+    @property
+    def processes(self) -> int:
+        """The number of worker processes in one pod."""
+        return self.count * max(1, len(self.gpus))
+
+
+def instance_groups(configuration: Configuration, options: ExportOptions) -> list[InstanceGroup]:
+    """Return every entry of ``instances``; ``cuda:*`` stands for the GPUs of a node."""
+    return [
+        InstanceGroup(
+            index,
+            ("models", index, "instances", position),
+            entry.device,
+            entry.count,
+            _gpu_numbers(entry.device, options.gpus_per_node or 1),
+            entry.resources,
+        )
+        for index, model in enumerate(configuration.entries.models)
+        for position, entry in enumerate(model.instances if model.ensemble is None else ())
+    ]
+
+
+def _gpu_numbers(device: str, every: int) -> tuple[int, ...]:
+    if device == CPU:
+        return ()
+    if device == EVERY_GPU:
+        return tuple(range(every))
+    return (number_of(device) or 0,)
+
+
+def gpu_count(groups: list[InstanceGroup]) -> int:
+    """Return the GPUs that a pod needs for the highest GPU number; numbers start from 0 in every pod."""
+    return max((number + 1 for group in groups for number in group.gpus), default=0)
+
+
+def gpu_memory(groups: list[InstanceGroup]) -> dict[int, list[tuple[InstanceGroup, int]]]:
+    """Return by GPU number the groups with declared GPU memory, and the memory of each group's processes."""
+    declared: dict[int, list[tuple[InstanceGroup, int]]] = {}
+    for group in groups:
+        if group.resources.gpu_memory_nbytes is not None:
+            nbytes = group.count * group.resources.gpu_memory_nbytes
+            for number in group.gpus:
+                declared.setdefault(number, []).append((group, nbytes))
+    return declared
+
+
+#: Supervisor and front had 90 MiB together with one model; the rest is for connections and answers.
+SERVER_NBYTES: Final = 256 * MIB
+#: A worker without ``memory_nbytes`` in the config; a worker with numpy and a small model had 77 MiB.
+CPU_PROCESS_NBYTES: Final = 512 * MIB
+#: A worker on a GPU, with the libraries of CUDA and a framework; assumed, not measured.
+GPU_PROCESS_NBYTES: Final = 4 * GIB
+#: An idle ingress process has 37 MiB of its own (PSS); the rest is for connections, small bodies and answers.
+INGRESS_NBYTES: Final = 128 * MIB
+#: A tensor below this size is on the heap of the front, not in the arena.
+HEAP_REQUEST_NBYTES: Final = 64 << 10
+#: A batch in a client's region, for a model with axes of any size; assumed.
+FREE_BATCH_NBYTES: Final = 64 * MIB
+#: The default size of /dev/shm in a container.
+LEAST_SHM_NBYTES: Final = 64 * MIB
+TMP_NBYTES: Final = 1 * GIB
+LOG_NBYTES: Final = 1 * GIB
+FRONT_CPUS: Final = 1
+#: Time until no node and no balancer sends requests to an ending pod.
+PROPAGATION_S: Final = 10
+#: Time after the queue is empty: the front closes (6 s), the workers end (10 s), the supervisor ends (the
+#: rest).
+STOP_MARGIN_S: Final = 20
+STARTUP_PERIOD_S: Final = 5
+#: The time limit of a model without ``load_timeout_s``; after that the container is restarted.
+UNLIMITED_LOAD_S: Final = 1200
+#: Time from the start of the process to the first load.
+PROCESS_START_S: Final = 60
+#: Time for scheduling, adding a node, and pulling an image of some gigabytes.
+SCHEDULING_S: Final = 900
+MIN_READY_S: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """A share of a pod's memory in bytes. ``path`` is the key that sets the share."""
+
+    name: str
+    nbytes: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PodSizes:
+    """The numbers of one pod. ``parts`` add up to ``memory_nbytes``, except for rounding."""
+
+    gpus: Reasoned
+    cpus: Reasoned
+    memory: Reasoned
+    memory_request: Reasoned
+    ephemeral: Reasoned
+    shm: Reasoned
+    tmp: Reasoned
+    threads: Reasoned
+    pre_stop_s: Reasoned
+    grace_s: Reasoned
+    startup_failures: Reasoned
+    progress_s: Reasoned
+    memory_nbytes: int
+    parts: tuple[MemoryShare, ...]
+
+
+def compute_sizes(configuration: Configuration, options: ExportOptions) -> PodSizes:
+    groups = instance_groups(configuration, options)
+    parts = memory_parts(configuration, groups)
+    memory_nbytes = round_up(sum(part.nbytes for part in parts), 64 * MIB)
+    gpus = _gpu_size(groups, options)
+    return PodSizes(
+        gpus=gpus,
+        cpus=_cpu_size(groups, _ingress_processes(configuration, groups)),
+        memory=_memory_size(memory_nbytes, parts),
+        memory_request=_memory_request_size(configuration, parts, memory_nbytes, bool(gpus.value)),
+        ephemeral=_ephemeral_size(),
+        shm=_shm_size(parts),
+        tmp=Reasoned(quantity(TMP_NBYTES), "Caches of libraries and temporary files; the root is read only."),
+        threads=_thread_count(groups),
+        pre_stop_s=_pre_stop_delay(configuration.settings),
+        grace_s=_grace_period(configuration.settings),
+        startup_failures=_startup_probes(configuration.settings),
+        progress_s=_progress_deadline(configuration.settings),
+        memory_nbytes=memory_nbytes,
+        parts=tuple(parts),
+    )
+
+
+def memory_parts(configuration: Configuration, groups: Sequence[InstanceGroup]) -> list[MemoryShare]:
+    """Return the shares of a pod's memory. Files in /dev/shm and arenas count as the container's memory."""
+    settings = configuration.settings
+    parts = [MemoryShare("supervisor and front", SERVER_NBYTES, ("server",)), *map(_worker_memory, groups)]
+    if processes := _ingress_processes(configuration, groups):
+        name = f"{processes} ingress processes and a spare one"
+        parts.append(MemoryShare(name, (processes + 1) * INGRESS_NBYTES, ("server",)))
+    intake = settings.max_intake_nbytes
+    parts.append(MemoryShare("bodies of requests that come", intake, ("server", "max_intake_nbytes")))
+    for index, model in enumerate(configuration.models):
+        slots = _batch_slots(model, [group for group in groups if group.model == index])
+        parts.append(_input_memory(index, model, slots, settings))
+        if slots:
+            parts.append(_output_memory(index, model, slots))
+    if settings.response_cache_nbytes:
+        key: Path = ("server", "response_cache_nbytes")
+        parts.append(MemoryShare("the response cache", settings.response_cache_nbytes, key))
+    return [*parts, _region_memory(configuration, groups)]
+
+
+def batch_nbytes(model: ModelSpec, tensors: Sequence[TensorSpec]) -> int | None:
+    """Return the bytes of these tensors in a full batch, or None if a size is variable."""
+    if any(-1 in one.shape or not ITEMSIZE[one.datatype] for one in tensors):
+        return None
+    row = sum(math.prod(one.shape) * ITEMSIZE[one.datatype] for one in tensors)
+    return row * max(1, model.max_batch_size)
+
+
+def _batch_slots(model: ModelSpec, groups: Sequence[InstanceGroup]) -> int:
+    """Return the most batches that run or wait inside workers."""
+    return sum(group.processes for group in groups) * max(1, model.concurrency) * (1 + model.prefetch)
+
+
+def _worker_memory(group: InstanceGroup) -> MemoryShare:
+    assumed = GPU_PROCESS_NBYTES if group.gpus else CPU_PROCESS_NBYTES
+    each = group.resources.memory_nbytes or assumed
+    size = readable_size(each) + ("" if group.resources.memory_nbytes else " assumed")
+    name = f"processes of models[{group.model}] on {group.device} ({group.processes} x {size})"
+    return MemoryShare(name, group.processes * each, (*group.path, "resources", "memory_nbytes"))
+
+
+def _input_memory(index: int, model: ModelSpec, slots: int, settings: ServerSettings) -> MemoryShare:
+    """Return the memory for queued requests, and for the batches of running ones."""
+    batch = batch_nbytes(model, model.inputs)
+    most, arena = model.queue.max_nbytes, settings.max_arena_nbytes
+    if batch is None:
+        heap = min(most, model.queue.max_requests * HEAP_REQUEST_NBYTES)
+        name = f"requests for {model.name} (server.max_arena_nbytes, and {readable_size(heap)} of small ones)"
+        return MemoryShare(name, arena + heap, ("server", "max_arena_nbytes"))
+    waiting = min(most, model.queue.max_requests * batch)
+    nbytes = round_up(waiting + 2 * slots * batch, SEGMENT_NBYTES)
+    if nbytes >= arena:
+        name = f"requests for {model.name} (server.max_arena_nbytes)"
+        return MemoryShare(name, arena, ("server", "max_arena_nbytes"))
+    return MemoryShare(f"requests for {model.name} (its queue)", nbytes, ("models", index, "queue"))
+
+
+def _output_memory(index: int, model: ModelSpec, slots: int) -> MemoryShare:
+    """Return the memory for answers; a worker keeps some for the next burst."""
+    batch = batch_nbytes(model, model.outputs)
+    nbytes = slots * (RETAINED_NBYTES if batch is None else round_up(2 * batch, SEGMENT_NBYTES))
+    return MemoryShare(f"answers of {model.name}", nbytes, ("models", index, "outputs"))
+
+
+def _region_memory(configuration: Configuration, groups: Sequence[InstanceGroup]) -> MemoryShare:
+    """Return the shared memory of clients in the same pod: inputs and outputs of every batch, twice."""
+    nbytes = 0
+    for index, model in enumerate(configuration.models):
+        batch = batch_nbytes(model, (*model.inputs, *model.outputs))
+        slots = _batch_slots(model, [group for group in groups if group.model == index])
+        nbytes += 2 * slots * (FREE_BATCH_NBYTES if batch is None else batch)
+    nbytes = max(LEAST_SHM_NBYTES, round_up(nbytes, 16 * MIB))
+    return MemoryShare("/dev/shm", nbytes, ("models",))
+
+
+def _gpu_size(groups: list[InstanceGroup], options: ExportOptions) -> Reasoned:
+    count = gpu_count(groups)
+    if options.gpus_per_node is not None and any(group.device == "cuda:*" for group in groups):
+        return Reasoned(count, f"cuda:* is every GPU of a node, and a node has {count} (--gpus-per-node).")
+    return Reasoned(count, f"The models name cuda:0 to cuda:{count - 1}; GPUs count from 0 in every pod.")
+
+
+def _ingress_processes(configuration: Configuration, groups: Sequence[InstanceGroup]) -> int:
+    """Return the number of ingress processes in a pod, 0 if the front has the connections. ``auto`` depends
+    on the pod's cores, not on those of this machine.
+    """
+    processes: int = configuration.settings.doors
+    if _server_value_in_file(configuration, "doors") == AUTO:
+        other_cpus, previous = FRONT_CPUS + _worker_cpus(groups), 0
+        # The cores of ingress processes count as well, and so may allow more of them.
+        while (processes := doors_of(other_cpus + previous)) > max(1, previous):
+            previous = processes
+    return processes if processes > 1 else 0
+
+
+def _server_value_in_file(configuration: Configuration, key: str) -> Any:
+    """Return a key of ``server`` as written in the file, which is what the pod reads."""
+    document = configuration.sources.document
+    return None if document is None else mapping(mapping(document.data).get("server")).get(key)
+
+
+def _worker_cpus(groups: Sequence[InstanceGroup]) -> int:
+    return sum(group.processes * group.resources.cpus for group in groups)
+
+
+def _cpu_size(groups: Sequence[InstanceGroup], processes: int) -> Reasoned:
+    workers = _worker_cpus(groups)
+    front = f"{FRONT_CPUS} for the front, one event loop" + f", {processes} for ingress processes" * bool(
+        processes
+    )
+    return Reasoned(
+        FRONT_CPUS + processes + workers, f"{front}, and {workers} for the instances (their resources.cpus)."
+    )
+
+
+def _memory_size(nbytes: int, parts: Sequence[MemoryShare]) -> Reasoned:
+    listed = "; ".join(f"{readable_size(part.nbytes)} {part.name}" for part in parts)
+    return Reasoned(quantity(nbytes), f"The most that the limits of the config allow: {listed}.")
+
+
+def _memory_request_size(
+    configuration: Configuration, parts: Sequence[MemoryShare], limit: int, on_gpu: bool
+) -> Reasoned:
+    if on_gpu:
+        why = "As the limit: a pod that is Guaranteed can have cores of its own next to its GPU."
+        return Reasoned(quantity(limit), why)
+    bursts = len(configuration.models) * RETAINED_NBYTES
+    held = sum(part.nbytes for part in parts if part.path == ("server",) or part.path[-1] == "memory_nbytes")
+    nbytes = min(limit, round_up(held + bursts, 64 * MIB))
+    why = "What it holds at rest: its processes, and what each model keeps for the next burst (256 MiB)."
+    return Reasoned(quantity(nbytes), why)
+
+
+def _ephemeral_size() -> Reasoned:
+    tmp, log = readable_size(TMP_NBYTES), readable_size(LOG_NBYTES)
+    why = f"{tmp} for /tmp and {log} for logs until the node rotates them."
+    return Reasoned(quantity(TMP_NBYTES + LOG_NBYTES), why)
+
+
+def _shm_size(parts: Sequence[MemoryShare]) -> Reasoned:
+    nbytes = next(part.nbytes for part in parts if part.name == "/dev/shm")
+    why = (
+        "Only for regions that clients in this pod register, and for models that share memory by name; the "
+        "server's own has no name and is not here. Inputs and outputs of every batch under way, twice. It "
+        "counts as memory of the container."
+    )
+    return Reasoned(quantity(nbytes), why)
+
+
+def _thread_count(groups: Sequence[InstanceGroup]) -> Reasoned:
+    most = max((group.resources.cpus for group in groups), default=1)
+    return Reasoned(
+        str(most), "Libraries count the cores of the node, not of the pod (the largest resources.cpus)."
+    )
+
+
+def _pre_stop_delay(settings: ServerSettings) -> Reasoned:
+    """Return the propagation time minus the server's own lame duck period."""
+    why = (
+        f"{PROPAGATION_S} s until nobody sends to this pod any more; it serves meanwhile, SIGTERM comes then."
+    )
+    if lame_duck_s := _lame_duck_s(settings):
+        why += f" {lame_duck_s:g} s of them are server.lame_duck_s."
+    return Reasoned(max(0, PROPAGATION_S - math.floor(lame_duck_s)), why)
+
+
+def _grace_period(settings: ServerSettings) -> Reasoned:
+    pre_stop, drain = _pre_stop_delay(settings).value, math.ceil(settings.drain_timeout_s)
+    lame_duck = math.ceil(_lame_duck_s(settings))
+    named = f" + server.lame_duck_s {lame_duck}" if lame_duck else ""
+    why = (
+        f"preStop {pre_stop}{named} + server.drain_timeout_s {drain} + {STOP_MARGIN_S} until all have ended."
+    )
+    return Reasoned(pre_stop + lame_duck + drain + STOP_MARGIN_S, why)
+
+
+def _lame_duck_s(settings: ServerSettings) -> float:
+    """Return the lame duck period of a pod, which SIGTERM ends and which has no terminal."""
+    return TERMINATED_LAME_DUCK_S if settings.lame_duck_s is None else settings.lame_duck_s
+
+
+def startup_s(settings: ServerSettings) -> int:
+    """Return the time limit from the start of a pod's process until the server is ready."""
+    return PROCESS_START_S + math.ceil(settings.load_timeout_s or UNLIMITED_LOAD_S)
+
+
+def _startup_probes(settings: ServerSettings) -> Reasoned:
+    most = startup_s(settings)
+    loads = (
+        f"server.load_timeout_s {settings.load_timeout_s:g}"
+        if settings.load_timeout_s
+        else (f"{UNLIMITED_LOAD_S} for the models (server.load_timeout_s has no limit)")
+    )
+    why = f"Every {STARTUP_PERIOD_S} s for {most} s: {PROCESS_START_S} to start + {loads}."
+    return Reasoned(math.ceil(most / STARTUP_PERIOD_S), why)
+
+
+def _progress_deadline(settings: ServerSettings) -> Reasoned:
+    total = SCHEDULING_S + startup_s(settings) + MIN_READY_S
+    why = f"{SCHEDULING_S} for a node and the image + {startup_s(settings)} to start + minReadySeconds."
+    return Reasoned(total, why)
+
+
+GRPC: Final = "grpc"
+HTTP: Final = "http"
+METRICS: Final = "metrics"
+HEALTH: Final = "health"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPorts:
+    """Port numbers by name, in the order of a pod's list, and the names of ports with TLS."""
+
+    numbers: dict[str, int]
+    tls: frozenset[str]
+
+    @classmethod
+    def of(cls, settings: ServerSettings, options: ExportOptions) -> Self:
+        """Return the ports of a server in a pod, where a Secret may bring TLS."""
+        named = {
+            GRPC: settings.grpc_port,
+            HTTP: settings.http_port,
+            METRICS: settings.metrics_port,
+            HEALTH: settings.health_port,
+        }
+        numbers = {name: port for name, port in named.items() if port is not None}
+        has_tls = bool(settings.tls_certfile or options.tls_secret)
+        return cls(numbers, frozenset(settings.tls_ports) & numbers.keys() if has_tls else frozenset())
+
+    def app_protocol(self, name: str) -> str:
+        """Return the ``appProtocol`` of a port, for meshes and gateways."""
+        if name in self.tls:
+            return "https"
+        return "kubernetes.io/h2c" if name == GRPC else "http"
+
+
+def probe_port(ports: ServerPorts) -> str | None:
+    """Return the port for the node's probes: the health port, or a port without TLS, which a node's gRPC
+    probe cannot speak.
+    """
+    asked = [HEALTH, *ports.numbers] if HEALTH in ports.numbers else ports.numbers
+    return next((name for name in asked if name not in ports.tls), None)
