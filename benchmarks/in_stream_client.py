@@ -51,7 +51,7 @@ class Stream:
     def open(self) -> bytes:
         """The start of the connection and of its stream."""
         headers = http2.frame(http2.HEADERS, http2.END_HEADERS, _STREAM, self._headers)
-        return http2.opening({}) + headers
+        return http2.connection_preface({}) + headers
 
     def ask(self, requests: int) -> bytes:
         """So many more requests, as far as the flow control lets them go; the others go with a later call."""
@@ -103,12 +103,12 @@ class Stream:
         elif kind in {http2.PING, http2.SETTINGS}:
             if kind == http2.SETTINGS and not flags & http2.ACK:
                 self._take_settings(payload)
-            self._replies += http2.acknowledgement(kind, flags, payload)
+            self._replies += http2.acknowledge(kind, flags, payload)
         elif kind in {http2.RESET, http2.GOAWAY}:
             raise InStreamFailed(f"the server sent {'GOAWAY' if kind == http2.GOAWAY else 'RST_STREAM'}")
 
     def _take_settings(self, payload: bytes) -> None:
-        for number, value in http2.settings_of(payload):
+        for number, value in http2.parse_settings(payload):
             if number == http2.INITIAL_WINDOW:
                 self._windows[_STREAM] += value - self._first_window
                 self._first_window = value

@@ -79,7 +79,7 @@ class Streams:
             if flags & http2.END_STREAM:
                 self._end(stream)
         elif kind in {http2.SETTINGS, http2.PING}:
-            self._replies += http2.acknowledgement(kind, flags, payload)
+            self._replies += http2.acknowledge(kind, flags, payload)
         elif kind in {http2.RESET, http2.GOAWAY}:
             raise StreamFailed(f"the server sent {'GOAWAY' if kind == http2.GOAWAY else 'RST_STREAM'}")
 
@@ -102,7 +102,7 @@ def run(
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         began_at = time.perf_counter()
-        connection.sendall(http2.opening({}) + calls.open(streams, began_at))
+        connection.sendall(http2.connection_preface({}) + calls.open(streams, began_at))
         while calls.under_way:
             data = connection.recv(_RECEIVE_NBYTES)
             now = time.perf_counter()

@@ -17,10 +17,10 @@ from operated import OperatedServer
 from processes import wait_until
 
 from gpuserve.config.load import load_file
-from gpuserve.export import envoy_proxy as bootstrap
-from gpuserve.export.envoy_proxy import Proxy
+from gpuserve.export import envoy_proxy
+from gpuserve.export.envoy_proxy import EnvoyProxy
 from gpuserve.export.export_options import ExportOptions
-from gpuserve.export.manifest_templates import render
+from gpuserve.export.manifest_templates import yaml_text
 from gpuserve.export.pod_sizing import ServerPorts
 
 TIMEOUT_S = 20.0
@@ -31,7 +31,7 @@ _ROLES = {"http": "HTTP", "grpc": "gRPC", "health": "health"}
 class EnvoyInFront:
     """Its ports on this machine, as ``host:port``; ``log`` is what it said."""
 
-    def __init__(self, folder: Path, made: Proxy) -> None:
+    def __init__(self, folder: Path, made: EnvoyProxy) -> None:
         self.http, self.grpc = (f"localhost:{made.listen_ports[name]}" for name in ("http", "grpc"))
         self.status, self.admin = (f"localhost:{port}" for port in (made.status_port, made.admin_port))
         self.log = folder / "envoy.log"
@@ -49,11 +49,11 @@ class EnvoyInFront:
 def in_front_of(
     folder: Path, config: Path, servers: Sequence[OperatedServer], **changes: Any
 ) -> Iterator[EnvoyInFront]:
-    """It takes requests in the block. ``config``: what the servers serve; ``changes``: of the ``Proxy``."""
+    """Run Envoy in the block. ``config`` is that of the servers, ``changes`` are fields of ``EnvoyProxy``."""
     folder.mkdir()
     http_port, grpc_port, admin_port, status_port = free_ports(4)
     made = replace(
-        Proxy.of(load_file(str(config), {}), ExportOptions(name="localhost")),
+        EnvoyProxy.of(load_file(str(config), {}), ExportOptions(name="localhost")),
         listen_ports={"http": http_port, "grpc": grpc_port},
         admin_port=admin_port,
         status_port=status_port,
@@ -62,12 +62,19 @@ def in_front_of(
         endpoints_folder=str(folder),
         **changes,
     )
-    for name, text in bootstrap.files(made).items():
+    for name, text in envoy_proxy.envoy_files(made).items():
         (folder / name).write_text(text)
     for name in made.clusters:
-        (folder / f"{name}.yaml").write_text(render([_endpoints(made, name, servers)]))
+        (folder / f"{name}.yaml").write_text(yaml_text([_endpoints(made, name, servers)]))
     envoy = EnvoyInFront(folder, made)
-    command = [_PROGRAM, "-c", str(folder / bootstrap.FILE), "--concurrency", "2", "--disable-hot-restart"]
+    command = [
+        _PROGRAM,
+        "-c",
+        str(folder / envoy_proxy.BOOTSTRAP_FILE),
+        "--concurrency",
+        "2",
+        "--disable-hot-restart",
+    ]
     with envoy.log.open("w") as log, subprocess.Popen([*command, "-l", "warning"], stderr=log) as process:
         try:
             wait_until(lambda: _is_live(envoy), f"Envoy is ready: {envoy.log}", TIMEOUT_S)
@@ -95,15 +102,15 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _endpoints(made: Proxy, name: str, servers: Sequence[OperatedServer]) -> dict[str, Any]:
+def _endpoints(made: EnvoyProxy, name: str, servers: Sequence[OperatedServer]) -> dict[str, Any]:
     """As in a cluster, but each server has ports of its own."""
     version = str(time.monotonic())
-    document = bootstrap.endpoints(made, name, [], version)
+    document = envoy_proxy.endpoints_document(made, name, [], version)
     for server in servers:
         said = {role: server.addresses.get(name) for role, name in _ROLES.items()}
         ports = {role: int(at.rpartition(":")[2]) for role, at in said.items() if at is not None}
         there = replace(made, ports=ServerPorts(ports, made.ports.tls))
-        one = bootstrap.endpoints(there, name, ["127.0.0.1"], version)
+        one = envoy_proxy.endpoints_document(there, name, ["127.0.0.1"], version)
         _pods(document).extend(_pods(one))
     return document
 

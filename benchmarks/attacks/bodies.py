@@ -40,7 +40,7 @@ _ZIPPED: Final = (("grpc-encoding", "gzip"),)
 def claims_grpc(victim: Victim) -> None:
     """Messages whose first bytes say that a GiB follows."""
     calls = b"".join(begin(one, call_headers()) + data(one, claim()) for one in range(1, 2 * _CLAIMS, 2))
-    _hold(victim, victim.grpc, http2.opening({}) + calls, 4)
+    _hold(victim, victim.grpc, http2.connection_preface({}) + calls, 4)
 
 
 def claims_http(victim: Victim) -> None:
@@ -126,7 +126,7 @@ def late_bodies(victim: Victim) -> None:
 
     def talk() -> None:
         with Attack(victim.grpc, victim) as attack:
-            attack.pour([http2.opening({})])
+            attack.pour([http2.connection_preface({})])
             for n, body in zip(count(), cycle(bodies)):
                 if victim.left_s <= 0:
                     return

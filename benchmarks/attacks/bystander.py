@@ -25,7 +25,7 @@ from typing import Final
 
 from benchmarks.attacks.connections import TIMEOUT_S, Address, Calls, address
 from benchmarks.attacks.requests import MIB, call_headers, framed, message
-from gpuserve.bench.load_generator import ProtocolBroken
+from gpuserve.bench.load_generator import ProtocolError
 
 _INFER_S: Final = 0.02
 _SELDOM_S: Final = 0.1
@@ -130,7 +130,7 @@ def steadily(kind: str, ask: Callable[[], None], every_s: float, patience_s: flo
             error = ""
             try:
                 ask()
-            except (OSError, http.client.HTTPException, ProtocolBroken, Failed) as failure:
+            except (OSError, http.client.HTTPException, ProtocolError, Failed) as failure:
                 error = f"{kind}: {failure or type(failure).__name__}"
             if not error or time.monotonic() - due_s >= patience_s:
                 break

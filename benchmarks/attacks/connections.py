@@ -132,8 +132,8 @@ class Calls:
         self._socket = socket.create_connection(address, TIMEOUT_S, (source, 0) if source else None)
         self._socket.setblocking(False)
         self._poll = select.poll()
-        self._calls.opened()
-        self.run(lambda: self._calls.room)
+        self._calls.on_connected()
+        self.run(lambda: self._calls.has_room)
 
     def __enter__(self) -> Calls:
         return self
@@ -145,18 +145,18 @@ class Calls:
         """Close the connection, whatever is on its way."""
         self._socket.close()
 
-    def responded(self, call: TimedCall, now: float) -> None:
+    def on_response(self, call: TimedCall, now: float) -> None:
         """A message of an answer has come."""
         call.responses += 1
 
-    def ended(self, call: TimedCall, failure: Failure | None, now: float) -> None:
+    def on_end(self, call: TimedCall, failure: Failure | None, now: float) -> None:
         """A call is over."""
         if failure is not None:
             self.failures.append(failure)
 
     def begin(self, body: int = 0) -> None:
         """Begin a call, with this one of the bodies; ``run`` sends it."""
-        self._calls.begin(TimedCall(body, 0.0, 0.0))
+        self._calls.start_call(TimedCall(body, 0.0, 0.0))
 
     def send(self, frames: bytes) -> None:
         """Send frames of another kind between them."""
@@ -174,7 +174,7 @@ class Calls:
             OSError: the server closed the connection.
         """
         while not is_over() and (left_s := self.until_s - time.monotonic()) > 0:
-            if not self._calls.usable and not self._calls.in_flight:
+            if not self._calls.is_usable and not self._calls.in_flight:
                 raise ConnectionError("the server wants no more calls")
             self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._calls.out else 0))
             for _, events in self._poll.poll(min(left_s, _TURN_S) * 1000):
@@ -187,7 +187,7 @@ class Calls:
             received = self._socket.recv(_READ_NBYTES)
             if not received:
                 raise ConnectionError("the server closed the connection")
-            self._calls.take(received, 0.0)
+            self._calls.receive(received, 0.0)
 
 
 def again(victim: Victim, talk: Callable[[], None]) -> int:

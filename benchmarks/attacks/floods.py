@@ -30,7 +30,7 @@ def _flood(frames: Callable[[], Iterable[bytes]], victim: Victim, start: bytes =
 
     def talk() -> None:
         with Attack(victim.grpc, victim) as attack:
-            attack.pour(chain([http2.opening({}) + start], together(frames())))
+            attack.pour(chain([http2.connection_preface({}) + start], together(frames())))
 
     again(victim, talk)
 

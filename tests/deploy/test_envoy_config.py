@@ -14,9 +14,9 @@ from exporting import OPTIONS, export, loaded, written
 from manifests import documents
 from tls import Authority
 
-from gpuserve.export import envoy_proxy as bootstrap
-from gpuserve.export.envoy_proxy import Proxy
-from gpuserve.export.manifest_templates import render
+from gpuserve.export import envoy_proxy
+from gpuserve.export.envoy_proxy import EnvoyProxy
+from gpuserve.export.manifest_templates import yaml_text
 
 ENVOY = str(Path(sys.executable).with_name("envoy"))
 TOKEN = "t" * 32
@@ -50,11 +50,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def proxy(folder: Path, *models: dict[str, Any], variant: str = "plain", host: str = "") -> Proxy:
+def proxy(folder: Path, *models: dict[str, Any], variant: str = "plain", host: str = "") -> EnvoyProxy:
     server, options = VARIANTS[variant]
     if "tls_client_ca" in server:
         server = server | certificate(folder)
-    return Proxy.of(loaded(folder, *models, **server), replace(OPTIONS, **options), host)
+    return EnvoyProxy.of(loaded(folder, *models, **server), replace(OPTIONS, **options), host)
 
 
 def certificate(folder: Path) -> dict[str, str]:
@@ -68,23 +68,23 @@ def certificate(folder: Path) -> dict[str, str]:
     }
 
 
-def parsed(made: Proxy) -> dict[str, Any]:
-    (document,) = documents(bootstrap.files(made)[bootstrap.FILE])
+def parsed(made: EnvoyProxy) -> dict[str, Any]:
+    (document,) = documents(envoy_proxy.envoy_files(made)[envoy_proxy.BOOTSTRAP_FILE])
     return document
 
 
-def clusters(made: Proxy) -> dict[str, dict[str, Any]]:
+def clusters(made: EnvoyProxy) -> dict[str, dict[str, Any]]:
     """Those of the pods."""
     named = {one["name"]: one for one in parsed(made)["static_resources"]["clusters"]}
     return {name: named[name] for name in made.clusters}
 
 
-def validated(folder: Path, made: Proxy) -> str:
+def validated(folder: Path, made: EnvoyProxy) -> str:
     """What Envoy says about it; it takes it."""
     made = replace(made, folder=str(folder))
-    for name, text in bootstrap.files(made).items():
+    for name, text in envoy_proxy.envoy_files(made).items():
         (folder / name).write_text(text)
-    command = [ENVOY, "--mode", "validate", "-l", "warning", "-c", str(folder / bootstrap.FILE)]
+    command = [ENVOY, "--mode", "validate", "-l", "warning", "-c", str(folder / envoy_proxy.BOOTSTRAP_FILE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -99,7 +99,7 @@ def test_envoy_takes_endpoints_from_files(tmp_path: Path) -> None:
     made = replace(proxy(tmp_path, variant="health port"), endpoints_folder=str(tmp_path / "endpoints"))
     (tmp_path / "endpoints").mkdir()
     for name in made.clusters:
-        text = render([bootstrap.endpoints(made, name, ["127.0.0.2", "127.0.0.3"], "1")])
+        text = yaml_text([envoy_proxy.endpoints_document(made, name, ["127.0.0.2", "127.0.0.3"], "1")])
         (tmp_path / "endpoints" / f"{name}.yaml").write_text(text)
     validated(tmp_path, made)
     assert {one["type"] for one in clusters(made).values()} == {"EDS"}
@@ -176,10 +176,10 @@ def test_only_ports_that_speak_tls_have_it_on_both_sides(tmp_path: Path) -> None
 
 def test_certificates_of_clients_are_asked_for_and_shown(tmp_path: Path) -> None:
     made = proxy(tmp_path, variant="clients' certificates")
-    text = bootstrap.files(made)[bootstrap.FILE]
+    text = envoy_proxy.envoy_files(made)[envoy_proxy.BOOTSTRAP_FILE]
     assert len(re.findall("require_client_certificate: true", text)) == 2
     assert len(re.findall("tls_certificate_sds_secret_configs", text)) == 4  # two listeners, two clusters
-    (secret,) = documents(bootstrap.files(made)["authority.yaml"])
+    (secret,) = documents(envoy_proxy.envoy_files(made)["authority.yaml"])
     authority = secret["resources"][0]["validation_context"]
     assert authority["trusted_ca"] == {"filename": "/etc/gpuserve-tls/ca.crt"}
     assert authority["watched_directory"] == {"path": "/etc/gpuserve-tls"}
@@ -259,7 +259,7 @@ def test_tls_takes_a_folder(tmp_path: Path) -> None:
     [
         ({"grpc_port": 0}, "server.grpc_port: 0 picks a free port, and a Service needs a fixed one"),
         ({"http_port": None, "grpc_port": None}, "server.http_port: neither HTTP nor gRPC is served"),
-        ({"host": "127.0.0.1"}, "server.host: '127.0.0.1' is not reached from outside a pod"),
+        ({"host": "127.0.0.1"}, "server.host: '127.0.0.1' cannot be reached from outside a pod"),
     ],
 )
 def test_pods_that_nobody_could_reach(tmp_path: Path, server: dict[str, Any], said: str) -> None:

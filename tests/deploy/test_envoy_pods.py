@@ -17,7 +17,7 @@ from manifest_checks import all_violations
 from manifests import DEPLOY, EXAMPLES, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
-from gpuserve.export.rendering import kubernetes
+from gpuserve.export.rendering import kubernetes_files
 
 ENVOY = str(Path(sys.executable).with_name("envoy"))
 
@@ -30,7 +30,7 @@ def built(folder: Path, options: dict[str, Any] | None = None, **server: Any) ->
     """The overlay ``envoy`` of such a config; for each a folder, since what is built is kept."""
     folder = folder / f"built{len(list(folder.iterdir()))}"
     folder.mkdir()
-    files = kubernetes(loaded(folder, **server), replace(OPTIONS, **(options or {})))
+    files = kubernetes_files(loaded(folder, **server), replace(OPTIONS, **(options or {})))
     for name, text in files.items():
         path = folder / "cluster" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from manifests import only
 
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.export.config_bundle import MAX_NBYTES, bundle
+from gpuserve.export.config_bundle import MAX_BUNDLE_NBYTES, bundle_config
 
 
 def in_folder(folder: Path, **files: str) -> None:
@@ -35,7 +35,7 @@ def test_a_callable_comes_with_the_modules_beside_it(tmp_path: Path) -> None:
         parts__near="",
     )
     (tmp_path / "parts" / "__init__.py").write_text("")
-    found = bundle(loaded(tmp_path, {"callable": "first.py:first"}))
+    found = bundle_config(loaded(tmp_path, {"callable": "first.py:first"}))
     assert set(found.contents) == {
         "config.yaml", "first.py", "second.py", "third.py",
         "parts/__init__.py", "parts/deep.py", "parts/near.py",
@@ -44,25 +44,27 @@ def test_a_callable_comes_with_the_modules_beside_it(tmp_path: Path) -> None:
 
 def test_a_module_beside_the_config_comes_too(tmp_path: Path) -> None:
     in_folder(tmp_path, package__model="def double(r): ...\n")
-    found = bundle(loaded(tmp_path, {"callable": "package.model:double"}))
+    found = bundle_config(loaded(tmp_path, {"callable": "package.model:double"}))
     assert set(found.contents) == {"config.yaml", "package/model.py"}
 
 
 def test_a_module_of_the_image_does_not(tmp_path: Path) -> None:
-    assert set(bundle(loaded(tmp_path, {"callable": "json.decoder:JSONDecoder"})).contents) == {"config.yaml"}
+    assert set(bundle_config(loaded(tmp_path, {"callable": "json.decoder:JSONDecoder"})).contents) == {
+        "config.yaml"
+    }
 
 
 def test_a_name_on_the_hub_needs_no_file(tmp_path: Path) -> None:
-    assert set(bundle(loaded(tmp_path, {"callable": "hf:org/name"})).contents) == {"config.yaml"}
+    assert set(bundle_config(loaded(tmp_path, {"callable": "hf:org/name"})).contents) == {"config.yaml"}
 
 
 def test_a_folder_of_a_model_belongs_into_the_image(tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text("{}")
     with pytest.raises(ConfigProblems) as refused:
-        bundle(loaded(tmp_path, {"callable": "./bert"}))
+        bundle_config(loaded(tmp_path, {"callable": "./bert"}))
     assert (
-        "'bert' is a folder, which no ConfigMap holds: put it into the image and say callable: "
+        "'bert' is a folder, which no ConfigMap can hold: put it into the image and write callable: "
         "gpuserve.backends.huggingface:HuggingFaceModel, kwargs: {file: PATH}"
     ) in str(refused.value)
 
@@ -109,13 +111,13 @@ def test_what_is_elsewhere_is_refused(tmp_path: Path) -> None:
     in_folder(tmp_path, outside="def double(r): ...\n")
     configuration = loaded(tmp_path / "there", {"callable": "../outside.py:double"})
     with pytest.raises(ConfigProblems, match=r"'\.\./outside\.py' is outside the folder of the config file"):
-        bundle(configuration)
+        bundle_config(configuration)
 
 
 def refused(folder: Path, *models: dict[str, Any]) -> list[str]:
     """The problems, without where they stand."""
     with pytest.raises(ConfigProblems) as error:
-        bundle(loaded(folder, *models))
+        bundle_config(loaded(folder, *models))
     return [one.message for one in error.value.problems]
 
 
@@ -133,7 +135,7 @@ def test_what_a_link_leads_to_outside_is_not_published(tmp_path: Path) -> None:
 def test_a_link_inside_the_folder_is_a_file_like_others(tmp_path: Path) -> None:
     in_folder(tmp_path, real="def double(r): ...\n")
     (tmp_path / "linked.py").symlink_to("real.py")
-    found = bundle(loaded(tmp_path, {"callable": "linked.py:double"}))
+    found = bundle_config(loaded(tmp_path, {"callable": "linked.py:double"}))
     assert found.contents["linked.py"] == b"def double(r): ...\n"
 
 
@@ -156,7 +158,7 @@ def test_a_file_under_the_name_of_the_config_is_not_taken_for_it(tmp_path: Path)
     config.rename(tmp_path / "models.yaml")
     (tmp_path / "config.yaml").write_text("cat\ndog\n")
     with pytest.raises(ConfigProblems, match="would have the key of the config"):
-        bundle(load_file(str(tmp_path / "models.yaml"), {}))
+        bundle_config(load_file(str(tmp_path / "models.yaml"), {}))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -168,10 +170,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
-    in_folder(tmp_path, large=f"# {'x' * MAX_NBYTES}\n")
+    in_folder(tmp_path, large=f"# {'x' * MAX_BUNDLE_NBYTES}\n")
     configuration = loaded(tmp_path, {"callable": "large.py:double"})
     with pytest.raises(
         ConfigProblems, match=r"'large\.py' alone has 960 KiB; put it into the image"
     ) as error:
-        bundle(configuration)
+        bundle_config(configuration)
     assert error.value.problems[0].span is not None

@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
-from gpuserve.export import manifest_templates as filling
-from gpuserve.export.manifest_templates import Reasoned, render
+from gpuserve.export import manifest_templates
+from gpuserve.export.manifest_templates import Reasoned, yaml_text
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The templates of a test, in place of those of the package."""
-    monkeypatch.setattr(filling, "__file__", str(tmp_path / "filling.py"))
-    return tmp_path
+    monkeypatch.setattr(manifest_templates, "__file__", str(tmp_path / "manifest_templates.py"))
+    (tmp_path / "templates").mkdir()
+    return tmp_path / "templates"
 
 
 def made(folder: Path, template: str, **places: Any) -> str:
     (folder / "one.yaml").write_text(template)
-    filling._parsed.cache_clear()
-    return render(filling.filled("one.yaml", places))
+    manifest_templates._parse_template.cache_clear()
+    return yaml_text(manifest_templates.fill_template("one.yaml", places))
 
 
 def test_a_place_alone_is_of_its_own_kind(folder: Path) -> None:

@@ -35,7 +35,7 @@ def on(*devices: str, **resources: int) -> dict[str, Any]:
         ("gpuserve", "--image: expected one with a tag or a digest"),
         ("registry.example/gpuserve", "--image: expected one with a tag or a digest"),
         ("registry.example/gpu serve:1", "--image: expected one with a tag or a digest"),
-        ("registry.example/gpuserve:latest", "--image: the tag 'latest' is another image tomorrow"),
+        ("registry.example/gpuserve:latest", "--image: the tag 'latest' changes its image"),
         ("registry.example:5000/gpuserve", "--image: expected one with a tag or a digest"),
         ("Gpuserve/models:1", "--image: expected one with a tag or a digest"),
         ("https://registry.example/gpuserve:1", "--image: expected one with a tag or a digest"),
@@ -96,10 +96,10 @@ def test_what_is_shown_of_a_long_image_is_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"gpu_resource": "cpu"}, "--gpu-resource: expected what a device plugin calls its devices"),
-        ({"gpu_resource": "nvidia.com/"}, "--gpu-resource: expected what a device plugin calls its devices"),
-        ({"gpu_resource": "nvidia.com/a b"}, "--gpu-resource: expected what a device plugin calls"),
-        ({"tls_secret": "My_Secret"}, "--tls-secret: 'My_Secret' is no name of a Secret"),
+        ({"gpu_resource": "cpu"}, "--gpu-resource: expected the resource name of a device plugin"),
+        ({"gpu_resource": "nvidia.com/"}, "--gpu-resource: expected the resource name of a device plugin"),
+        ({"gpu_resource": "nvidia.com/a b"}, "--gpu-resource: expected the resource name"),
+        ({"tls_secret": "My_Secret"}, "--tls-secret: 'My_Secret' is not a valid name of a Secret"),
         ({"prometheus": ""}, "--prometheus: expected an address such as http://"),
         ({"prometheus": "prometheus:9090"}, "--prometheus: expected an address such as http://"),
         ({"prometheus": "http://prometheus:port"}, "--prometheus: expected an address such as http://"),
@@ -128,7 +128,7 @@ def test_a_host_that_is_one(tmp_path: Path, host: str) -> None:
 def test_a_namespace_that_is_none(tmp_path: Path) -> None:
     assert (
         problem(tmp_path, options={"namespace": "Models"})
-        == "--namespace: 'Models' is no name of a namespace"
+        == "--namespace: 'Models' is not a valid name of a namespace"
     )
 
 
@@ -159,7 +159,7 @@ def test_a_config_with_more_cores_than_a_node(tmp_path: Path) -> None:
     model = {"instances": [{"device": "cpu"}, {"device": "cpu", "count": 4, "resources": {"cpus": 8}}]}
     found = problem(tmp_path, model, options={"node_cpus": 33})
     assert "models[0].instances[1].resources.cpus: a pod takes 34 cores, and a node has 33" in found
-    assert "(--node-cpus): 4 x 8 of them are of these instances" in found
+    assert "(--node-cpus): 4 x 8 of them belong to these instances" in found
     assert kubernetes_stream(loaded(tmp_path, model), replace(OPTIONS, node_cpus=34))
 
 
@@ -176,12 +176,12 @@ def test_two_models_beyond_the_memory_of_a_gpu(tmp_path: Path) -> None:
     ("server", "said"),
     [
         ({"grpc_port": 0}, "server.grpc_port: 0 picks a free port, and a Service needs a fixed one"),
-        ({"host": "127.0.0.1"}, "server.host: '127.0.0.1' is not reached from outside a pod"),
-        ({"host": "10.0.0.5"}, "server.host: '10.0.0.5' is not reached from outside a pod"),
-        ({"host": "gpu.example"}, "server.host: 'gpu.example' is not reached from outside a pod"),
-        ({"drain_timeout_s": 1e9}, "server.drain_timeout_s: a pod can be given at most 500000000 s"),
-        ({"lame_duck_s": 1e12}, "server.lame_duck_s: a pod can be given at most 500000000 s"),
-        ({"load_timeout_s": 1e9}, "server.load_timeout_s: a pod can be given at most 500000000 s"),
+        ({"host": "127.0.0.1"}, "server.host: '127.0.0.1' cannot be reached from outside a pod"),
+        ({"host": "10.0.0.5"}, "server.host: '10.0.0.5' cannot be reached from outside a pod"),
+        ({"host": "gpu.example"}, "server.host: 'gpu.example' cannot be reached from outside a pod"),
+        ({"drain_timeout_s": 1e9}, "server.drain_timeout_s: expected at most 500000000 s"),
+        ({"lame_duck_s": 1e12}, "server.lame_duck_s: expected at most 500000000 s"),
+        ({"load_timeout_s": 1e9}, "server.load_timeout_s: expected at most 500000000 s"),
         (
             {"trace": {"level": ["TIMESTAMPS"], "file": "/tmp/../var/trace.json"}},
             "server.trace.file: '/tmp/../var/trace.json' cannot be written in a pod",
@@ -190,7 +190,7 @@ def test_two_models_beyond_the_memory_of_a_gpu(tmp_path: Path) -> None:
         ({"http_port": None, "grpc_port": None}, "server.http_port: neither HTTP nor gRPC is served"),
         (
             {"restricted_endpoints": ["health"], "access_token": "t" * 32},
-            "server.restricted_endpoints: the node asks for health without a token",
+            "server.restricted_endpoints: the node checks health without a token",
         ),
         (
             {"trace": {"level": ["TIMESTAMPS"], "file": "/var/log/trace.json"}},
@@ -205,7 +205,7 @@ def test_a_server_that_nobody_could_reach(tmp_path: Path, server: dict[str, Any]
 
 
 def test_every_port_with_tls_needs_one_for_health(tmp_path: Path) -> None:
-    assert "give a server.health_port" in problem(tmp_path, options={"tls_secret": "certificate"})
+    assert "set server.health_port" in problem(tmp_path, options={"tls_secret": "certificate"})
     assert kubernetes_stream(loaded(tmp_path, health_port=8003), replace(OPTIONS, tls_secret="certificate"))
 
 

@@ -10,15 +10,25 @@ import pytest
 from exporting import OPTIONS, exported, loaded
 from manifests import only
 
-from gpuserve.export import pod_sizing as sizing
+from gpuserve.export import pod_sizing
 from gpuserve.export.export_options import ExportOptions
-from gpuserve.export.pod_sizing import GIB, MIB, STOP_MARGIN_S, Sizes, parse_nbytes, quantity, readable
+from gpuserve.export.pod_sizing import (
+    GIB,
+    MIB,
+    STOP_MARGIN_S,
+    PodSizes,
+    parse_nbytes,
+    quantity,
+    readable_size,
+)
+from gpuserve.supervisor.ending import FRONT_QUIT_TIMEOUT_S
 from gpuserve.supervisor.shutdown import FRONT_QUIT_TIMEOUT_S
+from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
 from gpuserve.supervisor.workers.worker_monitor import STOP_TIMEOUT_S
 
 
-def sizes(folder: Path, *models: dict[str, Any], options: ExportOptions = OPTIONS, **server: Any) -> Sizes:
-    return sizing.sizes(loaded(folder, *models, **server), options)
+def sizes(folder: Path, *models: dict[str, Any], options: ExportOptions = OPTIONS, **server: Any) -> PodSizes:
+    return pod_sizing.compute_sizes(loaded(folder, *models, **server), options)
 
 
 def test_one_core_for_the_front_and_those_of_the_instances(tmp_path: Path) -> None:
@@ -36,8 +46,8 @@ def test_doors_have_cores_and_memory(tmp_path: Path, doors: int | str, cpus: int
     instances = [{"device": "cpu", "count": 3, "resources": {"cpus": 4}}]
     found = sizes(tmp_path, {"instances": instances}, doors=doors)
     assert found.cpus.value == cpus
-    shares = [one.nbytes for one in found.parts if "doors" in one.name]
-    assert sum(shares) == processes * sizing.DOOR_NBYTES
+    shares = [one.nbytes for one in found.parts if "ingress" in one.name]
+    assert sum(shares) == processes * pod_sizing.INGRESS_NBYTES
 
 
 @pytest.mark.parametrize(
@@ -69,7 +79,7 @@ def test_a_queue_of_fixed_shapes_is_smaller_than_the_arena(tmp_path: Path) -> No
 def test_free_shapes_may_take_the_whole_arena(tmp_path: Path) -> None:
     free = {"inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}]}
     found = {part.path: part.nbytes for part in sizes(tmp_path, free, max_arena_nbytes=GIB).parts}
-    assert found["server", "max_arena_nbytes"] == GIB + 4096 * sizing.HEAP_REQUEST_NBYTES
+    assert found["server", "max_arena_nbytes"] == GIB + 4096 * pod_sizing.HEAP_REQUEST_NBYTES
 
 
 def test_strings_have_a_free_size(tmp_path: Path) -> None:
@@ -89,7 +99,7 @@ def test_memory_is_declared_or_assumed(tmp_path: Path) -> None:
     path = ("models", 0, "instances", 0, "resources", "memory_nbytes")
     assert {part.path: part.nbytes for part in sizes(tmp_path, declared).parts}[path] == 6 * GIB
     assumed = {part.path: part for part in sizes(tmp_path, {"instances": [{"device": "cuda:0"}]}).parts}[path]
-    assert assumed.nbytes == sizing.GPU_PROCESS_NBYTES
+    assert assumed.nbytes == pod_sizing.GPU_PROCESS_NBYTES
     assert "assumed" in assumed.name
 
 
@@ -97,7 +107,7 @@ def test_the_parts_add_up(tmp_path: Path) -> None:
     found = sizes(tmp_path, response_cache_nbytes=GIB)
     assert 0 <= found.memory_nbytes - sum(part.nbytes for part in found.parts) < 64 * MIB
     assert parse_nbytes(found.memory.value) == found.memory_nbytes
-    assert all(readable(part.nbytes) in found.memory.why for part in found.parts)
+    assert all(readable_size(part.nbytes) in found.memory.why for part in found.parts)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +138,8 @@ def test_the_margin_holds_the_end_of_every_process() -> None:
 
 def test_the_startup_probe_waits_as_long_as_a_load_may_take(tmp_path: Path) -> None:
     found = sizes(tmp_path, load_timeout_s=100)
-    assert found.startup_failures.value * sizing.STARTUP_PERIOD_S >= 100 + sizing.PROCESS_START_S
-    assert found.progress_s.value > 100 + sizing.PROCESS_START_S
+    assert found.startup_failures.value * pod_sizing.STARTUP_PERIOD_S >= 100 + pod_sizing.PROCESS_START_S
+    assert found.progress_s.value > 100 + pod_sizing.PROCESS_START_S
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from manifests import documents, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
 from gpuserve.config.load import load_file
-from gpuserve.export.rendering import kserve_stream, kubernetes
+from gpuserve.export.rendering import kserve_stream, kubernetes_files
 
 
 def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def test_prometheus_shows_a_certificate_where_it_is_asked_for_one(tmp_path: Path
     schema = json.loads((Path(__file__).parent / "schemas" / "servicemonitor.json").read_text())
     for server, keys in (({}, {"ca", "serverName"}), (_CLIENT_CA, {"ca", "serverName", "cert", "keySecret"})):
         config = written(tmp_path, **_TLS, **server, health_port=8003)
-        files = kubernetes(load_file(str(config), {}, served_here=False), OPTIONS)
+        files = kubernetes_files(load_file(str(config), {}, served_here=False), OPTIONS)
         (monitor,) = documents(files["components/monitoring/servicemonitor.yaml"])
         jsonschema.validate(monitor, schema)
         assert set(monitor["spec"]["endpoints"][0]["tlsConfig"]) == keys
@@ -178,19 +178,19 @@ def test_every_file_of_an_export_is_built(tmp_path: Path) -> None:
     stream = export("kubernetes", config, *image)
     key = lambda one: (one["kind"], one["metadata"]["name"])  # noqa: E731 - a name for sorting by
     assert sorted(documents(stream.stdout), key=key) == sorted(kustomized(tmp_path / "out" / "base"), key=key)
-    assert not kubernetes(loaded(tmp_path), OPTIONS).keys() & {"overlays/surge/kustomization.yaml"}
+    assert not kubernetes_files(loaded(tmp_path), OPTIONS).keys() & {"overlays/surge/kustomization.yaml"}
 
 
 @pytest.mark.parametrize("prometheus", ["http://prometheus:9090"])
 def test_keda_asks_the_prometheus_that_is_named(tmp_path: Path, prometheus: str) -> None:
-    files = kubernetes(loaded(tmp_path), replace(OPTIONS, prometheus=prometheus))
+    files = kubernetes_files(loaded(tmp_path), replace(OPTIONS, prometheus=prometheus))
     (scaler,) = documents(files["components/keda/scaledobject.yaml"])
     assert scaler["spec"]["triggers"][0]["metadata"]["serverAddress"] == prometheus
 
 
 @pytest.mark.parametrize("component", ["daemonset", "keda"])
 def test_a_name_that_yaml_has_a_meaning_for_is_a_text_in_patches_too(tmp_path: Path, component: str) -> None:
-    files = kubernetes(loaded(tmp_path), replace(OPTIONS, name="null"))
+    files = kubernetes_files(loaded(tmp_path), replace(OPTIONS, name="null"))
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from gpuserve.export.manifest_templates import Reasoned, plain, render
+from gpuserve.export.manifest_templates import Reasoned, without_reasons, yaml_text
 
 _TRICKY = (
     "yes", "NO", "1", "1e3", "0x1", "0o7", "1_000", ".5", "1:30", "2020-01-01", "null", "~", "", " ", "a: b",
@@ -29,14 +29,14 @@ def _grown(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @given(st.recursive(SCALARS, _grown, max_leaves=20))
 def test_what_is_written_is_read(tree: Any) -> None:
-    text = render([tree])
-    assert YAML(typ="safe", pure=True).load(text) == plain(tree)
-    assert yaml.safe_load(text) == plain(tree)
+    text = yaml_text([tree])
+    assert YAML(typ="safe", pure=True).load(text) == without_reasons(tree)
+    assert yaml.safe_load(text) == without_reasons(tree)
 
 
 def test_reasons_stand_above_what_they_are_about() -> None:
     tree = {"a": Reasoned(1, "One."), "b": [{"c": Reasoned("x", "Two."), "d": 2}, Reasoned(3, "Three.")]}
-    assert render([tree, {}], "Four.").splitlines() == [
+    assert yaml_text([tree, {}], "Four.").splitlines() == [
         "# Four.", "# One.", "a: 1", "b:", "# Two.", "- c: x", "  d: 2", "# Three.", "- 3", "---", "{}",
     ]  # fmt: skip
 
@@ -46,4 +46,4 @@ def test_reasons_stand_above_what_they_are_about() -> None:
     [("v1", "v1"), ("a b:c", "a b:c"), ("8000", '"8000"'), ("true", '"true"'), ("10m", '"10m"')],
 )
 def test_only_what_needs_quotes_has_them(text: str, shown: str) -> None:
-    assert render([{"key": text}]) == f"key: {shown}\n"
+    assert yaml_text([{"key": text}]) == f"key: {shown}\n"

@@ -280,8 +280,11 @@ def test_the_list_in_full(two_gpus: GpuMachine, monkeypatch: pytest.MonkeyPatch)
         ["cuda:1", "MIG instance", "4.0 of 4.0 GiB", M.uuid],
         ["-", "MIG instance", "4.0 of 4.0 GiB", N.uuid],
     ]
-    assert f"CUDA_VISIBLE_DEVICES is '0,{M.uuid}'; a GPU without a device name is left out by it\n" in out
-    assert "cuda:0 is in compute mode 'exclusive process': without MPS for one process at a time\n" in out
+    assert f"CUDA_VISIBLE_DEVICES is '0,{M.uuid}'; it excludes the GPUs without a device name\n" in out
+    assert (
+        "cuda:0 is in compute mode 'exclusive process': without MPS only one process at a time can use it\n"
+        in out
+    )
     facts = inventory()
     assert facts["gpus"][0]["cpus"] == [0, 1, 2, 3, 8]
     assert facts["gpus"][2]["mig_instances"][0] == {
@@ -402,4 +405,4 @@ def test_a_library_that_is_missing_is_told_before_the_start(
     assert (code, "array 'torch' needs torch" in err) == ((0, False) if find_spec("torch") else (5, True)), (
         err
     )
-    assert "cupy is not installed, so inputs are not handed over on a GPU" in gpuserve("devices")[1]
+    assert "cupy is not installed, so inputs cannot be passed on a GPU" in gpuserve("devices")[1]

@@ -14,7 +14,7 @@ from serving import GPUSERVE
 from typer.testing import CliRunner
 
 from gpuserve.cli.app import build_app
-from gpuserve.cli.new import new_command as making
+from gpuserve.cli.new import new_command
 from gpuserve.cli.new.new_command import KINDS, Project, ProjectError, ProjectKind
 
 PLUGIN = "gpuserve.testing.pytest_plugin"
@@ -47,7 +47,7 @@ def ask(command: str) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_project_is_whole(kind: str, tmp_path: Path) -> None:
     project = Project(str(tmp_path / "my model"), KINDS[kind])
-    made = project.make()
+    made = project.create()
     assert project.model == "my_model"
     assert {"README.md", ".gitignore", "test_model.py"} < set(made)
     texts = {one: (tmp_path / "my model" / one).read_text() for one in made if not one.endswith(".onnx")}
@@ -75,7 +75,7 @@ def test_what_to_do_next_is_said_in_three_lines(tmp_path: Path, monkeypatch: pyt
         ["Next:", "  cd demo", "  gpuserve dev config.yaml", "  pytest"],
     )
     monkeypatch.setitem(
-        making.KINDS, "torch", ProjectKind("torch", "", library=("no_such_module", "pytorch"))
+        new_command.KINDS, "torch", ProjectKind("torch", "", library=("no_such_module", "pytorch"))
     )
     status, text = run("other", "--kind", "torch")
     assert text.splitlines()[-1].endswith("not installed: pip install 'gpuserve[pytorch]'")
@@ -90,7 +90,7 @@ def test_nothing_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run("demo", "--kind", "triton") == (-1, text)
     (tmp_path / "file").touch()
     with pytest.raises(ProjectError, match=r"file: expected a new or an empty folder, not a directory"):
-        Project("file", KINDS["batch"]).make()
+        Project("file", KINDS["batch"]).create()
     assert (tmp_path / "demo" / "config.yaml").read_text() == config
     status, text = run("more", "--kind", "tensorflow")
     assert (status, "given 'tensorflow'" in text, (tmp_path / "more").exists()) == (2, True, False)
@@ -121,7 +121,7 @@ def test_a_project_runs_as_it_is(kind: str, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_the_onnx_file_is_what_its_script_writes(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    Project(str(tmp_path / "demo"), KINDS["onnx"]).make()
+    Project(str(tmp_path / "demo"), KINDS["onnx"]).create()
     before = (tmp_path / "demo" / "model.onnx").read_bytes()
     subprocess.run([sys.executable, "make_model.py"], cwd=tmp_path / "demo", check=True, timeout=TIMEOUT_S)
     assert (tmp_path / "demo" / "model.onnx").read_bytes() == before

@@ -25,7 +25,7 @@ from benchmarks.attacks.requests import call_headers, framed, message
 from benchmarks.control_groups import Group, memory_group
 from gpuserve.config.load import load_file
 from gpuserve.export.export_options import ExportOptions
-from gpuserve.export.pod_sizing import sizes
+from gpuserve.export.pod_sizing import compute_sizes
 
 pytestmark = pytest.mark.thorough
 
@@ -131,7 +131,7 @@ def test_large_bodies_in_a_small_group(tmp_path: Path, way: str, max_arena_nbyte
 def test_the_size_that_the_export_computes_is_enough(tmp_path: Path) -> None:
     settings = {"max_arena_nbytes": 1024 * MIB}
     configuration = load_file(str(write_config(tmp_path, [ECHO], **settings)), {})
-    limit_nbytes = sizes(configuration, ExportOptions(image="image")).memory_nbytes
+    limit_nbytes = compute_sizes(configuration, ExportOptions(image="image")).memory_nbytes
     with control_group(limit_nbytes) as group, served(group, tmp_path, **settings) as server:
         assert together(by_http, server, 32)["answered"] >= 2
 

@@ -164,7 +164,7 @@ def test_a_command_that_is_interrupted_says_what_goes_on(server: OperatedServer,
         assert drain.stderr is not None
         assert drain.stderr.readline() == "not ready from now on\n"
         drain.send_signal(signal.SIGINT)
-        assert drain.communicate(timeout=20.0) == ("", "interrupted: what the server has begun goes on\n")
+        assert drain.communicate(timeout=20.0) == ("", "interrupted: the server continues the command\n")
         assert drain.returncode == 130
     orders.open()
     assert asked.result().output("y") == [2.0]

@@ -52,7 +52,7 @@ def test_a_server_that_ends_is_told_and_ctrl_c_ends_the_picture(tmp_path: Path) 
         top.__enter__()
         top.wait("doubled")
     try:
-        top.wait("looking for it again")
+        top.wait("trying to reconnect")
         top.press("\x03")
         assert top.process.wait(20) == 0
         assert top.current_mode == top.mode

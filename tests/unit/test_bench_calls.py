@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpuserve.bench import http2_client as http2
 from gpuserve.bench.call_protocols import GrpcCalls, GrpcRequests, HttpCalls
-from gpuserve.bench.load_generator import CallProtocol, Failure, ProtocolBroken, TimedCall
-from gpuserve.bench.request_payloads import framed
+from gpuserve.bench.load_generator import CallProtocol, Failure, ProtocolError, TimedCall
+from gpuserve.bench.request_payloads import grpc_frame
 
 OK_HEAD = http2.header_block([(":status", "200"), ("content-type", "application/grpc")])
 OK_END = http2.header_block([("grpc-status", "0")])
@@ -25,28 +25,28 @@ class Ends:
     responses: list[TimedCall] = field(default_factory=list)
     ends: list[tuple[TimedCall, Failure | None]] = field(default_factory=list)
 
-    def responded(self, call: TimedCall, now: float) -> None:
+    def on_response(self, call: TimedCall, now: float) -> None:
         call.responses += 1
         self.responses.append(call)
 
-    def ended(self, call: TimedCall, failure: Failure | None, now: float) -> None:
+    def on_end(self, call: TimedCall, failure: Failure | None, now: float) -> None:
         self.ends.append((call, failure))
 
 
 def grpc(requests: list[bytes], *, in_streams: bool = False) -> tuple[GrpcCalls, Ends]:
     ends = Ends()
     calls = GrpcCalls(ends, GrpcRequests(b"head", requests, in_streams), http2.HeaderBlocks())
-    assert not calls.room
-    calls.opened()
-    calls.take(http2.frame(http2.SETTINGS, 0, 0, b""), 0.0)
-    assert calls.room
+    assert not calls.has_room
+    calls.on_connected()
+    calls.receive(http2.frame(http2.SETTINGS, 0, 0, b""), 0.0)
+    assert calls.has_room
     calls.out.clear()
     return calls, ends
 
 
 def begun(calls: CallProtocol, request: int = 0) -> TimedCall:
     call = TimedCall(request, 0.0, 0.0)
-    calls.begin(call)
+    calls.start_call(call)
     return call
 
 
@@ -61,7 +61,7 @@ def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
 
 
 def answer(stream: int, *messages: bytes, end: bytes = OK_END) -> bytes:
-    body = b"".join(map(framed, messages))
+    body = b"".join(map(grpc_frame, messages))
     return (
         http2.frame(http2.HEADERS, http2.END_HEADERS, stream, OK_HEAD)
         + http2.frame(http2.DATA, 0, stream, body)
@@ -72,7 +72,7 @@ def answer(stream: int, *messages: bytes, end: bytes = OK_END) -> bytes:
 def in_pieces(calls: CallProtocol, data: bytes, cuts: list[int]) -> None:
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(edges):
-        calls.take(data[start:end], 1.0)
+        calls.receive(data[start:end], 1.0)
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=12))
@@ -91,21 +91,21 @@ def test_a_grpc_failure_has_its_status_and_text() -> None:
     calls, ends = grpc([b"request"])
     call = begun(calls)
     end = http2.header_block([(":status", "200"), ("grpc-status", "14"), ("grpc-message", "no%20room")])
-    calls.take(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, end), 1.0)
+    calls.receive(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, end), 1.0)
     assert ends.ends == [(call, Failure("UNAVAILABLE", "no room"))]
 
 
 def test_a_call_without_a_message_is_no_success() -> None:
     calls, ends = grpc([b"request"])
     begun(calls)
-    calls.take(answer(1), 1.0)
+    calls.receive(answer(1), 1.0)
     assert ends.ends[0][1] == Failure("no response", "the call ended well and without a response")
 
 
 def test_a_stream_has_any_number_of_responses_and_may_hold_errors() -> None:
     calls, ends = grpc([b"request"], in_streams=True)
     good, empty, bad = begun(calls), begun(calls), begun(calls)
-    calls.take(answer(1, b"\x12\x01x", b"\x12\x01y") + answer(3) + answer(5, b"\x0a\x04oops"), 1.0)
+    calls.receive(answer(1, b"\x12\x01x", b"\x12\x01y") + answer(3) + answer(5, b"\x0a\x04oops"), 1.0)
     assert ends.ends == [(good, None), (empty, None), (bad, Failure("stream error", "oops"))]
     assert good.responses == 2
 
@@ -117,9 +117,9 @@ def test_large_requests_wait_for_the_flow_control() -> None:
     sent = [one for one in frames(bytes(calls.out)) if one[0] == http2.DATA]
     assert sum(len(payload) for *_, payload in sent) == http2.FIRST_WINDOW_NBYTES
     calls.out.clear()
-    calls.take(http2.window_update(0, 1 << 20), 1.0)
+    calls.receive(http2.window_update(0, 1 << 20), 1.0)
     assert calls.out == b""  # the stream's own window is still closed
-    calls.take(http2.window_update(1, 1 << 20), 1.0)
+    calls.receive(http2.window_update(1, 1 << 20), 1.0)
     sent += frames(bytes(calls.out))
     assert b"".join(payload for *_, payload in sent) == body
     assert [flags for _, flags, *_ in sent] == [0] * (len(sent) - 1) + [http2.END_STREAM]
@@ -128,20 +128,20 @@ def test_large_requests_wait_for_the_flow_control() -> None:
 def test_the_servers_limits_are_kept() -> None:
     calls, _ = grpc([b"x"])
     settings = (http2.MAX_STREAMS).to_bytes(2) + (1).to_bytes(4)
-    calls.take(http2.frame(http2.SETTINGS, 0, 0, settings), 0.0)
+    calls.receive(http2.frame(http2.SETTINGS, 0, 0, settings), 0.0)
     begun(calls)
-    assert not calls.room
-    calls.take(answer(1, b"x"), 1.0)
-    assert calls.room
+    assert not calls.has_room
+    calls.receive(answer(1, b"x"), 1.0)
+    assert calls.has_room
 
 
 def test_go_away_ends_what_the_server_has_not_seen() -> None:
     calls, ends = grpc([b"x"])
     seen, unseen = begun(calls), begun(calls)
-    calls.take(http2.frame(http2.GOAWAY, 0, 0, (1).to_bytes(4) + bytes(4)), 1.0)
+    calls.receive(http2.frame(http2.GOAWAY, 0, 0, (1).to_bytes(4) + bytes(4)), 1.0)
     assert [call for call, _ in ends.ends] == [unseen]
-    assert (calls.room, calls.usable) == (False, False)
-    calls.take(answer(1, b"x"), 1.0)
+    assert (calls.has_room, calls.is_usable) == (False, False)
+    calls.receive(answer(1, b"x"), 1.0)
     assert ends.ends[1] == (seen, None)
 
 
@@ -151,7 +151,7 @@ def test_a_reset_and_a_cancelled_call() -> None:
     calls.out.clear()
     assert calls.cancel(second)
     assert frames(bytes(calls.out)) == [(http2.RESET, 0, 3, http2.CANCELLED)]
-    calls.take(http2.frame(http2.RESET, 0, 1, (7).to_bytes(4)) + answer(3, b"late"), 1.0)
+    calls.receive(http2.frame(http2.RESET, 0, 1, (7).to_bytes(4)) + answer(3, b"late"), 1.0)
     assert ends.ends == [(first, Failure("stream reset", "RST_STREAM with error code 7"))]
 
 
@@ -162,17 +162,17 @@ def test_padded_and_continued_headers() -> None:
     padded = bytes((3,)) + OK_HEAD[:half] + bytes(3)
     data = http2.frame(http2.HEADERS, http2.PADDED, 1, padded)
     data += http2.frame(http2.CONTINUATION, http2.END_HEADERS, 1, OK_HEAD[half:])
-    data += http2.frame(http2.DATA, http2.PADDED, 1, bytes((2,)) + framed(b"m") + bytes(2))
+    data += http2.frame(http2.DATA, http2.PADDED, 1, bytes((2,)) + grpc_frame(b"m") + bytes(2))
     data += http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, OK_END)
-    calls.take(data, 1.0)
+    calls.receive(data, 1.0)
     assert ends.ends == [(call, None)]
 
 
 def test_a_server_that_uses_the_table_is_told_apart() -> None:
     calls, _ = grpc([b"x"])
     begun(calls)
-    with pytest.raises(ProtocolBroken, match="cannot be read"):
-        calls.take(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, b"\xbe"), 1.0)
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        calls.receive(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, b"\xbe"), 1.0)
 
 
 @pytest.mark.parametrize("length", [0, 126, 127, 128, 300, 20_000])
@@ -184,7 +184,7 @@ def test_header_blocks_of_any_length(length: int) -> None:
 def http(*, in_streams: bool = False) -> tuple[HttpCalls, Ends]:
     ends = Ends()
     calls = HttpCalls(ends, [b"POST"], in_streams=in_streams)
-    calls.opened()
+    calls.on_connected()
     return calls, ends
 
 
@@ -192,10 +192,10 @@ def http(*, in_streams: bool = False) -> tuple[HttpCalls, Ends]:
 def test_http_answers_in_any_pieces(cuts: list[int]) -> None:
     calls, ends = http()
     call = begun(calls)
-    assert (bytes(calls.out), calls.room) == (b"POST", False)
+    assert (bytes(calls.out), calls.has_room) == (b"POST", False)
     in_pieces(calls, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", cuts)
     assert ends.ends == [(call, None)]
-    assert (calls.room, call.responses) == (True, 1)
+    assert (calls.has_room, call.responses) == (True, 1)
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=12))
@@ -212,12 +212,12 @@ def test_events_in_any_pieces(cuts: list[int]) -> None:
 def test_http_failures() -> None:
     calls, ends = http()
     call = begun(calls)
-    calls.take(b"HTTP/1.1 503 No\r\nContent-Length: 4\r\nConnection: close\r\n\r\nfull", 1.0)
+    calls.receive(b"HTTP/1.1 503 No\r\nContent-Length: 4\r\nConnection: close\r\n\r\nfull", 1.0)
     assert ends.ends == [(call, Failure("HTTP 503", "full"))]
-    assert not calls.usable
+    assert not calls.is_usable
     streaming, told = http(in_streams=True)
     begun(streaming)
-    streaming.take(b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\ndata: {"error": "no"}\n', 1.0)
+    streaming.receive(b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\ndata: {"error": "no"}\n', 1.0)
     assert told.ends[0][1] == Failure("stream error", '{"error": "no"}')
 
 
@@ -225,13 +225,13 @@ def test_http_failures() -> None:
 def test_what_is_no_http(data: bytes) -> None:
     calls, _ = http()
     begun(calls)
-    with pytest.raises(ProtocolBroken, match="does not speak HTTP"):
-        calls.take(data, 1.0)
+    with pytest.raises(ProtocolError, match="does not speak HTTP"):
+        calls.receive(data, 1.0)
 
 
 def test_http_cannot_cancel() -> None:
     calls, ends = http()
     call = begun(calls)
     assert not calls.cancel(call)
-    calls.take(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", 1.0)
-    assert (ends.ends, calls.usable) == ([], False)
+    calls.receive(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", 1.0)
+    assert (ends.ends, calls.is_usable) == ([], False)

@@ -26,12 +26,12 @@ from gpuserve.bench.request_tensors import (
     TargetModel,
     TensorFill,
     TensorMetadata,
-    content,
-    fitted,
-    made_up,
+    fitted_tensors,
+    generated_tensors,
     parse_shapes,
     read_requests,
     request_shapes,
+    tensor_bytes,
 )
 from gpuserve_worker.protocol.tensor import decode_bytes
 
@@ -80,11 +80,11 @@ def test_shapes_that_cannot_be_read(text: str) -> None:
 def test_made_up_tensors_of_every_kind(datatype: str) -> None:
     model = TargetModel("m", (TensorMetadata("x", datatype, (2, 3)),), ())
     for fill in TensorFill:
-        one = made_up(model, {"x": (2, 3)}, fill, 5, 1)["x"]
-        again = made_up(model, {"x": (2, 3)}, fill, 5, 1)["x"]
-        data = content(one, datatype)
+        one = generated_tensors(model, {"x": (2, 3)}, fill, 5, 1)["x"]
+        again = generated_tensors(model, {"x": (2, 3)}, fill, 5, 1)["x"]
+        data = tensor_bytes(one, datatype)
         assert one.shape == (2, 3)
-        assert data == content(again, datatype)
+        assert data == tensor_bytes(again, datatype)
         if datatype == "BYTES":
             length = 5 if fill is TensorFill.RANDOM else 0
             assert [len(text) for text in decode_bytes(data, 6)] == [length] * 6
@@ -100,16 +100,16 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text(json.dumps(listed))
     (tmp_path / "v2.json").write_text(json.dumps(v2))
     for name, count in (("x.npz", 1), ("list.json", 2), ("v2.json", 1)):
-        requests = [fitted(MODEL, one, 1, "--data") for one in read_requests(str(tmp_path / name))]
+        requests = [fitted_tensors(MODEL, one, 1, "--data") for one in read_requests(str(tmp_path / name))]
         assert len(requests) == count
         assert all(np.array_equal(one["x"], x) and one["x"].dtype == np.float32 for one in requests)
 
 
 def test_a_row_without_the_batch_axis_is_repeated() -> None:
-    found = fitted(MODEL, {"x": [[1, 2, 3]], "o": ["text"]}, 4, "--data")
+    found = fitted_tensors(MODEL, {"x": [[1, 2, 3]], "o": ["text"]}, 4, "--data")
     assert found["x"].shape == (4, 1, 3)
     assert found["o"].shape == (4, 1)
-    assert decode_bytes(content(found["o"], "BYTES"), 4) == [b"text"] * 4
+    assert decode_bytes(tensor_bytes(found["o"], "BYTES"), 4) == [b"text"] * 4
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_files_that_cannot_be_read(text: str, said: str, tmp_path: Path) -> None
 )
 def test_values_that_do_not_fit(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BenchOptionError, match=said):
-        fitted(MODEL, given, 1, "--data")
+        fitted_tensors(MODEL, given, 1, "--data")
 
 
 def test_the_bytes_of_requests() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.bench.load_plan import (
-    Arrivals,
+    ArrivalPattern,
     BenchOptionError,
     LoadKind,
     LoadLevel,
@@ -52,10 +52,10 @@ def test_rates_may_be_fractions() -> None:
         ("", "expected a number, a list"),
         ("a", "expected a number, a list"),
         ("1:2:3:4", "expected a number, a list"),
-        ("1:8:x1", "a range goes up"),
-        ("8:1:x2", "a range goes up"),
-        ("1:8:-1", "a range goes up"),
-        ("1:8:0", "a range goes up"),
+        ("1:8:x1", "a range that ascends"),
+        ("8:1:x2", "a range that ascends"),
+        ("1:8:-1", "a range that ascends"),
+        ("1:8:0", "a range that ascends"),
         ("1:1001", "at most 1000 levels"),
         ("0", "above 0"),
         ("nan", "above 0"),
@@ -78,17 +78,17 @@ def test_the_shares_of_a_level_are_the_level(concurrency: int, processes: int) -
 
 
 def test_a_constant_rate_has_equal_distances() -> None:
-    times = list(itertools.islice(due_times(Arrivals.CONSTANT, 100.0, 0, 0.5), 3))
+    times = list(itertools.islice(due_times(ArrivalPattern.CONSTANT, 100.0, 0, 0.5), 3))
     assert times == pytest.approx([0.005, 0.015, 0.025])
 
 
 def test_poisson_arrivals_have_the_rate_and_its_spread() -> None:
-    times = list(itertools.islice(due_times(Arrivals.POISSON, 1000.0, 7), 20_000))
+    times = list(itertools.islice(due_times(ArrivalPattern.POISSON, 1000.0, 7), 20_000))
     gaps = [after - before for before, after in itertools.pairwise([0.0, *times])]
     assert min(gaps) >= 0
     assert statistics.fmean(gaps) == pytest.approx(0.001, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(0.001, rel=0.05)
-    assert times == list(itertools.islice(due_times(Arrivals.POISSON, 1000.0, 7), 20_000))
+    assert times == list(itertools.islice(due_times(ArrivalPattern.POISSON, 1000.0, 7), 20_000))
 
 
 def test_connections_follow_the_protocol_and_the_level() -> None:

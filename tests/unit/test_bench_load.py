@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.bench.load_generator import LOST, Failure, Interval, LoadGenerator, TimedCall, counted
-from gpuserve.bench.load_plan import Arrivals, due_times
+from gpuserve.bench.load_generator import (
+    CONNECTION_LOST,
+    CallCounts,
+    Failure,
+    LoadGenerator,
+    TimedCall,
+    count_durations,
+)
+from gpuserve.bench.load_plan import ArrivalPattern, due_times
 
 
 class Link:
@@ -16,29 +23,29 @@ class Link:
         self._load = load
         self._most = most
         self.calls: list[TimedCall] = []
-        self.usable = True
+        self.is_usable = True
         self.can_cancel = True
 
     @property
-    def room(self) -> bool:
+    def has_room(self) -> bool:
         return len(self.calls) < self._most
 
     @property
     def in_flight(self) -> int:
         return len(self.calls)
 
-    def opened(self) -> None: ...
+    def on_connected(self) -> None: ...
 
-    def begin(self, call: TimedCall) -> None:
+    def start_call(self, call: TimedCall) -> None:
         self.calls.append(call)
 
-    def take(self, data: bytes, now: float) -> None: ...
+    def receive(self, data: bytes, now: float) -> None: ...
 
     def cancel(self, call: TimedCall) -> bool:
         self.calls.remove(call)
         return self.can_cancel
 
-    def lost(self, failure: Failure, now: float) -> None:
+    def fail_all(self, failure: Failure, now: float) -> None:
         self._most = 0
         for _ in self.calls[:]:
             self.answer(now, failure)
@@ -46,18 +53,18 @@ class Link:
     def answer(self, now: float, failure: Failure | None = None) -> None:
         call = self.calls.pop(0)
         if failure is None:
-            self._load.responded(call, now)
-        self._load.ended(call, failure, now)
+            self._load.on_response(call, now)
+        self._load.on_end(call, failure, now)
 
 
 def loaded(most: int = 100, **options: float) -> tuple[LoadGenerator, Link]:
     load = LoadGenerator(1, options.get("timeout_s", 10.0), int(options.get("max_in_flight", 1000)))
     link = Link(load, most)
-    load.connected(link, 0.0)
+    load.add_connection(link, 0.0)
     return load, link
 
 
-def seconds(interval: Interval, name: str) -> list[float]:
+def seconds(interval: CallCounts, name: str) -> list[float]:
     values, counts = getattr(interval, name)
     return [value / 1e9 for value, count in zip(values, counts, strict=True) for _ in range(count)]
 
@@ -70,7 +77,7 @@ def test_a_closed_loop_keeps_so_many_in_flight() -> None:
     for now in (1.5, 2.0, 2.5, 3.0):
         link.answer(now)
         assert link.in_flight == 3
-    taken = load.samples.take(2.0, 0.5)
+    taken = load.samples.pop_counts(2.0, 0.5)
     # Three of the four were sent before the measurement: they are throughput, and no latencies.
     assert (taken.completed, taken.sent, taken.duration_s, taken.cpu_s) == (4, 4, 2.0, 0.5)
     assert seconds(taken, "latencies") == pytest.approx([1.5])
@@ -79,7 +86,7 @@ def test_a_closed_loop_keeps_so_many_in_flight() -> None:
 def test_an_open_loop_counts_from_the_due_time() -> None:
     """One connection, one call at once: the second waits for the first, and says so."""
     load, link = loaded(most=1)
-    load.start_open(due_times(Arrivals.CONSTANT, 1.0, 0), 0.0)
+    load.start_open(due_times(ArrivalPattern.CONSTANT, 1.0, 0), 0.0)
     load.measure(0.0)
     assert load.next_due_s == 0.0
     load.release(0.0)
@@ -87,29 +94,29 @@ def test_an_open_loop_counts_from_the_due_time() -> None:
     assert (link.in_flight, load.unanswered, load.next_due_s) == (1, 2, 2.0)
     link.answer(5.0)
     link.answer(6.0)
-    taken = load.samples.take(6.0, 0.0)
+    taken = load.samples.pop_counts(6.0, 0.0)
     assert seconds(taken, "latencies") == pytest.approx([5.0, 5.0])
     assert seconds(taken, "lags") == pytest.approx([1e-9, 4.0])
 
 
 def test_a_client_that_comes_late_sends_everything_that_is_due() -> None:
     load, link = loaded()
-    load.start_open(due_times(Arrivals.CONSTANT, 10.0, 0), 0.0)
+    load.start_open(due_times(ArrivalPattern.CONSTANT, 10.0, 0), 0.0)
     load.measure(0.0)
     load.release(1.05)
     assert link.in_flight == 11
-    assert seconds(load.samples.take(1.0, 0.0), "lags")[-1] == pytest.approx(1.05)
+    assert seconds(load.samples.pop_counts(1.0, 0.0), "lags")[-1] == pytest.approx(1.05)
 
 
 def test_answers_after_the_end_are_latencies_and_no_throughput() -> None:
     load, link = loaded()
-    load.start_open(due_times(Arrivals.CONSTANT, 1.0, 0), 0.0)
+    load.start_open(due_times(ArrivalPattern.CONSTANT, 1.0, 0), 0.0)
     load.measure(0.0)
     load.release(1.0)
     link.answer(1.5)
     load.drain()
     link.answer(4.0)
-    taken = load.samples.take(2.0, 0.0)
+    taken = load.samples.pop_counts(2.0, 0.0)
     assert taken.completed == 1
     assert seconds(taken, "latencies") == pytest.approx([1.5, 3.0])
     assert load.next_due_s is None
@@ -117,12 +124,12 @@ def test_answers_after_the_end_are_latencies_and_no_throughput() -> None:
 
 def test_what_is_never_answered_has_waited() -> None:
     load, link = loaded(most=2)
-    load.start_open(due_times(Arrivals.CONSTANT, 1.0, 0), 0.0)
+    load.start_open(due_times(ArrivalPattern.CONSTANT, 1.0, 0), 0.0)
     load.measure(0.0)
     load.release(2.0)
     load.drain()
     assert load.finish(10.0) == []
-    assert seconds(load.samples.take(2.0, 0.0), "waited") == pytest.approx([8.0, 9.0, 10.0])
+    assert seconds(load.samples.pop_counts(2.0, 0.0), "waited") == pytest.approx([8.0, 9.0, 10.0])
     assert (load.unanswered, link.in_flight) == (0, 0)
 
 
@@ -141,11 +148,11 @@ def test_a_call_whose_time_is_over_fails_and_is_replaced() -> None:
     load, link = loaded(timeout_s=2.0)
     load.start_closed(2, 0.0)
     load.measure(0.0)
-    assert load.sweep(1.9) == []
+    assert load.expire(1.9) == []
     link.can_cancel = False
-    assert load.sweep(2.0) == [link, link]
+    assert load.expire(2.0) == [link, link]
     assert link.in_flight == 2
-    taken = load.samples.take(2.0, 0.0)
+    taken = load.samples.pop_counts(2.0, 0.0)
     assert taken.failures["timeout"][0] == 2
     assert taken.completed == 0
 
@@ -155,10 +162,10 @@ def test_a_lost_connection_fails_its_calls() -> None:
     load.start_closed(2, 0.0)
     load.measure(0.0)
     load.pool.remove(link)
-    link.lost(LOST, 1.0)
-    assert load.samples.take(1.0, 0.0).failures["connection lost"][0] == 2
+    link.fail_all(CONNECTION_LOST, 1.0)
+    assert load.samples.pop_counts(1.0, 0.0).failures["connection lost"][0] == 2
     other = Link(load, 10)
-    load.connected(other, 2.0)
+    load.add_connection(other, 2.0)
     assert other.in_flight == 2
 
 
@@ -166,14 +173,14 @@ def test_calls_go_to_all_connections_in_turn() -> None:
     load = LoadGenerator(1, 1.0, 100)
     links = [Link(load, 2) for _ in range(3)]
     for link in links:
-        load.connected(link, 0.0)
+        load.add_connection(link, 0.0)
     load.start_closed(3, 0.0)
     assert [link.in_flight for link in links] == [1, 1, 1]
 
 
 def test_an_open_loop_is_bounded() -> None:
     load, link = loaded(max_in_flight=5)
-    load.start_open(due_times(Arrivals.CONSTANT, 1000.0, 0), 0.0)
+    load.start_open(due_times(ArrivalPattern.CONSTANT, 1000.0, 0), 0.0)
     load.release(1.0)
     assert (link.in_flight, load.unanswered) == (5, 1001)
 
@@ -184,10 +191,10 @@ def test_responses_of_a_stream() -> None:
     load.measure(0.0)
     call = link.calls[0]
     for now in (1.0, 1.25, 2.0):
-        load.responded(call, now)
+        load.on_response(call, now)
     link.calls.clear()
-    load.ended(call, None, 2.5)
-    taken = load.samples.take(3.0, 0.0)
+    load.on_end(call, None, 2.5)
+    taken = load.samples.pop_counts(3.0, 0.0)
     assert (taken.responses, taken.completed) == (3, 1)
     assert seconds(taken, "first") == pytest.approx([1.0])
     assert seconds(taken, "gaps") == pytest.approx([0.25, 0.75])
@@ -195,7 +202,7 @@ def test_responses_of_a_stream() -> None:
 
 
 def test_durations_are_counted_to_three_digits() -> None:
-    values, counts = counted([0.001_000_1, 0.001_000_2, 0.5, 3.0, 0.0])
+    values, counts = count_durations([0.001_000_1, 0.001_000_2, 0.5, 3.0, 0.0])
     assert values == [1, 1_000_000, 500_000_000, 3_000_000_000]
     assert counts == [1, 2, 1, 1]
-    assert counted([]) == ([], [])
+    assert count_durations([]) == ([], [])

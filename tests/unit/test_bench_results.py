@@ -14,38 +14,48 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.bench.bench_report import BenchReport, compared, fitted, from_json, notes, table, to_json
+from gpuserve.bench.bench_report import (
+    BenchReport,
+    fit_table,
+    ratios_to_baseline,
+    report_from_json,
+    report_notes,
+    report_table,
+    report_to_json,
+)
 from gpuserve.bench.level_results import (
     LatencyHistogram,
     LevelResult,
-    Tally,
+    LevelTally,
     Window,
     is_stable,
     percentile_curve,
 )
-from gpuserve.bench.load_generator import Interval, counted
+from gpuserve.bench.load_generator import CallCounts, count_durations
 from gpuserve.bench.load_plan import BenchOptionError, LoadKind, LoadLevel
-from gpuserve.bench.report_output import check_output, csv_text, log_ticks, markdown
-from gpuserve.bench.server_control import ServerTime, ServerTotals, difference, totals
+from gpuserve.bench.report_output import check_output, csv_text, log_ticks, markdown_text
+from gpuserve.bench.server_control import ServerTime, ServerTotals, parse_statistics, server_time_between
 
 CLOSED = LoadLevel(LoadKind.CONCURRENCY, 8)
 OPEN = LoadLevel(LoadKind.RATE, 100)
 
 
-def interval(*latencies_s: float, **more: object) -> Interval:
+def interval(*latencies_s: float, **more: object) -> CallCounts:
     fields: dict[str, object] = {
         "duration_s": 2.0,
         "cpu_s": 0.2,
         "sent": len(latencies_s),
         "completed": len(latencies_s),
         "responses": len(latencies_s),
-        "latencies": counted(latencies_s),
+        "latencies": count_durations(latencies_s),
     }
-    return Interval(**{**fields, **more})  # type: ignore[arg-type]
+    return CallCounts(**{**fields, **more})  # type: ignore[arg-type]
 
 
-def result(level: LoadLevel = CLOSED, *intervals: Interval, server: ServerTime | None = None) -> LevelResult:
-    tally = Tally()
+def result(
+    level: LoadLevel = CLOSED, *intervals: CallCounts, server: ServerTime | None = None
+) -> LevelResult:
+    tally = LevelTally()
     for process, one in enumerate(intervals or (interval(0.001, 0.002, 0.003),)):
         tally.add(process, one)
     return tally.result(level, server)
@@ -61,7 +71,7 @@ def report(*levels: LevelResult, **more: object) -> BenchReport:
 @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=300))
 def test_percentiles_are_those_of_the_values(latencies_s: list[float]) -> None:
     found = LatencyHistogram()
-    found.add(counted(latencies_s))
+    found.add(count_durations(latencies_s))
     summary = found.summary()
     ordered = sorted(latencies_s)
     assert summary.count == len(ordered)
@@ -72,18 +82,18 @@ def test_percentiles_are_those_of_the_values(latencies_s: list[float]) -> None:
 
 def test_processes_are_added_up() -> None:
     one = interval(0.001, 0.001, cpu_s=1.0)
-    other = interval(0.003, 0.003, 0.003, 0.003, cpu_s=1.9, lags=counted([0.5]))
+    other = interval(0.003, 0.003, 0.003, 0.003, cpu_s=1.9, lags=count_durations([0.5]))
     found = result(CLOSED, one, other)
     assert found.throughput == pytest.approx(3.0)
     assert (found.completed, found.latency.count) == (6, 6)
     assert found.latency.max_ms == pytest.approx(3.0, rel=0.002)
     assert found.client_cpu == pytest.approx(0.95)
     assert len(found.warnings) == 1
-    assert "may be the limit" in found.warnings[0]
+    assert "may limit the results" in found.warnings[0]
 
 
 def test_warnings_of_an_open_loop() -> None:
-    late = interval(*[0.001] * 9, lags=counted([0.01] * 9), waited=counted([5.0, 6.0]))
+    late = interval(*[0.001] * 9, lags=count_durations([0.01] * 9), waited=count_durations([5.0, 6.0]))
     found = result(OPEN, late)
     assert [text.split(" ")[0] for text in found.warnings] == ["of", "1", "2"]
     assert found.unanswered == 2
@@ -97,7 +107,7 @@ def test_failures_are_counted_by_kind() -> None:
     )
     assert found.failures == {"A": (3, "first"), "B": (1, "")}
     assert found.failed == 4
-    assert "8 in flight: 3 times A (first)" in notes(report(found))
+    assert "8 in flight: 3 times A (first)" in report_notes(report(found))
 
 
 def test_stability() -> None:
@@ -122,49 +132,49 @@ def test_the_servers_time_is_the_difference() -> None:
         "inference_count": "18",
         "execution_count": 12,
     }
-    found = difference(before, totals(statistics))
+    found = server_time_between(before, parse_statistics(statistics))
     assert found == ServerTime(4, 2.0, 1.0, 0.5, 0.0, 2, 4.0, 0)
-    assert difference(before, before) is None
-    assert difference(None, before) is None
-    assert difference(totals(statistics), before) is None
+    assert server_time_between(before, before) is None
+    assert server_time_between(None, before) is None
+    assert server_time_between(parse_statistics(statistics), before) is None
 
 
 def test_a_report_is_kept_and_read_again() -> None:
     server = ServerTime(4, 2.0, 1.0, 0.5, 0.0, 2, 4.0, 0)
     made = report(result(server=server), result(OPEN, interval(0.1, failures={"A": (1, "x")})))
-    assert from_json(to_json(made), "--baseline") == made
+    assert report_from_json(report_to_json(made), "--baseline") == made
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "gpuserve bench 1"}', '{"format": "x"}'])
 def test_what_is_no_report(text: str) -> None:
     with pytest.raises(BenchOptionError, match=r"expected a \.json report"):
-        from_json(text, "--baseline")
+        report_from_json(text, "--baseline")
 
 
 def test_ratios_to_a_baseline() -> None:
     old = report(result())
     new = report(replace(result(), throughput=3.0), result(OPEN))
-    first, second = compared(new, old)
+    first, second = ratios_to_baseline(new, old)
     assert first is not None
     assert (first.throughput, first.p99) == (pytest.approx(2.0), 1.0)
     assert second is None
-    titles, rows = table(new, old)
+    titles, rows = report_table(new, old)
     ratios = [titles.index(title) for title in ("req/s ratio", "p50 ratio", "p99 ratio")]
     assert [titles[at - 1] for at in ratios] == ["req/s", "p50 ms", "p99 ms"]
     assert [[row[at] for at in ratios] for row in rows] == [["2.00", "1.00", "1.00"], ["", "", ""]]
-    assert "req/s ratio" not in table(new, None).titles
-    assert notes(new, old) == notes(new)
+    assert "req/s ratio" not in report_table(new, None).titles
+    assert report_notes(new, old) == report_notes(new)
 
 
 def test_a_baseline_of_other_levels_is_said_to_be_of_no_use() -> None:
-    (told, *_) = notes(report(result()), report(result(OPEN)))
+    (told, *_) = report_notes(report(result()), report(result(OPEN)))
     assert told.startswith("there are no ratios: the baseline has no level in common with this run, only ")
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 1000])
 def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(width: int) -> None:
-    whole = table(report(result(), result(OPEN)), report(result()))
-    made, gone = fitted(whole, width)
+    whole = report_table(report(result(), result(OPEN)), report(result()))
+    made, gone = fit_table(whole, width)
     widest = [max(map(len, column)) for column in zip(made.titles, *made.rows, strict=True)]
     assert sum(widest) + 2 * (len(widest) - 1) <= width
     assert {*made.titles, *gone} == {*whole.titles}
@@ -183,9 +193,9 @@ def test_ticks_of_a_log_axis_are_few_and_round(low: float, factor: float) -> Non
 
 
 def test_markdown_and_csv() -> None:
-    streams = result(CLOSED, interval(0.1, first=counted([0.01]), gaps=counted([0.02])))
+    streams = result(CLOSED, interval(0.1, first=count_durations([0.01]), gaps=count_durations([0.02])))
     made = report(streams, interrupted=True)
-    text = markdown(made, None)
+    text = markdown_text(made, None)
     assert text.startswith("# echo\n\ngrpc://h:1, now")
     assert "| first p50 ms |" in text
     assert "- the run was interrupted" in text
@@ -193,18 +203,22 @@ def test_markdown_and_csv() -> None:
     assert float(row["concurrency"]) == 8
     assert float(row["latency_p99_ms"]) == pytest.approx(100, rel=0.002)
     assert row["failed"] == "0"
-    assert json.loads(to_json(made))["interrupted"] is True
+    assert json.loads(report_to_json(made))["interrupted"] is True
 
 
 def test_a_page_fetches_nothing_and_escapes() -> None:
     made = replace(report(result(), result(replace(CLOSED, value=16))), model="<script>")
     program = (
-        "import sys; from gpuserve.bench.report_output import page; "
-        "from gpuserve.bench.bench_report import from_json; "
-        "print(page(from_json(sys.stdin.read(), ''), None))"
+        "import sys; from gpuserve.bench.report_output import html_page; "
+        "from gpuserve.bench.bench_report import report_from_json; "
+        "print(html_page(report_from_json(sys.stdin.read(), ''), None))"
     )  # in a process of its own: matplotlib keeps its fonts open
     done = subprocess.run(
-        [sys.executable, "-c", program], input=to_json(made), stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", program],
+        input=report_to_json(made),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     text = done.stdout
     assert text.count("<svg") == 3

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpuserve.cli.app import run
-from gpuserve.cli.doctor_command import Severity, as_text, findings, has_fault, is_older
+from gpuserve.cli.doctor_command import Severity, doctor_findings, findings_as_text, has_fault, is_older
 from gpuserve.cli.doctor_facts import ConfigProblem, Facts, Package, Port, RunningServer
 from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.supervisor.control.operator_client import PortHolder, holder_of, listening_inodes
@@ -47,18 +47,18 @@ WELL = Facts(
 
 
 def bad(facts: Facts) -> list[tuple[str, str, str, str]]:
-    found = (one for one in findings(facts) if one.level is not Severity.OK)
+    found = (one for one in doctor_findings(facts) if one.level is not Severity.OK)
     return [(one.level.value, one.topic, one.text, one.advice) for one in found]
 
 
 def test_a_machine_that_is_well() -> None:
     assert bad(WELL) == []
-    topics = {one.topic for one in findings(WELL)}
+    topics = {one.topic for one in doctor_findings(WELL)}
     assert topics == {
         "python", "packages", "kernel", "gpus", "processors", "memory", "shm", "nofile", "memlock", "clock",
         "ports", "config",
     }  # fmt: skip
-    assert as_text(findings(WELL), 80).endswith("\n\nnothing is wrong\n")
+    assert findings_as_text(doctor_findings(WELL), 80).endswith("\n\nnothing is wrong\n")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_machine_that_is_well() -> None:
             "pip install 'numpy>=1.26'",
         ),
         ({"packages": (Package("rich", "", ""),)}, "fault", "packages", "there is no rich", "install 'rich'"),
-        ({"lacking": ("handles",)}, "fault", "kernel", "Linux 6.1 does not offer handles", "5.4"),
+        ({"lacking": ("handles",)}, "fault", "kernel", "Linux 6.1 lacks handles", "5.4"),
         ({"gpu_notes": ("it is for CUDA 13",)}, "warning", "gpus", "it is for CUDA 13", "gpuserve devices"),
         ({"processors": 0.5}, "warning", "processors", "0.5 of 8 may be used", "--cpus"),
         ({"available_nbytes": GIB // 2}, "warning", "memory", "512 MiB can be reserved", "more memory"),
@@ -97,7 +97,7 @@ def test_a_machine_that_is_well() -> None:
         ),
         (
             {"ports": (Port("grpc", ":1", "address already in use", "the gpuserve server", True),)},
-            "warning", "ports", "by the gpuserve server", "has to end before",
+            "warning", "ports", "by the gpuserve server", "stop that server",
         ),
         ({"config_problems": (ConfigProblem("no onnx", True),)}, "fault", "config", "no onnx", ""),
         ({"config_problems": (ConfigProblem("no onnx", False),)}, "warning", "config", "no onnx", ""),
@@ -109,7 +109,7 @@ def test_what_a_fact_means(changes: Any, level: str, topic: str, said: str, advi
     assert (its_level, its_topic) == (level, topic)
     assert said in text
     assert advice in its_advice
-    assert has_fault(findings(facts)) == (level == "fault")
+    assert has_fault(doctor_findings(facts)) == (level == "fault")
 
 
 def test_what_is_not_known_is_no_fault() -> None:
@@ -123,7 +123,9 @@ def test_what_is_not_known_is_no_fault() -> None:
 def test_servers_of_others_are_told_apart() -> None:
     servers = (RunningServer(1000, "127.0.0.1:8000", 7), RunningServer(0, "0.0.0.0:9000", 0))
     said = [
-        one.text for one in findings(dataclasses.replace(WELL, servers=servers)) if one.topic == "servers"
+        one.text
+        for one in doctor_findings(dataclasses.replace(WELL, servers=servers))
+        if one.topic == "servers"
     ]
     assert said == [
         "of this user: 127.0.0.1:8000 (process 7)",
@@ -133,10 +135,12 @@ def test_servers_of_others_are_told_apart() -> None:
 
 def test_nothing_is_wider_than_the_terminal() -> None:
     ports = (Port("http", "0.0.0.0:8000", "address already in use", "a" * 20),)
-    text = as_text(findings(dataclasses.replace(WELL, ports=ports, is_clock_synchronized=False)), 60)
+    text = findings_as_text(
+        doctor_findings(dataclasses.replace(WELL, ports=ports, is_clock_synchronized=False)), 60
+    )
     assert max(map(len, text.splitlines())) <= 60
     assert text.endswith("\n1 fault, 1 warning\n")
-    assert "\n                     → end what has it" in text
+    assert "\n                     → stop its owner" in text
 
 
 @pytest.mark.parametrize(

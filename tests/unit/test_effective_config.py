@@ -10,7 +10,7 @@ import pytest
 from serving import REPOSITORY
 
 from gpuserve.cli.app import run
-from gpuserve.cli.check_command import as_text
+from gpuserve.cli.check_command import effective_yaml
 from gpuserve.config.effective import effective
 from gpuserve.config.load import load_data, load_file
 from gpuserve.config.settings.values import MASK
@@ -98,7 +98,7 @@ def test_brief_leaves_defaults_out(path: str, capsys: pytest.CaptureFixture[str]
 def test_what_is_printed_says_the_same_once_more(example: str) -> None:
     folder = REPOSITORY / "examples" / example
     first = load_file(str(folder / "config.yaml"), {})
-    printed = as_text(one for one in effective(first) if one.origin is not None)
+    printed = effective_yaml(one for one in effective(first) if one.origin is not None)
     again = load_data(parse(printed).data, "printed", str(folder), {})
     assert again.settings == first.settings
     assert again.models == first.models

@@ -15,9 +15,10 @@ import pytest
 import gpuserve
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.api.binding import model_spec
-from gpuserve.bench.tune.tune_output import with_values
+from gpuserve.bench.tune.tune_output import config_with_values
 from gpuserve.config.entries import entry_class_of
 from gpuserve.config.load import load_data, load_file
+from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import mapping_schema
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
@@ -115,7 +116,7 @@ def test_a_file_may_have_tritons_names(tmp_path: Path) -> None:
     policy = PolicySpec(max_requests=3, default_timeout_us=9)
     assert model.queue == QueueSpec(priority_levels=2, default_priority=1, policies=((2, policy),))
     path = ("models", 0, "batching", "max_queue_delay_us")
-    assert "max_queue_delay_microseconds: 7," in with_values(FILE, {path: 7})
+    assert "max_queue_delay_microseconds: 7," in config_with_values(FILE, {path: 7})
 
 
 def test_both_names_of_an_option_are_one_too_many(tmp_path: Path) -> None:

@@ -8,7 +8,14 @@ import pytest
 import typer
 
 from gpuserve.cli.app import build_app
-from gpuserve.cli.serve_command_line import flag_name, is_switch, option_paths, overrides, plain_command
+from gpuserve.cli.serve_command_line import (
+    flag_name,
+    is_switch,
+    option_paths,
+    overrides,
+    parse_plain_command,
+)
+from gpuserve.config.callable_target import CallableFlags
 from gpuserve.config.repositories import CallableFlags
 
 EVERY_FLAG = [
@@ -43,7 +50,7 @@ def by_typer(arguments: list[str]) -> tuple[Any, ...]:
     ],
 )
 def test_plain_lines_are_read_as_typer_reads_them(arguments: list[str]) -> None:
-    assert plain_command(arguments) == by_typer(arguments)
+    assert parse_plain_command(arguments) == by_typer(arguments)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +73,9 @@ def test_plain_lines_are_read_as_typer_reads_them(arguments: list[str]) -> None:
     ],
 )
 def test_others_are_left_to_typer(arguments: list[str]) -> None:
-    assert plain_command(arguments) is None
+    assert parse_plain_command(arguments) is None
 
 
 def test_a_shell_that_completes_asks_typer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_GPUSERVE_COMPLETE", "complete_bash")
-    assert plain_command(["a.yaml"]) is None
+    assert parse_plain_command(["a.yaml"]) is None

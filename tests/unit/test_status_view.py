@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.cli.operator_commands import screen
-from gpuserve.cli.status_view import status_text
+from gpuserve.cli.status_view import status_screen, status_text
 
 SERVER: dict[str, Any] = {
     "name": "gpuserve",
@@ -62,9 +61,9 @@ def test_doors_are_shown_where_they_are_processes() -> None:
     down = {**door, "number": 1, "pid": None, "state": "DOWN", "connections": 0, "restarts": 2}
     server = {**SERVER, "doors": [{**door, "restarts": 0}, down]}
     assert status_text({"server": server, "models": []}).split("\n\n")[1] == (
-        "DOOR  PID  STATE  CONNECTIONS  REQUESTS  CPU        RESTARTS\n"
-        "0     13   UP     5            70        1 min 2 s  0\n"
-        "1     -    DOWN   0            70        1 min 2 s  2\n"
+        "INGRESS  PID  STATE  CONNECTIONS  REQUESTS  CPU        RESTARTS\n"
+        "0        13   UP     5            70        1 min 2 s  0\n"
+        "1        -    DOWN   0            70        1 min 2 s  2\n"
     )
 
 
@@ -147,8 +146,8 @@ def test_reasons_that_have_no_room_stand_below_their_table() -> None:
 
 
 def test_a_screen_is_not_longer_than_the_terminal() -> None:
-    shown = screen(WIDE, os.terminal_size((80, 10)))
+    shown = status_screen(WIDE, os.terminal_size((80, 10)))
     lines = shown.split("\n")
     assert len(lines) == 10
     assert lines[8] == f"{len(status_text(WIDE, 80).splitlines()) - 8} more lines\x1b[K"
-    assert "more lines" not in screen(WIDE, os.terminal_size((80, 100)))
+    assert "more lines" not in status_screen(WIDE, os.terminal_size((80, 100)))

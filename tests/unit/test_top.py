@@ -34,7 +34,7 @@ def sample(*models: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def screen_of(*models: dict[str, Any], **more: Any) -> Screen:
     made = Screen()
-    made.heard(sample(*models, **more))
+    made.add_event(sample(*models, **more))
     return made
 
 
@@ -59,7 +59,7 @@ def names(screen: Screen) -> list[str]:
     ],
 )
 def test_numbers_are_short(value: float | None, text: str) -> None:
-    assert rows.number(value) == text
+    assert rows.count_text(value) == text
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,17 @@ def test_numbers_are_short(value: float | None, text: str) -> None:
     [(None, "-"), (8.5e-5, "85us"), (0.0012, "1.2ms"), (0.34, "340ms"), (2.5, "2.5s"), (90, "90s")],
 )
 def test_times_are_short(value: float | None, text: str) -> None:
-    assert rows.seconds(value) == text
+    assert rows.duration_text(value) == text
 
 
 @given(st.floats(0, 1e8))
 def test_no_rate_is_wider_than_its_column(value: float) -> None:
-    assert len(rows.number(value)) <= 5
+    assert len(rows.count_text(value)) <= 5
 
 
 @given(st.floats(0, 900))
 def test_no_time_is_wider_than_its_column(value: float) -> None:
-    assert len(rows.seconds(value)) <= 5
+    assert len(rows.duration_text(value)) <= 5
 
 
 def test_80_columns_have_all_that_matters() -> None:
@@ -95,11 +95,11 @@ def test_80_columns_have_all_that_matters() -> None:
 @given(st.integers(20, 200), st.integers(3, 60), st.integers(0, 70))
 def test_any_size_of_terminal_holds_the_picture(width: int, height: int, models: int) -> None:
     made = screen_of(*[model(f"a-name-that-is-rather-long-{number}") for number in range(models)])
-    made.heard(
+    made.add_event(
         {"kind": "instance_died", "time": 0.0, "number": 1, "model": "m", "reason": "signal SIGKILL " * 9}
     )
     shown(made, width, height)
-    made.pressed("\r")
+    made.press_key("\r")
     shown(made, width, height)
 
 
@@ -108,17 +108,17 @@ def test_the_busiest_come_first_and_keys_sort_by_others() -> None:
         model("a", requests_per_s=1.0, p99_s=3.0), model("b", requests_per_s=2.0, p99_s=1.0), model("c")
     )
     assert names(made) == ["b", "a", "c"]
-    made.pressed("s")  # p50
-    made.pressed("s")  # p99
+    made.press_key("s")  # p50
+    made.press_key("s")  # p99
     assert made.sort == "p99"
     assert names(made) == ["a", "b", "c"]
-    made.pressed("S")
+    made.press_key("S")
     assert names(made) == ["c", "b", "a"]
 
 
 def test_names_are_sorted_from_a_to_z() -> None:
     made = Screen(sort="model")
-    made.heard(sample(model("b"), model("c"), model("a")))
+    made.add_event(sample(model("b"), model("c"), model("a")))
     assert names(made) == ["a", "b", "c"]
 
 
@@ -129,39 +129,39 @@ def test_versions_are_told_apart() -> None:
 def test_a_filter_is_typed_and_taken_back() -> None:
     made = screen_of(model("bert"), model("resnet"), model("quit"))
     for key in "/quitx\x7f":
-        assert made.pressed(key) is None
+        assert made.press_key(key) is None
     assert made.view is View.FILTER
     assert names(made)[0] == "quit"
-    made.pressed("\r")
+    made.press_key("\r")
     assert names(made) == ["quit"]
-    made.pressed("/")
-    made.pressed("\x1b")
+    made.press_key("/")
+    made.press_key("\x1b")
     assert len(names(made)) == 3
 
 
 def test_a_model_is_shown_with_its_instances() -> None:
     dead = instance("cuda:1#0", state="WAITING", pid=None, restarts=3, gpu_memory_nbytes=2 * GIGA)
     made = screen_of(model("bert", instances=[instance("cuda:0#0"), dead]), model("other"))
-    made.pressed("j")
-    made.pressed("k")
-    made.pressed("\x1b[C")
+    made.press_key("j")
+    made.press_key("k")
+    made.press_key("\x1b[C")
     assert made.view is View.MODEL
     text = "\n".join(shown(made, 100))
     assert "bert version 1: READY, from config" in text
     assert [line.split()[0] for line in text.splitlines() if "#" in line] == ["cuda:0#0", "cuda:1#0"]
     assert next(line for line in text.splitlines() if "cuda:1#0" in line).split()[1:3] == ["WAITING", "-"]
-    assert made.pressed("q") is None, "it goes back first"
-    assert made.pressed("q") is QUIT
+    assert made.press_key("q") is None, "it goes back first"
+    assert made.press_key("q") is QUIT
 
 
 def test_nothing_is_done_without_a_yes() -> None:
     made = screen_of(model("bert"))
-    made.pressed("+")
+    made.press_key("+")
     assert shown(made)[-1].startswith("scale bert from 1 to 2 on each device? y yes")
-    assert made.pressed("n") is None
+    assert made.press_key("n") is None
     assert (made.view, made.notice) == (View.MODELS, "nothing was done")
-    made.pressed("+")
-    assert made.pressed("y") == KeyCommand(
+    made.press_key("+")
+    assert made.press_key("y") == KeyCommand(
         "scale", {"counts": {"bert": 2}}, "scale bert from 1 to 2 on each device"
     )
 
@@ -172,36 +172,36 @@ def test_nothing_is_done_without_a_yes() -> None:
 )
 def test_keys_ask_the_server(key: str, verb: str, arguments: dict[str, Any]) -> None:
     made = screen_of(model("bert"))
-    made.pressed("\r")
-    made.pressed(key)
-    command = made.pressed("Y")
+    made.press_key("\r")
+    made.press_key(key)
+    command = made.press_key("Y")
     assert command is not None
     assert (command.verb, command.arguments, made.view) == (verb, arguments, View.MODEL)
 
 
 def test_the_last_instance_is_not_taken_away() -> None:
     made = screen_of(model("bert"))
-    made.pressed("-")
-    assert (made.view, made.notice) == (View.MODELS, "it has one instance on a device")
+    made.press_key("-")
+    assert (made.view, made.notice) == (View.MODELS, "the model has only one instance on a device")
 
 
-def test_a_held_picture_stays() -> None:
+def test_a_paused_screen_stays() -> None:
     made = screen_of(model("a"))
-    made.pressed("p")
-    made.heard(sample(model("b")))
+    made.press_key("p")
+    made.add_event(sample(model("b")))
     assert names(made) == ["a"]
-    assert "HELD" in shown(made)[0]
-    made.pressed("p")
-    made.heard(sample(model("b")))
+    assert "PAUSED" in shown(made)[0]
+    made.press_key("p")
+    made.add_event(sample(model("b")))
     assert names(made) == ["b"]
 
 
 def test_200_models_scroll_with_the_chosen_one() -> None:
     made = screen_of(*[model(f"m{number:03d}") for number in range(200)])
-    made.pressed("G")
+    made.press_key("G")
     assert names(made)[-1] == "m199"
-    made.pressed("\x1b[5~")
-    made.pressed("g")
+    made.press_key("\x1b[5~")
+    made.press_key("g")
     assert names(made)[0] == "m000"
 
 
@@ -214,14 +214,14 @@ def test_gpus_and_doors_have_their_lines() -> None:
     ]
     lines = shown(screen_of(model("a"), gpus=[gpu], doors=doors))
     assert lines[1].split() == ["cuda:0", "83%", "12G", "of", "80G"]
-    assert lines[2] == "doors, connections of each: 0 12, 1 STARTING 0"
+    assert lines[2] == "connections of each ingress process: 0 12, 1 STARTING 0"
 
 
 @given(st.lists(st.sampled_from([*KEYS, *"qsShpdu+-r/y?xz", "\x1b[Z", "é"]), max_size=60))
 def test_no_key_breaks_the_picture(keys: list[str]) -> None:
     made = screen_of(model("a"), model("b", instances=[]))
     for key in keys:
-        made.pressed(key)
+        made.press_key(key)
         assert shown(made)
 
 
@@ -229,6 +229,6 @@ def test_before_the_first_sample_and_without_models() -> None:
     made = Screen()
     assert shown(made) == ["waiting for the server …"]
     for key in ("\r", "+", "y", "/", "x", "\r"):
-        made.pressed(key)
-    made.heard(sample())
+        made.press_key(key)
+    made.add_event(sample())
     assert "no model contains 'x'" in "\n".join(shown(made))

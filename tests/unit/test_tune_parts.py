@@ -14,25 +14,27 @@ from gpuserve.bench.load_plan import BenchOptionError
 from gpuserve.bench.tune.settings_search import (
     Axis,
     LatencyLimit,
-    Point,
+    MeasuredPoint,
     Position,
-    Wishes,
-    axes_of,
-    best,
+    RequestedValues,
+    best_point,
     coordinate_search,
-    front,
     is_better,
+    pareto_front,
     parse_limit,
-    parse_wishes,
-    score,
+    parse_requested,
+    score_of,
+    tunable_axes,
 )
-from gpuserve.bench.tune.tune_output import show_front, with_values
+from gpuserve.bench.tune.tune_output import config_with_values, print_front
 from gpuserve.config.load import load_data
 from gpuserve.config.yaml_document import parse
 from gpuserve.model.spec import ModelSpec
 
 POINTS = st.lists(
-    st.builds(Point, st.just(()), st.just(1), st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=40
+    st.builds(MeasuredPoint, st.just(()), st.just(1), st.floats(1, 100), st.floats(1, 100)),
+    min_size=1,
+    max_size=40,
 )
 
 
@@ -70,8 +72,8 @@ def test_noise_is_no_step() -> None:
 
 
 @given(POINTS)
-def test_the_front_has_what_no_other_beats(points: list[Point]) -> None:
-    found = front(points)
+def test_the_front_has_what_no_other_beats(points: list[MeasuredPoint]) -> None:
+    found = pareto_front(points)
     for one in points:
         beaten = any(
             other.throughput >= one.throughput
@@ -85,15 +87,15 @@ def test_the_front_has_what_no_other_beats(points: list[Point]) -> None:
 
 
 @given(POINTS, st.floats(1, 100))
-def test_the_best_is_under_the_limit(points: list[Point], most_ms: float) -> None:
+def test_the_best_is_under_the_limit(points: list[MeasuredPoint], most_ms: float) -> None:
     limit = LatencyLimit("p99", most_ms)
-    found = best(points, limit)
+    found = best_point(points, limit)
     within = [one.throughput for one in points if one.latency_ms <= most_ms]
     if found is None:
         assert not within
-        assert score(points, limit) == -min(one.latency_ms for one in points)
+        assert score_of(points, limit) == -min(one.latency_ms for one in points)
     else:
-        assert found.throughput == max(within) == score(points, limit)
+        assert found.throughput == max(within) == score_of(points, limit)
         assert found.latency_ms <= most_ms
 
 
@@ -101,10 +103,10 @@ def test_limits() -> None:
     summary = LatencySummary(9, 1, 2, 3, 4, 5, 6, 7)
     assert parse_limit("p99=50ms") == LatencyLimit("p99", 50.0)
     assert parse_limit("p99.9=1.5s") == LatencyLimit("p99.9", 1500.0)
-    assert parse_limit("mean=200us").of(summary) == 1
-    assert parse_limit("p99.9=6ms").holds(summary)
-    assert not parse_limit("max=6ms").holds(summary)
-    assert LatencyLimit().holds(summary)
+    assert parse_limit("mean=200us").figure_of(summary) == 1
+    assert parse_limit("p99.9=6ms").is_met(summary)
+    assert not parse_limit("max=6ms").is_met(summary)
+    assert LatencyLimit().is_met(summary)
 
 
 @pytest.mark.parametrize("text", ["", "p99", "p99=50", "p98=5ms", "p99=-1ms", "50ms"])
@@ -120,7 +122,7 @@ def spec(**more: object) -> ModelSpec:
 
 def test_axes_are_around_the_files_values() -> None:
     model = spec(max_batch_size=8, batching={"max_queue_delay_us": 300})
-    axes = {one.option: one for one in axes_of(model, [3], 4, 1, Wishes())}
+    axes = {one.option: one for one in tunable_axes(model, [3], 4, 1, RequestedValues())}
     assert axes["--max-batch-sizes"].values == (2, 4, 8, 16, 32)
     assert axes["--delays-us"].values == (0, 100, 300, 500, 1000, 2000, 5000)
     assert axes["--instances"].values == (1, 2, 3, 4)
@@ -129,8 +131,10 @@ def test_axes_are_around_the_files_values() -> None:
 
 
 def test_axes_that_are_named() -> None:
-    wishes = parse_wishes({"max_batch_sizes": "16,2,1", "delays_us": "0", "instances": "2", "prefetch": "0"})
-    axes = axes_of(spec(max_batch_size=8), [1], 4, 2, wishes)
+    wishes = parse_requested(
+        {"max_batch_sizes": "16,2,1", "delays_us": "0", "instances": "2", "prefetch": "0"}
+    )
+    axes = tunable_axes(spec(max_batch_size=8), [1], 4, 2, wishes)
     assert [(one.option, one.values, one.start) for one in axes] == [
         ("--max-batch-sizes", (2, 16), 8),
         ("--instances", (2,), 1),
@@ -138,13 +142,13 @@ def test_axes_that_are_named() -> None:
 
 
 def test_a_model_without_batches_or_with_several_devices() -> None:
-    assert [one.option for one in axes_of(spec(), [1, 1], 2, 1, Wishes())] == ["--prefetch"]
+    assert [one.option for one in tunable_axes(spec(), [1, 1], 2, 1, RequestedValues())] == ["--prefetch"]
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,-2", "1.5"])
 def test_wrong_values(text: str) -> None:
     with pytest.raises(BenchOptionError, match="--delays-us: expected whole numbers") as raised:
-        parse_wishes({"delays_us": text})
+        parse_requested({"delays_us": text})
     assert raised.value.option == "--delays-us"
 
 
@@ -162,10 +166,10 @@ models:
 
 def test_comments_stay() -> None:
     path = ("models", 0)
-    assert with_values(CONFIG, {}) == CONFIG
-    changed = with_values(CONFIG, {(*path, "max_batch_size"): 4})
+    assert config_with_values(CONFIG, {}) == CONFIG
+    changed = config_with_values(CONFIG, {(*path, "max_batch_size"): 4})
     assert changed == CONFIG.replace("max_batch_size: 8", "max_batch_size: 4")
-    added = with_values(
+    added = config_with_values(
         CONFIG, {(*path, "batching", "max_queue_delay_us"): 5, (*path, "instances", 0, "count"): 2}
     )
     assert added.startswith(CONFIG)
@@ -175,19 +179,23 @@ def test_comments_stay() -> None:
 
 def test_json_is_changed_too() -> None:
     text = '{"models": [{"name": "m", "max_batch_size": 8}]}'
-    assert '"max_batch_size": 4' in with_values(text, {("models", 0, "max_batch_size"): 4})
+    assert '"max_batch_size": 4' in config_with_values(text, {("models", 0, "max_batch_size"): 4})
 
 
 def test_a_number_of_instances_becomes_a_list_where_it_is_changed() -> None:
     text = "models:\n  - name: m\n    instances: 2  # on the CPU\n"
-    changed = with_values(text, {("models", 0, "instances", 0, "count"): 4})
+    changed = config_with_values(text, {("models", 0, "instances", 0, "count"): 4})
     assert YAML(typ="safe").load(changed) == {"models": [{"name": "m", "instances": [{"count": 4}]}]}
 
 
 def test_each_trial_has_a_row_in_the_last_table() -> None:
     axes = [Axis("--prefetch", ("prefetch",), (0, 1, 2), 0)]
-    points = [Point((0,), 1, 100.0, 5.0), Point((1,), 1, 90.0, 6.0), Point((2,), 1, 80.0, 99.0)]
+    points = [
+        MeasuredPoint((0,), 1, 100.0, 5.0),
+        MeasuredPoint((1,), 1, 90.0, 6.0),
+        MeasuredPoint((2,), 1, 80.0, 99.0),
+    ]
     stream = io.StringIO()
-    show_front("m", axes, points, LatencyLimit("p99", 50.0), stream)
+    print_front("m", axes, points, LatencyLimit("p99", 50.0), stream)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in stream.getvalue().splitlines()[4:]]
     assert [(row[0], row[-1]) for row in rows] == [("0", "best"), ("1", ""), ("2", "over the limit")]
