@@ -16,8 +16,8 @@ from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.v2.types import InferRequest, InputTensor
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.inference import InferRequest, InputTensor
 from gpuserve.model.spec import InstanceSpec, ModelSpec, QueueSpec
 from gpuserve_worker.protocol import datagram, wire
 from gpuserve_worker.protocol.link import Link

@@ -21,9 +21,9 @@ from gpuserve.front.memory.regions import RegionTable
 from gpuserve.front.models.ensembles.driver import EnsembleDriver
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.v2.statistics import FailureReason
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
+from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.protocol import wire

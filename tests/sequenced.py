@@ -9,7 +9,7 @@ from scheduled import US, Clocked, model_spec
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest
-from gpuserve.front.v2.types import Sequence
+from gpuserve.front.requests.inference import Sequence
 from gpuserve.model.spec import BatchingSpec, QueueSpec, SequenceBatching
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuserve.front.v2.types import InferRequest, InputTensor
+from gpuserve.front.requests.inference import InferRequest, InputTensor
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 from gpuserve_worker.protocol.wire import Done, Run, WireTensor

@@ -20,7 +20,7 @@ from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve_worker.protocol import datagram, wire
 
 STAGES = ("submit", "send", "answer")

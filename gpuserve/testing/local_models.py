@@ -18,7 +18,7 @@ import numpy as np
 from gpuserve.core.errors import StartupError
 from gpuserve.front.batching.refusals import no_stream
 from gpuserve.front.models.ensembles.plan import PlannedStep, RunProgress, plans_of
-from gpuserve.front.v2.validation import check_of
+from gpuserve.front.requests.validation import model_check_for
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
 from gpuserve.testing.local_requests import (
@@ -155,7 +155,7 @@ class LocalModel:
         self.others = others
         self.log: list[tuple[int, str]] = []
         self._source = dict(source)
-        self._check = check_of(spec)
+        self._check = model_check_for(spec)
         self._context = contextvars.copy_context()
         self._loop = asyncio.Runner()
         self._call: InferenceCallable | None = None
@@ -374,7 +374,7 @@ class LocalEnsemble:
     def __init__(self, spec: ModelSpec, find: Callable[[str, str], AnyLocalModel]) -> None:
         self.spec = spec
         self._find = find
-        self._check = check_of(spec)
+        self._check = model_check_for(spec)
         self._plan = plans_of(spec)
 
     def load(self) -> None:

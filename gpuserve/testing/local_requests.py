@@ -13,9 +13,9 @@ import numpy as np
 
 from gpuserve.api.notebook_html import arrays_html
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.v2.types import InferRequest, InputTensor
-from gpuserve.front.v2.types import Sequence as RequestSequence
-from gpuserve.front.v2.validation import CheckedRequest, ModelCheck
+from gpuserve.front.requests.inference import InferRequest, InputTensor
+from gpuserve.front.requests.inference import Sequence as RequestSequence
+from gpuserve.front.requests.validation import CheckedRequest, ModelCheck
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.calling.questions import ModelCallError

@@ -10,10 +10,15 @@ from tritonclient.grpc import service_pb2 as pb
 
 from fuzzing import costs
 from gpuserve.core.errors import RequestError
-from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
-from gpuserve.front.doors.grpc.requests import SHORT_NBYTES, decode, infer_request, parse_infer_request
 from gpuserve.front.memory.intake import Intake, Share
-from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.front.protocols.grpc.infer_decoder import (
+    SHORT_NBYTES,
+    decode,
+    infer_request,
+    parse_infer_request,
+)
+from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
+from gpuserve.front.requests.inference import InferRequest, RegionSlice
 
 NAMES = st.sampled_from(["", "x", "y", "modèle", "a" * 130])
 SHAPES = st.lists(st.sampled_from([-1, 0, 1, 300, 1 << 62]), max_size=3)

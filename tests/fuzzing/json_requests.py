@@ -17,9 +17,9 @@ from gpuserve.front.doors.http.codec import parse_infer_request, refuse_binary
 from gpuserve.front.doors.http.header import NO_ARRAYS, read_header
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.memory.intake import Intake, Share
-from gpuserve.front.v2.json_values import MAX_VALUES, TOO_FEW, TOO_MANY
-from gpuserve.front.v2.status import STATUS
-from gpuserve.front.v2.types import InputTensor
+from gpuserve.front.requests.inference import InputTensor
+from gpuserve.front.requests.json_values import MAX_VALUES, TOO_FEW, TOO_MANY
+from gpuserve.front.requests.server_status import STATUS
 
 _DTYPES = {
     "BOOL": np.bool_, "INT8": np.int8, "INT64": np.int64, "UINT8": np.uint8, "UINT64": np.uint64,

@@ -30,7 +30,7 @@ from serving import GPUSERVE
 import gpuserve as package
 from gpuserve.core.errors import ControlError, InvalidArgument
 from gpuserve.core.event_log import FACTS, EventKind
-from gpuserve.front.observe.noticing import BURST
+from gpuserve.front.observability.metrics.change_detection import BURST
 
 #: What every event may have.
 ABOUT = ("time", "number", "kind", "model", "version", "instance")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gpuserve.core.errors import RequestError
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.v2.statistics import FailureReason
-from gpuserve.front.v2.types import Sequence
+from gpuserve.front.requests.inference import Sequence
+from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.model.spec import BatchingSpec, ModelSpec, SequenceBatching
 
 STEPS = st.one_of(

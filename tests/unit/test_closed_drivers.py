@@ -13,8 +13,8 @@ from gpuserve.core.errors import RequestError, Stopping
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.v2.types import InferRequest, InputTensor
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.inference import InferRequest, InputTensor
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 

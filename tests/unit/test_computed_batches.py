@@ -19,7 +19,7 @@ from test_batcher_properties import SchedulerMachine
 from gpuserve.front.batching.rate_limited import RateLimits
 from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.slots import Batch
-from gpuserve.front.v2.types import InferResponse
+from gpuserve.front.requests.inference import InferResponse
 from gpuserve_worker.protocol import wire
 
 #: One instance that holds one batch besides the one it runs.

@@ -21,7 +21,7 @@ from gpuserve.api.binding import model_spec
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.core.errors import BadModelConfig
-from gpuserve.front.v2.model_config import model_config, plain
+from gpuserve.front.requests.model_config import model_config, plain
 from gpuserve.model.declaration import ModelWarmup, WarmupInput
 from gpuserve.model.spec import ModelSpec
 

@@ -13,7 +13,7 @@ from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.scheduler_factory import scheduler_of
 from gpuserve.front.models.instances import Instances
 from gpuserve.front.models.model_driver import DeviceCheck
-from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.front.requests.inference import InferRequest, RegionSlice
 from gpuserve.model.spec import (
     BatchingSpec,
     InstanceSpec,

@@ -22,12 +22,11 @@ from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.observe.tracing.scopes import Sampler
-from gpuserve.front.observe.tracing.trace import Trace
-from gpuserve.front.observe.tracing.values import TraceLevel, TraceValues
-from gpuserve.front.v2.statistics import FailureReason
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.observability.tracing.request_trace import Trace
+from gpuserve.front.observability.tracing.trace_settings import Sampler, TraceLevel, TraceValues
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
+from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 

@@ -29,9 +29,9 @@ from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.exchange.transport import DoorRow
 from gpuserve.front.keeper.choice import SILENT_S, RestartPatience, next_door
 from gpuserve.front.keeper.tally import DoorTally
-from gpuserve.front.observe.triton_metrics import page
+from gpuserve.front.observability.metrics.prometheus import page
 from gpuserve.front.passage.messages import Status
-from gpuserve.front.process.connection_metrics import connection_families
+from gpuserve.front.process.listeners import connection_families
 from gpuserve.front.server.limits import part_of_door
 
 SAID = Status(0, 0, 0, 0, 0.0, 0, 0, {}, {}, {}, 0, 0, 0, 0, {})

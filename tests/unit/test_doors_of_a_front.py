@@ -25,7 +25,7 @@ from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.keeper.doors import Doors
 from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.remote.served_door import ServedDoor
-from gpuserve.front.service.service import inference_service
+from gpuserve.front.service.inference_service import inference_service
 from gpuserve.supervisor.control.front_messages import IngressUp
 from gpuserve.supervisor.control.reactor import Reactor
 from gpuserve.supervisor.processes.ingress_processes import IngressProcesses

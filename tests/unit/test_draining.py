@@ -10,10 +10,10 @@ from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.process.draining import Draining
+from gpuserve.front.process.front import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
-from gpuserve.front.process.ports import Ports
-from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.front.process.listeners import Ports
+from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.supervisor.control import front_messages as messages
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from driver_scene import SPEC, Scene, Worker
 
-from gpuserve.front.v2.types import InferResponse
+from gpuserve.front.requests.inference import InferResponse
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 
 

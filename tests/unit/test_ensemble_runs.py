@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import RequestError, Unavailable, Unimplemented
-from gpuserve.front.v2.statistics import FailureReason
+from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve_worker.protocol import wire
 

@@ -20,7 +20,7 @@ from gpuserve.core.event_log import (
     EventKind,
     EventLog,
 )
-from gpuserve.front.service.events import EventsInFront as SeenByFront
+from gpuserve.front.service.inference_service import FrontEventLog as SeenByFront
 from gpuserve.supervisor.control.front_messages import CONTROL, EventBatch, FrontEvent
 from gpuserve.supervisor.control.reactor import Channel, Reactor, channel_pair
 from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor

@@ -20,15 +20,15 @@ from passage_scene import FrontSink, Way
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.doors.access.restrictions import Policy
 from gpuserve.front.doors.front_door import FrontDoor
-from gpuserve.front.doors.grpc import rpcs
-from gpuserve.front.doors.grpc.door import GrpcDoor
-from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import Accept, AnswerHead, Exchange
+from gpuserve.front.protocols.grpc import unary_rpcs
+from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
+from gpuserve.front.protocols.grpc.grpc_protocol import frame
 from gpuserve.front.server.http1.protocol import UNCONSUMED_NBYTES
 from gpuserve.front.server.http2.stream import RECEIVE_WINDOW
-from gpuserve.front.service.service import inference_service
+from gpuserve.front.service.inference_service import inference_service
 
 MIB: Final = 1 << 20
 LIMIT_NBYTES: Final = 1 << 20
@@ -49,7 +49,7 @@ class House:
         self.service.models.add(self.scene.driver)
         self.requests = AwaitedRequests()
         http = HttpDoor(self.service, self.requests, LIMIT_NBYTES, Policy())
-        self.accept: Accept = FrontDoor(GrpcDoor(self.service, self.requests, LIMIT_NBYTES), http).accept
+        self.accept: Accept = FrontDoor(GrpcHandler(self.service, self.requests, LIMIT_NBYTES), http).accept
         self.way = Way(self.accept)
 
     def accept_by(self, way: str) -> Accept:
@@ -144,8 +144,8 @@ GRPC: Final = {
     "no message": (SERVICE + "ModelMetadata", b"\xff"),
     "unknown": (SERVICE + "Nothing", b""),
     "region": (rpcs.SYSTEM_REGISTER, b""),
-    "infer": (rpcs.MODEL_INFER, b"\x0a\x01m"),
-    "stream": (rpcs.MODEL_STREAM_INFER, b"\x0a\x01m"),
+    "infer": (unary_rpcs.MODEL_INFER, b"\x0a\x01m"),
+    "stream": (unary_rpcs.MODEL_STREAM_INFER, b"\x0a\x01m"),
     "health": ("/grpc.health.v1.Health/Check", b""),
     "reflection": ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", b"\x3a\x00"),
 }

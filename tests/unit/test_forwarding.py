@@ -8,7 +8,7 @@ from gpuserve.config.settings.values import header_pattern
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
 from gpuserve.front.exchange.exchange import Head
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.requests.inference import InferRequest
 
 
 def forwarded(pattern: str, *headers: tuple[bytes, bytes]) -> dict[str, str]:

@@ -81,8 +81,8 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_messages_of_a_bare_package_are_those_of_the_whole() -> None:
     done = run(
-        "import sys; from gpuserve.front.interpreter import make_bare\n"
-        "make_bare('tritonclient.grpc')\n"
+        "import sys; from gpuserve.front.process_setup import skip_package_code\n"
+        "skip_package_code('tritonclient.grpc')\n"
         "from tritonclient.grpc import model_config_pb2, service_pb2\n"
         "import tritonclient.grpc.service_pb2 as again\n"
         "request = service_pb2.ModelInferRequest(model_name='m')\n"
@@ -95,8 +95,8 @@ def test_the_messages_of_a_bare_package_are_those_of_the_whole() -> None:
 
 def test_a_package_that_is_imported_already_stays_whole() -> None:
     done = run(
-        "import json; from gpuserve.front.interpreter import make_bare\n"
-        "make_bare('json'); import json as again\n"
+        "import json; from gpuserve.front.process_setup import skip_package_code\n"
+        "skip_package_code('json'); import json as again\n"
         "print(again is json, again.dumps(1))"
     )
     assert done.stdout.split() == ["True", "1"], done.stderr
@@ -104,8 +104,8 @@ def test_a_package_that_is_imported_already_stays_whole() -> None:
 
 def test_what_is_not_there_stays_missing() -> None:
     done = run(
-        "from gpuserve.front.interpreter import make_bare\n"
-        "make_bare('tritonclient.nothing')\n"
+        "from gpuserve.front.process_setup import skip_package_code\n"
+        "skip_package_code('tritonclient.nothing')\n"
         "import tritonclient.nothing"
     )
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'tritonclient.nothing'"

@@ -27,7 +27,7 @@ from gpuserve.core.errors import Unavailable
 from gpuserve.front.memory.device_inputs import DeviceInputs
 from gpuserve.front.memory.gather import Gathered, gather
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.v2.types import InferRequest, InputTensor, RegionSlice
+from gpuserve.front.requests.inference import InferRequest, InputTensor, RegionSlice
 from gpuserve.model.spec import InstanceSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol import wire

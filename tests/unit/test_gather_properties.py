@@ -22,7 +22,7 @@ from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.batch_messages import run_message
 from gpuserve.front.memory.gather import Gathered, gather
 from gpuserve.front.models.ensembles.tensors import Holders, of_response
-from gpuserve.front.v2.types import (
+from gpuserve.front.requests.inference import (
     Data,
     InferRequest,
     InferResponse,

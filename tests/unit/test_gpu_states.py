@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 
 from gpuserve.core.states import IllegalTransition
 from gpuserve.devices.machine import GpuReading, GpuReport, NvmlRound, RemappedRows, Xid
-from gpuserve.front.observe import triton_metrics
-from gpuserve.front.observe.gpu_health.exposition import ModelMemory, gpu_families, gpus_document
-from gpuserve.front.observe.gpu_health.fleet import PATIENCE_S, GpuFleet, LostGpu
-from gpuserve.front.observe.gpu_health.health import (
+from gpuserve.front.observability.gpu_health.gpu_metrics import ModelMemory, gpu_families, gpus_document
+from gpuserve.front.observability.gpu_health.gpu_states import (
     APPLICATION_XIDS,
     MAX_PROBATION_S,
+    PATIENCE_S,
     PROBATION_READINGS,
     STEADY_S,
     TRANSITIONS,
     GpuEvent,
+    GpuFleet,
     GpuLife,
     GpuState,
+    LostGpu,
 )
+from gpuserve.front.observability.metrics import prometheus
 
 UUID = "GPU-a"
 OTHER = "GPU-b"
@@ -258,7 +260,7 @@ FULL = GpuReading(
 
 
 def lines(gpus: GpuFleet, *models: ModelMemory) -> list[str]:
-    text = triton_metrics.page(gpu_families(gpus, models, 0.5)).decode()
+    text = prometheus.page(gpu_families(gpus, models, 0.5)).decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 

@@ -9,11 +9,11 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import Internal, InvalidArgument, RequestError
-from gpuserve.front.doors.grpc import responses
-from gpuserve.front.doors.grpc.framing import unary_message
-from gpuserve.front.doors.grpc.requests import parse_infer_request
-from gpuserve.front.doors.grpc.responses import LARGE_NBYTES, encode_infer_response
-from gpuserve.front.v2.types import InferResponse, OutputTensor
+from gpuserve.front.protocols.grpc import infer_encoder
+from gpuserve.front.protocols.grpc.grpc_protocol import unary_message
+from gpuserve.front.protocols.grpc.infer_decoder import parse_infer_request
+from gpuserve.front.protocols.grpc.infer_encoder import LARGE_NBYTES, encode_infer_response
+from gpuserve.front.requests.inference import InferResponse, OutputTensor
 from gpuserve_worker.protocol.tensor import ITEMSIZE, encode_bytes, numpy_dtype
 
 LIMIT = 1 << 20

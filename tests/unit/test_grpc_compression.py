@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from gpuserve.api.server import Server
 from gpuserve.core.errors import ConfigError
-from gpuserve.front.doors.grpc.framing import COMPRESSED_NBYTES, Unframer, compress_messages, frame
-from gpuserve.front.doors.grpc.headers import coding_for
+from gpuserve.front.protocols.grpc.grpc_protocol import (
+    COMPRESSED_NBYTES,
+    Unframer,
+    compress_messages,
+    frame,
+    response_coding,
+)
 
 LONG = b"a" * 10_000
 
@@ -40,7 +45,7 @@ def test_a_message_is_compressed_whole(coding: str) -> None:
     ],
 )
 def test_gzip_goes_before_deflate(accepted: list[bytes], coding: str) -> None:
-    assert coding_for([(b"grpc-accept-encoding", one) for one in accepted]) == coding
+    assert response_coding([(b"grpc-accept-encoding", one) for one in accepted]) == coding
 
 
 @given(st.lists(st.binary(max_size=300) | st.just(LONG), max_size=5))

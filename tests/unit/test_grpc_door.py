@@ -21,14 +21,13 @@ from tritonclient.grpc import service_pb2 as pb
 from gpuserve.config.settings.server import AccessRule, ServerSettings
 from gpuserve.front.doors.access import offload
 from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.grpc import framing, health, inference, rpcs, stream
-from gpuserve.front.doors.grpc.door import GrpcDoor
-from gpuserve.front.doors.grpc.framing import Unframer, frame
-from gpuserve.front.doors.grpc.headers import MAX_MESSAGE_NBYTES, grpc_message
-from gpuserve.front.doors.grpc.reflection import METHODS as REFLECTION
-from gpuserve.front.doors.grpc.responses import varint
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.service.service import inference_service
+from gpuserve.front.protocols.grpc import grpc_protocol, model_infer, model_stream_infer, unary_rpcs
+from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
+from gpuserve.front.protocols.grpc.grpc_protocol import MAX_MESSAGE_NBYTES, Unframer, frame, grpc_message
+from gpuserve.front.protocols.grpc.infer_encoder import varint
+from gpuserve.front.protocols.grpc.reflection import METHODS as REFLECTION
+from gpuserve.front.service.inference_service import inference_service
 
 LIMIT_NBYTES: Final = 1 << 20
 SERVICE: Final = "/inference.GRPCInferenceService/"
@@ -44,7 +43,7 @@ class House:
         self.service = inference_service(ServerSettings(name="test"))
         self.service.models.add(self.scene.driver)
         self.requests = AwaitedRequests()
-        self.door = GrpcDoor(self.service, self.requests, LIMIT_NBYTES, policy, None, compression)
+        self.door = GrpcHandler(self.service, self.requests, LIMIT_NBYTES, policy, None, compression)
         self.talk = Talk(door=self.door.accept)
         self._last_id = -1
 
@@ -145,13 +144,13 @@ def test_inference_needs_no_task_and_is_answered_in_its_turn(way: str) -> None:
     async def test(house: House) -> None:
         body = packed(message()) if way == "packed" else framed(message())
         for _ in range(2):  # the second has a head that is known
-            response = house.call(rpcs.MODEL_INFER, body, *fields)
+            response = house.call(unary_rpcs.MODEL_INFER, body, *fields)
             assert house.requests.tasks == set()
             await house.answer()
             assert status(response) == 0
             assert answered(response).model_name == "m"
             assert "grpc-encoding" not in dict(response.heads[0])
-        failed = house.call(rpcs.MODEL_INFER, body, *fields)
+        failed = house.call(unary_rpcs.MODEL_INFER, body, *fields)
         await house.answer(well=False)
         assert (status(failed), failed.body) == (13, b"")
 
@@ -171,7 +170,7 @@ def test_large_messages_are_packed_and_unpacked_beside_the_loop(
         body = packed(message(4)) if packs else framed(message(4))
         fields = [("grpc-encoding", "gzip")] if packs else []
         response = house.call(
-            rpcs.MODEL_INFER, body[:9], *fields, ("grpc-accept-encoding", "deflate, gzip"), end=False
+            unary_rpcs.MODEL_INFER, body[:9], *fields, ("grpc-accept-encoding", "deflate, gzip"), end=False
         )
         house.feed(body[9:], end=True)
         while not response.ended:
@@ -187,7 +186,7 @@ def test_large_messages_are_packed_and_unpacked_beside_the_loop(
 def test_a_client_that_leaves_takes_its_request_back() -> None:
     async def test(house: House) -> None:
         for body, end in ((framed(message()), True), (framed(message())[:20], False)):
-            house.call(rpcs.MODEL_INFER, body, end=end)
+            house.call(unary_rpcs.MODEL_INFER, body, end=end)
             await house.settle()
             house.leave()
         await house.settle()
@@ -200,7 +199,7 @@ def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: 
     monkeypatch.setattr(stream, "MAX_PENDING_NBYTES", 1)
 
     async def test(house: House) -> None:
-        house.call(rpcs.MODEL_STREAM_INFER, packed(message()) * 3, ("grpc-encoding", "gzip"), end=False)
+        house.call(unary_rpcs.MODEL_STREAM_INFER, packed(message()) * 3, ("grpc-encoding", "gzip"), end=False)
         await house.settle()
         assert house.scene.driver.unfinished == 1  # the others are not even unpacked
         house.leave()
@@ -232,9 +231,9 @@ def test_messages_that_are_none(
 ) -> None:
     async def test(house: House) -> None:
         if cut is None:
-            response = house.call(rpcs.MODEL_INFER, body, *fields)
+            response = house.call(unary_rpcs.MODEL_INFER, body, *fields)
         else:
-            response = house.call(rpcs.MODEL_INFER, body[:cut], *fields, end=False)
+            response = house.call(unary_rpcs.MODEL_INFER, body[:cut], *fields, end=False)
             house.feed(body[cut:], end=True)
         while not response.heads:  # what grows is inflated in a thread
             await asyncio.sleep(0.001)
@@ -250,7 +249,7 @@ def test_messages_that_are_none(
 
 def test_a_call_without_its_token_is_told_so() -> None:
     async def test(house: House) -> None:
-        for path in (rpcs.MODEL_INFER, SERVICE + "ServerLive", rpcs.MODEL_STREAM_INFER):
+        for path in (unary_rpcs.MODEL_INFER, SERVICE + "ServerLive", unary_rpcs.MODEL_STREAM_INFER):
             response = house.call(path, framed(b""))
             await house.settle()
             assert status(response) == 14
@@ -266,7 +265,7 @@ def test_a_call_without_its_token_is_told_so() -> None:
 
 def test_a_stream_is_refused_before_its_requests_come() -> None:
     async def test(house: House) -> None:
-        response = house.call(rpcs.MODEL_STREAM_INFER, None, end=False)
+        response = house.call(unary_rpcs.MODEL_STREAM_INFER, None, end=False)
         await house.settle()
         assert status(response) == 14
 
@@ -306,8 +305,8 @@ def test_what_changes_the_server_is_for_its_own_machine() -> None:
 @pytest.mark.parametrize(
     ("path", "te", "code"),
     [
-        (rpcs.MODEL_INFER, False, 3),
-        (health.WATCH, False, 3),
+        (unary_rpcs.MODEL_INFER, False, 3),
+        (unary_rpcs.HEALTH_WATCH, False, 3),
         (SERVICE + "NoSuchMethod", True, 12),
         (SERVICE + "NoSuchMethod", False, 12),
     ],
@@ -324,7 +323,14 @@ def test_calls_that_cannot_be_served_are_told_why_at_their_end(path: str, te: bo
 
 
 @pytest.mark.parametrize(
-    "path", [SERVICE + "ServerLive", health.CHECK, health.WATCH, rpcs.MODEL_STREAM_INFER, *REFLECTION]
+    "path",
+    [
+        SERVICE + "ServerLive",
+        unary_rpcs.HEALTH_CHECK,
+        unary_rpcs.HEALTH_WATCH,
+        unary_rpcs.MODEL_STREAM_INFER,
+        *REFLECTION,
+    ],
 )
 @pytest.mark.parametrize("body", [None, framed(b"")])
 def test_a_client_that_leaves_is_no_defect(
@@ -367,7 +373,7 @@ def test_small_replies() -> None:
 
 def test_a_watch_goes_on_and_ends_with_the_server() -> None:
     async def test(house: House) -> None:
-        response = house.call(health.WATCH, framed(b""))
+        response = house.call(unary_rpcs.HEALTH_WATCH, framed(b""))
         await house.settle()
         assert response.body == framed(b"\x08\x02")
         house.service.health.end()

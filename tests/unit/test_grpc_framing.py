@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted, Unimplemented
-from gpuserve.front.doors.grpc import health
-from gpuserve.front.doors.grpc.framing import Unframer, check_encoding, frame, unary_message
+from gpuserve.front.protocols.grpc import unary_rpcs
+from gpuserve.front.protocols.grpc.grpc_protocol import Unframer, check_encoding, frame, unary_message
 
 LIMIT = 1 << 20
 
@@ -94,6 +94,6 @@ def test_no_encoding_named_is_identity() -> None:
 @pytest.mark.parametrize("serving", [True, False])
 def test_health_is_the_message_of_the_health_protocol(serving: bool) -> None:
     # Field 1, an enum: SERVING is 1 and NOT_SERVING is 2. An int64 field 1 reads the same bytes.
-    read = pb.InferParameter.FromString(b"\x10" + health.message(serving)[1:])
+    read = pb.InferParameter.FromString(b"\x10" + unary_rpcs.health_message(serving)[1:])
     assert read.int64_param == (1 if serving else 2)
-    assert health.message(serving)[0] == 1 << 3
+    assert unary_rpcs.health_message(serving)[0] == 1 << 3

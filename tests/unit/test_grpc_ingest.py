@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
-from gpuserve.front.doors.grpc.framing import frame
-from gpuserve.front.doors.grpc.ingest import MAX_FIELDS, GrpcBodyScanner
-from gpuserve.front.doors.grpc.requests import parse_infer_request
-from gpuserve.front.doors.grpc.responses import LARGE_NBYTES
 from gpuserve.front.memory.intake import Intake, Share
-from gpuserve.front.v2.types import Data, InferRequest
+from gpuserve.front.protocols.grpc.grpc_protocol import frame
+from gpuserve.front.protocols.grpc.infer_decoder import parse_infer_request
+from gpuserve.front.protocols.grpc.infer_encoder import LARGE_NBYTES
+from gpuserve.front.protocols.grpc.request_scanner import MAX_FIELDS, GrpcBodyScanner
+from gpuserve.front.requests.inference import Data, InferRequest
 from gpuserve_worker.memory.arena import Arena, Block
 
 LIMIT = 1 << 30

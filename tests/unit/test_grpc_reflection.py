@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access.endpoints import METHODS as GUARDED
-from gpuserve.front.doors.grpc.reflection import METHODS, replies, reply
-from gpuserve.front.doors.grpc.schema import REFLECTION_PACKAGES, schema
-from gpuserve.front.service.service import inference_service
+from gpuserve.front.protocols.grpc.reflection import METHODS, REFLECTION_PACKAGES, replies, reply, schema
+from gpuserve.front.service.inference_service import inference_service
 
 V1, V1ALPHA = METHODS
 TIMEOUT_S = 10.0

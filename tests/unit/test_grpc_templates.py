@@ -10,8 +10,7 @@ from fuzzing.grpc_messages import INPUTS, check, field, parsed, plain_requests, 
 from hypothesis import given, settings
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.front.doors.grpc.requests import parse_infer_request
-from gpuserve.front.doors.grpc.templates import request_by_template
+from gpuserve.front.protocols.grpc.infer_decoder import parse_infer_request, request_by_template
 
 
 @settings(max_examples=examples(600), deadline=None)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
-from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
-from gpuserve.front.doors.grpc.requests import SHORT_NBYTES, parse_infer_request
 from gpuserve.front.memory.intake import Intake, Share
-from gpuserve.front.v2.json_values import MAX_VALUES
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.protocols.grpc.infer_decoder import SHORT_NBYTES, parse_infer_request
+from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
+from gpuserve.front.requests.inference import InferRequest
+from gpuserve.front.requests.json_values import MAX_VALUES
 
 #: Makes a request long, and is nothing that is read.
 PADDING = pb.ModelInferRequest(id="i" * SHORT_NBYTES).SerializeToString()

@@ -11,7 +11,7 @@ import pytest
 from driver_scene import SPEC, Scene, Worker, request
 
 from gpuserve.core.errors import DeadlineExceeded, QueueFull
-from gpuserve.front.v2.types import InferResponse
+from gpuserve.front.requests.inference import InferResponse
 from gpuserve.model.spec import InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve_worker.memory.arena import Block
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuserve.front.doors.health.view import STUCK_S, HealthView
-from gpuserve.front.v2.health import HealthReport
+from gpuserve.front.requests.server_status import HealthReport
 
 REPORT = HealthReport(live=True, started=True, ready=False, models={"m": True, "a/b": False})
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.observe.history import FIELDS, NBYTES_OF_MODEL, POINTS, History
+from gpuserve.front.observability.metrics.rates import FIELDS, NBYTES_OF_MODEL, POINTS, History
 
 ECHO, OTHER = ("echo", "1"), ("other", "2")
 

@@ -21,8 +21,8 @@ from gpuserve.front.doors.access.routes import NOT_FOUND, Refusal, Route
 from gpuserve.front.doors.http.admin import answer_of, question
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.service.control import AdminControl, Questions
-from gpuserve.front.service.service import inference_service
+from gpuserve.front.service.control import AdminControl, SupervisorRequests
+from gpuserve.front.service.inference_service import inference_service
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 SCALE = Route(Endpoint.ADMIN_MODEL_SCALE, "m")

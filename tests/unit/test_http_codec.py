@@ -17,7 +17,7 @@ from gpuserve.core.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.http import header
 from gpuserve.front.doors.http.codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
 from gpuserve.front.doors.http.header import OutputForm
-from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor
+from gpuserve.front.requests.inference import InferRequest, InferResponse, OutputTensor
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of, encode_bytes
 

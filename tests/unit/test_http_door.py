@@ -21,7 +21,7 @@ from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.restrictions import Policy
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 

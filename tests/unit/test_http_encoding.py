@@ -13,7 +13,7 @@ from gpuserve.core.errors import InvalidArgument, ResourceExhausted, Unimplement
 from gpuserve.front.doors.access.inflation import FREE_NBYTES, SLICE_NBYTES, Inflater, inflate
 from gpuserve.front.doors.http.encoding import compress, negotiate, request_coding
 from gpuserve.front.exchange.exchange import AnswerHead
-from gpuserve.front.v2.limits import InflationLimits
+from gpuserve.front.requests.limits import InflationLimits
 
 COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}
 

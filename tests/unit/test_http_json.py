@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.http.codec import parse_infer_request
 from gpuserve.front.doors.http.header import OutputForm
-from gpuserve.front.v2.json_values import MAX_JSON_NBYTES
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.requests.inference import InferRequest
+from gpuserve.front.requests.json_values import MAX_JSON_NBYTES
 
 JSON_DATATYPES = [
     "BOOL",

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, NoMemory
 from gpuserve.front.memory.intake import AHEAD_NBYTES, REQUEST_NBYTES, Intake, Share
-from gpuserve.front.v2.status import STATUS
-from gpuserve.front.v2.validation import check_claim
+from gpuserve.front.requests.server_status import STATUS
+from gpuserve.front.requests.validation import check_claim
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.protocol.tensor import TensorSpec

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, RequestError
 from gpuserve.front.doors.http.header import header_for, read_header
-from gpuserve.front.v2 import json_numbers, json_values
-from gpuserve.front.v2.json_numbers import LiftedText, lift
-from gpuserve.front.v2.json_values import MAX_VALUES, lifted_tensor, tensor_bytes, tensor_json
+from gpuserve.front.requests import json_arrays, json_values
+from gpuserve.front.requests.json_arrays import LiftedText, lift
+from gpuserve.front.requests.json_values import MAX_VALUES, lifted_tensor, tensor_bytes, tensor_json
 from gpuserve_worker.protocol.tensor import numpy_dtype
 
 NUMBERS = ["UINT8", "INT8", "INT64", "UINT64", "FP32", "FP64"]

@@ -78,7 +78,7 @@ ALLOWED = {
         "gpuserve/errors gpuserve/config/settings gpuserve_worker/calling",
     "gpuserve/compat/pytriton/client": "gpuserve/client",
     "gpuserve/compat/pytriton/model_config":
-        "gpuserve/client gpuserve/compat/pytriton gpuserve/model gpuserve/errors gpuserve/front/v2 "
+        "gpuserve/client gpuserve/compat/pytriton gpuserve/model gpuserve/errors gpuserve/front/requests "
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/compat/pytriton/proxy": "gpuserve/compat/pytriton gpuserve_worker/calling",
     "gpuserve/compat/tritonserver": "gpuserve/model/options gpuserve/config/settings",
@@ -114,83 +114,83 @@ ALLOWED = {
     "gpuserve/front":
         "gpuserve/front/exchange gpuserve/front/process gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/front/batching":
-        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
+        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/requests "
         "gpuserve/config/settings gpuserve/core/states",
     "gpuserve/front/door":
         "gpuserve/control gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/memory "
-        "gpuserve/front/observe gpuserve/front/passage gpuserve/front/remote gpuserve/front/server "
+        "gpuserve/front/observability gpuserve/front/passage gpuserve/front/remote gpuserve/front/server "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
-        "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/live gpuserve/front/observe "
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/doors/http "
+        "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/observability/live gpuserve/front/observability "
         "gpuserve/front/service gpuserve/config/settings",
     "gpuserve/front/doors/access":
-        "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/config/settings",
-    "gpuserve/front/doors/grpc":
+        "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/requests gpuserve/config/settings",
+    "gpuserve/front/protocols/grpc":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/front/memory "
-        "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/front/models gpuserve/front/observability/tracing gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/doors/grpcio":
-        "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/exchange gpuserve/config/settings",
+    "gpuserve/front/protocols/grpcio":
+        "gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/exchange gpuserve/config/settings",
     "gpuserve/front/doors/health":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
-        "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/doors/http "
+        "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/requests "
         "gpuserve_worker/protocol",
     "gpuserve/front/doors/http":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/doors/access "
         "gpuserve/front/doors/http/dashboard_page gpuserve/front/doors/http/docs_page "
-        "gpuserve/front/doors/openapi gpuserve/front/exchange gpuserve/front/live gpuserve/front/memory "
-        "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/front/doors/openapi gpuserve/front/exchange gpuserve/front/observability/live gpuserve/front/memory "
+        "gpuserve/front/models gpuserve/front/observability/tracing gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/http/dashboard_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/openai":
         "gpuserve/model gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/http "
-        "gpuserve/front/exchange gpuserve/front/service gpuserve/front/v2 gpuserve_worker/protocol",
+        "gpuserve/front/exchange gpuserve/front/service gpuserve/front/requests gpuserve_worker/protocol",
     "gpuserve/front/doors/openapi":
-        "gpuserve/model gpuserve/front/observe gpuserve/front/v2 gpuserve_worker/protocol",
+        "gpuserve/model gpuserve/front/observability gpuserve/front/requests gpuserve_worker/protocol",
     "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
     "gpuserve/front/keeper":
         "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/remote "
         "gpuserve/front/server gpuserve/journal gpuserve/config/settings gpuserve/core/states gpuserve_worker/protocol",
-    "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/live":
+    "gpuserve/front/links": "gpuserve/front/requests gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/observability/live":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/models "
-        "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/front/observability gpuserve/front/observability/gpu_health gpuserve/front/service gpuserve/front/requests "
         "gpuserve/journal gpuserve/model/options gpuserve/config/settings",
     "gpuserve/front/memory":
-        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
+        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/requests "
         "gpuserve/config/settings gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
-        "gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/queueing gpuserve/front/v2 "
+        "gpuserve/front/observability gpuserve/front/observability/tracing gpuserve/front/queueing gpuserve/front/requests "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models/ensembles":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
-        "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
+        "gpuserve/front/models gpuserve/front/observability gpuserve/front/observability/tracing gpuserve/front/requests "
         "gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/observe":
-        "gpuserve/model gpuserve/errors gpuserve/front/v2 gpuserve/journal gpuserve/config/settings "
+    "gpuserve/front/observability":
+        "gpuserve/model gpuserve/errors gpuserve/front/requests gpuserve/journal gpuserve/config/settings "
         "gpuserve_worker/protocol",
-    "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/core/states",
-    "gpuserve/front/observe/tracing":
-        "gpuserve/errors gpuserve/front/v2 gpuserve/config/settings gpuserve_worker/protocol",
+    "gpuserve/front/observability/gpu_health": "gpuserve/devices gpuserve/front/observability gpuserve/core/states",
+    "gpuserve/front/observability/tracing":
+        "gpuserve/errors gpuserve/front/requests gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/front/passage":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/core/states "
         "gpuserve_worker/protocol",
     "gpuserve/front/process":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
-        "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/grpcio "
+        "gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/protocols/grpcio "
         "gpuserve/front/doors/health gpuserve/front/exchange gpuserve/front/keeper gpuserve/front/links "
-        "gpuserve/front/live gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
-        "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/passage "
-        "gpuserve/front/remote gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/front/observability/live gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
+        "gpuserve/front/observability gpuserve/front/observability/gpu_health gpuserve/front/passage "
+        "gpuserve/front/remote gpuserve/front/server gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/queueing": "gpuserve/model gpuserve/errors gpuserve/front/v2 gpuserve/core/states",
+    "gpuserve/front/queueing": "gpuserve/model gpuserve/errors gpuserve/front/requests gpuserve/core/states",
     "gpuserve/front/remote":
         "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "
-        "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/observe/tracing "
-        "gpuserve/front/passage gpuserve/front/service gpuserve/front/v2 gpuserve/config/settings "
+        "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/observability/tracing "
+        "gpuserve/front/passage gpuserve/front/service gpuserve/front/requests gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/server":
         "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/config/settings "
@@ -199,10 +199,10 @@ ALLOWED = {
     "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/core/states",
     "gpuserve/front/service":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/links gpuserve/front/memory "
-        "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/gpu_health "
-        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/journal gpuserve/config/settings "
+        "gpuserve/front/models gpuserve/front/observability gpuserve/front/observability/gpu_health "
+        "gpuserve/front/observability/tracing gpuserve/front/requests gpuserve/journal gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/v2":
+    "gpuserve/front/requests":
         "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/model/options gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/openai": "gpuserve/model gpuserve_worker/calling",
@@ -212,7 +212,7 @@ ALLOWED = {
     "gpuserve/backends/python_backend/importable": "gpuserve/backends/python_backend",
     "gpuserve/config/triton":
         "gpuserve/config gpuserve/model gpuserve/decorators gpuserve/model/describe gpuserve/devices "
-        "gpuserve/errors gpuserve/front/v2 gpuserve/model/options gpuserve/placement gpuserve/backends "
+        "gpuserve/errors gpuserve/front/requests gpuserve/model/options gpuserve/placement gpuserve/backends "
         "gpuserve/config/settings gpuserve/config/fingerprints gpuserve_worker/calling",
     "gpuserve/backends":
         "gpuserve/decorators gpuserve/errors gpuserve/config/settings gpuserve_worker/calling "
@@ -251,7 +251,7 @@ ALLOWED = {
         "gpuserve_worker/running",
     "gpuserve/testing":
         "gpuserve/api gpuserve/config gpuserve/model gpuserve/model/describe gpuserve/display gpuserve/errors "
-        "gpuserve/front/batching gpuserve/front/models/ensembles gpuserve/front/v2 gpuserve/placement "
+        "gpuserve/front/batching gpuserve/front/models/ensembles gpuserve/front/requests gpuserve/placement "
         "gpuserve/config/triton gpuserve/config/settings gpuserve/supervisor gpuserve/supervisor/core "
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/bench/tune":
@@ -284,9 +284,9 @@ FORBIDDEN = {
     "gpuserve/model/rules.py": {"subprocess", "gpuserve.config"},
     "gpuserve/model/spec.py": {"subprocess", "gpuserve.config"},
     "gpuserve/front": {"cloudpickle", "pickle"},
-    "gpuserve/front/observe/gpu_health": {"cupy", "pynvml"},
-    "gpuserve/front/observe/gpu_health/health.py": {"asyncio", "time", "threading"},
-    "gpuserve/front/observe/gpu_health/fleet.py": {"asyncio", "time", "threading"},
+    "gpuserve/front/observability/gpu_health": {"cupy", "pynvml"},
+    "gpuserve/front/observability/gpu_health/gpu_states.py": {"asyncio", "time", "threading"},
+    "gpuserve/front/observability/gpu_health/gpu_states.py": {"asyncio", "time", "threading"},
     "gpuserve/front/batching": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
     "gpuserve/front/queueing": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
     "gpuserve/supervisor": {"pickle", "asyncio"},

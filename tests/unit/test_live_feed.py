@@ -17,11 +17,15 @@ from gpuserve.front.doors.access.restrictions import Policy
 from gpuserve.front.doors.http.dashboard import MAX_UNSENT
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.live import feed as live_feed
-from gpuserve.front.live.feed import MAX_FOLLOWERS, LiveFeed
-from gpuserve.front.live.page import LivePage, live_page
-from gpuserve.front.live.settings import ShownSettings
-from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.front.observability.live import live_feed
+from gpuserve.front.observability.live.live_feed import (
+    MAX_FOLLOWERS,
+    LiveFeed,
+    LivePage,
+    ShownSettings,
+    live_page,
+)
+from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.supervisor.control import front_messages as messages
 
 
@@ -146,7 +150,7 @@ def test_what_happens_is_told_at_once_and_what_had_happened_first(
 ) -> None:
     def happened(number: int, kind: EventKind) -> None:
         wire = Event(number, 5.0, kind, "m", 1, "cpu#0", {"reason": "signal 9"}).to_wire()
-        service.events.happened(messages.EventBatch((wire,)))
+        service.events.on_events(messages.EventBatch((wire,)))
 
     async def scene() -> None:
         listener = Listener()
@@ -181,7 +185,7 @@ def test_a_server_that_leaves_service_hangs_up_and_lets_them_come_again_until_it
         listener, again = Listener(), Listener()
         page.feed.join(listener)
         await listener.wait_samples(1)
-        service.health.leave()
+        service.health.leave_service()
         assert listener.has_ended
         page.feed.join(again)
         assert (await again.wait_samples(1))[0]["server"]["state"] == "LEAVING"

@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2
 from gpuserve.config.settings import logs
 from gpuserve.config.settings.logs import LogSettings
 from gpuserve.core.errors import InvalidArgument, RequestError, Unavailable, Unimplemented
+from gpuserve.front.requests import admin_codec
 from gpuserve.front.service.control import LogControl
-from gpuserve.front.v2 import log_codec
 from gpuserve.supervisor.control import front_messages as messages
 
 INFO = LogSettings.of_level("info")
@@ -106,12 +106,12 @@ def test_changes_are_told_and_a_mere_look_is_none() -> None:
 
 
 def test_json_of_the_settings() -> None:
-    assert log_codec.json_body(INFO) == (
+    assert admin_codec.log_json(INFO) == (
         b'{"log_file":"","log_info":true,"log_warning":true,"log_error":true,"log_verbose_level":0,'
         b'"log_format":"default"}'
     )
     body = b'{"log_info":false,"log_error":null,"log_file":null,"unknown":1,"log_verbose_level":4294967295}'
-    assert log_codec.parse_json(body) == {"log_info": False, "log_verbose_level": 4294967295}
+    assert admin_codec.parse_log_json(body) == {"log_info": False, "log_verbose_level": 4294967295}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_json_of_the_settings() -> None:
 )
 def test_json_that_is_no_update(body: bytes, error: type[RequestError], text: str) -> None:
     with pytest.raises(error, match=re.escape(text)):
-        log_codec.parse_json(body)
+        admin_codec.parse_log_json(body)
 
 
 def message(**settings: Any) -> Any:
@@ -145,8 +145,8 @@ def message(**settings: Any) -> Any:
 
 def test_messages() -> None:
     given = message(log_info=False, log_error=None, unknown=1, log_format="ISO8601")
-    assert log_codec.parse_message(given) == {"log_info": False, "log_format": "ISO8601"}
-    answer = log_codec.message(INFO).settings
+    assert admin_codec.parse_log_message(given) == {"log_info": False, "log_format": "ISO8601"}
+    answer = admin_codec.log_message(INFO).settings
     assert answer["log_file"].string_param == ""
     assert answer["log_warning"].bool_param is True
     assert answer["log_verbose_level"].WhichOneof("parameter_choice") == "uint32_param"
@@ -164,5 +164,5 @@ def test_messages() -> None:
 )
 def test_messages_that_are_no_update(settings: dict[str, Any], error: type[RequestError], text: str) -> None:
     with pytest.raises(error) as raised:
-        log_codec.parse_message(message(**settings))
+        admin_codec.parse_log_message(message(**settings))
     assert str(raised.value) == text

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.observe import triton_metrics
-from gpuserve.front.observe.callable_metrics import CallableMetrics
+from gpuserve.front.observability.metrics import prometheus
+from gpuserve.front.observability.metrics.callable_metrics import CallableMetrics
 from gpuserve.metrics import MetricFamily
 from gpuserve_worker.calling.metrics import Metric, MetricError, MetricKind, MetricRegistry
 from gpuserve_worker.protocol.metrics import MAX_SERIES, MetricChange
@@ -167,7 +167,7 @@ def test_a_series_stays_for_as_long_as_one_of_its_models() -> None:
     front.forget(OTHER)
     assert lines(front) == []
     front.take(OWNER, [change._replace(kind="gauge")])
-    assert triton_metrics.page(front.families()) == b"# HELP c \n# TYPE c gauge\nc 1.0\n"
+    assert prometheus.page(front.families()) == b"# HELP c \n# TYPE c gauge\nc 1.0\n"
 
 
 @pytest.mark.parametrize(

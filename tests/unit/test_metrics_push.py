@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gpuserve.front.observe.metrics_otlp import metrics_of
-from gpuserve.front.observe.metrics_push import MetricsPush
+from gpuserve.front.observability.metrics.metrics_push import MetricsPush
+from gpuserve.front.observability.otlp import metrics_of
 
 PAGE = r"""# HELP gpuserve_jobs_total Jobs.
 # TYPE gpuserve_jobs_total counter

@@ -8,9 +8,9 @@ import socket
 
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.process.model_calls import _CallingWorker
-from gpuserve.front.v2.types import InferResponse
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.process.callable_requests import _CallingWorker
+from gpuserve.front.requests.inference import InferResponse
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
-from gpuserve.front.observe.gpu_health.watch import GpuWatch
+from gpuserve.front.observability.gpu_health.gpu_monitor import GpuWatch
+from gpuserve.front.requests.inference import IndexEntry
+from gpuserve.front.requests.server_status import HealthSubscribers
 from gpuserve.front.service.model_table import ModelTable, version_number
-from gpuserve.front.v2.health import Watchers
-from gpuserve.front.v2.types import IndexEntry
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 
 SPEC = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
@@ -22,7 +22,7 @@ SPEC = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
 
 def new_table() -> ModelTable:
     """A table of a machine without GPUs."""
-    return ModelTable(GpuWatch(), Watchers())
+    return ModelTable(GpuWatch(), HealthSubscribers())
 
 
 def driver(version: int, *, ready: bool = True, was_ready: bool | None = None) -> Any:

@@ -6,11 +6,10 @@ import asyncio
 
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.model_tracer import MAX_STREAM_NBYTES, MAX_TENSOR_NBYTES, ModelTracer, trace_ids
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.observe.tracing.scopes import Sampler
-from gpuserve.front.observe.tracing.trace import Trace
-from gpuserve.front.observe.tracing.values import TraceLevel, TraceValues
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.observability.tracing.request_trace import Trace
+from gpuserve.front.observability.tracing.trace_settings import Sampler, TraceLevel, TraceValues
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor, OutputTensor
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 

@@ -8,8 +8,8 @@ import pytest
 
 from gpuserve.core.errors import QueueFull, Unavailable
 from gpuserve.core.event_log import EventKind
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.observe.noticing import BURST, PAUSE_S, Noticing
+from gpuserve.front.observability.metrics.change_detection import BURST, PAUSE_S, Noticing
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 
 
 class Watched:

@@ -16,8 +16,8 @@ from gpuserve.core.errors import Unavailable
 from gpuserve.front.models import instances, model_workers
 from gpuserve.front.models.instances import PATIENCE_S
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.v2.types import InferRequest, InputTensor, RegionSlice
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.inference import InferRequest, InputTensor, RegionSlice
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 

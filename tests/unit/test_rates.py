@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import Code, QueueFull, RequestError
-from gpuserve.front.observe.metrics import DURATION_BUCKETS, Histogram, ModelMetrics
-from gpuserve.front.observe.rates import RateMeter, counts_of, quantile
-from gpuserve.front.v2.statistics import FailureReason
+from gpuserve.front.observability.metrics.model_metrics import DURATION_BUCKETS, Histogram, ModelMetrics
+from gpuserve.front.observability.metrics.rates import RateMeter, counts_of, quantile
+from gpuserve.front.requests.statistics import FailureReason
 
 
 def account(name: str = "echo") -> ModelMetrics:

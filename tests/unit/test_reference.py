@@ -12,9 +12,9 @@ from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.config.schema import json_schema
 from gpuserve.config.settings.server import ServerSettings, live_settings
 from gpuserve.core.event_log import FACTS
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.observe.metrics_page import MetricsPage
-from gpuserve.front.v2.status import STATUS
+from gpuserve.front.observability.metrics.metrics_page import MetricsPage
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.server_status import STATUS
 from gpuserve.model.options import rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from gpuserve.core.errors import AlreadyExists, InvalidArgument, NotFound, Reque
 from gpuserve.core.states import IllegalTransition
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.regions import RegionKind, RegionLife, RegionStatus, RegionTable, RegisteredRegion
-from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.front.requests.inference import InferRequest, RegionSlice
 from gpuserve_worker.protocol import datagram, wire
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -17,13 +17,13 @@ from gpuserve.core.errors import InvalidArgument, NotFound, RequestError, Stoppi
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.mirror import ModelMirror
 from gpuserve.front.remote.requests import DoorRequests
 from gpuserve.front.remote.service import DoorService
-from gpuserve.front.service.service import inference_service
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
+from gpuserve.front.service.inference_service import inference_service
 from gpuserve.model.spec import QueueSpec
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire

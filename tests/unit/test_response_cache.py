@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuserve.front.models.response_cache import CacheKey, ResponseCache, cache_key
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor, OutputTensor
 from gpuserve_worker.memory.arena import Arena
 
 X = np.arange(4, dtype=np.float32).tobytes()

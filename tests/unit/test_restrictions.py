@@ -18,7 +18,7 @@ from gpuserve.core.errors import ConfigError, PermissionDenied, Unavailable
 from gpuserve.front.doors.access import endpoints
 from gpuserve.front.doors.access.endpoints import METHODS, Access, Endpoint, Kind
 from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict, token_headers
-from gpuserve.front.doors.grpc import rpcs
+from gpuserve.front.protocols.grpc import unary_rpcs
 
 TOKEN = "right"
 HEADER = b"triton-access-token"
@@ -32,7 +32,12 @@ def served_methods() -> set[str]:
     """Every method path in the sources of the endpoint, and those of the tables."""
     service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     protocol = {f"/{service.full_name}/{method.name}" for method in service.methods}
-    return protocol | set(rpcs.UNARY) | {rpcs.MODEL_INFER, rpcs.MODEL_STREAM_INFER} | set(written_paths())
+    return (
+        protocol
+        | set(unary_rpcs.UNARY)
+        | {unary_rpcs.MODEL_INFER, unary_rpcs.MODEL_STREAM_INFER}
+        | set(written_paths())
+    )
 
 
 def written_paths() -> list[str]:
@@ -82,8 +87,8 @@ def test_only_endpoints_that_are_posted_change_the_server() -> None:
 
 def test_what_depends_on_the_message_can_be_told_by_it() -> None:
     either = {path for path, access in METHODS.items() if access.kind is Kind.EITHER}
-    assert either == set(rpcs.CHANGES)
-    for path, changes in rpcs.CHANGES.items():
+    assert either == set(unary_rpcs.CHANGES)
+    for path, changes in unary_rpcs.CHANGES.items():
         kind: Any = getattr(service_pb2, f"{path.rpartition('/')[2]}Request")
         message = kind()
         assert not changes(message.SerializeToString())

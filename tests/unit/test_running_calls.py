@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuserve.front.models.running_calls import TELL_AFTER_S, CallWatch, OverdueCall, RunningCall
-from gpuserve.front.process.call_watch import look_period_s
+from gpuserve.front.process.generations import poll_period_s
 
 PERIOD_S = 0.25
 
@@ -78,7 +78,7 @@ def test_without_a_limit_a_call_is_told_of_once_and_an_instance_once_a_minute() 
 
 
 def test_it_is_looked_often_enough_for_the_shortest_limit() -> None:
-    assert look_period_s([]) == look_period_s([0.0]) == 1.0
-    assert look_period_s([0.0, 0.5, 30.0]) == 0.125
-    assert look_period_s([3600.0]) == 0.4
-    assert look_period_s([0.001]) == 0.05
+    assert poll_period_s([]) == poll_period_s([0.0]) == 1.0
+    assert poll_period_s([0.0, 0.5, 30.0]) == 0.125
+    assert poll_period_s([3600.0]) == 0.4
+    assert poll_period_s([0.001]) == 0.05

@@ -11,8 +11,8 @@ from scheduled import Model
 from sequenced import Sequenced
 
 from gpuserve.front.batching.saturation import saturation
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.observe.metrics_page import MetricsPage
+from gpuserve.front.observability.metrics.metrics_page import MetricsPage
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.model.spec import BatchingSpec, ModelSpec
 
 

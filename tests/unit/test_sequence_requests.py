@@ -10,11 +10,11 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.doors.grpc.parameters import request_parameters
 from gpuserve.front.doors.http.generate_codec import parse_generate_request
 from gpuserve.front.doors.http.header import read_header
-from gpuserve.front.v2.types import InferRequest, InputTensor, Sequence
-from gpuserve.front.v2.validation import SequenceCheck
+from gpuserve.front.protocols.grpc.infer_decoder import request_parameters
+from gpuserve.front.requests.inference import InferRequest, InputTensor, Sequence
+from gpuserve.front.requests.validation import SequenceCheck
 from gpuserve.model.spec import InstanceSpec, ModelSpec, SequenceBatching, SequenceControl
 from gpuserve_worker.protocol.tensor import TensorSpec
 

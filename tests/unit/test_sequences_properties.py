@@ -17,7 +17,7 @@ from gpuserve.core.errors import InvalidArgument, Unavailable
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState
-from gpuserve.front.v2.types import Sequence
+from gpuserve.front.requests.inference import Sequence
 from gpuserve.model.spec import BatchingSpec, QueueSpec, SequenceBatching, SequenceControl
 
 INSTANCES = ("a", "b", "c")

@@ -9,9 +9,9 @@ from collections.abc import Generator
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.front.observe.sliced_page import SlicedPage
-from gpuserve.front.v2 import statistics_codec
-from gpuserve.front.v2.statistics import ModelStatistics, StatisticsEntry
+from gpuserve.front.observability.time_slices import SlicedPage
+from gpuserve.front.requests import admin_codec
+from gpuserve.front.requests.statistics import ModelStatistics, StatisticsEntry
 
 N_STEPS = 40
 STEP_S = 0.001
@@ -53,9 +53,9 @@ def made(rendering: Generator[None, None, bytes]) -> bytes:
 
 def test_statistics_in_steps_are_those_in_one_go() -> None:
     entries = [StatisticsEntry(name, "1", ModelStatistics(), 7) for name in ("a", "b")]
-    by_json = made(statistics_codec.json_in_steps(entries))
-    assert by_json == statistics_codec.json_body(entries)
+    by_json = made(admin_codec.statistics_json_in_steps(entries))
+    assert by_json == admin_codec.statistics_json(entries)
     assert [one["name"] for one in json.loads(by_json)["model_stats"]] == ["a", "b"]
-    by_message = pb.ModelStatisticsResponse.FromString(made(statistics_codec.message_in_steps(entries)))
-    assert by_message == statistics_codec.message(entries)
-    assert made(statistics_codec.json_in_steps([])) == statistics_codec.json_body([])
+    by_message = pb.ModelStatisticsResponse.FromString(made(admin_codec.statistics_message_in_steps(entries)))
+    assert by_message == admin_codec.statistics_message(entries)
+    assert made(admin_codec.statistics_json_in_steps([])) == admin_codec.statistics_json([])

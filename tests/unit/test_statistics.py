@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import Internal, InvalidArgument, QueueFull, RequestError, Unavailable
-from gpuserve.front.observe.metrics import (
+from gpuserve.front.observability.metrics.model_metrics import (
     DURATION_BUCKETS,
     Histogram,
     LatencyWindow,
     ModelMetrics,
     RequestLatencies,
 )
-from gpuserve.front.v2.statistics import (
+from gpuserve.front.requests.statistics import (
     MAX_RESPONSE_INDEX,
     Duration,
     FailureReason,

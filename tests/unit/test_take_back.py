@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 

@@ -10,15 +10,15 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.doors.grpc import requests
-from gpuserve.front.doors.grpc.framing import frame
-from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
-from gpuserve.front.doors.grpc.responses import encode_infer_response
 from gpuserve.front.doors.http import codec
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.memory.intake import Intake, Share
-from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor, RegionSlice
+from gpuserve.front.protocols.grpc import infer_decoder
+from gpuserve.front.protocols.grpc.grpc_protocol import frame
+from gpuserve.front.protocols.grpc.infer_encoder import encode_infer_response
+from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
+from gpuserve.front.requests.inference import InferRequest, InferResponse, OutputTensor, RegionSlice
 
 REGION, OFFSET, NBYTES = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 PLACE = {REGION: "r", OFFSET: 4, NBYTES: 8}

@@ -13,7 +13,7 @@ from tls import Authority, Pair
 from gpuserve import Server
 from gpuserve.config.settings.tls import TlsFiles, certificate_expiry, check_files
 from gpuserve.core.errors import ConfigError
-from gpuserve.front.process.certificates import CertificateWatch
+from gpuserve.front.process.listeners import CertificateWatch
 
 PEM = "-----BEGIN {0}-----\nAAAA\n-----END {0}-----\n"
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import RequestError
-from gpuserve.front.v2.types import InferResponse
+from gpuserve.front.requests.inference import InferResponse
 from gpuserve.model.spec import QueueSpec
 from gpuserve_worker.protocol import datagram, wire
 from gpuserve_worker.protocol.link import Link

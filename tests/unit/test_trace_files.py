@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from gpuserve.front.observe.tracing import sink as sinks
-from gpuserve.front.observe.tracing.sink import TraceSink
-from gpuserve.front.observe.tracing.trace import Trace, TracedTensor
-from gpuserve.front.observe.tracing.trace_file import TraceFileWriter, events
-from gpuserve.front.observe.tracing.values import TraceLevel
+from gpuserve.front.observability.tracing import trace_writers
+from gpuserve.front.observability.tracing.request_trace import Trace, TracedTensor
+from gpuserve.front.observability.tracing.trace_settings import TraceLevel
+from gpuserve.front.observability.tracing.trace_writers import TraceFileWriter, TraceSink, events
 
 TIMEOUT_S = 10.0
 

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from gpuserve.config.settings.checks import check_trace
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.core.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
-from gpuserve.front.observe.tracing.scopes import Sampler, TraceScopes
-from gpuserve.front.observe.tracing.trace import TraceParent
-from gpuserve.front.observe.tracing.values import TraceValues, described, read_changes
-from gpuserve.front.service.service import inference_service
-from gpuserve.front.v2 import trace_codec
+from gpuserve.front.observability.tracing.request_trace import TraceParent
+from gpuserve.front.observability.tracing.trace_settings import (
+    Sampler,
+    TraceScopes,
+    TraceValues,
+    described,
+    read_changes,
+)
+from gpuserve.front.requests import admin_codec
+from gpuserve.front.service.inference_service import inference_service
 
 START = TraceSettings(file="t.json")
 INITIAL = {
@@ -202,12 +207,12 @@ def test_a_successor_has_the_same_settings() -> None:
 
 
 def test_json_of_the_settings() -> None:
-    assert trace_codec.json_body(INITIAL) == (
+    assert admin_codec.trace_json(INITIAL) == (
         b'{"trace_level":["OFF"],"trace_rate":"1000","trace_count":"-1","log_frequency":"0",'
         b'"trace_file":"t.json","trace_mode":"triton"}'
     )
     body = b'{"trace_level":["TENSORS"],"trace_rate":"1","trace_count":null}'
-    assert trace_codec.parse_json(body) == {
+    assert admin_codec.parse_trace_json(body) == {
         "trace_level": ["TENSORS"],
         "trace_rate": ["1"],
         "trace_count": None,
@@ -219,7 +224,7 @@ def test_json_of_the_settings() -> None:
 )
 def test_json_that_is_no_update(body: bytes) -> None:
     with pytest.raises(InvalidArgument):
-        trace_codec.parse_json(body)
+        admin_codec.parse_trace_json(body)
 
 
 # ---- of the start -------------------------------------------------------------------------------

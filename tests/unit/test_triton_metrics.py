@@ -7,11 +7,17 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuserve.front.observe import triton_metrics
-from gpuserve.front.observe.machine_metrics import CpuMetrics, CpuTime, cpu_time, memory_nbytes, utilization
-from gpuserve.front.observe.metrics import LatencyWindow, ModelMetrics
-from gpuserve.front.observe.metrics_page import MetricsPage
-from gpuserve.front.v2.statistics import FailureReason, ResponseFate
+from gpuserve.front.observability.metrics import prometheus
+from gpuserve.front.observability.metrics.metrics_page import (
+    CpuMetrics,
+    CpuTime,
+    MetricsPage,
+    cpu_time,
+    memory_nbytes,
+    utilization,
+)
+from gpuserve.front.observability.metrics.model_metrics import LatencyWindow, ModelMetrics
+from gpuserve.front.requests.statistics import FailureReason, ResponseFate
 
 COUNTERS = {
     "nv_inference_request_success",
@@ -49,7 +55,7 @@ def metrics(window: LatencyWindow | None = None) -> ModelMetrics:
 
 
 def lines(*models: ModelMetrics) -> list[str]:
-    return triton_metrics.page(triton_metrics.model_families(models, 0.0)).decode().splitlines()
+    return prometheus.page(triton_metrics.model_families(models, 0.0)).decode().splitlines()
 
 
 def test_names_types_and_labels() -> None:
@@ -206,7 +212,7 @@ def test_cpu_and_memory(tmp_path: Path) -> None:
     assert memory_nbytes(MEMINFO) == (1000 * 1024, 600 * 1024)
     (tmp_path / "stat").write_text(STAT)
     (tmp_path / "meminfo").write_text(MEMINFO)
-    text = triton_metrics.page(CpuMetrics(tmp_path).families()).decode()
+    text = prometheus.page(CpuMetrics(tmp_path).families()).decode()
     assert "nv_cpu_utilization 0.4\n" in text
     assert "nv_cpu_memory_total_bytes 1024000\n" in text
     assert "nv_cpu_memory_used_bytes 614400\n" in text

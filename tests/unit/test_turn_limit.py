@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuserve.front.turn_limit import PERIOD_S, TurnMeter
+from gpuserve.front.event_loop_watchdog import PERIOD_S, TurnMeter
 
 LIMIT_S = 0.05
 
@@ -77,10 +77,10 @@ def test_many_short_calls_of_one_turn_are_reported_once_with_where_the_limit_was
 
 _PROGRAM = """
 import asyncio, sys, uvloop
-from gpuserve.front.turn_limit import limit_turns
+from gpuserve.front.event_loop_watchdog import watch_event_loop
 
 async def main():
-    limit_turns(0.05, sys.argv[1])
+    watch_event_loop(0.05, sys.argv[1])
     await asyncio.sleep(0)
     for _ in range(10):
         sum(range(500_000))

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.v2.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
-from gpuserve.front.v2.types import Data, InferRequest, InputTensor
-from gpuserve.front.v2.validation import CheckedRequest, ModelCheck
+from gpuserve.front.requests.inference import Data, InferRequest, InputTensor
+from gpuserve.front.requests.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
+from gpuserve.front.requests.validation import CheckedRequest, ModelCheck
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import (
@@ -30,7 +30,7 @@ B = TensorSpec("B", "INT8", (-1,))
 OPTIONAL = TensorSpec("O", "INT8", (-1,), optional=True)
 
 
-def check_of(*inputs: TensorSpec, max_batch_size: int = 8) -> ModelCheck:
+def model_check_for(*inputs: TensorSpec, max_batch_size: int = 8) -> ModelCheck:
     outputs = (TensorSpec("Y", "FP32", (4,)), TensorSpec("Z", "FP32", (4,)))
     return ModelCheck(ModelSpec("m", inputs or (A,), outputs, max_batch_size, ()))
 
@@ -59,18 +59,18 @@ def refusal(check: ModelCheck, given_request: InferRequest) -> str:
 
 def test_of_several_wrong_inputs_the_last_is_named() -> None:
     """As Triton does, so that a client's test finds the name that it looks for."""
-    check = check_of(A, B)
+    check = model_check_for(A, B)
     wrong = [tensor("A", "FP32", (1, 3)), tensor("B", "INT8", (1, 2, 2))]
     assert "input 'B'" in refusal(check, request(*wrong))
     assert "input 'A'" in refusal(check, request(wrong[0], tensor("B", "INT8", (1, 2))))
 
 
 def test_a_batching_model_counts_rows_and_bytes() -> None:
-    assert check_of().check(request(a(3))) == CheckedRequest(3, (("A", (4,)),), 48)
+    assert model_check_for().check(request(a(3))) == CheckedRequest(3, (("A", (4,)),), 48)
 
 
 def test_a_model_that_does_not_batch_takes_the_whole_shape() -> None:
-    check = check_of(TensorSpec("A", "FP32", (2, -1)), max_batch_size=0)
+    check = model_check_for(TensorSpec("A", "FP32", (2, -1)), max_batch_size=0)
     assert check.check(request(tensor("A", "FP32", (2, 5)))) == CheckedRequest(1, None, 40)
 
 
@@ -78,13 +78,13 @@ def test_a_model_that_does_not_batch_takes_the_whole_shape() -> None:
 @pytest.mark.parametrize("max_batch_size", [0, 8])
 def test_every_datatype_is_accepted(datatype: str, max_batch_size: int) -> None:
     data = encode_bytes([b"a", b"bcd", b""]) if datatype == "BYTES" else bytes(3 * ITEMSIZE[datatype])
-    check = check_of(TensorSpec("A", datatype, (3,)), max_batch_size=max_batch_size)
+    check = model_check_for(TensorSpec("A", datatype, (3,)), max_batch_size=max_batch_size)
     shape = (1, 3) if max_batch_size else (3,)
     assert check.check(request(tensor("A", datatype, shape, data))).nbytes == len(data)
 
 
 def test_data_in_an_arena_is_measured_like_bytes() -> None:
-    check = check_of(TensorSpec("A", "BYTES", (1,)), TensorSpec("T", "BOOL", (1,)))
+    check = model_check_for(TensorSpec("A", "BYTES", (1,)), TensorSpec("T", "BOOL", (1,)))
     strings, flags = bytearray(encode_bytes([b"abc"])), bytearray(b"\1")
     blocks = [Block(0, 0, len(data), memoryview(data)) for data in (strings, flags)]
     given_request = request(tensor("A", "BYTES", (1, 1), blocks[0]), tensor("T", "BOOL", (1, 1), blocks[1]))
@@ -94,23 +94,25 @@ def test_data_in_an_arena_is_measured_like_bytes() -> None:
 
 
 def test_scalars_and_empty_tensors_are_legal() -> None:
-    assert check_of(TensorSpec("A", "FP32", ()), max_batch_size=0).check(
+    assert model_check_for(TensorSpec("A", "FP32", ()), max_batch_size=0).check(
         request(tensor("A", "FP32", ()))
     ) == CheckedRequest(1, None, 4)
-    assert check_of(B).check(request(tensor("B", "INT8", (2, 0)))) == CheckedRequest(2, (("B", (0,)),), 0)
+    assert model_check_for(B).check(request(tensor("B", "INT8", (2, 0)))) == CheckedRequest(
+        2, (("B", (0,)),), 0
+    )
     empty_strings = TensorSpec("S", "BYTES", (-1,))
-    assert check_of(empty_strings).check(request(tensor("S", "BYTES", (1, 0), b""))).nbytes == 0
+    assert model_check_for(empty_strings).check(request(tensor("S", "BYTES", (1, 0), b""))).nbytes == 0
 
 
 def test_inputs_are_put_in_the_order_of_declaration() -> None:
     b = tensor("B", "INT8", (1, 2))
     given_request = request(b, a())
-    assert check_of(A, B).check(given_request).merge_key == (("A", (4,)), ("B", (2,)))
+    assert model_check_for(A, B).check(given_request).merge_key == (("A", (4,)), ("B", (2,)))
     assert [one.name for one in given_request.inputs] == ["A", "B"]
 
 
 def test_requests_merge_only_with_the_same_inputs_and_inner_shapes() -> None:
-    check = check_of(A, B, OPTIONAL)
+    check = model_check_for(A, B, OPTIONAL)
 
     def key(size: int, *more: InputTensor) -> object:
         return check.check(request(a(1), tensor("B", "INT8", (1, size)), *more)).merge_key
@@ -123,9 +125,9 @@ def test_requests_merge_only_with_the_same_inputs_and_inner_shapes() -> None:
 
 
 def test_the_key_does_not_depend_on_the_way_a_request_was_checked() -> None:
-    check = check_of(A, OPTIONAL)
+    check = model_check_for(A, OPTIONAL)
     alone = check.check(request(a(2))).merge_key
-    assert alone == check_of(A).check(request(a(1))).merge_key
+    assert alone == model_check_for(A).check(request(a(1))).merge_key
 
 
 @pytest.mark.parametrize(
@@ -161,20 +163,20 @@ def test_the_key_does_not_depend_on_the_way_a_request_was_checked() -> None:
     ],
 )
 def test_an_input_that_does_not_fit_is_refused(given_input: InputTensor, sentence: str) -> None:
-    text = refusal(check_of(), request(given_input))
+    text = refusal(model_check_for(), request(given_input))
     assert text.startswith(PREFIX)
     assert sentence in text
     assert len(text) < 1000
 
 
 def test_a_wrong_datatype_is_refused_after_a_right_one_of_the_same_shape() -> None:
-    check = check_of()
+    check = model_check_for()
     check.check(request(a()))
     assert "data-type is 'INT32'" in refusal(check, request(tensor("A", "INT32", (1, 4))))
 
 
 def test_a_request_like_one_before_is_still_measured() -> None:
-    check = check_of(A, OPTIONAL)
+    check = model_check_for(A, OPTIONAL)
     first = check.check(request(a(2)))
     assert check.check(request(a(2))) == first
     short = tensor("A", "FP32", (2, 4), bytes(28))
@@ -189,43 +191,43 @@ def test_a_request_like_one_before_is_still_measured() -> None:
 def test_bytes_that_have_rules_are_looked_at_in_every_request(
     datatype: str, right: bytes, wrong: bytes
 ) -> None:
-    check = check_of(TensorSpec("A", datatype, (-1,)))
+    check = model_check_for(TensorSpec("A", datatype, (-1,)))
     check.check(request(tensor("A", datatype, (1, 2), right)))
     with pytest.raises(InvalidArgument):
         check.check(request(tensor("A", datatype, (1, 2), wrong)))
 
 
 def test_without_batching_the_note_is_left_out() -> None:
-    text = refusal(check_of(max_batch_size=0), request(tensor("A", "FP32", (1, 4))))
+    text = refusal(model_check_for(max_batch_size=0), request(tensor("A", "FP32", (1, 4))))
     assert text == f"{PREFIX}unexpected shape for input 'A' for model 'm'. Expected [4], got [1,4]."
 
 
 @pytest.mark.parametrize("shape", [(2**62, 2**62), (2**61, 1), (0, 2**62), (10**30, 0)])
 @pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
 def test_a_shape_that_no_array_can_have_is_refused(datatype: str, shape: tuple[int, ...]) -> None:
-    check = check_of(TensorSpec("A", datatype, (-1, -1)), max_batch_size=0)
+    check = model_check_for(TensorSpec("A", datatype, (-1, -1)), max_batch_size=0)
     text = refusal(check, request(tensor("A", datatype, shape, b"")))
     assert "the shape of input 'A' for model 'm' is too large" in text
 
 
 def test_the_request_id_is_named() -> None:
-    text = refusal(check_of(), request(a(9), request_id="r-1"))
+    text = refusal(model_check_for(), request(a(9), request_id="r-1"))
     assert text.startswith("[request id: r-1] inference request batch-size")
 
 
 def test_rows_of_all_inputs_agree() -> None:
-    text = refusal(check_of(A, B), request(a(2), tensor("B", "INT8", (3, 1))))
+    text = refusal(model_check_for(A, B), request(a(2), tensor("B", "INT8", (3, 1))))
     assert "input 'B' batch size does not match other inputs for 'm', expected 2, got 3" in text
 
 
 def test_unknown_inputs_are_refused_without_a_request_id() -> None:
-    text = refusal(check_of(), request(tensor("nope", "FP32", (1, 4))))
+    text = refusal(model_check_for(), request(tensor("nope", "FP32", (1, 4))))
     assert text == "unexpected inference input 'nope' for model 'm', expected ['A']"
 
 
 @pytest.mark.parametrize("model_inputs", [(A,), (A, B)])
 def test_duplicate_inputs_are_refused(model_inputs: tuple[TensorSpec, ...]) -> None:
-    assert "input 'A' already exists in request" in refusal(check_of(*model_inputs), request(a(), a()))
+    assert "input 'A' already exists in request" in refusal(model_check_for(*model_inputs), request(a(), a()))
 
 
 @pytest.mark.parametrize(
@@ -249,16 +251,16 @@ def test_duplicate_inputs_are_refused(model_inputs: tuple[TensorSpec, ...]) -> N
 def test_missing_inputs_are_named(
     inputs: tuple[TensorSpec, ...], given_inputs: list[InputTensor], sentence: str
 ) -> None:
-    assert refusal(check_of(*inputs), request(*given_inputs)).startswith(PREFIX + sentence)
+    assert refusal(model_check_for(*inputs), request(*given_inputs)).startswith(PREFIX + sentence)
 
 
 def test_outputs_are_taken_in_any_order() -> None:
     for outputs in [(), ("Y",), ("Z", "Y")]:
-        assert check_of().check(request(a(), outputs=outputs)).rows == 1
+        assert model_check_for().check(request(a(), outputs=outputs)).rows == 1
 
 
 def test_wrong_outputs_are_refused() -> None:
-    check = check_of()
+    check = model_check_for()
     unknown = refusal(check, request(a(), outputs=("Y", "nope")))
     assert unknown == "unexpected inference output 'nope' for model 'm', expected ['Y','Z']"
     twice = refusal(check, request(a(), outputs=("Y", "Y")))
@@ -287,12 +289,12 @@ def test_wrong_outputs_are_refused() -> None:
     ],
 )
 def test_wrong_strings_are_refused(data: bytes, sentence: str) -> None:
-    check = check_of(TensorSpec("S", "BYTES", (2,)))
+    check = model_check_for(TensorSpec("S", "BYTES", (2,)))
     assert sentence in refusal(check, request(tensor("S", "BYTES", (1, 2), data)))
 
 
 def test_a_huge_count_of_strings_is_refused_at_once() -> None:
-    check = check_of(TensorSpec("S", "BYTES", (-1,)), max_batch_size=0)
+    check = model_check_for(TensorSpec("S", "BYTES", (-1,)), max_batch_size=0)
     assert "got 1" in refusal(check, request(tensor("S", "BYTES", (2**59,), encode_bytes([b"a"]))))
 
 
@@ -308,14 +310,14 @@ def test_the_walk_over_strings_agrees_with_the_plain_one(
 
 
 def test_booleans_are_0_or_1() -> None:
-    check = check_of(TensorSpec("T", "BOOL", (-1,)))
+    check = model_check_for(TensorSpec("T", "BOOL", (-1,)))
     assert check.check(request(tensor("T", "BOOL", (1, 3), b"\0\1\1"))).nbytes == 3
     text = refusal(check, request(tensor("T", "BOOL", (1, 3), b"\0\2\1")))
     assert "input 'T' for model 'm' is BOOL, expected bytes of 0 or 1, got 2" in text
 
 
 def test_too_many_names_are_refused_by_their_number() -> None:
-    check = check_of()
+    check = model_check_for()
     many = [a() for _ in range(2000)]
     assert "has 2000 inputs, expected at most 1024" in refusal(check, request(*many))
     assert "has 2000 outputs, expected at most 1024" in refusal(check, request(a(), outputs=("Y",) * 2000))
@@ -325,13 +327,13 @@ def test_too_many_names_are_refused_by_their_number() -> None:
 
 
 def test_long_names_are_cut() -> None:
-    text = refusal(check_of(), request(tensor("x" * 65536, "FP32", (1, 4)), request_id="i" * 65536))
+    text = refusal(model_check_for(), request(tensor("x" * 65536, "FP32", (1, 4)), request_id="i" * 65536))
     assert "unexpected inference input 'xxx" in text
     assert len(text) < 300
 
 
 def test_what_is_remembered_of_shapes_is_bounded() -> None:
-    check = check_of(B)
+    check = model_check_for(B)
     for size in range(3000):
         assert check.check(request(tensor("B", "INT8", (1, size)))).nbytes == size
     assert "byte size mismatch" in refusal(check, request(tensor("B", "INT8", (1, 2999), b"")))

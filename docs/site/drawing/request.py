@@ -32,14 +32,14 @@ def _steps() -> tuple[Step, ...]:
         Step("client", "request", ""),
         Step("front", "bytes make an exchange", file("exchange/connection.py")),
         Step("front", "protocol picked, access judged", file("doors/front_door.py")),
-        Step("front", "the body becomes an InferRequest", file("doors/grpc/requests.py")),
+        Step("front", "the body becomes an InferRequest", file("protocols/grpc/infer_decoder.py")),
         Step("front", "checked, and queued", file("models/model_driver.py")),
         Step("front", "an instance has room: a batch", file("batching/batch_former.py")),
         Step("front", f"tensors side by side, one {run}", file("memory/gather.py")),
         Step("worker", "the callable is called", file("gpuserve_worker/running/loop.py")),
         Step("worker", f"outputs, one {done}", file("gpuserve_worker/memory/output_writer.py")),
         Step("front", "outputs cut apart, by request", file("memory/scatter.py")),
-        Step("front", "answers encoded and written", file("doors/grpc/responses.py")),
+        Step("front", "answers encoded and written", file("protocols/grpc/infer_encoder.py")),
         Step("client", "response", ""),
     )
 

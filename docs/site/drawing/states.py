@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from drawing.svg import Box, Point, arrow, labelled, picture
 from gpuserve.front.keeper.kept_door import STEPS as DOOR
-from gpuserve.front.observe.gpu_health.health import LIVES as GPU
+from gpuserve.front.observability.gpu_health.gpu_states import LIVES as GPU
 from gpuserve.front.queueing.queue import TRANSITIONS as REQUEST
 from gpuserve.supervisor.processes.lifecycle import INSTANCE_STEPS as INSTANCE
 from gpuserve.supervisor.processes.lifecycle import SERVER_STEPS as SERVER

@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from gpuserve.backends.registry import backend_of, source_of
 from gpuserve.config.triton.folders import ModelFolder
 from gpuserve.config.triton.pbtxt import EntryDraft, listed
-from gpuserve.front.v2.model_config import plain
+from gpuserve.front.requests.model_config import plain
 from gpuserve.model.options import nearest
 
 ENSEMBLE: Final = "ensemble"

@@ -17,7 +17,7 @@ from gpuserve.core.errors import (
     Unimplemented,
 )
 from gpuserve.front.queueing.queue import RemovalReason
-from gpuserve.front.v2.limits import shown
+from gpuserve.front.requests.limits import shown
 
 
 def no_stream(model: str) -> RequestError:

@@ -7,7 +7,7 @@ import socket
 import sys
 from typing import Final
 
-from gpuserve.front import interpreter
+from gpuserve.front import process_setup
 from gpuserve_worker.protocol.stacks import show_on_signal
 
 _STDERR: Final = 2
@@ -15,7 +15,7 @@ _STDERR: Final = 2
 
 def main(argv: list[str]) -> int:
     """Run a door on the control socket whose descriptor is the one argument."""
-    interpreter.begin()
+    process_setup.before_imports()
     show_on_signal(_STDERR)
     control_fd = int(argv[1])
     os.set_inheritable(control_fd, False)
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     import gpuserve.front.door.door  # noqa: F401 - loaded before the collector is told what stays
 
     control = socket.socket(fileno=control_fd)
-    interpreter.settle()
+    process_setup.after_imports()
     uvloop.run(_run(control))
     return 0
 
@@ -33,8 +33,8 @@ def main(argv: list[str]) -> int:
 async def _run(control: socket.socket) -> None:
     from gpuserve.front.door.door import Door
 
-    await Door(control, interpreter.set_up, lambda: interpreter.leave(1)).run()
-    interpreter.leave(0)
+    await Door(control, process_setup.apply_settings, lambda: process_setup.exit_process(1)).run()
+    process_setup.exit_process(0)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from gpuserve.front.exchange.housekeeping import keep_running
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.request_rates import RequestRates
 from gpuserve.front.memory.trimming import keep_trim
-from gpuserve.front.observe.access_log import AccessLog
+from gpuserve.front.observability.access_log import AccessLog
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.forwarding import Forwarding
 from gpuserve.front.passage.passage import Passage

@@ -6,16 +6,16 @@ from functools import partial
 
 from gpuserve.core.errors import RateLimited
 from gpuserve.front.doors.access.rate_limit import RateLimit
-from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.exchange import Accept, Exchange, Sink
 from gpuserve.front.exchange.request_rates import RequestRates
+from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
 
 
 class FrontDoor:
     """Both protocols behind one rate limiter; none if an ingress process has counted the requests before."""
 
-    def __init__(self, grpc: GrpcDoor, http: HttpDoor, limit: RateLimit | None = None) -> None:
+    def __init__(self, grpc: GrpcHandler, http: HttpDoor, limit: RateLimit | None = None) -> None:
         self._grpc = grpc.accept
         self._http = http.accept
         limit = limit or RateLimit(RequestRates())
@@ -34,12 +34,12 @@ class FrontDoor:
         return self._grpc(exchange) if way is None else way(exchange)
 
 
-def refuse(grpc: GrpcDoor, http: HttpDoor, error: RateLimited, exchange: Exchange) -> Sink:
+def refuse(grpc: GrpcHandler, http: HttpDoor, error: RateLimited, exchange: Exchange) -> Sink:
     """Return the sink that answers a request with an error, in the form of the request's protocol."""
     return grpc.refuse(error, exchange) if exchange.head.is_grpc else http.refuse(error, exchange)
 
 
-def grpc_alone(grpc: GrpcDoor, limit: RateLimit) -> Accept:
+def grpc_alone(grpc: GrpcHandler, limit: RateLimit) -> Accept:
     """Return what accepts calls of gRPC behind a rate limiter, without HTTP."""
     rates = limit.rates
 

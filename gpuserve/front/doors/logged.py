@@ -18,7 +18,7 @@ from gpuserve.front.exchange.exchange import (
     Release,
     Sink,
 )
-from gpuserve.front.observe.access_log import REQUEST_ID, AccessLog
+from gpuserve.front.observability.access_log import REQUEST_ID, AccessLog
 
 _GRPC_STATUS: Final = b"grpc-status"
 

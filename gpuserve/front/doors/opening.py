@@ -7,13 +7,13 @@ from gpuserve.config.settings.values import DASHBOARD
 from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
 from gpuserve.front.doors.access.rate_limit import RateLimit
 from gpuserve.front.doors.access.restrictions import Policy, token_headers
-from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.doors.openai.endpoints import openai_endpoints
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.live.page import LivePage
-from gpuserve.front.service.service import InferenceService
+from gpuserve.front.observability.live.live_feed import LivePage
+from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
+from gpuserve.front.service.inference_service import InferenceService
 
 
 def both_doors(
@@ -22,7 +22,7 @@ def both_doors(
     requests: AwaitedRequests,
     admission: Admission,
     live: LivePage | None = None,
-) -> tuple[HttpDoor, GrpcDoor]:
+) -> tuple[HttpDoor, GrpcHandler]:
     forwarded = _forwarding(settings, settings.http_header_forward_pattern)
     http = HttpDoor(
         service,
@@ -47,11 +47,11 @@ def grpc_door(
     requests: AwaitedRequests,
     admission: Admission,
     compression: str = NO_COMPRESSION,
-) -> GrpcDoor:
+) -> GrpcHandler:
     forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
     nbytes, policy = settings.max_request_nbytes, _policy(settings)
     limit = rate_limit(settings, admission)
-    return GrpcDoor(service, requests, nbytes, policy, forwarded, compression, admission.streams, limit)
+    return GrpcHandler(service, requests, nbytes, policy, forwarded, compression, admission.streams, limit)
 
 
 def _policy(settings: ServerSettings) -> Policy:

@@ -13,15 +13,15 @@ from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.rate_limit import RateLimit
 from gpuserve.front.doors.access.routes import Route
-from gpuserve.front.doors.grpc import headers, health, rpcs
-from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.http import answers
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Sink
+from gpuserve.front.protocols.grpc import grpc_protocol, unary_rpcs
+from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
 
 #: What is noted on the head of a request that is passed on.
 PASSED_ON: Final = object()
-_METHODS: Final = frozenset({rpcs.MODEL_INFER, rpcs.MODEL_STREAM_INFER})
+_METHODS: Final = frozenset({unary_rpcs.MODEL_INFER, unary_rpcs.MODEL_STREAM_INFER})
 _ENDPOINTS: Final = frozenset(
     {
         Endpoint.MODEL_INFER,
@@ -33,7 +33,7 @@ _ENDPOINTS: Final = frozenset(
     }
 )
 #: What asks for readiness, by the paths of gRPC and by the endpoints of HTTP.
-_READY_METHODS: Final = frozenset({rpcs.SERVER_READY, rpcs.MODEL_READY, health.CHECK})
+_READY_METHODS: Final = frozenset({unary_rpcs.SERVER_READY, unary_rpcs.MODEL_READY, unary_rpcs.HEALTH_CHECK})
 _READY_ENDPOINTS: Final = frozenset({Endpoint.SERVER_READY, Endpoint.MODEL_READY})
 
 
@@ -42,7 +42,7 @@ class PassingDoor:
     ``n_requests`` counts all of them.
     """
 
-    def __init__(self, grpc: GrpcDoor, http: HttpDoor, pass_on: Accept, limit: RateLimit) -> None:
+    def __init__(self, grpc: GrpcHandler, http: HttpDoor, pass_on: Accept, limit: RateLimit) -> None:
         self._grpc = grpc.accept
         self._http = http.accept
         self._to_front = self._pass_on = pass_on
@@ -92,7 +92,7 @@ def asks_readiness(head: Head) -> bool:
 def refuse(exchange: Exchange, error: RequestError) -> None:
     """End a request with an error, in its own protocol; over HTTP its response must not have begun."""
     if exchange.head.is_grpc:
-        headers.refuse(exchange, error)
+        grpc_protocol.refuse_call(exchange, error)
     else:
         answers.failure(error).send(exchange)
 

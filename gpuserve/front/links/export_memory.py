@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 from gpuserve.front.links.output_memory import Borrower, LentBlock, LentSegment
-from gpuserve.front.v2.types import OutputTensor
+from gpuserve.front.requests.inference import OutputTensor
 from gpuserve_worker.protocol.tensor import ITEMSIZE, element_count
 from gpuserve_worker.protocol.wire import (
     INLINE_NBYTES,

@@ -13,7 +13,7 @@ from gpuserve.front.memory.device_inputs import NO_INPUTS, DeviceInputs
 from gpuserve.front.memory.gather import Gathered, gather
 from gpuserve.front.memory.scatter import Answer, WholeOutputs, scatter, uncut
 from gpuserve.front.memory.sequence_rows import SequenceRows
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.requests.inference import InferRequest
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuserve.front.links.output_memory import LentBlock
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.requests.inference import InferRequest
 from gpuserve_worker.memory.arena import Arena, Block
 
 

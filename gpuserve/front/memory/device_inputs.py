@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuserve.front.links.export_memory import LentExport
-from gpuserve.front.v2.types import InputTensor
+from gpuserve.front.requests.inference import InputTensor
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import BYTES

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from gpuserve.front.links.output_memory import LentBlock
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.device_inputs import NO_INPUTS
-from gpuserve.front.v2.types import Data, InferRequest, RegionSlice
+from gpuserve.front.requests.inference import Data, InferRequest, RegionSlice
 from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.protocol.tensor import BYTES, element_count
 from gpuserve_worker.protocol.wire import (

@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import Final
 
 from gpuserve.core.errors import InvalidArgument, NotFound, ResourceExhausted
-from gpuserve.front.v2.limits import shown
+from gpuserve.front.requests.limits import shown
 
 #: Triton's own, in case one runs on this machine: its workers believe what they read there.
 _RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"

@@ -32,8 +32,8 @@ from gpuserve.core.errors import (
 from gpuserve.core.states import StepTable
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.posix_shm import SomebodyElses, open_shared_memory
-from gpuserve.front.v2.limits import shown, shown_dim
-from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.front.requests.inference import InferRequest, RegionSlice
+from gpuserve.front.requests.limits import shown, shown_dim
 from gpuserve_worker.protocol import wire
 
 logger = logging.getLogger(__name__)

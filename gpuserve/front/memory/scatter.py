@@ -12,7 +12,7 @@ from gpuserve.core.errors import Internal, RequestError, request_error
 from gpuserve.front.links.export_memory import KeptTensor
 from gpuserve.front.links.output_memory import OutputMemory
 from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.v2.types import NOTHING, InferRequest, InferResponse, OutputTensor
+from gpuserve.front.requests.inference import NOTHING, InferRequest, InferResponse, OutputTensor
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.orphans import ORPHANS, OUTPUT_LEASE
 from gpuserve_worker.protocol import wire

@@ -10,8 +10,8 @@ import numpy as np
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.scatter import Answer, scatter
-from gpuserve.front.v2 import types
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.front.requests import inference
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
 from gpuserve.model.spec import CORRID, END, START, ModelSpec, SequenceControl
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES, element_count, encode_bytes, numpy_dtype
@@ -63,7 +63,9 @@ class SequenceRows:
         pairs = zip(members, answers, strict=True)
         return [answer for member, answer in pairs if not isinstance(member, EmptyRow)]
 
-    def _control(self, control: SequenceControl, rows: Sequence[types.Sequence | None]) -> wire.WireTensor:
+    def _control(
+        self, control: SequenceControl, rows: Sequence[inference.Sequence | None]
+    ) -> wire.WireTensor:
         shape = (len(rows), 1) if self._spec.max_batch_size else (1,)
         if control.kind != CORRID:
             values = [control.false_true[_is_set(control.kind, row)] for row in rows]
@@ -77,7 +79,7 @@ class SequenceRows:
         return wire.WireTensor(control.name, control.dtype, shape, data)
 
 
-def _is_set(kind: str, row: types.Sequence | None) -> bool:
+def _is_set(kind: str, row: inference.Sequence | None) -> bool:
     if row is None:
         return False
     if kind == START:

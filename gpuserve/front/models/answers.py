@@ -16,10 +16,10 @@ from gpuserve.front.memory.scatter import Answer, WholeOutputs
 from gpuserve.front.models.in_flight import InFlightBatch
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache, cache_key
-from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason
-from gpuserve.front.v2.statistics import FailureReason, Phases, ResponseFate
-from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.front.requests.inference import InferRequest, InferResponse
+from gpuserve.front.requests.statistics import FailureReason, Phases, ResponseFate
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.wire import Done, WireError
 

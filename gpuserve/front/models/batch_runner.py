@@ -21,9 +21,9 @@ from gpuserve.front.models.answers import ModelAnswers, phases_of
 from gpuserve.front.models.in_flight import InFlightBatch, InFlightBatches
 from gpuserve.front.models.instances import Instances
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.queueing.queue import QueuedRequest
-from gpuserve.front.v2.statistics import FailureReason
+from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire

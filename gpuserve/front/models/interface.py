@@ -14,9 +14,9 @@ from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
 from gpuserve.front.models.answers import ModelAnswers
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.v2.types import InferRequest
-from gpuserve.front.v2.validation import check_claim
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.inference import InferRequest
+from gpuserve.front.requests.validation import check_claim
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 

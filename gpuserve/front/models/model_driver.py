@@ -25,11 +25,11 @@ from gpuserve.front.models.model_workers import ModelWorkers
 from gpuserve.front.models.overdue_calls import OverdueCalls
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.observe.access_log import id_for_worker
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.v2.statistics import FailureReason as Reason
-from gpuserve.front.v2.types import InferRequest
-from gpuserve.front.v2.validation import check_of
+from gpuserve.front.observability.access_log import id_for_worker
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.inference import InferRequest
+from gpuserve.front.requests.statistics import FailureReason as Reason
+from gpuserve.front.requests.validation import model_check_for
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.protocol import wire
@@ -56,7 +56,7 @@ class ModelDriver(Driver):
     ) -> None:
         self.spec = spec
         self.metrics = metrics
-        self._check = check_of(spec)
+        self._check = model_check_for(spec)
         instances = Instances({one.name: one.device for one in spec.instances})
         self._device_check = DeviceCheck(spec, instances)
         self.arena = Arena(max_arena_nbytes, instances.announce_segment, instances.announce_drop)

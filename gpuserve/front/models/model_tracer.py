@@ -15,13 +15,11 @@ from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.export_memory import KeptTensor, LentExport
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import OnResponse, PendingRequest
-from gpuserve.front.observe.access_log import notes_of
-from gpuserve.front.observe.tracing.reception import Deliver, Reception
-from gpuserve.front.observe.tracing.scopes import Sampler
-from gpuserve.front.observe.tracing.trace import Trace, TracedTensor
-from gpuserve.front.observe.tracing.values import TraceLevel
+from gpuserve.front.observability.access_log import notes_of
+from gpuserve.front.observability.tracing.request_trace import Deliver, Reception, Trace, TracedTensor
+from gpuserve.front.observability.tracing.trace_settings import Sampler, TraceLevel
 from gpuserve.front.queueing.queue import QueuedRequest
-from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.front.requests.inference import InferRequest, InferResponse
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol import wire

@@ -15,7 +15,7 @@ from gpuserve.front.memory.device_inputs import DeviceInputs
 from gpuserve.front.models.answers import ModelAnswers
 from gpuserve.front.models.batch_runner import BatchRunner, Queueing
 from gpuserve.front.models.instances import PATIENCE_S, Instances
-from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.queueing.suspects import DEATHS, FORGIVEN_AFTER_S
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena

@@ -15,7 +15,7 @@ from gpuserve.front.models.batch_runner import BatchRunner, Queueing
 from gpuserve.front.models.model_workers import ModelWorkers
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.running_calls import CallWatch, OverdueCall
-from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.model.spec import ModelSpec
 
 

@@ -12,15 +12,15 @@ from gpuserve.core.errors import RequestError
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.response_cache import CacheKey
 from gpuserve.front.queueing.queue import QueuedRequest, RequestState
-from gpuserve.front.v2 import types
-from gpuserve.front.v2.types import InferRequest, InferResponse
-from gpuserve.front.v2.validation import CheckedRequest
+from gpuserve.front.requests import inference
+from gpuserve.front.requests.inference import InferRequest, InferResponse
+from gpuserve.front.requests.validation import CheckedRequest
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 
 if TYPE_CHECKING:
     from gpuserve.front.models.interface import Driver
-    from gpuserve.front.observe.tracing.trace import Trace
+    from gpuserve.front.observability.tracing.request_trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class PendingRequest(QueuedRequest):
         self.counted = False
 
     @property
-    def correlation(self) -> types.Sequence | None:
+    def correlation(self) -> inference.Sequence | None:
         return self.request.sequence
 
     @property

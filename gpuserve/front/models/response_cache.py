@@ -9,7 +9,7 @@ import operator
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor, RegionSlice
+from gpuserve.front.requests.inference import InferRequest, InferResponse, OutputTensor, RegionSlice
 from gpuserve_worker.memory.arena import Block
 
 _DIGEST_NBYTES: Final = 16

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.observe.access_log import notes_of
+from gpuserve.front.observability.access_log import notes_of
 from gpuserve_worker.protocol import wire
 
 

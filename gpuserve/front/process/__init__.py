@@ -1,1 +1,1 @@
-"""A front process put together, and what happens to it between its start and its end."""
+"""The front process: its set-up from the supervisor's messages, and its life until it exits."""

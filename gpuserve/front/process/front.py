@@ -1,10 +1,32 @@
-"""The front process put together: each message of the supervisor goes to the part that obeys it."""
+"""The front process: dispatch of the supervisor's messages, leaving service, and heartbeats.
+
+A front leaves service in steps that spare its clients. For good, at the end of the server::
+
+    not ready ─► lame duck ─► notice ─► finishing ─► drained
+                 served       served    refused
+
+Or on an operator's request, until ``resume()``::
+
+    not ready ─► lame duck ─► notice ─► quiet
+                 served       served    served
+
+Not ready: probes and watches report it at once. Lame duck: requests are served as usual until load balancers
+have noticed. Notice: connections are told to accept no more requests, and requests sent before clients know
+are served. Finishing: accepted requests run, new ones are refused.
+
+At the end, without a lame duck there is no notice either: clients are told during finishing. A lame duck that
+already passed, because an operator had taken the server out of service, is not repeated. A notice is sent
+once to each connection that exists at that time. Later connections are left alone: their clients know no
+other server, and would be sent away again and again. At the end they get their notice with finishing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -15,19 +37,25 @@ from gpuserve.config.settings.server import ServerSettings, with_changed_setting
 from gpuserve.front.exchange.housekeeping import keep_running
 from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.links.worker_link import DeviceLinks
-from gpuserve.front.live.page import LivePage, live_page
 from gpuserve.front.memory.trimming import keep_trim
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.observe.gpu_health.fleet import LostGpu
-from gpuserve.front.process.draining import Draining
+from gpuserve.front.observability.gpu_health.gpu_states import LostGpu
+from gpuserve.front.observability.live.live_feed import LivePage, live_page
+from gpuserve.front.observability.metrics.metrics_push import MetricsPusher, start_metrics_push
 from gpuserve.front.process.generations import Generations, ModelParts
-from gpuserve.front.process.noticing_loop import keep_noticing
-from gpuserve.front.process.ports import Ports
-from gpuserve.front.process.pushing import MetricsPushing, metrics_pushing
-from gpuserve.front.process.rate_reports import RateReports
-from gpuserve.front.process.turning import Turning
-from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.front.process.listeners import FrontListeners, Spawn
+from gpuserve.front.process.periodic_reports import RateReports, detect_changes
+from gpuserve.front.service.control import NotifySupervisor
+from gpuserve.front.service.inference_service import InferenceService, inference_service
+from gpuserve.front.service.server_health import ServerHealth
 from gpuserve.supervisor.control import front_messages as messages
+from gpuserve.supervisor.control.heartbeat import (
+    Heartbeat,
+    LoopWatchdog,
+    cpu_times,
+    describe_process_state,
+    heartbeat_period_s,
+)
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 from gpuserve_worker.protocol import datagram
 
@@ -36,25 +64,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FrontParts:
-    """What a front is made of, from the first message of the supervisor on."""
+    """The parts of a front, which exist from the supervisor's first message on."""
 
     service: InferenceService
     generations: Generations
-    ports: Ports
+    front_listeners: FrontListeners
     draining: Draining
     rates: RateReports
     live: LivePage | None
-    pushing: MetricsPushing | None
+    metrics_pusher: MetricsPusher | None
 
 
 class Front:
     """One front. ``on_lost`` is called when the supervisor is gone or the front cannot go on."""
 
     def __init__(
-        self,
-        control: socket.socket,
-        on_setup: Callable[[ServerSettings], None],
-        on_lost: Callable[[], None],
+        self, control: socket.socket, on_setup: Callable[[ServerSettings], None], on_lost: Callable[[], None]
     ) -> None:
         self._control = control
         self._on_setup = on_setup
@@ -62,92 +87,102 @@ class Front:
         self._buffer = datagram.receive_buffer()
         self._settings = ServerSettings()
         self._parts: FrontParts | None = None
-        self._obeyed_by: Mapping[type, Callable[[Any], None]] = {}
+        self._handlers: Mapping[type, Callable[[Any], None]] = {}
         self._quit = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         self._control.setblocking(False)
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._on_defect)
-        loop.add_reader(self._control.fileno(), self._hear)
+        loop.set_exception_handler(self._on_callback_error)
+        loop.add_reader(self._control.fileno(), self._receive)
         await self._quit.wait()
         loop.remove_reader(self._control.fileno())
         if self._parts is None:
             return
-        # Whoever was not finished in time is told so while there still is a connection.
+        # Clients with unfinished requests get an error while their connections still exist.
         service = self._parts.service
         self._parts.generations.close()
         service.control.regions.close()
         service.control.gpus.stop()
         service.health.end()
-        await self._parts.ports.close()
-        pushing = self._parts.pushing
-        await asyncio.gather(service.control.trace.close(), *([] if pushing is None else [pushing.close()]))
+        await self._parts.front_listeners.close()
+        metrics_pusher = self._parts.metrics_pusher
+        await asyncio.gather(
+            service.control.trace.close(), *([] if metrics_pusher is None else [metrics_pusher.close()])
+        )
 
-    # ---- the supervisor's word ------------------------------------------------------------
+    # ---- messages of the supervisor --------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
                 data, fds = datagram.receive(self._control, self._buffer)
             except BlockingIOError:
                 return
             if not data:
-                # The supervisor is gone: so are the listeners, the workers and the server.
+                # The supervisor is gone, and with it the listeners, the workers and the server.
                 asyncio.get_running_loop().remove_reader(self._control.fileno())
                 self._on_lost()
                 return
-            self._obey(messages.CONTROL.decode(data), fds)
+            self._handle(messages.CONTROL.decode(data), fds)
 
-    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback failed. A message lost for want of a descriptor can only be told to a successor."""
+    def _on_callback_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an exception of a callback. A message that was lost for lack of a file descriptor reaches
+        only a successor.
+        """
         loop.default_exception_handler(context)
         if datagram.is_starved(context.get("exception")):
-            logger.critical("the front has no descriptor left for what it is told, and is replaced")
+            logger.critical("front ran out of file descriptors for control messages: replacing the front")
             self._on_lost()
 
-    def _obey(self, message: Any, fds: list[int]) -> None:
+    def _handle(self, message: Any, fds: list[int]) -> None:
         if self._parts is None:
             self._set_up(message, fds)
         elif isinstance(message, messages.InstanceUp):
             self._parts.generations.instance_up(message, fds)
         elif isinstance(message, messages.IngressUp):
-            self._parts.ports.door_up(message, fds)
+            self._parts.front_listeners.door_up(message, fds)
         else:
-            self._obeyed_by[type(message)](message)
+            self._handlers[type(message)](message)
 
     def _set_up(self, setup: messages.Setup, fds: list[int]) -> None:
         self._settings = settings = ServerSettings.from_wire(setup.settings)
         self._on_setup(settings)
         links, cache = DeviceLinks(), ResponseCache(settings.response_cache_nbytes)
-        service = inference_service(settings, self._say, epoch=setup.epoch, links=links, cache=cache)
+        service = inference_service(
+            settings, self._notify_supervisor, epoch=setup.epoch, links=links, cache=cache
+        )
         shared = ModelParts(service, settings, setup.epoch, links, cache)
-        generations = Generations(shared, self._say, self._spawn)
+        generations = Generations(shared, self._notify_supervisor, self._spawn)
         live = live_page(service, settings, setup.epoch)
-        ports = Ports(service, settings, self._spawn, live, self._say)
-        draining = Draining(service.health, ports, generations, self._say, self._spawn)
-        rates = RateReports(service, generations, ports, self._say)
-        pushing = metrics_pushing(service.metrics_page, settings)
-        self._parts = FrontParts(service, generations, ports, draining, rates, live, pushing)
-        self._obeyed_by = self._dispatch_table(self._parts)
+        front_listeners = FrontListeners(service, settings, self._spawn, live, self._notify_supervisor)
+        draining = Draining(
+            service.health, front_listeners, generations, self._notify_supervisor, self._spawn
+        )
+        rates = RateReports(service, generations, front_listeners, self._notify_supervisor)
+        metrics_pusher = start_metrics_push(service.metrics_page, settings)
+        self._parts = FrontParts(service, generations, front_listeners, draining, rates, live, metrics_pusher)
+        self._handlers = self._dispatch_table(self._parts)
         self._spawn(keep_running(partial(keep_trim, generations.shrink)))
         self._spawn(generations.watch.run())
-        self._spawn(keep_running(partial(keep_noticing, service)))
+        self._spawn(keep_running(partial(detect_changes, service)))
         if live is not None:
             live.feed.open()
             self._spawn(keep_running(live.feed.run))
-        if pushing is not None:
-            self._spawn(keep_running(pushing.run))
+        if metrics_pusher is not None:
+            self._spawn(keep_running(metrics_pusher.run))
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
-        *listeners, own_pulse, supervisors_pulse = fds
-        turning = Turning(own_pulse, supervisors_pulse, settings.hang_timeout_s, service.health)
-        self._spawn(turning.run())
-        self._spawn(self._listen(ports, dict(zip(setup.listeners, listeners, strict=True))))
+        *listeners, own_heartbeat, supervisors_heartbeat = fds
+        watchdog = SupervisorWatchdog(
+            own_heartbeat, supervisors_heartbeat, settings.hang_timeout_s, service.health
+        )
+        self._spawn(watchdog.run())
+        self._spawn(self._listen(front_listeners, dict(zip(setup.listeners, listeners, strict=True))))
 
     def _dispatch_table(self, parts: FrontParts) -> Mapping[type, Callable[[Any], None]]:
-        """Who obeys which message; ``Setup`` and ``InstanceUp`` come with descriptors, and are not in it."""
+        """Return the handlers of messages; those with descriptors are handled elsewhere."""
         models, control, health = parts.service.models, parts.service.control, parts.service.health
         return {
             messages.AddModel: parts.generations.add,
@@ -156,9 +191,9 @@ class Front:
             messages.Resize: parts.generations.resize,
             messages.RetireInstance: parts.generations.retire_instance,
             messages.InstanceDown: parts.generations.instance_down,
-            messages.IngressDown: parts.ports.door_down,
+            messages.IngressDown: parts.front_listeners.door_down,
             messages.ModelStates: lambda message: models.set_states(*message),
-            messages.Outcome: lambda message: control.questions.answered(
+            messages.Outcome: lambda message: control.supervisor_requests.complete(
                 message.ticket, VerbOutcome(*message[1:])
             ),
             messages.Changed: lambda message: (control.log if message.kind == LOG else control.trace).restore(
@@ -169,11 +204,11 @@ class Front:
             messages.Adjust: self._adjust,
             messages.Quiesce: parts.draining.quiesce,
             messages.Resume: parts.draining.resume,
-            messages.RequestCensus: lambda message: self._say(
-                parts.generations.census(message)._replace(doors=parts.ports.door_rows())
+            messages.RequestCensus: lambda message: self._notify_supervisor(
+                parts.generations.census(message)._replace(doors=parts.front_listeners.door_rows())
             ),
             messages.WatchRates: parts.rates.watch,
-            messages.EventBatch: parts.service.events.happened,
+            messages.EventBatch: parts.service.events.on_events,
             messages.Serving: lambda message: health.serving(message.missing),
             messages.Drain: parts.draining.drain,
             messages.Quit: lambda _: self._quit.set(),
@@ -188,11 +223,11 @@ class Front:
             if name in ADJUSTED_HERE:
                 ADJUSTED_HERE[name](self._parts, self._settings)
 
-    async def _listen(self, ports: Ports, listeners: dict[str, int]) -> None:
-        await ports.open(listeners)
-        self._say(messages.FrontReady())
+    async def _listen(self, front_listeners: FrontListeners, listeners: dict[str, int]) -> None:
+        await front_listeners.open(listeners)
+        self._notify_supervisor(messages.FrontReady())
 
-    def _say(self, message: tuple[Any, ...]) -> None:
+    def _notify_supervisor(self, message: tuple[Any, ...]) -> None:
         datagram.send(self._control, messages.CONTROL.encode(message))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -203,7 +238,7 @@ class Front:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.critical("the front cannot go on", exc_info=task.exception())
+            logger.critical("front task failed: replacing the front", exc_info=task.exception())
             self._on_lost()
 
 
@@ -216,19 +251,155 @@ def _adjust_readiness(parts: FrontParts, settings: ServerSettings) -> None:
     parts.service.health.require(settings.min_healthy_devices, settings.min_ready_instances)
 
 
-def _adjust_model_control(parts: FrontParts, settings: ServerSettings) -> None:
-    parts.service.control.repository.mode = settings.model_control
-
-
-#: Who is told of each. Which settings may change is in ``gpuserve/config/settings/checks.py``; those that are not here
-#: are the supervisor's alone.
+#: Actions that apply a changed setting. ``gpuserve/config/settings/checks.py`` lists the settings that may change;
+#: those missing here concern only the supervisor.
 ADJUSTED_HERE: Final[dict[str, _Adjust]] = {
-    **{one.name: lambda parts, now: parts.ports.adjust(now) for one in fields(Limits)},
-    "max_connection_age_s": lambda parts, now: parts.ports.limit_age(now.max_connection_age_s),
+    **{one.name: lambda parts, now: parts.front_listeners.adjust(now) for one in fields(Limits)},
+    "max_connection_age_s": lambda parts, now: parts.front_listeners.limit_age(now.max_connection_age_s),
     "metrics_summaries": lambda parts, now: parts.generations.keep_latencies(now.metrics_summaries),
     "min_healthy_devices": _adjust_readiness,
     "min_ready_instances": _adjust_readiness,
-    "model_control": _adjust_model_control,
+    "model_control": lambda parts, now: setattr(parts.service.control.repository, "mode", now.model_control),
     "shared_memory_owners": lambda parts, now: parts.service.control.regions.allow(now.shared_memory_owners),
     "trace": lambda parts, now: parts.service.control.trace.restart(now.trace),
 }
+
+
+# ---- leaving service -----------------------------------------------------------------------------
+
+#: Time for clients to learn that their connections accept no more requests. HTTP/1 clients learn it with
+#: their next answer, HTTP/2 clients at once.
+NOTICE_S: Final = 1.0
+#: Poll periods while requests finish, at the end and on an operator's request.
+_FINISHING_POLL_S: Final = 0.005
+_QUIESCING_POLL_S: Final = 0.02
+#: No request may arrive for this long: between two requests there is a moment without any.
+QUIET_S: Final = 0.5
+
+
+class Draining:
+    """Takes one front out of service on the supervisor's request, and reports the completion."""
+
+    def __init__(
+        self,
+        health: ServerHealth,
+        front_listeners: FrontListeners,
+        generations: Generations,
+        notify_supervisor: NotifySupervisor,
+        spawn: Spawn,
+    ) -> None:
+        self._health = health
+        self._front_listeners = front_listeners
+        self._generations = generations
+        self._notify_supervisor = notify_supervisor
+        self._spawn = spawn
+        #: A new object each time that an operator takes the front out of service; None while in service.
+        self._quiesce_id: object | None = None
+
+    # ---- for good -----------------------------------------------------------------------------
+
+    def drain(self, message: messages.Drain) -> None:
+        """Start to drain; ``Drained`` follows when everything is finished, or at the timeout."""
+        self._health.leave_service()  # at once, so that later probes see it
+        self._spawn(self._drain(message))
+
+    async def _drain(self, message: messages.Drain) -> None:
+        if message.lame_duck_s:
+            await asyncio.sleep(message.lame_duck_s)
+        deadline = time.monotonic() + message.timeout_s
+        if message.notice:
+            notice_end = min(deadline, time.monotonic() + NOTICE_S)
+            self._front_listeners.announce()
+            await _wait_until(lambda: not self._front_listeners.n_unaware, notice_end)
+        self._health.drain()
+        self._front_listeners.announce()
+        await _wait_until(lambda: not self._generations.unfinished(), deadline)
+        unfinished = self._generations.unfinished()
+        # One more loop turn, so that the last answers are written.
+        await asyncio.sleep(_FINISHING_POLL_S)
+        self._notify_supervisor(messages.Drained(unfinished))
+
+    # ---- on an operator's request -------------------------------------------------------------
+
+    def quiesce(self, message: messages.Quiesce) -> None:
+        """Start to leave service; ``Quiesced`` follows when idle, or ``timeout_s`` after the lame duck."""
+        if self._quiesce_id is None:
+            self._quiesce_id = object()
+            # Before the next message is handled, so that the front is never ready in between.
+            self._health.leave_service()
+        self._spawn(self._quiesce(message, self._quiesce_id))
+
+    def resume(self, _: messages.Resume) -> None:
+        self._quiesce_id = None
+        self._health.return_to_service()
+
+    async def _quiesce(self, message: messages.Quiesce, quiesce_id: object) -> None:
+        await asyncio.sleep(message.lame_duck_s)
+        started = quiet_since = time.monotonic()
+        self._front_listeners.announce()
+        accepted, has_new_requests = self._generations.accepted(), False
+        while self._quiesce_id is quiesce_id:
+            now = time.monotonic()
+            is_aware = now - started >= NOTICE_S or not self._front_listeners.n_unaware
+            left = max(self._generations.unfinished(), self._front_listeners.n_held)
+            if self._generations.accepted() != accepted:
+                accepted, quiet_since, has_new_requests = self._generations.accepted(), now, True
+            is_quiet = now - quiet_since >= QUIET_S
+            if (is_aware and is_quiet and not left) or now >= started + message.timeout_s:
+                self._notify_supervisor(
+                    messages.Quiesced(message.ticket, left, is_quiet or not has_new_requests)
+                )
+                return
+            await asyncio.sleep(_QUIESCING_POLL_S)
+
+
+async def _wait_until(done: Callable[[], bool], deadline: float) -> None:
+    while not done() and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(_FINISHING_POLL_S)
+
+
+# ---- heartbeats ----------------------------------------------------------------------------------
+
+#: The server reports itself as not live after this many times ``hang_timeout_s`` without a heartbeat of the
+#: supervisor.
+LIVE_TIMEOUTS: Final = 2
+#: A blocked supervisor is logged after this fraction of ``hang_timeout_s``.
+_WARN_FRACTION: Final = 3
+
+
+class SupervisorWatchdog:
+    """The heartbeats of this front and of its supervisor, whose descriptors come with ``Setup``.
+
+    A blocked supervisor replaces no dead worker, loads nothing and answers no operator, though loaded models
+    are served.
+    """
+
+    def __init__(self, own_fd: int, supervisors_fd: int, timeout_s: float, health: ServerHealth) -> None:
+        self._own = Heartbeat(own_fd)
+        self._supervisors = Heartbeat(supervisors_fd)
+        self._timeout_s = timeout_s
+        self._health = health
+        self._silence = LoopWatchdog()
+        self._is_reported = False
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        period_s = heartbeat_period_s(self._timeout_s)
+        while True:
+            self._own.beat()
+            has_heartbeat = self._supervisors.has_beaten()
+            cpu_ticks = None if has_heartbeat else cpu_times(os.getppid())
+            self._report(self._silence.poll(has_heartbeat, loop.time(), period_s, cpu_ticks))
+            await asyncio.sleep(period_s)
+
+    def _report(self, silent_s: float) -> None:
+        if not self._timeout_s:
+            return
+        if self._is_reported and not silent_s:
+            logger.warning("supervisor event loop recovered")
+        if not self._is_reported and silent_s >= self._timeout_s / _WARN_FRACTION:
+            pid = os.getppid()
+            text = "supervisor event loop of process %d blocked for %.3g s: %s"
+            logger.warning(text, pid, silent_s, describe_process_state(pid))
+        self._is_reported = silent_s >= self._timeout_s / _WARN_FRACTION
+        self._health.set_supervisor_responsive(silent_s < LIVE_TIMEOUTS * self._timeout_s)

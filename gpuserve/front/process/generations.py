@@ -1,7 +1,12 @@
-"""The models of a front as the supervisor tells of them: the generations that there are, those that get the
-requests for a model, and the instances of each that come up, go and die. Which models and instances there are
-is the supervisor's to say. Here a driver is made for each generation, and waited until a generation or an
-instance that is to go has finished what it has.
+"""Model generations of a front: one driver for each generation that the supervisor adds, and the instances
+that come up, retire and die.
+
+The supervisor decides which models and instances exist. A retiring generation or instance finishes its
+requests first.
+
+A watchdog polls the calls of all models and ends overdue ones: the front answers their requests, and the
+supervisor kills the worker after logging its stacks. The worker of an attached program is killed by that
+program. If nobody kills the worker, this front does.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -25,26 +30,27 @@ from gpuserve.front.models.ensembles.driver import EnsembleDriver
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.observe.callable_metrics import CallableMetrics, Owner
-from gpuserve.front.observe.metrics import LatencyWindow, ModelMetrics
-from gpuserve.front.process.call_watch import ExecutionWatch
-from gpuserve.front.process.model_calls import ModelCalls
-from gpuserve.front.process.ports import Spawn
-from gpuserve.front.service.control import Say
-from gpuserve.front.service.service import InferenceService
+from gpuserve.front.models.running_calls import OverdueCall
+from gpuserve.front.observability.metrics.callable_metrics import CallableMetrics, Owner
+from gpuserve.front.observability.metrics.model_metrics import LatencyWindow, ModelMetrics
+from gpuserve.front.process.callable_requests import CallableRequests
+from gpuserve.front.process.listeners import Spawn
+from gpuserve.front.service.control import NotifySupervisor
+from gpuserve.front.service.inference_service import InferenceService
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.control import front_messages as messages
+from gpuserve.supervisor.control.front_messages import ExecutionHung
 from gpuserve_worker.protocol import datagram, wire
 
 logger = logging.getLogger(__name__)
 
-#: How often it is looked whether a generation or an instance has finished what it has.
+#: Poll period of retiring generations and instances.
 _POLL_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What all models of a front share. ``epoch`` counts the fronts of a server."""
+    """The parts that all models of a front share. ``epoch`` counts the fronts of a server."""
 
     service: InferenceService
     settings: ServerSettings
@@ -54,44 +60,44 @@ class ModelParts:
 
 
 class Generations:
-    """Drivers by the number of their generation; ``close()`` leaves none open. ``say`` tells what went."""
+    """Drivers by generation number; ``close()`` leaves none open. Removals are reported to the supervisor."""
 
-    def __init__(self, parts: ModelParts, say: Say, spawn: Spawn) -> None:
+    def __init__(self, parts: ModelParts, notify_supervisor: NotifySupervisor, spawn: Spawn) -> None:
         limits = resource_limits(parts.settings)
         self._limiter = None if limits is None else SharedResources(limits)
-        #: About when the front before this one died; its clients do not know of it.
+        #: The approximate time when the previous front died; clients do not know of the death.
         self._front_lost_at = time.monotonic() if parts.epoch > 1 else -math.inf
         self._parts = parts
         self._service = parts.service
-        self._say = say
+        self._notify_supervisor = notify_supervisor
         self._spawn = spawn
-        self._calls = ModelCalls(parts.service, spawn)
+        self._calls = CallableRequests(parts.service, spawn)
         self._callable_metrics = CallableMetrics()
         parts.service.metrics_page.add(self._callable_metrics.families)
         self._keeps_latencies = parts.settings.metrics_summaries
         self._drivers: dict[int, Driver] = {}
-        #: Those of them that have workers, as all but ensembles do.
+        #: The drivers with workers, which all but ensembles have.
         self._of_workers: dict[int, ModelDriver] = {}
-        #: The generations that get the requests for a model.
+        #: The generations that serve each model.
         self._served: dict[str, set[int]] = {}
-        #: Ends calls that are not back in time, while it runs.
-        self.watch = ExecutionWatch(self._of_workers, say, parts.service.models.refresh)
+        #: Ends overdue calls while it runs.
+        self.watch = CallWatchdog(self._of_workers, notify_supervisor, parts.service.models.refresh)
 
     # ---- generations ----------------------------------------------------------------------
 
     def add(self, message: messages.AddModel) -> None:
         spec = ModelSpec.from_wire(message.spec)
-        driver = self._drivers[message.generation] = self._new_driver(message.generation, spec)
+        driver = self._drivers[message.generation] = self._create_driver(message.generation, spec)
         placed = {one.placement.gpu_uuid: one.device for one in spec.instances}
-        self._service.control.gpus.call({uuid: device for uuid, device in placed.items() if uuid})
+        self._service.control.gpus.set_device_names({uuid: device for uuid, device in placed.items() if uuid})
         if message.served:
             self._parts.cache.drop_model(spec.name)  # another program may have had the name
             self._served.setdefault(spec.name, set()).add(message.generation)
-            _show(driver)
+            _export_metrics(driver)
             self._service.models.add(driver, attached=message.attached)
 
     def serve(self, message: messages.ServeModel) -> None:
-        """Let these generations, and no others, get a model's requests; those that did until now retire."""
+        """Let exactly these generations serve a model; the others retire."""
         model, numbers, timeout_s = message
         self._parts.cache.drop_model(model)
         before = self._served.pop(model, set())
@@ -100,7 +106,7 @@ class Generations:
             self._served[model] = now
         drivers = [self._drivers[number] for number in now]
         for driver in drivers:
-            _show(driver)
+            _export_metrics(driver)
         retired = sorted(before - now)
         for number in retired:
             self._drivers[number].retire()
@@ -110,17 +116,19 @@ class Generations:
 
     async def _retire(self, generation: int, driver: Driver, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        await self._hand_over(driver)
-        await _wait(lambda: not driver.unfinished, deadline)
+        await self._transfer_queue(driver)
+        await _wait_until(lambda: not driver.unfinished, deadline)
         unfinished = driver.unfinished
         if unfinished and driver.workers is not None:
             driver.workers.give_back()
-            await self._hand_over(driver)
+            await self._transfer_queue(driver)
         self.remove(messages.RemoveModel(generation))
-        self._say(messages.Retired(generation, unfinished))
+        self._notify_supervisor(messages.Retired(generation, unfinished))
 
-    async def _hand_over(self, retired: Driver) -> None:
-        """Give what waits for a generation to that which serves its version now: its instances may hang."""
+    async def _transfer_queue(self, retired: Driver) -> None:
+        """Move queued requests of a retired generation to the generation that now serves the version, because
+        instances of the retired one may hang.
+        """
         for one in self._service.models.of(retired.spec.name):
             if isinstance(one, ModelDriver) and isinstance(retired, ModelDriver):
                 while one.spec.version == retired.spec.version and retired.hand_over(one):  # noqa: ASYNC110
@@ -128,7 +136,7 @@ class Generations:
 
     def remove(self, message: messages.RemoveModel) -> None:
         driver = self._drivers.pop(message.generation, None)
-        if driver is None:  # it was removed already, and the message crossed ours
+        if driver is None:  # already removed: the message crossed ours
             return
         self._of_workers.pop(message.generation, None)
         self._served.get(driver.spec.name, set()).discard(message.generation)
@@ -142,30 +150,28 @@ class Generations:
         for driver in list(self._drivers.values()):
             driver.close()
 
-    def _new_driver(self, generation: int, spec: ModelSpec) -> Driver:
+    def _create_driver(self, generation: int, spec: ModelSpec) -> Driver:
         metrics = self._metrics(spec)
         regions, most = self._service.control.regions, self._parts.settings.max_arena_nbytes
         if spec.is_ensemble:
             return EnsembleDriver(spec, most, metrics, self._service.models.find, regions)
         cache = self._parts.cache if self._parts.settings.response_cache_nbytes else None
         if spec.response_cache and cache is None:
-            logger.warning(
-                "model %s: its response_cache has no memory, because response_cache_nbytes is 0", spec.name
-            )
-        on_other = partial(self._on_other, _owner(spec))
+            logger.warning("model %s: response_cache has no effect: response_cache_nbytes is 0", spec.name)
+        on_other = partial(self._on_other_message, _owner(spec))
         driver = ModelDriver(
             spec, most, metrics, cache, regions, self._limiter, on_other, self._front_lost_at
         )
         if self._parts.settings.access_log != OFF:
             driver.name_requests()
         self._of_workers[generation] = driver
-        driver.workers.on_isolated_death = lambda link: self._say(
+        driver.workers.on_isolated_death = lambda link: self._notify_supervisor(
             messages.IsolatedWorkerDeath(generation, link.instance, link.pid)
         )
         return driver
 
     def _metrics(self, spec: ModelSpec) -> ModelMetrics:
-        """The account of a version: that of the generation that is about to be replaced, if there is one."""
+        """Return the metrics of a version, which a new generation of the version continues."""
         for driver in reversed(self._drivers.values()):
             if (driver.spec.name, driver.spec.version) == (spec.name, spec.version):
                 return driver.metrics
@@ -218,7 +224,7 @@ class Generations:
             self._service.models.refresh(driver.spec.name)
 
     def resize(self, message: messages.Resize) -> None:
-        """Give a generation other instances; those that are new come up later."""
+        """Change the instances of a generation; new instances come up later."""
         driver = self._of_workers.get(message.generation)
         if driver is not None:
             driver.resize(ModelSpec.from_wire(message.spec))
@@ -226,7 +232,7 @@ class Generations:
 
     def retire_instance(self, message: messages.RetireInstance) -> None:
         driver = self._of_workers.get(message.generation)
-        # Which link is meant is known now: what comes under that name later is another instance.
+        # Find the link now: a later instance of the same name is another instance.
         link = None if driver is None else driver.workers.instances.up.get(message.instance)
         self._spawn(self._retire_instance(message, driver, link))
 
@@ -236,51 +242,55 @@ class Generations:
         generation, instance, timeout_s = message
         idle = True
         if driver is not None and instance in driver.workers.instances:
-            idle = await self._let_go(driver, instance, link, time.monotonic() + timeout_s)
-        self._say(messages.InstanceRetired(generation, instance, idle))
+            idle = await self._drain_instance(driver, instance, link, time.monotonic() + timeout_s)
+        self._notify_supervisor(messages.InstanceRetired(generation, instance, idle))
 
-    async def _let_go(
+    async def _drain_instance(
         self, driver: ModelDriver, instance: str, link: WorkerLink | None, deadline: float
     ) -> bool:
-        """Give an instance nothing new, and let it go when it has finished, which is told, or at the time."""
+        """Give an instance no more requests, wait until it has finished or the deadline passes, and remove
+        it.
+
+        Returns whether the instance was idle.
+        """
 
         def is_up() -> bool:
             return link is not None and driver.workers.instances.up.get(instance) is link
 
-        # While all others wait for the model itself, or start again, it is needed.
-        await _wait(lambda: not is_up() or self._calls.can_spare(driver, instance), deadline)
-        if _is_another(driver, instance, link):
+        # While all other instances wait for the model itself, or restart, this one is needed.
+        await _wait_until(lambda: not is_up() or self._calls.can_spare(driver, instance), deadline)
+        if _was_replaced(driver, instance, link):
             return True
         driver.workers.retire_instance(instance)
         self._service.models.refresh(driver.spec.name)
-        await _wait(lambda: not is_up() or driver.workers.is_idle(instance), deadline)
-        if _is_another(driver, instance, link):
+        await _wait_until(lambda: not is_up() or driver.workers.is_idle(instance), deadline)
+        if _was_replaced(driver, instance, link):
             return True
         idle = not is_up() or driver.workers.is_idle(instance)
         driver.workers.let_go(instance)
         self._calls.refuse_stuck(driver)
         return idle
 
-    def _on_other(self, owner: Owner, link: WorkerLink, message: wire.Message) -> None:
+    def _on_other_message(self, owner: Owner, link: WorkerLink, message: wire.Message) -> None:
         match message:
             case wire.RegionOpened(region, problem):
                 self._service.control.regions.opened(link, region, problem)
             case wire.ExportSegment() | wire.ExportOpened():
                 link.exports.take(message)
             case wire.Call() | wire.CallOff() | wire.Return() | wire.Command():
-                self._calls.take(link, message)
+                self._calls.handle(link, message)
             case wire.Metrics(changes):
-                self._callable_metrics.take(owner, changes)
+                self._callable_metrics.apply(owner, changes)
             case _:
                 no_such_message(link, message)
 
-    # ---- all of them ----------------------------------------------------------------------
+    # ---- all generations ------------------------------------------------------------------
 
     def unfinished(self) -> int:
         return sum(driver.unfinished for driver in self._drivers.values())
 
     def accepted(self) -> int:
-        """How many requests the present drivers have taken so far."""
+        """Return how many requests the present drivers have accepted so far."""
         return sum(driver.statistics().accepted for driver in self._drivers.values())
 
     def shrink(self) -> None:
@@ -291,13 +301,13 @@ class Generations:
                 self._service.models.refresh(driver.spec.name)
 
     def keep_latencies(self, keep: bool) -> None:
-        """Begin to keep the latest latencies of every model for their quantiles, or end to."""
+        """Start or stop recording the latest latencies of every model for quantiles."""
         self._keeps_latencies = keep
         for driver in self._drivers.values():
             driver.metrics.window = LatencyWindow() if keep else None
 
     def census(self, message: messages.RequestCensus) -> messages.Census:
-        """What waits and runs at this moment, and which models are ready, for the status of the server."""
+        """Return queued and running requests and model states of this moment, for the server status."""
         service, counts = self._service, []
         served = set(service.models.all())
         for driver in self._drivers.values():
@@ -309,14 +319,14 @@ class Generations:
         return messages.Census(message.ticket, service.health.ready, tuple(counts), states, memory)
 
 
-def _show(driver: Driver) -> None:
-    """Let the metrics tell of this generation; those of a version are one account."""
+def _export_metrics(driver: Driver) -> None:
+    """Let the metrics of the version report this generation's gauges."""
     driver.metrics.gauges = partial(_gauges, driver)
     driver.metrics.declared = lambda: driver.spec.instances
 
 
 def _gauges(driver: Driver) -> dict[str, float]:
-    """What a driver's scheduler and arena know at this moment; what they do not know is left out."""
+    """Return the gauges of a driver's scheduler and arena. Unknown values are left out."""
     counts = driver.statistics()
     arena = driver.arena.statistics()
     part = saturation(driver.spec, counts)
@@ -333,11 +343,65 @@ def _owner(spec: ModelSpec) -> Owner:
     return spec.name, spec.version
 
 
-def _is_another(driver: ModelDriver, instance: str, link: WorkerLink | None) -> bool:
-    """Whether the one that was meant has died, and another is up in its place."""
+def _was_replaced(driver: ModelDriver, instance: str, link: WorkerLink | None) -> bool:
+    """Return whether the instance has died, and another is up under its name."""
     return driver.workers.instances.up.get(instance) not in (link, None)
 
 
-async def _wait(condition: Callable[[], bool], deadline: float) -> None:
+async def _wait_until(condition: Callable[[], bool], deadline: float) -> None:
     while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
+
+
+# ---- overdue calls -------------------------------------------------------------------------------
+
+#: If a worker is to be killed, its stacks are logged long before this time; after it nobody else has killed
+#: the worker.
+_GRACE_S: Final = 2.0
+#: Calls are polled four times within the shortest execution timeout, bounded by the first two periods;
+#: without any timeout the third period holds.
+_SHORTEST_S: Final = 0.05
+_LONGEST_S: Final = 0.4
+_IDLE_S: Final = 1.0
+
+
+def poll_period_s(limits_s: Iterable[float]) -> float:
+    """Return the time until the next poll for these execution timeouts; 0 is no timeout."""
+    shortest_s = min((limit_s for limit_s in limits_s if limit_s), default=math.inf)
+    return _IDLE_S if shortest_s == math.inf else min(_LONGEST_S, max(_SHORTEST_S, shortest_s / 4))
+
+
+class CallWatchdog:
+    """A watchdog for the calls of all models of a front.
+
+    ``drivers`` are those of its generations, by number. ``on_down`` is called with the name of a model if an
+    instance is given up.
+    """
+
+    def __init__(
+        self,
+        drivers: Mapping[int, ModelDriver],
+        notify_supervisor: NotifySupervisor,
+        on_down: Callable[[str], None],
+    ) -> None:
+        self._drivers = drivers
+        self._notify_supervisor = notify_supervisor
+        self._on_down = on_down
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            period_s = poll_period_s(one.spec.execution_timeout_s for one in self._drivers.values())
+            now = loop.time()
+            for number, driver in tuple(self._drivers.items()):
+                for overdue in driver.overdue.look(now, now + period_s):
+                    self._report_overdue(number, driver, overdue)
+            await asyncio.sleep(period_s)
+
+    def _report_overdue(self, number: int, driver: ModelDriver, overdue: OverdueCall) -> None:
+        call, ran_s, limit_s = overdue
+        link = driver.workers.instances.up.get(call.instance)
+        if link is None or (limit_s and not driver.overdue.end(overdue, _GRACE_S)):
+            return
+        self._on_down(driver.spec.name)
+        self._notify_supervisor(ExecutionHung(number, call.instance, link.pid, ran_s, limit_s))

@@ -32,7 +32,7 @@ from gpuserve.core.states import IllegalTransition
 from gpuserve.model.spec import QueueSpec
 
 if TYPE_CHECKING:
-    from gpuserve.front.v2.types import Sequence
+    from gpuserve.front.requests.inference import Sequence
 
 #: How many stale entries the deadlines may hold before it is worth sorting them out.
 _STALE_ALLOWED: Final = 64

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.requests.inference import InferRequest
 
 #: As many shapes of requests are remembered; then all are forgotten: they are as many as clients like.
 _MOST_TEMPLATES: Final = 1024

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
-from gpuserve.front.v2.types import RegionSlice
+from gpuserve.front.requests.inference import RegionSlice
 from gpuserve_worker.memory import arena
 from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 from gpuserve_worker.protocol.wire import INLINE_NBYTES

@@ -24,7 +24,7 @@ from gpuserve.front.passage.absence import FrontAbsence, front_died
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.alike import AlikeRequests
 from gpuserve.front.remote.door_memory import DoorMemory, place_of
-from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor
+from gpuserve.front.requests.inference import InferRequest, InferResponse, OutputTensor
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.orphans import ORPHANS, OUTPUT_LEASE
 

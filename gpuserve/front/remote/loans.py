@@ -12,7 +12,7 @@ from typing import Any
 from gpuserve.front.links.output_memory import LentBlock, OutputMemory
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
-from gpuserve.front.v2.types import InferResponse, OutputTensor
+from gpuserve.front.requests.inference import InferResponse, OutputTensor
 from gpuserve_worker.protocol import wire
 
 

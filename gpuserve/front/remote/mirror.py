@@ -12,9 +12,9 @@ from gpuserve.front.models.interface import Driver
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.drivers import RemoteDriver, RemoteRequests
-from gpuserve.front.service.health import ServerHealth
+from gpuserve.front.service.control import TraceControl
 from gpuserve.front.service.model_table import ModelTable
-from gpuserve.front.service.trace_control import TraceControl
+from gpuserve.front.service.server_health import ServerHealth
 from gpuserve.model.spec import CLIENT, ModelSpec
 
 URGENT: Final = frozenset({messages.Served, messages.FrontStage})

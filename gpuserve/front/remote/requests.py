@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from gpuserve.core.errors import RequestError, inner_code
 from gpuserve.front.memory.scatter import Answer, WholeOutputs
 from gpuserve.front.models.pending import OnResponse, PendingRequest
-from gpuserve.front.observe.tracing.reception import Reception, Receptions
+from gpuserve.front.observability.tracing.request_trace import Reception, Receptions
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.loans import DoorLoans
-from gpuserve.front.service.inference import Inference
-from gpuserve.front.v2.types import NOTHING, InferRequest, InferResponse, InputTensor, RegionSlice
+from gpuserve.front.requests.inference import NOTHING, InferRequest, InferResponse, InputTensor, RegionSlice
+from gpuserve.front.service.inference_service import Inference
 from gpuserve_worker.protocol.payloads import Sequence as SequencePart
 
 

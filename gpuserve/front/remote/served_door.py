@@ -11,7 +11,7 @@ from gpuserve.front.passage.forwarded import ForwardedExchanges
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.mirror import ModelMirror
 from gpuserve.front.remote.requests import DoorRequests
-from gpuserve.front.service.service import InferenceService
+from gpuserve.front.service.inference_service import InferenceService
 
 
 class ServedDoor:

@@ -14,7 +14,7 @@ from gpuserve.front.passage.absence import FrontAbsence
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.drivers import RemoteRequests, Unpinned
 from gpuserve.front.remote.mirror import URGENT, Mirrored, MirroredTable
-from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve_worker.memory.arena import ArenaStatistics
 
 #: How often what a burst took of the arena is looked for.
@@ -47,7 +47,7 @@ class DoorService:
 
     def lose(self) -> None:
         """Be not ready, answer what the front had, and hold what comes: the front has died."""
-        self.service.health.leave()
+        self.service.health.leave_service()
         self.absence.begin()
         self._requests.lose()
 
@@ -55,7 +55,7 @@ class DoorService:
         """Go on with another front."""
         self._mirrored.begin()
         self._requests.memory.introduce()
-        self.service.health.stay()
+        self.service.health.return_to_service()
         self.absence.end()
 
     def close(self) -> None:

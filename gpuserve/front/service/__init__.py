@@ -1,1 +1,1 @@
-"""What the endpoints offer, whichever protocol asks: inference, models, health, control."""
+"""The inference service: inference, models, health and control for every protocol."""

@@ -1,6 +1,8 @@
-"""What clients and operators ask of the supervisor, and who waits for which answer; and the log settings.
-Models are loaded, and operators' verbs are run, by the supervisor. What a verb means, and whether its
-arguments can be, the supervisor says.
+"""Control of the server by clients and operators: requests to the supervisor, log settings, model loading,
+and tracing.
+
+The supervisor loads models and runs operators' verbs, and decides whether a verb's arguments are valid.
+Tracers and trace records exist only while something is traced.
 """
 
 from __future__ import annotations
@@ -9,108 +11,126 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from gpuserve.config.settings import logs
+from gpuserve.config.settings.checks import lacks_trace_file
 from gpuserve.config.settings.logs import LOG, LogSettings
+from gpuserve.config.settings.server import TRACE, TraceSettings
 from gpuserve.core.errors import InvalidArgument, Unavailable, Unimplemented, request_error
+from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
+from gpuserve.front.models.watching import RequestWatcher, watched_by
+from gpuserve.front.observability.tracing.request_trace import Receptions, Trace
+from gpuserve.front.observability.tracing.trace_settings import (
+    OPENTELEMETRY,
+    Changes,
+    TraceScopes,
+    described,
+    read_changes,
+)
+from gpuserve.front.observability.tracing.trace_writers import TraceFileWriter, TraceSink, TraceWriter
+from gpuserve.front.requests.limits import shown
+from gpuserve.front.requests.server_status import HealthSubscribers
 from gpuserve.front.service.model_table import ModelTable
-from gpuserve.front.v2.limits import shown
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 logger = logging.getLogger(__name__)
 
 #: Sends a message of ``control.messages`` to the supervisor.
-Say: TypeAlias = Callable[[tuple[Any, ...]], None]
+NotifySupervisor: TypeAlias = Callable[[tuple[Any, ...]], None]
 
 EXPLICIT: Final = "explicit"
 _FILE: Final = "file:"
 
 
-class Questions:
-    """Questions to the supervisor, each under a ticket of its own until its answer comes."""
+class SupervisorRequests:
+    """Requests to the supervisor, each with a ticket until its response arrives."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, notify_supervisor: NotifySupervisor) -> None:
+        self._notify_supervisor = notify_supervisor
         self._tickets = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[VerbOutcome]] = {}
 
-    async def ask(self, question: Callable[..., tuple[Any, ...]], *arguments: Any) -> VerbOutcome:
-        """Say ``question(ticket, *arguments)``, and return the answer; what was begun goes on unawaited."""
+    async def ask(self, request_type: Callable[..., tuple[Any, ...]], *arguments: Any) -> VerbOutcome:
+        """Send ``request(ticket, *arguments)``, and return the outcome. A cancelled caller does not stop what
+        the supervisor started.
+        """
         ticket = next(self._tickets)
         self._waiting[ticket] = waiting = asyncio.get_running_loop().create_future()
-        self._say(question(ticket, *arguments))
+        self._notify_supervisor(request_type(ticket, *arguments))
         try:
             outcome: VerbOutcome = await waiting
         finally:
             self._waiting.pop(ticket, None)
         return outcome
 
-    def answered(self, ticket: int, outcome: VerbOutcome) -> None:
+    def complete(self, ticket: int, outcome: VerbOutcome) -> None:
         waiting = self._waiting.pop(ticket, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
 
 
 class LogControl:
-    """The log settings that hold in this process; the supervisor is told those that a client has changed."""
+    """The log settings of this process. The supervisor is notified of changes by clients."""
 
-    def __init__(self, log_level: str, say: Say) -> None:
+    def __init__(self, log_level: str, notify_supervisor: NotifySupervisor) -> None:
         self.settings = LogSettings.of_level(log_level)
-        self._say = say
-        self._followers: list[Callable[[LogSettings], None]] = []
+        self._notify_supervisor = notify_supervisor
+        self._subscribers: list[Callable[[LogSettings], None]] = []
 
-    def follow(self, take: Callable[[LogSettings], None]) -> None:
-        """Have another process told of the settings, now and when they are others."""
-        self._followers.append(take)
-        take(self.settings)
+    def subscribe(self, on_change: Callable[[LogSettings], None]) -> None:
+        """Call ``on_change`` with the settings now and after each change, for another process."""
+        self._subscribers.append(on_change)
+        on_change(self.settings)
 
     def update(self, changes: Mapping[str, Any]) -> LogSettings:
-        """Change some fields, to checked values, and return all."""
+        """Change some fields to checked values, and return all settings."""
         if changes:
             self.restore(changes)
-            self._say(messages.Changed(LOG, self.settings._asdict()))
+            self._notify_supervisor(messages.Changed(LOG, self.settings._asdict()))
         return self.settings
 
     def restore(self, wire: Mapping[str, Any]) -> None:
-        """Take over what clients had changed at an earlier front."""
+        """Apply the settings that clients had changed at an earlier front."""
         self.settings = self.settings._replace(**wire)
         logs.adjust(self.settings)
-        for take in self._followers:
-            take(self.settings)
+        for on_change in self._subscribers:
+            on_change(self.settings)
 
 
 class AdminControl:
-    """The verbs of operators who ask over HTTP; without ``is_open`` there is no admin API."""
+    """Operators' verbs over HTTP. Without ``is_open`` there is no admin API."""
 
-    def __init__(self, questions: Questions, *, is_open: bool) -> None:
-        self._questions = questions
+    def __init__(self, supervisor_requests: SupervisorRequests, *, is_open: bool) -> None:
+        self._supervisor_requests = supervisor_requests
         self.is_open = is_open
 
     async def ask(self, verb: str, arguments: dict[str, Any]) -> VerbOutcome:
-        """Return once the supervisor has answered; Unimplemented: there is no admin API."""
+        """Return the supervisor's outcome. Raise Unimplemented if there is no admin API."""
         if not self.is_open:
             raise Unimplemented("this server has no admin API; the setting admin_api opens it")
-        return await self._questions.ask(messages.Operate, verb, arguments)
+        return await self._supervisor_requests.ask(messages.Operate, verb, arguments)
 
 
 class RepositoryControl:
-    """Loading and unloading of ``models`` as clients ask for it; only where ``mode`` is "explicit"."""
+    """Loading and unloading of ``models`` for clients, allowed only if ``mode`` is "explicit"."""
 
-    def __init__(self, mode: str, questions: Questions, models: ModelTable) -> None:
+    def __init__(self, mode: str, supervisor_requests: SupervisorRequests, models: ModelTable) -> None:
         self.mode = mode
-        self._questions = questions
+        self._supervisor_requests = supervisor_requests
         self._models = models
 
     async def load(self, model: str, parameters: Mapping[str, Any]) -> None:
-        """Load a model, changed by the JSON text "config", until it is served; raises ``RequestError``."""
+        """Load a model, changed by the JSON text "config", until served. Raises ``RequestError``."""
         self._check_allowed(model)
         changes = self._changes(model, parameters)
         await self._ask(messages.LoadModel, model, changes)
 
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
-        """Unload all versions of a model, until its workers have ended; raises ``RequestError``."""
+        """Unload all versions of a model, until its workers have exited. Raises ``RequestError``."""
         self._check_allowed(model)
         for key, value in parameters.items():
             if key != "unload_dependents":
@@ -123,11 +143,11 @@ class RepositoryControl:
             await self._ask(messages.UnloadModel, one)
 
     def unloaded_with(self, model: str, parameters: Mapping[str, Any]) -> list[str]:
-        """The models that an unload with these parameters is of."""
+        """Return the models that an unload with these parameters concerns."""
         return [model, *(self._members(model) if parameters.get("unload_dependents") else ())]
 
     def _members(self, model: str) -> list[str]:
-        """The models of an ensemble's steps, and those of steps that are ensembles."""
+        """Return the models of an ensemble's steps, including the steps of nested ensembles."""
         found: dict[str, None] = {}
         left = [model]
         while left:
@@ -137,8 +157,8 @@ class RepositoryControl:
             left += new
         return list(found)
 
-    async def _ask(self, question: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
-        outcome = await self._questions.ask(question, *arguments)
+    async def _ask(self, request_type: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
+        outcome = await self._supervisor_requests.ask(request_type, *arguments)
         if outcome.code:
             raise request_error(outcome.code, outcome.text)
 
@@ -157,14 +177,14 @@ class RepositoryControl:
             _check_parameter(key, value)
         if any(key.startswith(_FILE) for key in parameters):
             logger.warning(
-                "model %s: a load request brought files, which are not taken from clients", shown(model)
+                "model %s: rejected load request with files: clients cannot upload files", shown(model)
             )
             raise InvalidArgument(_cannot_poll(model))
         text = parameters.get("config")
         if text is None:
             return {}
-        # protobuf's JSON is only imported by who uses it
-        from gpuserve.front.v2.config_override import BadOverride, read_override
+        # protobuf's JSON support is imported only when it is used.
+        from gpuserve.front.requests.config_override import BadOverride, read_override
 
         try:
             return read_override(model, text, self._models.specs(model))
@@ -188,3 +208,147 @@ def _check_parameter(key: str, value: Any) -> None:
 
 def _cannot_poll(model: str) -> str:
     return f"failed to load '{shown(model)}', failed to poll from model repository"
+
+
+# ---- tracing -------------------------------------------------------------------------------------
+
+#: Time to write pending traces when the front ends; less than the supervisor's timeout.
+CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class TraceControl:
+    """The tracing of one front.
+
+    ``models`` are the current models; call ``refresh`` after any change of them. ``receptions`` records when
+    calls are received and sent while anything is traced. The supervisor is notified of settings that clients
+    change, for a successor. ``notes`` observes the requests of every model, traced or not.
+    """
+
+    def __init__(
+        self,
+        models: ModelTable,
+        start: TraceSettings,
+        epoch: int,
+        notify_supervisor: NotifySupervisor,
+        notes: RequestWatcher | None = None,
+    ) -> None:
+        self.receptions = Receptions()
+        self._models = models
+        self._start = start
+        self._epoch = epoch
+        self._notify_supervisor = notify_supervisor
+        self._notes = notes
+        self._scopes = TraceScopes(self._start)
+        self._known: set[str] = set()
+        self._ids = trace_ids(epoch)
+        self._watchers = HealthSubscribers()
+        self._sink: TraceSink | None = None
+        #: Sinks that only write what is queued, and the files that this front has written.
+        self._ending: set[asyncio.Task[None]] = set()
+        self._written: set[str] = set()
+
+    def settings(self, model: str = "") -> dict[str, list[str]]:
+        """Return all settings of a model ("": the server). Raise InvalidArgument if it is unknown."""
+        self._check_model(model)
+        return described(self._scopes.values(model), self._start)
+
+    def update(self, model: str, changes: Changes) -> dict[str, list[str]]:
+        """Change settings of a model ("": the server), and return all. If this raises, nothing is changed."""
+        self._check_model(model)
+        if changes:
+            self._scopes.update(model, read_changes(changes))
+            self.refresh()
+            self._notify_supervisor(messages.Changed(TRACE, self._scopes.to_wire()))
+        return self.settings(model)
+
+    def restore(self, wire: Mapping[str, Any]) -> None:
+        self._scopes.restore(wire)
+        self.refresh()
+
+    def restart(self, start: TraceSettings) -> None:
+        """Use other start settings. Changes by clients stay in force."""
+        former, self._start = self._start, start
+        changes = self._scopes.to_wire()
+        self._scopes = TraceScopes(start)
+        self._scopes.restore(changes)
+        if self._sink is not None and _output(former) != _output(start):
+            ending = asyncio.get_running_loop().create_task(_close(self._sink))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            self._sink = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Update the tracer of every model. Settings of removed models are dropped."""
+        drivers = self._models.all()
+        names = {driver.spec.name for driver in drivers}
+        for gone in self._known - names:
+            self._scopes.forget(gone)
+        self._known = names
+        active = False
+        for driver in drivers:
+            tracer = self._tracer(driver)
+            driver.tracer = watched_by(tracer, self._notes)
+            active |= tracer is not None
+        was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
+        if self.is_active is not was_active:
+            self._watchers.changed()
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether requests may be traced."""
+        return self.receptions.deliver is not None
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` when tracing starts or stops. Returns a function that ends the subscription."""
+        return self._watchers.watch(callback)
+
+    async def close(self) -> None:
+        """Write pending traces, for two seconds at most."""
+        ending = [*self._ending, *([_close(self._sink)] if self._sink is not None else ())]
+        await asyncio.gather(*ending)
+
+    def _check_model(self, model: str) -> None:
+        if model and all(driver.spec.name != model for driver in self._models.all()):
+            raise InvalidArgument(f"Request for unknown model : {shown(model)}")
+
+    def _tracer(self, driver: Driver) -> ModelTracer | None:
+        name = driver.spec.name
+        values = self._scopes.values(name)
+        if not values.level or values.problem(self._start) is not None:
+            return None
+        return ModelTracer(
+            driver.spec,
+            self._scopes.sampler(name),
+            name if self._scopes.is_own(name) else "",
+            self._ids,
+            self._deliver,
+            follows_callers=self._start.mode == OPENTELEMETRY,
+        )
+
+    def _deliver(self, trace: Trace) -> None:
+        if lacks_trace_file(self._start.mode, True, self._start.file):
+            return  # a file was set when this request started
+        if self._sink is None:
+            continues = self._epoch > 1 or self._start.file in self._written
+            self._written.add(self._start.file)
+            self._sink = TraceSink(partial(_writer, self._start, continues))
+            self._sink.open()
+        self._sink.put(trace)
+
+
+def _writer(start: TraceSettings, continues: bool) -> TraceWriter:
+    if start.mode != OPENTELEMETRY:
+        return TraceFileWriter(start.file, continues=continues)
+    from gpuserve.front.observability.otlp import OtlpWriter  # an extra, which only this mode needs
+
+    return OtlpWriter(start)
+
+
+def _output(start: TraceSettings) -> tuple[object, ...]:
+    """Return the settings that decide where traces go."""
+    return start.mode, start.file, start.url, start.resource
+
+
+async def _close(sink: TraceSink) -> None:
+    await asyncio.to_thread(sink.close, CLOSE_TIMEOUT_S)

@@ -1,5 +1,5 @@
-"""Which drivers serve which version of which model. Versions are positive integers, on the wire decimal text;
-"" is the highest that is ready.
+"""The model table: drivers by model name and version. Versions are positive integers, sent as decimal text;
+"" is the highest ready version.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
 from gpuserve.front.models.interface import STARVED, Driver
-from gpuserve.front.observe.gpu_health.watch import GpuWatch
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.v2.health import Watchers
-from gpuserve.front.v2.limits import shown, suggested
-from gpuserve.front.v2.model_config import model_config, platform_of
-from gpuserve.front.v2.statistics import StatisticsEntry
-from gpuserve.front.v2.types import IndexEntry
+from gpuserve.front.observability.gpu_health.gpu_monitor import GpuWatch
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.inference import IndexEntry
+from gpuserve.front.requests.limits import shown, suggested
+from gpuserve.front.requests.model_config import model_config, platform_of
+from gpuserve.front.requests.server_status import HealthSubscribers
+from gpuserve.front.requests.statistics import StatisticsEntry
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -25,16 +25,17 @@ _MAX_VERSION: Final = (1 << 63) - 1
 
 
 class ModelTable:
-    """The versions of every model that get requests, and the states of all that the supervisor knows.
-    ``latest`` has the driver of each model for requests without a version. ``watchers`` are told of every
-    change; ``gpus`` says what memory models have.
+    """All served model versions, and the states of all models that the supervisor knows.
+
+    ``latest`` has the driver of each model for requests without a version. ``watchers`` are notified of every
+    change; ``gpus`` reports the memory of models.
     """
 
-    def __init__(self, gpus: GpuWatch, watchers: Watchers) -> None:
+    def __init__(self, gpus: GpuWatch, watchers: HealthSubscribers) -> None:
         self._gpus = gpus
         self._watchers = watchers
         self.latest: dict[str, Driver] = {}
-        #: By what a request says, which is how versions are written most of the time.
+        #: Drivers by (name, version text), the usual form in requests.
         self._by_text: dict[tuple[str, str], Driver] = {}
         self._versions: dict[str, dict[int, Driver]] = {}
         self._states: dict[str, Sequence[tuple[int, str, str]]] = {}
@@ -44,7 +45,7 @@ class ModelTable:
         self._attached: set[str] = set()
         self._accepting = True
 
-    # ---- what is served -------------------------------------------------------------------
+    # ---- changes ----------------------------------------------------------------------------
 
     def add(self, driver: Driver, *, attached: bool = False) -> None:
         name = driver.spec.name
@@ -59,7 +60,7 @@ class ModelTable:
             self._attached.discard(name)
 
     def serve(self, name: str, drivers: Iterable[Driver]) -> None:
-        """Let these drivers, and no others, serve a model from now on; none: it is served no more."""
+        """Let exactly these drivers serve a model; without drivers the model is no longer served."""
         for version in self._versions.pop(name, {}):
             del self._by_text[name, str(version)]
         versions = {driver.spec.version: driver for driver in drivers}
@@ -72,7 +73,7 @@ class ModelTable:
         self.refresh(name)
 
     def refresh(self, name: str) -> None:
-        """Find the latest version anew; one counts from its first instance on, also while all start again."""
+        """Update the latest version. A version counts from its first ready instance on."""
         drivers = self.of(name)
         loaded = [driver for driver in drivers if driver.was_ready]
         if drivers:
@@ -86,7 +87,7 @@ class ModelTable:
         self._watchers.changed()
 
     def set_states(self, name: str, states: Sequence[tuple[int, str, str]]) -> None:
-        """Note what the supervisor says of the versions of a model, as ``messages.ModelStates`` has it."""
+        """Record the version states of a model from ``messages.ModelStates``."""
         if states:
             self._states[name] = states
         else:
@@ -101,7 +102,7 @@ class ModelTable:
         for driver in self.all():
             driver.stop_accepting()
 
-    # ---- which there are ------------------------------------------------------------------
+    # ---- enumeration ------------------------------------------------------------------------
 
     def of(self, name: str) -> list[Driver]:
         versions = self._versions.get(name, {})
@@ -117,18 +118,18 @@ class ModelTable:
         return [driver.spec for driver in self.all()]
 
     def own(self) -> list[Driver]:
-        """The same without those of attached programs, which cannot take the server out of service."""
+        """Return all drivers but those of attached programs, which do not affect readiness."""
         return [driver for driver in self.all() if driver.spec.name not in self._attached]
 
     def is_attached(self, name: str) -> bool:
-        """Whether a model is an attached program's."""
+        """Return whether a model belongs to an attached program."""
         return name in self._attached
 
     def names(self) -> set[str]:
         return self._versions.keys() | self._states.keys()
 
     def has_openai(self) -> bool:
-        """Return whether any model is for OpenAI's clients."""
+        """Return whether any model is served to OpenAI clients."""
         return bool(self._for_openai)
 
     def devices(self) -> set[str]:
@@ -137,15 +138,15 @@ class ModelTable:
     def metrics(self) -> list[ModelMetrics]:
         return [driver.metrics for driver in self.all()]
 
-    # ---- what is asked --------------------------------------------------------------------
+    # ---- queries ------------------------------------------------------------------------------
 
     def find(self, name: str, version: str = "") -> Driver:
-        """The driver of a version, "" being the latest; raises NotFound, Unavailable or InvalidArgument."""
+        """Return the driver of a version, "" for the latest. Raise a ``RequestError`` if there is none."""
         driver = self._by_text.get((name, version)) if version else self.latest.get(name)
         if driver is not None:
             return driver
         number = version_number(name, version) if version else 0
-        if driver := self._versions.get(name, {}).get(number):  # it was written in another way
+        if driver := self._versions.get(name, {}).get(number):  # the version text has another form
             return driver
         unknown = f"Request for unknown model: '{shown(name)}'"
         if name not in self._versions and name not in self._states:
@@ -154,17 +155,16 @@ class ModelTable:
             raise NotFound(f"{unknown} has no available versions")
         if number in {one for one, _, _ in self._states.get(name, ())}:
             raise Unavailable(f"{unknown} version {number} is not at ready state")
-        raise NotFound(
-            f"{unknown} version {number} is not found{_others(sorted(self._versions.get(name, ())))}"
-        )
+        available = _available_versions(sorted(self._versions.get(name, ())))
+        raise NotFound(f"{unknown} version {number} is not found{available}")
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
-        """The fields of a version's ``ModelMetadataResponse``, batch axes as -1; raises as ``find``."""
+        """Return the fields of a version's ``ModelMetadataResponse``, batch axes as -1; see ``find``."""
         spec = self.find(name, version).spec
         versions = () if version else [str(one.spec.version) for one in self.of(name) if one.ready]
         batch = (-1,) if spec.max_batch_size else ()
 
-        def told(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+        def described(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
             return [
                 {"name": one.name, "datatype": one.datatype, "shape": (*batch, *one.shape)} for one in tensors
             ]
@@ -173,18 +173,20 @@ class ModelTable:
             "name": spec.name,
             "versions": versions or [str(spec.version)],
             "platform": platform_of(spec),
-            "inputs": told(spec.inputs),
-            "outputs": told(spec.outputs),
+            "inputs": described(spec.inputs),
+            "outputs": described(spec.outputs),
         }
 
     def config(self, name: str, version: str) -> Any:
-        """The ``ModelConfig`` message of a version, "" being the latest; raises as ``find``."""
+        """Return the ``ModelConfig`` message of a version, "" being the latest. Raises as ``find``."""
         spec = self.find(name, version).spec
         return model_config(spec, [one.version for one in self.specs(spec.name)])
 
     def statistics(self, name: str = "", version: str = "") -> Iterator[StatisticsEntry]:
-        """What became of requests of a version, a model, or all models, each at the time when it is taken;
-        raises InvalidArgument.
+        """Return an iterator over the statistics of a version, a model, or all models, each read when it is
+        reached.
+
+        Raises InvalidArgument for an unknown model or version.
         """
         number = version and str(version_number(name, version))
         found = self.of(name) if name else [one for each in sorted(self._versions) for one in self.of(each)]
@@ -200,28 +202,28 @@ class ModelTable:
         )
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
-        """Every version of every model with its state; a model that was never loaded by its name alone."""
+        """Return every model version with its state. A never-loaded model has no version."""
         entries = [entry for name in sorted(self.names()) for entry in self._entries(name)]
         return [one for one in entries if one.state == "READY" or not ready_only]
 
     def _entries(self, name: str) -> list[IndexEntry]:
-        said = {version: (state, reason) for version, state, reason in self._states.get(name, ())}
+        known = {version: (state, reason) for version, state, reason in self._states.get(name, ())}
         served = self._versions.get(name, {})
-        if not served and said.keys() == {0}:
-            return [IndexEntry(name, "", *said[0])]  # its versions are not known
+        if not served and known.keys() == {0}:
+            return [IndexEntry(name, "", *known[0])]  # the versions are unknown
         entries = []
-        for version in sorted((said.keys() | served.keys()) - {0}):
-            state, reason = said.get(version, ("", ""))
+        for version in sorted((known.keys() | served.keys()) - {0}):
+            state, reason = known.get(version, ("", ""))
             if version in served:
-                state, reason = _state_of(served[version], state)
+                state, reason = _serving_state(served[version], state)
             entries.append(IndexEntry(name, str(version), state, reason))
         return entries
 
 
-def _state_of(driver: Driver, said: str) -> tuple[str, str]:
+def _serving_state(driver: Driver, known: str) -> tuple[str, str]:
     if driver.ready:
         return "READY", ""
-    if said == "LOADING":
+    if known == "LOADING":
         return "LOADING", ""
     if driver.is_starved:
         return "UNAVAILABLE", STARVED
@@ -229,8 +231,8 @@ def _state_of(driver: Driver, said: str) -> tuple[str, str]:
     return "UNAVAILABLE", missing
 
 
-def _others(versions: Sequence[int]) -> str:
-    """The end of an error's text that says which versions there are instead."""
+def _available_versions(versions: Sequence[int]) -> str:
+    """Return the end of an error text that lists the available versions."""
     if not versions:
         return ""
     listed = ", ".join(map(str, versions))
@@ -238,7 +240,7 @@ def _others(versions: Sequence[int]) -> str:
 
 
 def version_number(name: str, version: str) -> int:
-    """A version as sent on the wire, not empty; InvalidArgument: not a positive integer of 63 bits."""
+    """Parse a non-empty version text. Raise InvalidArgument if it is not a positive integer of 63 bits."""
     if _INTEGER.fullmatch(version) is None or (number := int(version)) > _MAX_VERSION:
         raise InvalidArgument(
             f"failed to get model version from specified version string '{shown(version)}' "

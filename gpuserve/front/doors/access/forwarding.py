@@ -13,8 +13,8 @@ from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access.restrictions import token_headers
 from gpuserve.front.exchange.exchange import Head
 from gpuserve.front.memory.blocks import free_body
-from gpuserve.front.v2.limits import MAX_NAME_NBYTES, shown
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.requests.inference import InferRequest
+from gpuserve.front.requests.limits import MAX_NAME_NBYTES, shown
 
 #: The protocol reads parameters of these names itself, and clients refuse to send them.
 _RESERVED: Final = frozenset(

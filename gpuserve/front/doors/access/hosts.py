@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from gpuserve.front.doors.access.peers import is_here
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.exchange.exchange import Header
-from gpuserve.front.v2.limits import shown
+from gpuserve.front.requests.limits import shown
 
 #: In ``allowed_hosts``: whatever the name is.
 _ANY: Final = "*"

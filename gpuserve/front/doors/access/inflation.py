@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import InvalidArgument, ResourceExhausted
-from gpuserve.front.v2.limits import InflationLimits
+from gpuserve.front.requests.limits import InflationLimits
 
 #: coding -> zlib's window bits, which also say which container it is.
 WINDOW_BITS: Final[dict[str, int]] = {"gzip": 31, "deflate": 15}

@@ -16,10 +16,6 @@ from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.routes import Refusal, Route
-from gpuserve.front.doors.grpc import health
-from gpuserve.front.doors.grpc.calls import NO_TRAILERS, Refused, send_message, serve, small_message
-from gpuserve.front.doors.grpc.headers import CallHead, read_call
-from gpuserve.front.doors.grpc.rpcs import unimplemented
 from gpuserve.front.doors.health.view import HealthView
 from gpuserve.front.doors.http.answers import HttpAnswer, Reply, health_answer, json_answer, refused
 from gpuserve.front.doors.http.dashboard import HEALTH_INDEX
@@ -28,13 +24,24 @@ from gpuserve.front.exchange.bounded_log import BoundedLog
 from gpuserve.front.exchange.exchange import Exchange, Sink
 from gpuserve.front.exchange.limits import SPARE_DESCRIPTORS, Admission, Limits
 from gpuserve.front.exchange.transport import Transport
+from gpuserve.front.protocols.grpc import unary_rpcs
+from gpuserve.front.protocols.grpc.grpc_protocol import (
+    NO_TRAILERS,
+    CallHead,
+    Refused,
+    parse_call_head,
+    send_message,
+    serve,
+    small_message,
+)
+from gpuserve.front.protocols.grpc.unary_rpcs import unimplemented
+from gpuserve.front.requests.server_status import HealthReport
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
-from gpuserve.front.service.service import InferenceService
-from gpuserve.front.v2.health import HealthReport
+from gpuserve.front.service.inference_service import InferenceService
 from gpuserve_worker.protocol import datagram
 
-_METHODS: Final = frozenset({health.CHECK, health.WATCH})
+_METHODS: Final = frozenset({unary_rpcs.HEALTH_CHECK, unary_rpcs.HEALTH_WATCH})
 
 logger = logging.getLogger(__name__)
 
@@ -146,14 +153,14 @@ class HealthDoor:
             return Refused(InvalidArgument(NO_TRAILERS), exchange)
         if head.path not in _METHODS:
             return Refused(unimplemented(head.path), exchange)
-        return self._requests.begin(exchange, partial(serve, self._serve, read_call(head)))
+        return self._requests.begin(exchange, partial(serve, self._serve, parse_call_head(head)))
 
     async def _serve(self, call: CallHead, request: AwaitedRequest) -> None:
-        if request.head.path == health.WATCH:
-            await health.serve_watch(self._view, call, request)
+        if request.head.path == unary_rpcs.HEALTH_WATCH:
+            await unary_rpcs.serve_health_watch(self._view, call, request)
         else:
             message = await small_message(call, request)
-            send_message(request.exchange, health.check(self._view, message))
+            send_message(request.exchange, unary_rpcs.check_health(self._view, message))
 
     def _of(self, route: Route | Refusal) -> HttpAnswer:
         match route:

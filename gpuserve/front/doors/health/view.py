@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gpuserve.front.v2.health import HealthReport
+from gpuserve.front.requests.server_status import HealthReport
 
 #: A front whose event loop has not turned for so long will not turn again: only a restart helps. No request
 #: keeps it so long, however large.

@@ -13,9 +13,9 @@ from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http.answers import HttpAnswer, failure, json_answer
 from gpuserve.front.doors.http.control import Awaiting
 from gpuserve.front.exchange.awaited import AwaitedRequest
-from gpuserve.front.service.service import InferenceService
-from gpuserve.front.v2.json_values import compact, loads
-from gpuserve.front.v2.limits import shown, shown_names
+from gpuserve.front.requests.json_values import compact, loads
+from gpuserve.front.requests.limits import shown, shown_names
+from gpuserve.front.service.inference_service import InferenceService
 from gpuserve.model.spec import MAX_INSTANCES
 from gpuserve.supervisor.control.operator_protocol import MAX_TIMEOUT_S, VerbOutcome
 

@@ -15,8 +15,8 @@ from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http import encoding
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Header, Piece
 from gpuserve.front.exchange.request_rates import retry_after_s
-from gpuserve.front.v2.json_values import compact
-from gpuserve.front.v2.status import STATUS
+from gpuserve.front.requests.json_values import compact
+from gpuserve.front.requests.server_status import STATUS
 
 _JSON_TYPE: Final = (b"content-type", b"application/json")
 _VARY: Final = (b"vary", b"accept")

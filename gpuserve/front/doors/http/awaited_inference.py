@@ -21,9 +21,9 @@ from gpuserve.front.memory.intake import Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.service.service import InferenceService
-from gpuserve.front.v2.json_numbers import SHORT_NBYTES
-from gpuserve.front.v2.types import Data, InferRequest, InferResponse
+from gpuserve.front.requests.inference import Data, InferRequest, InferResponse
+from gpuserve.front.requests.json_arrays import SHORT_NBYTES
+from gpuserve.front.service.inference_service import InferenceService
 
 Parsed = TypeVar("Parsed")
 Made = TypeVar("Made", bound=InferRequest)

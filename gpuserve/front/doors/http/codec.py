@@ -31,10 +31,10 @@ from gpuserve.front.doors.http.header import (
     header_for,
 )
 from gpuserve.front.exchange.exchange import AnswerHead
-from gpuserve.front.v2.json_values import compact, tensor_json
-from gpuserve.front.v2.limits import shown
-from gpuserve.front.v2.tensor_parameters import OutputsAsked
-from gpuserve.front.v2.types import Data, InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.requests.inference import Data, InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.requests.json_values import compact, tensor_json
+from gpuserve.front.requests.limits import shown
+from gpuserve.front.requests.parameters import RequestedOutputs
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
 
@@ -155,7 +155,7 @@ def raw_header(
     batch = (1,) if spec.max_batch_size > 0 else ()
     one = HeaderInput(declared.name, declared.datatype, batch + shape, len(prefix) + nbytes)
     form = OutputForm(everything=True)
-    return InferHeader((one,), "", {}, None, 0, OutputsAsked(), form, binary=True), prefix
+    return InferHeader((one,), "", {}, None, 0, RequestedOutputs(), form, binary=True), prefix
 
 
 def encode_infer_response(response: InferResponse, form: OutputForm) -> Encoded:
@@ -250,7 +250,7 @@ def _cut_inputs(
             data = bytes(body[start:end]) if nbytes < LARGE_NBYTES else memoryview(body)[start:end]
             start = end
         elif place is not None:
-            data = place.again()
+            data = place.unresolved_copy()
         inputs.append(InputTensor(name, datatype, shape, data))
     if start != len(body):
         raise surplus_data(model_name)

@@ -17,11 +17,11 @@ from gpuserve.front.doors.access.users import user_of
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.memory.regions import HANDLE_NBYTES, RegionKind
-from gpuserve.front.service.service import InferenceService
-from gpuserve.front.v2 import log_codec, trace_codec
-from gpuserve.front.v2.json_values import described, is_too_deep, loads, typed, unsigned
-from gpuserve.front.v2.limits import shown
-from gpuserve.front.v2.types import IndexEntry
+from gpuserve.front.requests import admin_codec
+from gpuserve.front.requests.inference import IndexEntry
+from gpuserve.front.requests.json_values import described, is_too_deep, loads, typed, unsigned
+from gpuserve.front.requests.limits import shown
+from gpuserve.front.service.inference_service import InferenceService
 
 #: The largest of these bodies is a config override, some kilobytes.
 _REPOSITORY_NBYTES: Final = 4 << 20
@@ -42,7 +42,7 @@ class ControlEndpoints:
         self._service = service
         self.immediate: dict[Endpoint, Immediate] = {
             Endpoint.TRACE_SETTING: self._trace_setting,
-            Endpoint.LOGGING: lambda _: json_answer(log_codec.json_body(service.control.log.settings)),
+            Endpoint.LOGGING: lambda _: json_answer(admin_codec.log_json(service.control.log.settings)),
             Endpoint.SYSTEM_REGION_STATUS: self._system_status,
             Endpoint.SYSTEM_REGION_UNREGISTER: partial(self._unregister, RegionKind.SYSTEM),
             Endpoint.CUDA_REGION_STATUS: self._cuda_status,
@@ -117,18 +117,18 @@ class ControlEndpoints:
     # ---- settings -------------------------------------------------------------------------
 
     def _trace_setting(self, route: Route) -> HttpAnswer:
-        return json_answer(trace_codec.json_body(self._service.control.trace.settings(route.model_name)))
+        return json_answer(admin_codec.trace_json(self._service.control.trace.settings(route.model_name)))
 
     async def _trace_update(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
         trace = self._service.control.trace
         trace.settings(route.model_name)  # an unknown model comes before a wrong body
         body = await request.body(_SETTINGS_NBYTES, InvalidArgument)
-        changes = await self._read(body, trace_codec.parse_json)
-        return json_answer(trace_codec.json_body(trace.update(route.model_name, changes)))
+        changes = await self._read(body, admin_codec.parse_trace_json)
+        return json_answer(admin_codec.trace_json(trace.update(route.model_name, changes)))
 
     async def _logging_update(self, route: Route, body: bytes) -> Any:
-        changes = await self._read(body, log_codec.parse_json)
-        return log_codec.json_body(self._service.control.log.update(changes))
+        changes = await self._read(body, admin_codec.parse_log_json)
+        return admin_codec.log_json(self._service.control.log.update(changes))
 
     async def _read(self, body: bytes, read: Callable[[bytes], T]) -> T:
         return await read_off_loop(self._service.json_executor, body, read)

@@ -22,9 +22,9 @@ from gpuserve.front.doors.http.control import Awaiting
 from gpuserve.front.doors.http.dashboard_page import GUARDS, files
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head
-from gpuserve.front.live.page import LivePage
-from gpuserve.front.v2.json_values import compact
-from gpuserve.front.v2.limits import shown
+from gpuserve.front.observability.live.live_feed import LivePage
+from gpuserve.front.requests.json_values import compact
+from gpuserve.front.requests.limits import shown
 
 #: So many documents may wait for a page that reads slowly; then it is let go, and may come again.
 MAX_UNSENT: Final = 5

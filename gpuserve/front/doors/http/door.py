@@ -36,10 +36,10 @@ from gpuserve.front.doors.http.inference import HttpInference, InferHead, read_h
 from gpuserve.front.doors.openapi.description import ADMIN_PART, PAGE_PART, Description
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Sink
-from gpuserve.front.live.page import LivePage
-from gpuserve.front.service.service import InferenceService
-from gpuserve.front.v2 import statistics_codec
-from gpuserve.front.v2.model_config import model_config_body
+from gpuserve.front.observability.live.live_feed import LivePage
+from gpuserve.front.requests import admin_codec
+from gpuserve.front.requests.model_config import model_config_body
+from gpuserve.front.service.inference_service import InferenceService
 
 _METRICS: Final = AnswerHead(200, ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),))
 _DESCRIPTION: Final = AnswerHead(200, (*JSON_OK.headers, NOSNIFF))
@@ -212,7 +212,7 @@ class InsightEndpoints:
     async def _statistics(self, route: Route, _request: AwaitedRequest) -> HttpAnswer:
         if not route.model_name:
             return json_answer(await self._service.statistics[0].page())
-        return json_answer(statistics_codec.json_body(self._service.models.statistics(*route.version)))
+        return json_answer(admin_codec.statistics_json(self._service.models.statistics(*route.version)))
 
     async def _metrics(self, _route: Route, _request: AwaitedRequest) -> HttpAnswer:
         return HttpAnswer(_METRICS, await self._service.metrics_page.page())

@@ -22,9 +22,9 @@ from gpuserve.front.doors.http.awaited_inference import (
     traced,
 )
 from gpuserve.front.exchange.awaited import AwaitedRequest
-from gpuserve.front.service.service import InferenceService
-from gpuserve.front.v2.status import STATUS
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.requests.inference import InferRequest
+from gpuserve.front.requests.server_status import STATUS
+from gpuserve.front.service.inference_service import InferenceService
 
 
 class GenerateEndpoints:

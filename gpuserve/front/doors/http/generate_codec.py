@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.v2.json_values import (
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
+from gpuserve.front.requests.json_values import (
     DuplicateKey,
     compact,
     described,
@@ -15,9 +16,8 @@ from gpuserve.front.v2.json_values import (
     tensor_bytes,
     tensor_json,
 )
-from gpuserve.front.v2.limits import MAX_PARAMETERS, check_count, check_name, check_texts, shown
-from gpuserve.front.v2.sequence_parameters import SEQUENCE_KEYS, json_sequence
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve.front.requests.limits import MAX_PARAMETERS, check_count, check_name, check_texts, shown
+from gpuserve.front.requests.parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec, element_count
 

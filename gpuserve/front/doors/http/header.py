@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import InvalidArgument, RequestError
-from gpuserve.front.v2.json_numbers import DATA_KEY, SHORT_NBYTES, LiftedText, lift
-from gpuserve.front.v2.json_values import (
+from gpuserve.front.requests.inference import NOTHING, InferRequest, InputTensor, RegionSlice, Sequence
+from gpuserve.front.requests.json_arrays import DATA_KEY, SHORT_NBYTES, LiftedText, lift
+from gpuserve.front.requests.json_values import (
     MAX_INT64,
     TOO_FEW,
     TOO_MANY,
     LiftedArray,
-    Malformed,
+    MalformedJson,
     check_json_size,
     described,
     lifted_tensor,
@@ -27,17 +28,17 @@ from gpuserve.front.v2.json_values import (
     typed,
     unsigned,
 )
-from gpuserve.front.v2.limits import MAX_TEXTS_NBYTES, check_texts, shown
-from gpuserve.front.v2.sequence_parameters import SEQUENCE_KEYS, json_sequence
-from gpuserve.front.v2.tensor_parameters import (
+from gpuserve.front.requests.limits import MAX_TEXTS_NBYTES, check_texts, shown
+from gpuserve.front.requests.parameters import (
     REGION,
+    SEQUENCE_KEYS,
     Kinds,
-    OutputsAsked,
+    RequestedOutputs,
     class_count,
+    json_sequence,
     region_slice,
     regions_of,
 )
-from gpuserve.front.v2.types import NOTHING, InferRequest, InputTensor, RegionSlice, Sequence
 from gpuserve_worker.protocol.tensor import ITEMSIZE
 
 #: Clients send the same few bytes beside their tensors again and again, be they binary or arrays of numbers;
@@ -79,7 +80,7 @@ class HeaderInput(NamedTuple):
         """The data of an input without binary data, for one request; the next array is its own if lifted."""
         if self.lifted is not None:
             return next(arrays)
-        return self.inline if self.place is None else self.place.again()
+        return self.inline if self.place is None else self.place.unresolved_copy()
 
 
 class InferHeader(NamedTuple):
@@ -90,7 +91,7 @@ class InferHeader(NamedTuple):
     parameters: dict[str, Any]
     timeout_s: float | None
     priority: int
-    outputs: OutputsAsked
+    outputs: RequestedOutputs
     form: OutputForm
     in_regions: bool = False
     sequence: Sequence | None = None
@@ -116,7 +117,7 @@ class InferHeader(NamedTuple):
             sequence,
         )
         if placements or in_regions:  # each request has its own: the regions' numbers are written there
-            request.placements = {name: one.again() for name, one in placements.items()}
+            request.placements = {name: one.unresolved_copy() for name, one in placements.items()}
             request.regions = regions_of(inputs, request.placements)
         return request
 
@@ -240,7 +241,7 @@ def _skeleton_of(lifted: LiftedText) -> InferHeader:
     skeleton = lifted.skeleton
     try:
         return (_remembered_skeleton if len(skeleton) <= REMEMBERED_NBYTES else _read_skeleton)(skeleton)
-    except Malformed as error:
+    except MalformedJson as error:
         raise malformed(error.detail, lifted.origin(error.position)) from None
 
 
@@ -314,10 +315,10 @@ def _data_source(entry: dict[str, Any], parameters: dict[str, Any], name: str) -
     )
 
 
-def _read_outputs(entries: list[Any], everything: bool) -> tuple[OutputsAsked, OutputForm]:
+def _read_outputs(entries: list[Any], everything: bool) -> tuple[RequestedOutputs, OutputForm]:
     """The outputs asked for. One that is listed is JSON unless it says otherwise itself."""
     if not entries:
-        return OutputsAsked(), OutputForm(everything=everything)
+        return RequestedOutputs(), OutputForm(everything=everything)
     names: list[str] = []
     binary: list[str] = []
     placements: dict[str, RegionSlice] = {}
@@ -334,7 +335,7 @@ def _read_outputs(entries: list[Any], everything: bool) -> tuple[OutputsAsked, O
             _check_not_placed(name, place)
         if _flag(parameters, "binary_data"):
             binary.append(name)
-    return OutputsAsked(tuple(names), placements, class_counts), OutputForm(frozenset(binary))
+    return RequestedOutputs(tuple(names), placements, class_counts), OutputForm(frozenset(binary))
 
 
 def _check_not_placed(name: str, place: RegionSlice | None) -> None:

@@ -27,12 +27,12 @@ from gpuserve.front.memory.intake import REQUEST_NBYTES, Intake, Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.observe.tracing.reception import Reception
-from gpuserve.front.service.service import InferenceService
-from gpuserve.front.v2 import strings
-from gpuserve.front.v2.json_numbers import SHORT_NBYTES
-from gpuserve.front.v2.strings import check_strings, has_long_strings
-from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.front.observability.tracing.request_trace import Reception
+from gpuserve.front.requests import validation
+from gpuserve.front.requests.inference import InferRequest, InferResponse
+from gpuserve.front.requests.json_arrays import SHORT_NBYTES
+from gpuserve.front.requests.validation import check_strings, has_long_strings
+from gpuserve.front.service.inference_service import InferenceService
 from gpuserve_worker.protocol.tensor import BYTES
 
 #: A whole body up to here is credited to the client with its answer, as in gRPC.
@@ -217,7 +217,7 @@ class InferPost:
             free_body(request)
         elif has_long_strings(request):
             work = partial(_checked, request, form)
-            off_loop(strings.SHORT_NBYTES, work, self._on_read, self._door.executor)
+            off_loop(validation.SHORT_NBYTES, work, self._on_read, self._door.executor)
         else:
             try:
                 self._submit(request, form)
@@ -324,7 +324,7 @@ def _takes_long(answer: InferResponse) -> bool:
     for one in answer.outputs:
         nbytes += len(one.data)
         if one.datatype == BYTES:
-            most = strings.SHORT_NBYTES
+            most = validation.SHORT_NBYTES
     return nbytes > most
 
 

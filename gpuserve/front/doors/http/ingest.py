@@ -33,7 +33,7 @@ from gpuserve.front.doors.http.codec import (
 )
 from gpuserve.front.doors.http.header import NO_ARRAYS, Arrays, InferHeader, OutputForm, header_for
 from gpuserve.front.memory.intake import Share
-from gpuserve.front.v2.types import Data, InferRequest, InputTensor
+from gpuserve.front.requests.inference import Data, InferRequest, InputTensor
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
 

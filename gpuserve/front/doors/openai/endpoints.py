@@ -28,8 +28,8 @@ from gpuserve.front.doors.http.family import ErrorForm, Family
 from gpuserve.front.doors.openai import errors
 from gpuserve.front.doors.openai.requests import Asked, OpenAIRequest, document_of, for_openai, read_body
 from gpuserve.front.exchange.awaited import AwaitedRequest
-from gpuserve.front.service.service import InferenceService
-from gpuserve.front.v2.types import InferResponse
+from gpuserve.front.requests.inference import InferResponse
+from gpuserve.front.service.inference_service import InferenceService
 
 MAX_BODY_NBYTES: Final = 32 << 20
 #: What a worker knows each endpoint by.

@@ -9,8 +9,8 @@ from gpuserve.core.errors import Code, QueueFull, RateLimited, RequestError
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer, retry_later
 from gpuserve.front.exchange.request_rates import retry_after_s
-from gpuserve.front.v2.json_values import compact
-from gpuserve.front.v2.status import STATUS
+from gpuserve.front.requests.json_values import compact
+from gpuserve.front.requests.server_status import STATUS
 
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuserve.core.errors import ResourceExhausted
-from gpuserve.front.v2.json_values import MAX_VALUES
+from gpuserve.front.requests.json_values import MAX_VALUES
 
 #: No call of a function written in C reads more than this.
 _SLICE_NBYTES: Final = 64 << 10
@@ -26,7 +26,7 @@ _SEPARATORS: Final = frozenset({b":", b",", b": ", b", "})
 
 
 def outline(parts: Iterable[bytes]) -> bytes:
-    """Return the outline of a JSON text that is in parts. Malformed JSON may become well-formed here.
+    """Return the outline of a JSON text that is in parts. MalformedJson JSON may become well-formed here.
 
     Raises:
         ResourceExhausted: the text has more than ``MAX_VALUES`` values, or its outline is too large.

@@ -10,9 +10,9 @@ import orjson
 
 from gpuserve.core.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.openai.outline import outline
-from gpuserve.front.v2.json_numbers import SHORT_NBYTES
-from gpuserve.front.v2.limits import shown
-from gpuserve.front.v2.types import Data, InferRequest, InferResponse, InputTensor
+from gpuserve.front.requests.inference import Data, InferRequest, InferResponse, InputTensor
+from gpuserve.front.requests.json_arrays import SHORT_NBYTES
+from gpuserve.front.requests.limits import shown
 from gpuserve.model import openai_declaration as openai
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import BYTES

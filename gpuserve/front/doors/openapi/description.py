@@ -12,8 +12,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gpuserve.front.doors.openapi import examples
-from gpuserve.front.observe.sliced_page import SlicedPage
-from gpuserve.front.v2.json_values import compact
+from gpuserve.front.observability.time_slices import SlicedPage
+from gpuserve.front.requests.json_values import compact
 from gpuserve.model.spec import ModelSpec
 
 JSON: Final = "application/json"

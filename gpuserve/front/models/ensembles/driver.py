@@ -17,12 +17,12 @@ from gpuserve.front.models.ensembles.plan import EnsemblePlan, plans_of
 from gpuserve.front.models.ensembles.run import EnsembleRun, Outcome
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
-from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.observe.tracing.reception import inside
-from gpuserve.front.v2.limits import shown
-from gpuserve.front.v2.statistics import FailureReason
-from gpuserve.front.v2.types import InferRequest, InferResponse
-from gpuserve.front.v2.validation import ModelCheck
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.observability.tracing.request_trace import inside
+from gpuserve.front.requests.inference import InferRequest, InferResponse
+from gpuserve.front.requests.limits import shown
+from gpuserve.front.requests.statistics import FailureReason
+from gpuserve.front.requests.validation import ModelCheck
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol.tensor import BYTES

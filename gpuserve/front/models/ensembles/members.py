@@ -16,7 +16,7 @@ from gpuserve.front.models.ensembles.plan import EnsemblePlan, PlannedStep
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_workers import ModelWorkers
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.requests.inference import InferRequest
 from gpuserve.model.spec import StepSpec
 from gpuserve_worker.protocol.tensor import BYTES
 

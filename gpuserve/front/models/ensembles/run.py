@@ -16,8 +16,14 @@ from gpuserve.front.models.ensembles.members import Members
 from gpuserve.front.models.ensembles.plan import EnsemblePlan, PlannedStep, RunProgress, RunState
 from gpuserve.front.models.ensembles.tensors import Holders, of_request, of_response
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.observe.tracing.reception import Reception
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor, RegionSlice
+from gpuserve.front.observability.tracing.request_trace import Reception
+from gpuserve.front.requests.inference import (
+    InferRequest,
+    InferResponse,
+    InputTensor,
+    OutputTensor,
+    RegionSlice,
+)
 from gpuserve_worker.memory.arena import Block
 
 #: What became of a request.

@@ -9,7 +9,7 @@ from functools import partial
 
 from gpuserve.front.links.export_memory import KeptTensor
 from gpuserve.front.links.output_memory import LentBlock, OutputMemory
-from gpuserve.front.v2.types import Data, InferResponse, OutputTensor, RegionSlice
+from gpuserve.front.requests.inference import Data, InferResponse, OutputTensor, RegionSlice
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import ITEMSIZE, element_count
 from gpuserve_worker.protocol.wire import INLINE_NBYTES

@@ -1,1 +1,0 @@
-"""The gRPC door: messages to requests, responses to messages."""

@@ -1,1 +1,0 @@
-"""The gRPC door on grpc.aio: the second opinion on our own server."""

@@ -1,1 +1,0 @@
-"""The live page without its looks: what it shows, sampled once for all who watch."""

@@ -1,0 +1,293 @@
+"""Monitoring of GPUs: a thread that reads NVML periodically and receives Xids between rounds, and the
+event-loop side that updates GPU states and notifies subscribers of changes.
+
+A hanging NVML call hangs only this thread: it is a daemon that is never joined, and the age of its readings
+shows that it hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gpuserve.devices.inventory import load_nvml, read_machine, visible_devices
+from gpuserve.devices.machine import GpuMonitorEvent, NvmlMissingEvent, NvmlRound, Xid
+from gpuserve.devices.names import VARIABLE, number_of
+from gpuserve.devices.nvml import Nvml, NvmlMissing, NvmlUnresponsive
+from gpuserve.front.observability.gpu_health import gpu_metrics
+from gpuserve.front.observability.gpu_health.gpu_metrics import ModelMemory
+from gpuserve.front.observability.gpu_health.gpu_states import GpuSet, GpuState, LostGpu
+from gpuserve.front.observability.metrics.prometheus import Family
+
+logger = logging.getLogger(__name__)
+
+#: NVML is reopened after this many intervals if it could not be opened or a GPU is missing: an open NVML
+#: never updates its list or the handle of a lost GPU.
+REOPEN_INTERVALS: Final = 5
+
+
+class GpuMonitor:
+    """The NVML thread. It reads every ``interval_s`` and passes results to ``publish_news``. While
+    ``is_gpu_lost``, NVML is reopened.
+    """
+
+    def __init__(
+        self,
+        interval_s: float,
+        publish_news: Callable[[GpuMonitorEvent], None],
+        load: Callable[[], Any] = load_nvml,
+    ) -> None:
+        self.is_gpu_lost = False
+        self._interval_s = interval_s
+        self._publish_news = publish_news
+        self._load = load
+        #: The server's names of the GPUs, by UUID; read in the first round.
+        self._names: Mapping[str, str] | None = None
+        self._stopped = threading.Event()
+        self._has_logged_failure = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="gpuserve-nvml", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._monitor_until_reopen()
+        except NvmlMissing as absent:
+            self._publish(NvmlMissingEvent(str(absent)))
+
+    def _monitor_until_reopen(self) -> None:
+        try:
+            nvml = Nvml(self._load)
+            if self._names is None:
+                self._names = names_of_gpus(self._load)
+        except NvmlUnresponsive as silent:
+            if not self._has_logged_failure:
+                logger.warning("failed to open NVML, GPUs are not monitored now: %s", silent)
+            self._has_logged_failure = True
+            self._stopped.wait(self._interval_s * REOPEN_INTERVALS)
+            return
+        self._has_logged_failure = False
+        try:
+            self._read_rounds(nvml)
+        finally:
+            nvml.close()
+
+    def _read_rounds(self, nvml: Nvml) -> None:
+        bad_rounds = 0
+        while not self._stopped.is_set() and bad_rounds < REOPEN_INTERVALS:
+            due_at = time.monotonic() + self._interval_s
+            report = nvml.read(self._names or {})
+            self._publish(report)
+            is_bad = self.is_gpu_lost or any(one.reading is None for one in report.gpus)
+            bad_rounds = bad_rounds + 1 if is_bad else 0
+            self._wait(nvml, due_at)
+
+    def _wait(self, nvml: Nvml, due_at: float) -> None:
+        """Wait for the next round, and pass on errors that the driver reports meanwhile."""
+        while not self._stopped.is_set() and (left_s := due_at - time.monotonic()) > 0:
+            try:
+                xid = nvml.next_xid(left_s)
+            except NvmlUnresponsive:
+                self._stopped.wait(left_s)
+                return
+            if xid is not None:
+                self._publish(xid)
+
+    def _publish(self, news: GpuMonitorEvent) -> None:
+        if not self._stopped.is_set():
+            self._publish_news(news)
+
+
+def names_of_gpus(load: Callable[[], Any]) -> dict[str, str]:
+    gpus = read_machine(Path("/"), load).gpus
+    return {one.uuid: one.name for one in visible_devices(gpus, os.environ.get(VARIABLE))}
+
+
+# ---- GPU states on the event loop ----------------------------------------------------------------
+
+
+class GpuWatch:
+    """The GPUs of a front; none without ``start()``. ``on_lost`` receives all lost GPUs at each change."""
+
+    def __init__(
+        self,
+        interval_s: float = 1.0,
+        on_lost: Callable[[tuple[LostGpu, ...]], None] = lambda lost: None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        #: True if a new process can use CUDA, as the supervisor last determined.
+        self.cuda_works = True
+        self._interval_s = interval_s
+        self._on_lost = on_lost
+        self._on_change = on_change
+        self._gpus = GpuSet(interval_s, time.monotonic())
+        self._monitor: GpuMonitor | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: (model, version) of each worker, by its process id.
+        self._workers: dict[int, tuple[str, str]] = {}
+        self._reported_lost: tuple[LostGpu, ...] = ()
+        self._states: Mapping[str, GpuState] = {}
+        self._absence = ""
+        self._has_models = False
+
+    # ---- life -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the NVML thread, and check the age of its readings periodically."""
+        loop = asyncio.get_running_loop()
+
+        def publish_news(news: GpuMonitorEvent) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: the front has ended
+                loop.call_soon_threadsafe(self._on_news, news)
+
+        self._monitor = GpuMonitor(self._interval_s, publish_news)
+        self._monitor.start()
+        self._timer = loop.call_later(self._interval_s, self._on_timer)
+
+    def stop(self) -> None:
+        if self._monitor is not None:
+            self._monitor.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._monitor = self._timer = None
+
+    def restore(self, lost: Iterable[LostGpu]) -> None:
+        self._reported_lost = tuple(lost)
+        self._gpus.restore(self._reported_lost, time.monotonic())
+        self._publish_changes()
+
+    # ---- models and workers -----------------------------------------------------------------
+
+    def set_device_names(self, devices: Mapping[str, str]) -> None:
+        """Set the device names ("cuda:0") of GPUs in models, by UUID."""
+        if devices and not self._has_models:
+            self._has_models = True
+            self._log_absence()
+        for uuid, device in devices.items():
+            self._gpus.set_device(uuid, device)
+
+    def worker_up(self, pid: int, model: str, version: str) -> None:
+        self._workers[pid] = (model, version)
+
+    def worker_down(self, pid: int) -> None:
+        self._workers.pop(pid, None)
+
+    # ---- queries ------------------------------------------------------------------------------
+
+    def are_enough(self, uuids: Collection[str], least: int) -> bool:
+        """Return whether at least ``least`` of these GPUs are not lost, or all of them if there are fewer."""
+        lost = {one.uuid for one in self._reported_lost}
+        return len(set(uuids) - lost) >= min(least, len(set(uuids)))
+
+    def why_lost(self, uuids: Iterable[str]) -> str:
+        """Return why nothing can run on these GPUs if all of them are lost, else ""."""
+        lost = {one.uuid: one for one in self._reported_lost}
+        found = [lost.get(uuid) for uuid in dict.fromkeys(uuids)]
+        texts = [f"GPU {one.device or one.uuid} is lost: {one.reason}" for one in found if one is not None]
+        return ", ".join(texts) if len(texts) == len(found) else ""
+
+    def model_memory(self) -> Iterator[ModelMemory]:
+        """Yield the memory of each model's workers on each GPU, as far as the driver reports it."""
+        for gpu in self._gpus:
+            nbytes: Counter[tuple[str, str]] = Counter()
+            for pid, used in (gpu.reading.processes if gpu.reading else {}).items():
+                if pid in self._workers:
+                    nbytes[self._workers[pid]] += used
+            for (model, version), total in sorted(nbytes.items()):
+                yield ModelMemory(model, version, gpu.uuid, gpu.device, total)
+
+    def process_memory(self) -> tuple[tuple[int, int], ...]:
+        """Return the pid and the bytes on all GPUs of each worker, as far as the driver reports them."""
+        nbytes: Counter[int] = Counter()
+        for gpu in self._gpus:
+            nbytes.update(gpu.reading.processes if gpu.reading else {})
+        return tuple((pid, used) for pid, used in nbytes.items() if pid in self._workers)
+
+    def memory_of(self, model: str, version: str) -> dict[int, int]:
+        """Return the bytes of a model's workers by GPU number, for GPUs with a number."""
+        return {
+            number: one.nbytes
+            for one in self.model_memory()
+            if (one.model, one.version) == (model, version) and (number := number_of(one.device)) is not None
+        }
+
+    def families(self) -> list[Family]:
+        now = time.monotonic()
+        self._check_age(now)
+        return list(gpu_metrics.gpu_families(self._gpus, self.model_memory(), self._gpus.age_s(now)))
+
+    def document(self) -> dict[str, Any]:
+        now = time.monotonic()
+        stale = self._check_age(now)
+        return gpu_metrics.gpus_document(self._gpus, self.model_memory(), self._gpus.age_s(now), stale)
+
+    # ---- NVML results ---------------------------------------------------------------------------
+
+    def _on_news(self, news: GpuMonitorEvent) -> None:
+        now = time.monotonic()
+        match news:
+            case NvmlRound():
+                self._gpus.update(news, now)
+            case Xid(uuids, number):
+                self._gpus.count_xid(news, now)
+                logger.warning("driver reported Xid %d for %s", number, ", ".join(uuids) or "a lost GPU")
+            case NvmlMissingEvent(reason):
+                self.stop()
+                self._absence = reason
+                self._log_absence()
+        self._publish_changes()
+
+    def _log_absence(self) -> None:
+        """Log why GPUs are not monitored, as a warning only if a model runs on one."""
+        if self._absence:
+            level = logging.WARNING if self._has_models else logging.DEBUG
+            logger.log(level, "GPUs are not monitored: %s", self._absence)
+
+    def _on_timer(self) -> None:
+        self._check_age(time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
+
+    def _check_age(self, now: float) -> bool:
+        """Update the states, and return whether the readings are too old, which needs a monitor."""
+        if self._monitor is None:
+            return False
+        self._gpus.check_age(now)
+        self._publish_changes()
+        return self._gpus.is_stale(now)
+
+    def _publish_changes(self) -> None:
+        before, self._states = self._states, self._gpus.states()
+        if self._states == before:
+            return
+        for gpu in self._gpus:
+            if self._states[gpu.uuid] is not before.get(gpu.uuid, GpuState.HEALTHY):
+                _log(gpu.device or gpu.uuid, gpu.uuid, self._states[gpu.uuid], gpu.life.reason)
+        lost = self._gpus.lost()
+        if lost != self._reported_lost:
+            self._reported_lost = lost
+            self._on_lost(lost)
+        if self._monitor is not None:
+            self._monitor.is_gpu_lost = bool(lost)
+        self._on_change()
+
+
+def _log(device: str, uuid: str, state: GpuState, reason: str) -> None:
+    match state:
+        case GpuState.LOST:
+            logger.error("GPU %s (%s) is lost: %s", device, uuid, reason)
+        case GpuState.SUSPECT:
+            logger.warning("GPU %s (%s) is suspect: NVML does not answer", device, uuid)
+        case GpuState.HEALTHY:
+            logger.info("GPU %s (%s) recovered", device, uuid)

@@ -1,0 +1,374 @@
+"""The metrics page (Prometheus 0.0.4): our own names, then Triton's names, then CPU and memory of the machine
+from ``/proc``. Nothing is counted here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from gpuserve.front.observability.metrics import prometheus
+from gpuserve.front.observability.metrics.model_metrics import (
+    QUANTILES,
+    InstanceMetrics,
+    ModelMetrics,
+    RequestLatencies,
+)
+from gpuserve.front.observability.metrics.prometheus import (
+    Family,
+    Labels,
+    family,
+    histogram_family,
+    labels_of,
+    sample,
+)
+from gpuserve.front.observability.time_slices import SlicedPage
+from gpuserve.front.requests.statistics import Executions, total
+
+T = TypeVar("T")
+
+#: The number of instances in one step.
+_SLICE_INSTANCES: Final = 16
+#: Counters of each model: name between "gpuserve_" and "_total", help text, and value.
+_COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int]]]] = (
+    (
+        "requests_success",
+        "Requests answered.",
+        lambda one: one.statistics.executions().requests + one.statistics.cache_hits,
+    ),
+    ("inferences", "Rows (batch elements) inferred.", lambda one: one.statistics.executions().rows),
+    ("cancelled", "Requests cancelled by their client.", lambda one: one.outcomes.cancellations),
+    ("cache_hits", "Requests answered from the response cache.", lambda one: one.statistics.cache_hits),
+    ("cache_misses", "Requests not in the response cache.", lambda one: one.outcomes.cache_misses or 0),
+)
+#: Counters of requests without an answer: name after "gpuserve_", label, help text, and counts by label
+#: value.
+_OUTCOMES: Final[Sequence[tuple[str, str, str, Callable[[ModelMetrics], Mapping[str, int]]]]] = (
+    ("requests_failure_total", "code", "Requests that failed.", lambda one: one.outcomes.failures),
+    ("rejected_total", "reason", "Requests that were not accepted.", lambda one: one.outcomes.rejections),
+)
+#: Counters of each instance: name, help text, and value from its metrics and the sum of its executions.
+_INSTANCE_COUNTERS: Final[Sequence[tuple[str, str, Callable[[InstanceMetrics, Executions], int]]]] = (
+    ("worker_restarts", "Deaths of the instance's worker.", lambda one, _: one.restarts),
+    ("execution_timeouts", "Calls that were ended at the execution timeout.", lambda one, _: one.timeouts),
+    ("oom_splits", "Batches split because the device ran out of memory.", lambda one, _: one.oom_splits),
+    ("instance_requests_success", "Requests that the instance answered.", lambda _, done: done.requests),
+    ("instance_inferences", "Rows of those requests.", lambda _, done: done.rows),
+    ("instance_executions", "Batches that succeeded.", lambda _, done: done.count),
+    ("instance_failures", "Batches that failed as a whole.", lambda _, done: done.failures),
+)
+#: Gauges of a driver's scheduler and arena at the time of a scrape; see ``ModelMetrics.gauges``.
+_GAUGES: Final = {
+    "gpuserve_queue_requests": "Requests that wait for a worker.",
+    "gpuserve_running_requests": "Requests at a worker.",
+    "gpuserve_saturation": "Queued and running work, as a fraction of what keeps all instances busy.",
+    "gpuserve_arena_bytes": "Shared memory reserved for inputs.",
+    "gpuserve_arena_blocks": "Input blocks in use.",
+}
+
+
+class MetricsPage:
+    """The page of every model's metrics. ``cache_nbytes`` and ``gpus`` are read at the time of a scrape."""
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[ModelMetrics]],
+        version: str,
+        cache_nbytes: Callable[[], int] = lambda: 0,
+        gpus: Callable[[], Iterable[Family]] = tuple,
+    ) -> None:
+        self._models = models
+        self._version = version
+        self._cache_nbytes = cache_nbytes
+        self._machine: list[Callable[[], Iterable[Family]]] = [CpuMetrics().families, gpus]
+        self._sliced = SlicedPage(lambda: self._rendering(self._machine))
+
+    def add(self, families: Callable[[], Iterable[Family]]) -> None:
+        self._machine.append(families)
+
+    async def page(self) -> bytes:
+        """Render the page in time slices; concurrent callers share the next page."""
+        return await self._sliced.page()
+
+    def render(self) -> bytes:
+        """Render the page without the machine's metrics at once."""
+        rendering = self._rendering(())
+        while True:
+            try:
+                next(rendering)
+            except StopIteration as end:
+                return bytes(end.value)
+
+    def _rendering(self, machine: Iterable[Callable[[], Iterable[Family]]]) -> Generator[None, None, bytes]:
+        """Render the page in short steps. The values of one model are of one moment."""
+        now = time.monotonic()
+        own, instances, present = (
+            _Merged(_model_families),
+            _Merged(_instance_families),
+            _Merged(_present_families),
+        )
+        at_triton = _Merged(partial(model_families, now=now))
+        for model in list(self._models()):
+            labels, shown = labels_of(model), dict(model.present())
+            own.add((labels, model))
+            at_triton.add(model)
+            for number, (name, one) in enumerate(sorted(model.instances.items()), 1):
+                each = ({**labels, "instance": name}, one)
+                instances.add(each)
+                if (
+                    name in shown
+                ):  # instances that accept batches or should; the counts of others are shown all the same
+                    present.add(each)
+                if not number % _SLICE_INSTANCES:
+                    yield
+            yield
+        parts: list[bytes] = []
+        for listed in (*self._server_families(), *own.families, *instances.families, *present.families):
+            parts.append(prometheus.page([listed], also_empty=True))
+            yield  # with hundreds of models, all families at once would delay other tasks too long
+        for listed in at_triton.families:
+            parts.append(prometheus.page([listed]))
+            yield
+        for families_of in machine:
+            yield
+            for listed in families_of():
+                parts.append(prometheus.page([listed]))
+                yield
+        return b"".join(parts)
+
+    def _server_families(self) -> Iterator[Family]:
+        yield _family("build_info", "gauge", "The version that runs.", [({"version": self._version}, 1)])
+        yield _family("cache_bytes", "gauge", "Bytes in the response cache.", [({}, self._cache_nbytes())])
+
+
+class _Merged(Generic[T]):
+    """Families of several models or instances, merged as if they had been rendered together."""
+
+    def __init__(self, families_of: Callable[[Sequence[T]], Iterable[Family]]) -> None:
+        self._families_of = families_of
+        self.families = [one._replace(samples=[]) for one in families_of(())]
+
+    def add(self, one: T) -> None:
+        for merged, more in zip(self.families, self._families_of([one]), strict=True):
+            if more.samples:
+                merged.samples.append("\n".join(more.samples))
+
+
+def _family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Family:
+    return family(f"gpuserve_{name}", kind, text, [(labels, float(value)) for labels, value in values])
+
+
+def _model_families(each: Sequence[tuple[Labels, ModelMetrics]]) -> Iterator[Family]:
+    for name, text, value in _COUNTERS:
+        yield _family(f"{name}_total", "counter", text, [(labels, value(one)) for labels, one in each])
+    for name, label, text, counts in _OUTCOMES:
+        found = [
+            ({**labels, label: key}, n) for labels, one in each for key, n in sorted(counts(one).items())
+        ]
+        yield _family(name, "counter", text, found)
+    device = [(labels, one.device_nbytes) for labels, one in each if one.device_nbytes is not None]
+    text = "Bytes between steps that stayed on GPUs."
+    yield _family("ensemble_device_bytes_total", "counter", text, device)
+    gauges = [(labels, one.gauges()) for labels, one in each]
+    for name, text in _GAUGES.items():
+        values = [(labels, now[name]) for labels, now in gauges if name in now]
+        yield family(name, "gauge", text, [(labels, float(value)) for labels, value in values])
+    requests = [(labels, one.request_duration) for labels, one in each]
+    yield histogram_family("gpuserve_request_duration_seconds", "From acceptance to the answer.", requests)
+    queues = [(labels, one.queue_duration) for labels, one in each]
+    yield histogram_family("gpuserve_queue_duration_seconds", "From acceptance to a worker.", queues)
+
+
+def _instance_families(each: Sequence[tuple[Labels, InstanceMetrics]]) -> Iterator[Family]:
+    """Yield the metrics of instances, whose sums are the statistics of their models."""
+    computes = [(labels, one.compute) for labels, one in each]
+    yield histogram_family(
+        "gpuserve_compute_duration_seconds", "A batch in the inference callable.", computes
+    )
+    sizes = [(labels, one.batch_sizes()) for labels, one in each]
+    yield histogram_family("gpuserve_batch_size", "Rows a batch.", sizes)
+    works = [(labels, one, total(one.executions.values())) for labels, one in each]
+    for name, text, value in _INSTANCE_COUNTERS:
+        samples = [(labels, value(one, done)) for labels, one, done in works]
+        yield _family(f"{name}_total", "counter", text, samples)
+    spent = [
+        ({**labels, "phase": phase}, getattr(done, f"compute_{phase}_ns") / 1e9)
+        for labels, _, done in works
+        for phase in ("input", "infer", "output")
+    ]
+    text = "Time before, in and after the callable."
+    yield _family("instance_compute_seconds_total", "counter", text, spent)
+
+
+def _present_families(each: Sequence[tuple[Labels, InstanceMetrics]]) -> Iterator[Family]:
+    ups = [(labels, int(one.up > 0)) for labels, one in each]
+    yield _family("worker_up", "gauge", "1 when the instance takes batches.", ups)
+    loads = [(labels, one.load_s) for labels, one in each]
+    yield _family("worker_load_seconds", "gauge", "How long the callable took to load.", loads)
+
+
+# ---- models under Triton's names -----------------------------------------------------------------
+
+_Value: TypeAlias = Callable[[ModelMetrics], float]
+
+
+def _count_of(field: str) -> _Value:
+    return lambda one: one.statistics.durations()[field].times
+
+
+def _microseconds_of(field: str) -> _Value:
+    return lambda one: one.statistics.durations()[field].ns // 1000
+
+
+#: Name -> field of ``ModelStatistics.durations``, and help text.
+_LATENCIES: Final = {
+    "request": ("success", "inference request duration in microseconds (includes cached requests)"),
+    "queue": ("queue", "time in the queue in microseconds (includes cached requests)"),
+    "compute_input": ("compute_input", "time to prepare inputs in microseconds (no cached requests)"),
+    "compute_infer": ("compute_infer", "time in the model in microseconds (no cached requests)"),
+    "compute_output": ("compute_output", "time to take outputs in microseconds (no cached requests)"),
+}
+_CACHE_LATENCIES: Final = {
+    "cache_hit": "cache hits per model in microseconds",
+    "cache_miss": "cache misses per model in microseconds, to look and to keep the answer",
+}
+#: Triton's counters of each model: name after "nv_", help text, and value.
+_TRITON_COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
+    (
+        "inference_request_success",
+        "Number of successful inference requests, all batch sizes",
+        _count_of("success"),
+    ),
+    (
+        "inference_count",
+        "Number of inferences performed (does not include cached requests)",
+        lambda one: one.statistics.executions().rows,
+    ),
+    (
+        "inference_exec_count",
+        "Number of model executions performed (does not include cached requests)",
+        lambda one: one.statistics.executions().count,
+    ),
+    *(
+        (f"inference_{name}_duration_us", f"Cumulative {text}", _microseconds_of(field))
+        for name, (field, text) in _LATENCIES.items()
+    ),
+)
+#: Triton's counters of each model with a response cache.
+_TRITON_CACHE_COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
+    ("cache_num_hits_per_model", "Number of cache hits per model", _count_of("cache_hit")),
+    ("cache_num_misses_per_model", "Number of cache misses per model", _count_of("cache_miss")),
+    (
+        "cache_hit_duration_per_model",
+        "Total cache hit duration in microseconds",
+        _microseconds_of("cache_hit"),
+    ),
+    (
+        "cache_miss_duration_per_model",
+        "Total cache miss duration in microseconds",
+        _microseconds_of("cache_miss"),
+    ),
+)
+
+
+def model_families(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
+    """Yield the metrics of models under Triton's names. ``now`` is monotonic time, for latency windows."""
+    with_cache = [one for one in models if one.outcomes.cache_misses is not None]
+    for counters, counted in ((_TRITON_COUNTERS, models), (_TRITON_CACHE_COUNTERS, with_cache)):
+        for name, text, value in counters:
+            yield family(f"nv_{name}", "counter", text, [(labels_of(one), value(one)) for one in counted])
+    failures = [
+        ({**labels_of(one), "reason": reason.value}, count)
+        for one in models
+        for reason, count in one.statistics.failures.items()
+    ]
+    text = "Number of failed inference requests, all batch sizes"
+    yield family("nv_inference_request_failure", "counter", text, failures)
+    yield from _summaries(models, now)
+    text = "Milliseconds from a request to its first response"
+    first = [(labels_of(one), one.first_response) for one in models if one.statistics.responses]
+    yield histogram_family("nv_inference_first_response_histogram_ms", text, first, whole=True)
+    text = "Number of requests that wait for an instance"
+    pending = [(labels_of(one), one.gauges().get("gpuserve_queue_requests", 0)) for one in models]
+    yield family("nv_inference_pending_request_count", "gauge", text, pending)
+    text = "Seconds that the model took to load, the longest of its instances"
+    loads = [(labels_of(m), max(one.load_s for one in m.instances.values())) for m in models if m.instances]
+    yield family("nv_model_load_duration_secs", "gauge", text, loads)
+
+
+def _summaries(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
+    """Yield summaries: quantiles over the window, count and sum since the start."""
+    windows = [(one, one.window.quantiles(now)) for one in models if one.window is not None]
+    series = [
+        (f"nv_inference_{name}_summary_us", name, *_LATENCIES[name]) for name in RequestLatencies._fields
+    ]
+    for name, text in _CACHE_LATENCIES.items():
+        series.append((f"nv_{name}_summary_per_model", name, name, text))
+    for full, name, field, text in series:
+        samples: list[str] = []
+        for one, quantiles in windows:
+            if name in _CACHE_LATENCIES and one.outcomes.cache_misses is None:
+                continue
+            for quantile, value in zip(QUANTILES, quantiles[name], strict=True):
+                samples.append(sample(full, {**labels_of(one), "quantile": str(quantile)}, value / 1000))
+            samples.append(sample(f"{full}_count", labels_of(one), _count_of(field)(one)))
+            samples.append(sample(f"{full}_sum", labels_of(one), _microseconds_of(field)(one)))
+        yield Family(full, "summary", f"Summary of {text}", samples)
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+#: Columns of the first line of /proc/stat that count no work: idle, and waiting for a disk.
+_IDLE_COLUMNS: Final = (3, 4)
+#: Later columns are parts of earlier ones.
+_CPU_COLUMNS: Final = 8
+
+
+class CpuTime(NamedTuple):
+    """Ticks of all CPUs together since the machine's start."""
+
+    busy: int
+    total: int
+
+
+def cpu_time(stat: str) -> CpuTime:
+    ticks = [int(one) for one in stat.split("\n", 1)[0].split()[1:][:_CPU_COLUMNS]]
+    total = sum(ticks)
+    return CpuTime(total - sum(ticks[column] for column in _IDLE_COLUMNS), total)
+
+
+def utilization(before: CpuTime, now: CpuTime) -> float:
+    """Return the fraction of time between two readings in which the CPUs worked, 0 to 1."""
+    ticks = now.total - before.total
+    return (now.busy - before.busy) / ticks if ticks > 0 else 0.0
+
+
+def memory_nbytes(meminfo: str) -> tuple[int, int]:
+    """Return total and used bytes from ``/proc/meminfo``; available memory is not used."""
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines())
+    # The file counts in KiB.
+    total, available = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    return total, total - available
+
+
+class CpuMetrics:
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._before = CpuTime(0, 0)
+
+    def families(self) -> Iterator[Family]:
+        try:
+            stat, meminfo = (self._proc / "stat").read_text(), (self._proc / "meminfo").read_text()
+        except OSError:  # some sandboxes have neither file
+            return
+        now = cpu_time(stat)
+        busy, self._before = utilization(self._before, now), now
+        total, used = memory_nbytes(meminfo)
+        yield family(
+            "nv_cpu_utilization", "gauge", "Part of the CPUs' time that they worked, 0 to 1", [({}, busy)]
+        )
+        yield family("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine in bytes", [({}, total)])
+        yield family("nv_cpu_memory_used_bytes", "gauge", "Memory in use in bytes", [({}, used)])

@@ -1,0 +1,253 @@
+"""Rates of models as differences between two readings of their metrics, and the history of rates. Pure: times
+are arguments, and nothing is counted here.
+
+Latency quantiles are computed from the differences of histogram buckets, so they concern exactly the time
+between the readings. The history has a point every few seconds in arrays of fixed length, so its memory is
+known (``NBYTES_OF_MODEL``) and does not grow.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from gpuserve.front.observability.metrics.model_metrics import DURATION_BUCKETS, ModelMetrics
+
+#: The name and the version of a model.
+ModelKey: TypeAlias = tuple[str, str]
+
+
+class InstanceCounts(NamedTuple):
+    """Counts of one instance: batches, and seconds in its callable."""
+
+    batches: int
+    busy_s: float
+
+
+class ModelCounts(NamedTuple):
+    """Counts of a model: ``latencies`` by duration bucket, ``rows`` of all ``batches``."""
+
+    latencies: Sequence[int]
+    failures: int
+    rejections: int
+    batches: int
+    rows: int
+    instances: Mapping[str, InstanceCounts]
+
+
+class InstanceRates(NamedTuple):
+    """Rates of one instance. ``busy`` is the time in the callable, over 1 if batches run concurrently."""
+
+    batches_per_s: float
+    busy: float
+
+
+class ModelRates(NamedTuple):
+    """Rates of a model. ``requests_per_s`` counts successful requests. Unknown values are None."""
+
+    requests_per_s: float
+    failures_per_s: float
+    rejections_per_s: float
+    batch_size: float | None
+    p50_s: float | None
+    p99_s: float | None
+    instances: Mapping[str, InstanceRates]
+
+
+NO_COUNTS: Final = ModelCounts((0,) * (len(DURATION_BUCKETS) + 1), 0, 0, 0, 0, {})
+_IDLE: Final = InstanceCounts(0, 0.0)
+_RESTS: Final = InstanceRates(0.0, 0.0)
+
+
+def counts_of(metrics: ModelMetrics) -> ModelCounts:
+    """Return the counts of a model up to now."""
+    batches = rows = 0
+    instances = {}
+    for name, by_size in metrics.statistics.instances.items():
+        ran = failed = 0
+        for size, cell in by_size.items():
+            ran += cell.count
+            failed += cell.failures
+            rows += size * cell.count
+        batches += ran
+        compute = metrics.instances.get(name)
+        instances[name] = InstanceCounts(ran + failed, compute.compute.total if compute else 0.0)
+    outcomes = metrics.outcomes
+    return ModelCounts(
+        tuple(metrics.request_duration.counts),
+        sum(outcomes.failures.values()),
+        sum(outcomes.rejections.values()),
+        batches,
+        rows,
+        instances,
+    )
+
+
+def subtract_counts(before: ModelCounts, now: ModelCounts) -> ModelCounts:
+    """Return the counts between two readings. A count below the earlier one was restarted from zero."""
+    if now == before:  # true for most models of a large server most of the time
+        return NO_COUNTS._replace(instances=dict.fromkeys(now.instances, _IDLE))
+    if sum(now.latencies) < sum(before.latencies) or now.batches < before.batches:
+        before = NO_COUNTS
+    return ModelCounts(
+        [new - old for old, new in zip(before.latencies, now.latencies, strict=True)],
+        max(0, now.failures - before.failures),
+        max(0, now.rejections - before.rejections),
+        now.batches - before.batches,
+        now.rows - before.rows,
+        {
+            name: InstanceCounts(max(0, one.batches - old.batches), max(0.0, one.busy_s - old.busy_s))
+            for name, one in now.instances.items()
+            for old in (before.instances.get(name, _IDLE),)
+        },
+    )
+
+
+def add_counts(one: ModelCounts, other: ModelCounts) -> ModelCounts:
+    """Return the sum of two models' counts, without instances."""
+    if other[:5] == NO_COUNTS[:5]:
+        return one
+    return ModelCounts(
+        [a + b for a, b in zip(one.latencies, other.latencies, strict=True)],
+        one.failures + other.failures,
+        one.rejections + other.rejections,
+        one.batches + other.batches,
+        one.rows + other.rows,
+        {},
+    )
+
+
+def rates_of(counted: ModelCounts, elapsed_s: float) -> ModelRates:
+    """Return the rates of counts over ``elapsed_s`` seconds."""
+    if counted[:5] == NO_COUNTS[:5]:
+        return ModelRates(0.0, 0.0, 0.0, None, None, None, dict.fromkeys(counted.instances, _RESTS))
+    return ModelRates(
+        sum(counted.latencies) / elapsed_s,
+        counted.failures / elapsed_s,
+        counted.rejections / elapsed_s,
+        counted.rows / counted.batches if counted.batches else None,
+        quantile(counted.latencies, 0.5),
+        quantile(counted.latencies, 0.99),
+        {
+            name: InstanceRates(one.batches / elapsed_s, one.busy_s / elapsed_s)
+            for name, one in counted.instances.items()
+        },
+    )
+
+
+def quantile(counts: Sequence[int], part: float, bounds: Sequence[float] = DURATION_BUCKETS) -> float | None:
+    """Return a quantile of a histogram, interpolated within its bucket, or None if the histogram is empty.
+
+    Values over the last bound count as the bound.
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    rank, below = part * total, 0
+    for number, count in enumerate(counts):
+        if count and below + count >= rank:
+            if number == len(bounds):
+                break
+            lowest = bounds[number - 1] if number else 0.0
+            return lowest + (bounds[number] - lowest) * (rank - below) / count
+        below += count
+    return float(bounds[-1])
+
+
+class RateMeter:
+    """A meter of model rates since the last reading of each model."""
+
+    def __init__(self, read: Mapping[ModelKey, tuple[float, ModelCounts]] | None = None) -> None:
+        self._read = dict(read or {})
+
+    def counted(self, metrics: ModelMetrics, now: float) -> tuple[ModelCounts, float]:
+        """Return the counts of a model since its last reading, and the seconds in between."""
+        counts, of = counts_of(metrics), (metrics.model, metrics.version)
+        read_at, before = self._read.get(of, (-math.inf, counts))
+        self._read[of] = now, counts
+        return subtract_counts(before, counts), now - read_at
+
+    def read(self, metrics: ModelMetrics, now: float) -> ModelRates:
+        return rates_of(*self.counted(metrics, now))
+
+    def retain(self, those: Iterable[ModelKey]) -> None:
+        """Drop the readings of all models but these."""
+        kept = set(those)
+        self._read = {of: one for of, one in self._read.items() if of in kept}
+
+    def copy(self) -> RateMeter:
+        """Return a meter that continues from the same readings."""
+        return RateMeter(self._read)
+
+
+# ---- history -------------------------------------------------------------------------------------
+
+#: The values of a point in this order; unknown values are NaN.
+FIELDS: Final = ("requests_per_s", "failures_per_s", "batch_size", "queued", "saturation", "p50_s", "p99_s")
+INTERVAL_S: Final = 5.0
+POINTS: Final = 180
+NBYTES_OF_MODEL: Final = POINTS * len(FIELDS) * array("f").itemsize
+#: The document of a model without points.
+NO_POINTS: Final[dict[str, Any]] = {
+    "interval_s": INTERVAL_S,
+    "times": [],
+    "series": {field: [] for field in FIELDS},
+}
+_NOT_KNOWN: Final = (math.nan,) * len(FIELDS)
+
+
+class History:
+    """The last points of each present model. Points of absent models are dropped at once."""
+
+    def __init__(self, points: int = POINTS) -> None:
+        self._points = points
+        self._times = array("d", [0.0] * points)
+        self._columns: dict[ModelKey, array[float]] = {}
+        #: The number of points so far.
+        self._n = 0
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def add(self, time_s: float, rows: Mapping[ModelKey, Sequence[float | None]]) -> None:
+        """Add a point for each of these models, at a time in seconds since 1970."""
+        at, width = self._n % self._points, len(FIELDS)
+        self._n += 1
+        self._times[at] = time_s
+        for gone in self._columns.keys() - rows.keys():
+            del self._columns[gone]
+        for of, row in rows.items():
+            column = self._columns.get(of)
+            if column is None:
+                column = self._columns[of] = array("f", _NOT_KNOWN * self._points)
+            column[at * width : (at + 1) * width] = array(
+                "f", [math.nan if one is None else one for one in row]
+            )
+
+    def document(self, of: ModelKey) -> dict[str, Any] | None:
+        """Return the points of a model by field, the oldest first, or None for an unknown model."""
+        column = self._columns.get(of)
+        if column is None:
+            return None
+        order = self._order()
+        return {
+            "interval_s": INTERVAL_S,
+            "times": [round(self._times[at], 1) for at in order],
+            "series": {
+                field: [_json_number(column[at * len(FIELDS) + place]) for at in order]
+                for place, field in enumerate(FIELDS)
+            },
+        }
+
+    def _order(self) -> list[int]:
+        """Return the positions of the points, the oldest first."""
+        if self._n <= self._points:
+            return list(range(self._n))
+        first = self._n % self._points
+        return [*range(first, self._points), *range(first)]
+
+
+def _json_number(value: float) -> float | None:
+    return None if math.isnan(value) else float(f"{value:.4g}")

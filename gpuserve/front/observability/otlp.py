@@ -1,0 +1,229 @@
+"""OpenTelemetry export of metrics and traces, sent by OTLP over HTTP. Only this module imports OpenTelemetry,
+which is an extra: ``pip install gpuserve[otel]``. The SDK's environment variables (``OTEL_BSP_…``,
+``OTEL_EXPORTER_OTLP_…``) apply.
+
+Metrics are converted from the metrics page: counters are cumulative sums, histograms keep their buckets,
+names and labels are those of the page.
+
+Traces of mode "opentelemetry" become spans::
+
+    InferRequest            from the first byte received to the last one sent; child of the caller's span
+    └── <model>             in the scheduler, from acceptance to the answer
+        ├── queue           waiting for a worker
+        ├── compute         at the worker, including transfers
+        │   └── <instance>  in the inference callable
+        └── <model> …       requests that this one caused inside the server
+
+Spans are created in the thread of the trace sink, from recorded moments; the SDK's own thread sends them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gpuserve.config.settings.server import TraceSettings
+from gpuserve.front.observability.tracing.request_trace import Trace
+from gpuserve.version import VERSION
+
+#: Metrics that duplicate ours under Triton's names.
+_REPEATED: Final = ("nv_inference_", "nv_cache_", "nv_model_")
+_EXPORTERS_LOGGER: Final = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
+#: A pause after each metric in which other threads run, as after a slice of the page.
+_REST_S: Final = 0.001
+_HELP: Final = "# HELP "
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LE: Final = re.compile(r'\ble="([^"]*)"')
+_ESCAPED: Final = re.compile(r"\\(.)")
+_CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
+
+
+class OtlpMetrics:
+    """A sender of metrics pages, which count since its creation. ``timeout_s`` limits each export."""
+
+    def __init__(
+        self, url: str, resource: Mapping[str, str], timeout_s: float, since_ns: int | None = None
+    ) -> None:
+        self._since_ns = time.time_ns() if since_ns is None else since_ns
+        self._resource = Resource.create(dict(resource))
+        self._scope = InstrumentationScope("gpuserve", VERSION)
+        self._last_message = _LastMessage()
+        said = logging.getLogger(_EXPORTERS_LOGGER)
+        said.handlers, said.propagate = (
+            [self._last_message],
+            False,
+        )  # the exporter logs each failure several times
+        self._exporter = OTLPMetricExporter(endpoint=url, timeout=timeout_s)
+
+    def send(self, page: bytes) -> None:
+        found = list(metrics_of(page.decode(), self._since_ns, time.time_ns(), lambda: time.sleep(_REST_S)))
+        scope = ScopeMetrics(self._scope, found, "")
+        data = MetricsData([ResourceMetrics(self._resource, [scope], "")])
+        if self._exporter.export(data) is not MetricExportResult.SUCCESS:
+            raise OSError(self._last_message.text or "the collector did not take them")
+
+    def close(self) -> None:
+        self._exporter.shutdown()
+
+
+class _LastMessage(logging.Handler):
+    """A log handler that keeps the exporter's last message."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
+def metrics_of(
+    page: str, since_ns: int, now_ns: int, rest: Callable[[], None] = lambda: None
+) -> Iterator[Metric]:
+    """Yield a page's metrics, except summaries, counted since ``since_ns``; call ``rest`` after each."""
+    times = since_ns, now_ns
+    for part in page.removeprefix(_HELP).split(f"\n{_HELP}"):
+        head, kind, *samples = part.rstrip("\n").split("\n")
+        name, _, text = head.partition(" ")
+        if samples and not name.startswith(_REPEATED):
+            yield from _metric(name, text, kind.rpartition(" ")[2], samples, times)
+        rest()
+
+
+def _metric(
+    name: str, text: str, kind: str, samples: Sequence[str], times: tuple[int, int]
+) -> Iterator[Metric]:
+    if kind == "histogram":
+        yield Metric(name, text, "", Histogram(list(_histograms(name, samples, times)), _CUMULATIVE))
+    elif kind in {"counter", "gauge"}:
+        numbers = []
+        for line in samples:
+            series, _, value = line.rpartition(" ")
+            numbers.append(NumberDataPoint(_labels(series[len(name) :]), *times, float(value)))
+        data = Gauge(numbers) if kind == "gauge" else Sum(numbers, _CUMULATIVE, is_monotonic=True)
+        yield Metric(name, text, "", data)
+
+
+def _histograms(name: str, samples: Sequence[str], times: tuple[int, int]) -> Iterator[HistogramDataPoint]:
+    """Yield one point for each set of labels, with bucket counts that are not cumulative."""
+    bounds: list[float] = []
+    counts: list[int] = [0]
+    labels: dict[str, str] = {}
+    for line in samples:
+        series, _, value = line.rpartition(" ")
+        if series.startswith("_bucket", len(name)):
+            bounds.append(float(_LE.search(series)[1]))  # type: ignore[index]
+            counts.append(int(float(value)))
+        elif series.startswith("_count", len(name)):
+            labels = _labels(series[len(name) + len("_count") :])
+        else:
+            alone = [count - before for before, count in itertools.pairwise(counts)]
+            # The page has neither the minimum nor the maximum; the last bucket has no bound.
+            point: Any = partial(HistogramDataPoint, min=None, max=None)  # type: ignore[arg-type]
+            yield point(labels, *times, counts[-1], float(value), alone, bounds[:-1])
+            bounds, counts = [], [0]
+
+
+def _labels(text: str) -> dict[str, str]:
+    """Return the labels in a pair of braces, or none."""
+    return {
+        name: _ESCAPED.sub(lambda it: "\n" if it[1] == "n" else it[1], value)
+        for name, value in _LABEL.findall(text)
+    }
+
+
+# ---- traces --------------------------------------------------------------------------------------
+
+_ROOT: Final = "InferRequest"
+_MODEL: Final = "triton.model_name"
+_RECEIVED: Final = ("HTTP_RECV_START", "GRPC_WAITREAD_START", "REQUEST_START")
+_SENT: Final = ("HTTP_SEND_END", "GRPC_SEND_END", "REQUEST_END")
+
+
+class OtlpWriter:
+    """A converter of traces into spans for the SDK."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        # The sampling decision has already been made.
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=Resource.create(settings.resource), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.url)))
+        self._tracer = self._provider.get_tracer("gpuserve", VERSION)
+
+    def write(self, traces: list[Trace]) -> None:
+        for trace in traces:
+            self._write_request(trace)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _write_request(self, trace: Trace) -> None:
+        headers = {} if trace.parent is None else trace.parent._asdict()
+        caller = TraceContextTextMapPropagator().extract(headers)
+        received = next(trace.moments[one] for one in _RECEIVED if one in trace.moments)
+        sent = next(trace.moments[one] for one in _SENT if one in trace.moments)
+        inside = self._span(_ROOT, trace, (received, sent), caller, _attributes(trace))
+        self._write_model(trace, inside)
+
+    def _write_model(self, trace: Trace, context: Context) -> None:
+        at = trace.moments
+        times = at["REQUEST_START"], at["REQUEST_END"]
+        inside = self._span(trace.model, trace, times, context, _attributes(trace))
+        answered = at["INFER_RESPONSE_COMPLETE"]
+        self._span("queue", trace, (at["QUEUE_START"], at.get("COMPUTE_START", answered)), inside, {})
+        if "COMPUTE_START" in at:
+            times = at["COMPUTE_START"], at.get("COMPUTE_END", answered)
+            compute = self._span("compute", trace, times, inside, {"gpuserve.instance": trace.instance})
+            if "COMPUTE_INPUT_END" in at:
+                times = at["COMPUTE_INPUT_END"], at["COMPUTE_OUTPUT_START"]
+                self._span(trace.instance, trace, times, compute, {})
+        for child in trace.children:
+            self._write_model(child, inside)
+
+    def _span(
+        self, name: str, trace: Trace, times: tuple[int, int], context: Context, attributes: dict[str, Any]
+    ) -> Context:
+        start, end = (moment + trace.epoch_ns for moment in times)
+        kind = SpanKind.SERVER if name == _ROOT else SpanKind.INTERNAL
+        span = self._tracer.start_span(name, context, kind, attributes, start_time=start)
+        if trace.error and _MODEL in attributes:
+            span.set_status(Status(StatusCode.ERROR, trace.error))
+        span.end(end)
+        return set_span_in_context(span, context)
+
+
+def _attributes(trace: Trace) -> dict[str, Any]:
+    attributes = {_MODEL: trace.model, "triton.model_version": trace.version, "triton.trace_id": trace.id}
+    if trace.parent_id:
+        attributes["triton.trace_parent_id"] = trace.parent_id
+    if trace.request_id:
+        attributes["triton.request_id"] = trace.request_id
+    return attributes

@@ -1,1 +1,0 @@
-"""What a front counts and shows: metrics, traces, the health of GPUs."""

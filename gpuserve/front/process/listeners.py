@@ -1,0 +1,398 @@
+"""The listeners of a front: the transports on them, from settings to request handlers; their certificates,
+which are renewed while the server runs; and the metrics of connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from gpuserve.config.settings.server import GRPCIO, ServerSettings
+from gpuserve.config.settings.tls import TlsFiles, TlsFingerprint, certificate_expiry, check_files, tls_files
+from gpuserve.core.errors import ConfigError
+from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
+from gpuserve.front.doors.front_door import FrontDoor, grpc_alone
+from gpuserve.front.doors.health.port import HealthPort
+from gpuserve.front.doors.logged import access_logged
+from gpuserve.front.doors.opening import both_doors, grpc_door, rate_limit
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.exchange.transport import DoorRow, Transport
+from gpuserve.front.keeper.doors import Doors
+from gpuserve.front.memory.intake import Intake
+from gpuserve.front.observability.access_log import AccessLog
+from gpuserve.front.observability.live.live_feed import LivePage
+from gpuserve.front.observability.metrics.prometheus import Family, family
+from gpuserve.front.passage.messages import DoorSetup
+from gpuserve.front.protocols.grpc.unary_rpcs import HEALTH_WATCH
+from gpuserve.front.remote.served_door import ServedDoor
+from gpuserve.front.server.connections import Connections
+from gpuserve.front.server.limits import limits_of
+from gpuserve.front.server.transport import NativeTransport
+from gpuserve.front.service.control import NotifySupervisor
+from gpuserve.front.service.inference_service import InferenceService
+from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp, StartIngress
+from gpuserve_worker.memory.orphans import KINDS, ORPHANS
+
+if TYPE_CHECKING:
+    from gpuserve.front.protocols.grpcio.grpcio_server import GrpcAioServer
+
+logger = logging.getLogger(__name__)
+
+
+#: Starts a task whose failure ends the front.
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
+
+#: The names of the values of ``door_rows``.
+_INGRESS_FIELDS: Final = ("number", "pid", "state", "connections", "requests", "cpu_s", "restarts")
+
+
+class FrontListeners:
+    """The transports of a front, none before ``open``. Calls go to all of them; see ``Transport``."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        settings: ServerSettings,
+        spawn: Spawn,
+        live: LivePage | None = None,
+        notify_supervisor: NotifySupervisor = lambda _: None,
+    ) -> None:
+        self._service = service
+        self._live = live
+        self._settings = settings
+        self._spawn = spawn
+        self._notify_supervisor = notify_supervisor
+        self._transports: list[Transport] = []
+        self._admission = Admission(limits_of(settings), n_processes=settings.doors)
+
+    async def open(self, listeners: dict[str, int]) -> None:
+        """Accept connections on the listeners: descriptors by role ("http", "grpc", "metrics", "health")."""
+        service, settings = self._service, self._settings
+        grpc_port = None
+        if settings.transport == GRPCIO and "grpc" in listeners:
+            grpc_port = _port(listeners.pop("grpc"))
+        service.metrics_page.add(lambda: connection_families(self._admission, tuple(self.ingresses())))
+        service.metrics_page.add(lambda: intake_families(service.intake, tuple(self.ingresses())))
+        if self._live is not None:
+            self._live.feed.more = self._live_values
+        self._transports += transports(
+            service, settings, listeners, grpc_port, self._admission, self._notify_supervisor, self._live
+        )
+        for transport in self._transports:
+            await transport.start()
+        files = tls_files(settings)
+        if files is not None and self._transports:
+            certificates = CertificateWatch(files, self._renew_certificates)
+            service.metrics_page.add(certificates.families)
+            self._spawn(certificates.run())
+
+    async def close(self) -> None:
+        for transport in self._transports:
+            await transport.stop()
+
+    def announce(self) -> None:
+        for transport in self._transports:
+            transport.announce()
+
+    @property
+    def n_unaware(self) -> int:
+        return sum(one.n_unaware for one in self._transports)
+
+    @property
+    def n_held(self) -> int:
+        return sum(one.n_held for one in self._transports)
+
+    def adjust(self, settings: ServerSettings) -> None:
+        """Apply the connection limits of the settings."""
+        limits = limits_of(settings)
+        self._admission.adjust(limits)
+        for transport in self._transports:
+            transport.adjust(dataclasses.asdict(limits))
+
+    def door_up(self, message: IngressUp, fds: list[int]) -> None:
+        for transport in self._transports:
+            transport.door_up(message, fds)
+
+    def door_down(self, message: IngressDown) -> None:
+        for transport in self._transports:
+            transport.door_down(message)
+
+    def ingresses(self) -> Iterator[DoorRow]:
+        """Yield the ingress processes."""
+        for transport in self._transports:
+            yield from transport.doors()
+
+    def door_rows(self) -> tuple[tuple[int, int | None, str, int, int, float, int], ...]:
+        """Return the ingress rows of a ``Census``."""
+        return tuple(one[:4] + one.counts[:3] for one in self.ingresses())
+
+    @property
+    def n_connections(self) -> int:
+        return self._admission.n_open
+
+    def _live_values(self) -> dict[str, Any]:
+        """Return the live page's values of connections and ingress processes."""
+        ingresses = [dict(zip(_INGRESS_FIELDS, one, strict=True)) for one in self.door_rows()]
+        return {"connections": self.n_connections, "doors": ingresses}
+
+    def limit_age(self, max_age_s: float) -> None:
+        for transport in self._transports:
+            transport.limit_age(max_age_s)
+
+    async def _renew_certificates(self) -> None:
+        for transport in self._transports:
+            await transport.renew()
+
+
+def _port(listener_fd: int) -> int:
+    with socket.socket(fileno=os.dup(listener_fd)) as listener:
+        return int(listener.getsockname()[1])
+
+
+# ---- transports ----------------------------------------------------------------------------------
+
+#: Path prefixes of requests that may stay open while the server is idle.
+_NO_WORK = (HEALTH_WATCH, ADMIN_PREFIX, DASHBOARD_PREFIX)
+
+
+def transports(
+    service: InferenceService,
+    settings: ServerSettings,
+    listeners: Mapping[str, int],
+    grpc_port: int | None,
+    admission: Admission,
+    notify_supervisor: NotifySupervisor,
+    live: LivePage | None = None,
+) -> list[Transport]:
+    """Return the transports on the listeners (descriptors by role); ``grpc_port`` is grpc.aio's own port."""
+    found: list[Transport] = []
+    if settings.transport == GRPCIO and grpc_port is not None:
+        found.append(_grpc_aio(service, settings, grpc_port, admission))
+    if settings.doors > 1:
+        fds = {role: listeners[role] for role in ("http", "grpc") if role in listeners}
+        found += (
+            [_ingress_transport(service, settings, fds, admission, notify_supervisor, live)] if fds else []
+        )
+        listeners = {role: fd for role, fd in listeners.items() if role not in fds}
+    files = tls_files(settings)
+    for tls in (files, None) if files else (None,):
+        fds = {
+            role: fd for role, fd in listeners.items() if role != "health" and _tls_on(settings, role) == tls
+        }
+        if fds:
+            found.append(_native(service, settings, fds, tls, admission, live))
+    if "health" in listeners:
+        found.append(HealthPort(service, listeners["health"]))
+    return found
+
+
+def _ingress_transport(
+    service: InferenceService,
+    settings: ServerSettings,
+    fds: Mapping[str, int],
+    admission: Admission,
+    notify_supervisor: NotifySupervisor,
+    live: LivePage | None,
+) -> Doors:
+    """Return the transport whose connections are handled by ingress processes."""
+    requests = AwaitedRequests(service.intake)
+    http, grpc = both_doors(service, settings, requests, admission, live)
+    tls = tls_files(settings)
+    speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
+    setup = DoorSetup(settings.to_wire(), 0, _NO_WORK, {})
+    serve = partial(ServedDoor, service, FrontDoor(grpc, http).accept)
+
+    def ask(number: int) -> None:
+        notify_supervisor(StartIngress(number))
+
+    ingresses = Doors(speak_tls, serve, requests, admission, setup, tls, service.events.publish, ask)
+    service.control.log.subscribe(ingresses.log_as)
+    return ingresses
+
+
+def _native(
+    service: InferenceService,
+    settings: ServerSettings,
+    fds: Mapping[str, int],
+    tls: TlsFiles | None,
+    admission: Admission,
+    live: LivePage | None,
+) -> NativeTransport:
+    """Return the server's own transport, on listeners by role."""
+    requests = AwaitedRequests(service.intake)
+    http, grpc = both_doors(service, settings, requests, admission, live)
+    log = AccessLog.of(settings)
+    accept = access_logged(log, FrontDoor(grpc, http, rate_limit(settings, admission)).accept)
+    metrics = access_logged(log, http.accept_metrics)
+    accepts = {fd: metrics if role == "metrics" else accept for role, fd in fds.items()}
+    connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
+    return NativeTransport(accepts, requests, connections, admission, tls)
+
+
+def _grpc_aio(
+    service: InferenceService, settings: ServerSettings, port: int, admission: Admission
+) -> GrpcAioServer:
+    """Return the grpc.aio transport on the gRPC port. Its package is imported only here."""
+    from gpuserve.front.protocols.grpcio.grpcio_server import GrpcAioServer, GrpcCertificates
+
+    host, tls = settings.host_of("grpc"), _tls_on(settings, "grpc")
+    handler = grpc_door(service, settings, AwaitedRequests(service.intake), admission)
+    return GrpcAioServer(
+        access_logged(AccessLog.of(settings), grpc_alone(handler, rate_limit(settings, admission))),
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        settings.max_request_nbytes,
+        settings.grpc_response_compression,
+        None if tls is None else GrpcCertificates(tls),
+        settings.max_connection_age_s,
+        settings.max_connections,
+        settings.idle_timeout_s,
+    )
+
+
+def _tls_on(settings: ServerSettings, role: str) -> TlsFiles | None:
+    return tls_files(settings) if role in settings.tls_ports else None
+
+
+# ---- certificates --------------------------------------------------------------------------------
+
+#: The period of checking the certificate files.
+_INTERVAL_S: Final = 2.0
+
+
+class CertificateWatch:
+    """Watches the certificate files, and calls ``renew`` when they have changed and are valid."""
+
+    def __init__(
+        self,
+        files: TlsFiles,
+        renew: Callable[[], Awaitable[None]],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._files = files
+        self._renew = renew
+        self._sleep = sleep
+        self._seen: TlsFingerprint | None = None
+        #: Expiry of the certificate in use, in seconds since 1970; None if it could not be read.
+        self._expires_at: float | None = None
+
+    def families(self, clock: Callable[[], float] = time.time) -> Iterator[Family]:
+        if self._expires_at is not None:
+            name, text = "gpuserve_certificate_expiry_seconds", "Until the TLS certificate in use expires."
+            yield family(name, "gauge", text, [({}, self._expires_at - clock())])
+
+    async def run(self) -> None:
+        self._seen = self._stamp()
+        self._expires_at = self._expiry()
+        while True:
+            await self._sleep(_INTERVAL_S)
+            await self.check()
+
+    async def check(self) -> None:
+        """Check the files once. Unusable files are logged once, and the certificate in use stays."""
+        stamp = self._stamp()
+        if stamp is None or stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            await asyncio.to_thread(check_files, self._files)
+            await self._renew()
+            self._expires_at = self._expiry()
+        except (ConfigError, OSError, ValueError) as error:
+            # Files are replaced one after the other; the last change is checked again.
+            logger.warning("rejected renewed TLS files: %s", error)
+        else:
+            logger.info("loaded renewed TLS certificate for new connections")
+
+    def _expiry(self) -> float | None:
+        try:
+            return certificate_expiry(self._files)
+        except ConfigError:  # a file is being replaced; the next check reads it again
+            return None
+
+    def _stamp(self) -> TlsFingerprint | None:
+        try:
+            return self._files.fingerprint()
+        except OSError:  # between the old file and the new one
+            return None
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+
+#: Metrics of each ingress process: end of the name, kind, help text, and field of its counts.
+_INGRESS_METRICS: Final = (
+    ("requests_total", "counter", "Requests received by the ingress process.", "n_requests"),
+    ("cpu_seconds_total", "counter", "CPU time used by the ingress process.", "cpu_s"),
+    ("restarts_total", "counter", "Restarts of the ingress process.", "restarts"),
+    ("arena_bytes", "gauge", "Shared memory reserved by the ingress process for inputs.", "arena_nbytes"),
+    ("arena_blocks", "gauge", "Blocks of that memory in use.", "arena_blocks"),
+)
+
+
+def connection_families(admission: Admission, ingresses: Sequence[DoorRow] = ()) -> Iterator[Family]:
+    """Yield the metrics of connections and streams, open, refused and late, and of each ingress process."""
+    name = "gpuserve_connections"
+    yield family(name, "gauge", "Connections that are open.", [({}, admission.n_open)])
+    text = "Streams of gRPC that are open; one with a long head counts as several."
+    n_streams = admission.streams.n_open + sum(ingress.counts.n_streams for ingress in ingresses)
+    yield family("gpuserve_streams", "gauge", text, [({}, n_streams)])
+    unsent_nbytes = sum(admission.unsent_nbytes.values()) + sum(
+        ingress.counts.unsent_nbytes for ingress in ingresses
+    )
+    text = "Bytes of answers that clients have not read."
+    yield family(f"{name}_unsent_bytes", "gauge", text, [({}, unsent_nbytes)])
+    refused, late, limited = (
+        Counter(admission.refused),
+        Counter(admission.late),
+        Counter(admission.rates.refused),
+    )
+    for ingress in ingresses:
+        refused.update(ingress.counts.refused)
+        late.update(ingress.counts.late)
+        limited.update(ingress.counts.limited)
+    for what, text, counts in (
+        ("refused", "Connections and streams that were refused, by the limit they met.", refused),
+        ("late", "Connections and requests that were ended, by what took too long.", late),
+    ):
+        yield family(
+            f"{name}_{what}_total", "counter", text, [({"reason": key}, n) for key, n in counts.items()]
+        )
+    text = "Requests that were refused because their client was over max_requests_per_s."
+    values = [({"client": kind}, n) for kind, n in limited.items()]
+    yield family("gpuserve_requests_rate_limited_total", "counter", text, values)
+    yield from _ingress_families(ingresses)
+
+
+def intake_families(intake: Intake, ingresses: Sequence[DoorRow] = ()) -> Iterator[Family]:
+    """Yield the heap memory of request bodies, and the requests refused for lack of it."""
+    text = "Memory that bodies of requests take on the heap of the front, beside the arenas."
+    nbytes = intake.nbytes + sum(ingress.counts.intake_nbytes for ingress in ingresses)
+    yield family("gpuserve_intake_bytes", "gauge", text, [({}, nbytes)])
+    text = "Requests that were refused because there was no memory for their bodies."
+    refused = intake.refused + sum(ingress.counts.intake_refused for ingress in ingresses)
+    yield family("gpuserve_intake_refused_total", "counter", text, [({}, refused)])
+    text = "Memory that its owner did not give back and that was reclaimed, by kind: a defect of the server."
+    counts = Counter(ORPHANS.reclaimed)
+    for ingress in ingresses:
+        counts.update(ingress.counts.reclaimed)
+    values = [({"kind": kind}, counts[kind]) for kind in KINDS]
+    yield family("gpuserve_memory_reclaimed_total", "counter", text, values)
+
+
+def _ingress_families(ingresses: Sequence[DoorRow]) -> Iterator[Family]:
+    if not ingresses:
+        return
+    values: list[tuple[dict[str, str], float]]
+    values = [({"door": str(ingress.number)}, ingress.n_connections) for ingress in ingresses]
+    yield family("gpuserve_door_connections", "gauge", "Connections of the ingress process.", values)
+    for ending, kind, text, field in _INGRESS_METRICS:
+        values = [({"door": str(ingress.number)}, getattr(ingress.counts, field)) for ingress in ingresses]
+        yield family(f"gpuserve_door_{ending}", kind, text, values)

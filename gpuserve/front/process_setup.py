@@ -1,0 +1,114 @@
+"""Set-up of a front process or ingress process: environment, malloc, signals, garbage collector, logging.
+Independent of what the process does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from gpuserve.config.settings.server import ServerSettings
+
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+_PR_SET_PDEATHSIG: Final = 1
+#: A request leaves nothing in a reference cycle. Python's default of 700 would collect every twenty requests.
+_YOUNG_OBJECTS: Final = 5000
+#: A full collection after this many of the middle generation. It takes a few milliseconds, since modules are
+#: frozen. With 50, garbage that survived an earlier collection waited for the next one and grew to 6 MB.
+_OLD_COLLECTIONS: Final = 10
+#: malloc reuses request bodies up to this size. glibc's default (128 KiB, dynamic) maps and faults every 1
+#: MiB body anew, which halved the throughput of such requests. Larger bodies are returned to the kernel at
+#: once: they left holes in the heap, and twelve bodies of 100 MiB that grew side by side kept 280 MiB when
+#: they were gone.
+_REUSED_NBYTES: Final = 4 << 20
+#: malloc keeps this much free memory.
+_KEPT_NBYTES: Final = 32 << 20
+#: How long the event loop waits for another thread that computes. With Python's default of 5 ms, each system
+#: call of the event loop while a thread parsed long JSON gave that thread 5 ms.
+_SWITCH_S: Final = 0.0001
+#: For tests: the CPU milliseconds that a turn of the event loop may take, and the file that lists longer
+#: turns.
+_TURN_LIMIT: Final = "GPUSERVE_TURN_LIMIT_MS"
+_TURN_FILE: Final = "GPUSERVE_TURN_FILE"
+
+
+def before_imports() -> None:
+    """Prepare the process before its imports. The kernel kills the process when its parent dies."""
+    # numpy's OpenBLAS starts a thread for each core, which spins for a while, and a front multiplies no
+    # matrices.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    gc.disable()  # imported objects stay: looking for garbage meanwhile takes an eighth of the start-up
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.mallopt(_M_MMAP_THRESHOLD, _REUSED_NBYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
+    # The heaps of other threads keep this much each when the threads end, and ``malloc_trim`` does not
+    # release it.
+    libc.mallopt(_M_ARENA_MAX, 1)
+    faulthandler.enable()
+    # A terminal's Ctrl-C goes to the whole foreground group, and a service manager's SIGTERM or SIGHUP to the
+    # whole control group. Only the supervisor acts on them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def after_imports() -> None:
+    """Tune the process after its imports, before the event loop runs."""
+    from gpuserve.front.exchange.limits import raise_descriptor_limit
+
+    raise_descriptor_limit()
+    sys.setswitchinterval(_SWITCH_S)
+    gc.freeze()  # modules stay, so collections need not visit them
+    gc.set_threshold(_YOUNG_OBJECTS, 20, _OLD_COLLECTIONS)
+    gc.enable()
+
+
+def skip_package_code(name: str) -> None:
+    """Make ``import name.module`` skip the package's own code in this process.
+
+    The import system then treats the package as a namespace package. Raises ModuleNotFoundError if it is not
+    installed.
+    """
+    if name in sys.modules:
+        return
+    found = importlib.util.find_spec(name)  # imports the enclosing packages, but not this one
+    if found is None or found.submodule_search_locations is None:
+        return
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = list(found.submodule_search_locations)
+    package = sys.modules[name] = importlib.util.module_from_spec(spec)
+    parent, _, attribute = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], attribute, package)
+
+
+def exit_process(status: int) -> NoReturn:
+    """Flush the log, and end the process at once."""
+    logging.shutdown()
+    os._exit(status)
+
+
+def apply_settings(settings: ServerSettings) -> None:
+    """Configure logging by the settings, and start the event-loop watchdog if its environment variable is
+    set.
+    """
+    from gpuserve.config.settings.logs import configure
+
+    configure(settings.log_format, settings.log_level)
+    if limit_ms := os.environ.get(_TURN_LIMIT):
+        from gpuserve.front.event_loop_watchdog import watch_event_loop
+
+        watch_event_loop(float(limit_ms) / 1e3, os.environ.get(_TURN_FILE, ""))

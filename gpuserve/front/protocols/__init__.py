@@ -1,0 +1,1 @@
+"""The protocol: codecs, one service layer, and the servers that carry it."""

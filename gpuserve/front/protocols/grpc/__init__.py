@@ -1,0 +1,3 @@
+"""The gRPC protocol server: decodes messages into requests and encodes responses into messages."""
+
+from __future__ import annotations

@@ -1,0 +1,424 @@
+"""The gRPC protocol server: access control and dispatch by call headers, and the methods that await, over an
+``AwaitedRequest``.
+
+``ModelInfer``, which awaits nothing, is in ``model_infer.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
+from typing import Final
+
+from gpuserve.config.settings.server import NO_COMPRESSION
+from gpuserve.core.errors import DeadlineExceeded, InvalidArgument, NoMemory, RequestError
+from gpuserve.front.doors.access.endpoints import METHODS, Access
+from gpuserve.front.doors.access.failures import error_to_tell
+from gpuserve.front.doors.access.forwarding import HeaderForwarding
+from gpuserve.front.doors.access.inflation import SLICE_NBYTES, WINDOW_BITS, Inflater, Slice
+from gpuserve.front.doors.access.offload import offload, result_of
+from gpuserve.front.doors.access.peers import address_of, is_local
+from gpuserve.front.doors.access.rate_limit import RateLimit
+from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict
+from gpuserve.front.doors.access.users import user_of
+from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone
+from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Piece, Sink
+from gpuserve.front.exchange.limits import Admission, OpenStreams
+from gpuserve.front.exchange.request_rates import RequestRates
+from gpuserve.front.memory.blocks import heap_nbytes
+from gpuserve.front.memory.intake import Share
+from gpuserve.front.observability.tracing.request_trace import Reception
+from gpuserve.front.protocols.grpc import reflection, unary_rpcs
+from gpuserve.front.protocols.grpc.grpc_protocol import (
+    COMPRESSED_NBYTES,
+    LEVELS,
+    NO_TRAILERS,
+    OK,
+    OK_TRAILERS,
+    CallHead,
+    Method,
+    Refused,
+    RefusedStream,
+    Unframer,
+    compress_messages,
+    frame,
+    join_pieces,
+    ok_head,
+    parse_call_head,
+    send_message,
+    serve,
+    small_message,
+    small_messages,
+)
+from gpuserve.front.protocols.grpc.infer_decoder import SHORT_NBYTES
+from gpuserve.front.protocols.grpc.model_infer import INGEST_NBYTES, GrpcInference, InferCall
+from gpuserve.front.protocols.grpc.model_stream_infer import CHUNK_NBYTES, InferStream
+from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
+from gpuserve.front.requests.inference import InferRequest
+from gpuserve.front.requests.validation import check_strings, has_long_strings
+from gpuserve.front.service.inference_service import InferenceService
+from gpuserve_worker.memory.arena import Block
+
+#: Stream requests that arrive whole within this size are not counted against the intake unless the stream
+#: holds other memory.
+_UNCOUNTED_NBYTES: Final = 8 << 10
+#: Calls of these methods are refused without waiting for the end of their requests.
+_STREAMS: Final = frozenset({unary_rpcs.MODEL_STREAM_INFER, *reflection.METHODS})
+
+
+class GrpcHandler:
+    """The handler of all gRPC calls. Every failure becomes the status of a call.
+
+    ``requests`` runs the methods that await. ``compression`` is the compression level of inference responses,
+    as the settings name it.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        requests: AwaitedRequests,
+        max_request_nbytes: int,
+        policy: Policy | None = None,
+        forwarding: HeaderForwarding | None = None,
+        compression: str = NO_COMPRESSION,
+        streams: OpenStreams | None = None,
+        limit: RateLimit | None = None,
+    ) -> None:
+        self._service = service
+        self._streams = streams or Admission().streams
+        self._requests = requests
+        self._policy = policy or Policy()
+        level = LEVELS[compression]
+        self._inference = GrpcInference(service, max_request_nbytes, forwarding, level)
+        service.health.watch(self._on_health)
+        self._methods: dict[str, Method] = {
+            unary_rpcs.MODEL_STREAM_INFER: StreamingInference(
+                self._inference, service, limit or RateLimit(RequestRates())
+            ).serve,
+            unary_rpcs.HEALTH_WATCH: partial(unary_rpcs.serve_health_watch, service.health),
+            **dict.fromkeys(unary_rpcs.UNARY, self._serve_unary),
+            **dict.fromkeys(reflection.METHODS, self._serve_reflection),
+            unary_rpcs.SYSTEM_REGISTER: self._serve_system_register,
+        }
+
+    def accept(self, exchange: Exchange) -> Sink:
+        """Return the body receiver of a call. Calls with equal headers share one resolved handler."""
+        head = exchange.head
+        handler: Accept | None = head.memo
+        if handler is None:
+            handler = head.memo = self._resolve_handler(head)
+        return handler(exchange)
+
+    def refuse(self, error: RequestError, exchange: Exchange) -> Sink:
+        """Return the body receiver that answers a call with an error, whatever its messages say."""
+        return (RefusedStream if exchange.head.path in _STREAMS else Refused)(error, exchange)
+
+    def _resolve_handler(self, head: Head) -> Accept:
+        """Resolve the handler for calls with this head."""
+        access = METHODS.get(head.path)
+        if access is None:
+            return partial(Refused, unary_rpcs.unimplemented(head.path))
+        handler = self._permitted_handler(head)
+        if self._policy.is_open(access):
+            return handler
+        verdict = self._policy.judge(access, head.headers, is_local=False, prefix=GRPC_PREFIX)
+        if verdict is Verdict.ALLOWED:
+            return handler
+        refusal = self._policy.refusal(access, verdict, GRPC_PREFIX)
+        refused = partial(RefusedStream if head.path in _STREAMS else Refused, refusal)
+        if verdict is Verdict.NO_TOKEN:
+            return refused
+        if verdict is Verdict.READ_ONLY:
+            reads = (
+                partial(self._start_task, self._serve_read_only, parse_call_head(head))
+                if head.trailers
+                else handler
+            )
+            return partial(self._choose_by_locality, access, handler, reads)
+        return partial(self._choose_by_locality, access, handler, refused)
+
+    def _permitted_handler(self, head: Head) -> Accept:
+        call = parse_call_head(head)
+        if not head.trailers:
+            return partial(Refused, InvalidArgument(NO_TRAILERS))
+        if head.path == unary_rpcs.MODEL_INFER:
+            return partial(InferCall, self._inference, call)
+        return partial(self._start_task, self._methods[head.path], call)
+
+    def _choose_by_locality(self, access: Access, local: Accept, remote: Accept, exchange: Exchange) -> Sink:
+        """Use ``local`` for clients on this machine and ``remote`` for all others."""
+        is_here = is_local(address_of(exchange.ends), exchange.head.headers)
+        return (local if is_here else remote)(exchange)
+
+    def _on_health(self) -> None:
+        if self._service.health.draining or self._service.health.ended:
+            self._requests.wake_all()
+
+    def _start_task(self, method: Method, call: CallHead, exchange: Exchange) -> Sink:
+        path = exchange.head.path
+        is_stream = path in _STREAMS
+        if is_stream or path == unary_rpcs.HEALTH_WATCH:
+            method = partial(self._serve_counted, method)
+        served, sleeps = partial(serve, method, call), is_stream and call.timeout_s is None
+        try:
+            return self._requests.begin(exchange, served, is_stream=is_stream, sleeps=sleeps)
+        except NoMemory as error:
+            return RefusedStream(error, exchange)
+
+    async def _serve_counted(self, method: Method, call: CallHead, request: AwaitedRequest) -> None:
+        """Run a method that lasts as long as its client likes, counted as an open stream."""
+        with self._streams.counted(request.exchange):
+            await method(call, request)
+
+    # ---- methods that await ---------------------------------------------------------------
+
+    async def _serve_unary(self, call: CallHead, request: AwaitedRequest) -> None:
+        await self._send_answer(request, await small_message(call, request))
+
+    async def _serve_system_register(self, call: CallHead, request: AwaitedRequest) -> None:
+        message = await small_message(call, request)
+        reply = unary_rpcs.system_register(self._service, message, user_of(request.exchange))
+        send_message(request.exchange, reply)
+
+    async def _serve_read_only(self, call: CallHead, request: AwaitedRequest) -> None:
+        """Serve a call that may read settings but not change them, as its message shows."""
+        path = request.head.path
+        message = await small_message(call, request)
+        if unary_rpcs.CHANGES[path](message):
+            raise self._policy.refusal(METHODS[path], Verdict.REMOTE, GRPC_PREFIX)
+        await self._send_answer(request, message)
+
+    async def _send_answer(self, request: AwaitedRequest, message: bytes) -> None:
+        reply = await unary_rpcs.answer(request.head.path, self._service, message)
+        send_message(request.exchange, reply)
+
+    async def _serve_reflection(self, call: CallHead, request: AwaitedRequest) -> None:
+        exchange = request.exchange
+        replies = reflection.replies(
+            self._service, request.head.path, small_messages(call, request, reflection.MAX_REQUEST_NBYTES)
+        )
+        exchange.start(200, OK.headers)
+        async for reply in replies:
+            exchange.send(frame(len(reply)) + reply)
+            await exchange.room()
+        exchange.finish(OK_TRAILERS)
+
+
+class StreamingInference:
+    """``ModelStreamInfer``: one ``InferStream`` a call, fed with requests by a second task."""
+
+    def __init__(self, shared: GrpcInference, service: InferenceService, limit: RateLimit) -> None:
+        self._limit = limit
+        self._shared = shared
+        self._service = service
+        self._heads = {coding: ok_head(coding).headers for coding in ("", *WINDOW_BITS)}
+
+    async def serve(self, call: CallHead, request: AwaitedRequest) -> None:
+        """Answer the requests of one call until all are, or the client leaves. Raises its status."""
+        shared, head = self._shared, request.head
+        forwarded = None if shared.forwarding is None else shared.forwarding.of(head)
+        reception = (
+            None if shared.receptions.deliver is None else shared.receptions.of(head.headers, stream=True)
+        )
+        stream = InferStream(
+            self._service,
+            strict_errors=call.strict_errors,
+            forwarded=forwarded,
+            reception=reception,
+            sender=request.exchange,
+        )
+        loop = asyncio.get_running_loop()
+        reader = loop.create_task(self._read(call, request, stream, reception))
+        timer = None
+        if call.timeout_s is not None:
+            timer = loop.call_later(
+                call.timeout_s, _end_at_deadline, stream, request.exchange, call.timeout_s
+            )
+        try:
+            await self._write(call.coding if shared.level else "", request.exchange, stream, reception)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            reader.cancel()
+            stream.cancel()
+            stream.share.hold(0)
+            if reception is not None:
+                reception.close()
+
+    async def _write(
+        self, coding: str, exchange: Exchange, stream: InferStream, reception: Reception | None
+    ) -> None:
+        """Send answers as they become available. An early status is sent without headers: proxies may retry
+        such a call."""
+        headers = self._heads[coding]
+        async for pieces in stream.chunks():
+            parts: Iterable[bytes]
+            whole = pieces[0] if len(pieces) == 1 else None
+            if coding and (nbytes := sum(map(len, pieces))) >= COMPRESSED_NBYTES:
+                packed = await offload(nbytes, _compress_pieces, coding, self._shared.level, pieces)
+                parts = join_pieces([packed], CHUNK_NBYTES)
+            elif isinstance(whole, bytes):
+                parts = (whole,)
+            else:
+                parts = join_pieces(pieces, CHUNK_NBYTES)
+            if not exchange.started:
+                exchange.start(200, headers)
+            for part in parts:
+                if stream.has_ended:  # the stream ended while waiting for room: its status follows at once
+                    break
+                if reception is not None:
+                    reception.sending()
+                exchange.send(part)
+                if reception is not None:
+                    reception.sent()
+                await exchange.room()
+        if not exchange.started:
+            exchange.start(200, headers)
+        exchange.finish(OK_TRAILERS)
+
+    async def _read(
+        self, call: CallHead, request: AwaitedRequest, stream: InferStream, reception: Reception | None
+    ) -> None:
+        """Submit requests as they arrive, and detect that the client has left, even after the last."""
+        try:
+            unframer = Unframer(self._shared.max_request_nbytes, call.encoding)
+            is_paid = True  # the call itself was rate-limited as its first request
+            while (part := await request.part()) is not None:
+                if reception is not None:
+                    reception.read()
+                for compressed, body in unframer.parts(part):
+                    rates, exchange = self._limit.rates, request.exchange
+                    if not is_paid and rates.is_on and (refusal := self._limit.refusal(exchange)) is not None:
+                        is_long = compressed or len(body) > SHORT_NBYTES
+                        stream.refuse(b"" if is_long else body, refusal)
+                    else:
+                        await self._receive(call, request, stream, compressed, body, unframer.unread_nbytes)
+                    is_paid = False
+                    del body
+                    if (
+                        stream.is_full
+                    ):  # stays full until a request completes, and the client may leave earlier
+                        stream.hold(unframer.unread_nbytes)
+                        await request.unless_gone(asyncio.ensure_future(stream.wait_for_room()))
+                if unframer.unread_nbytes or len(part) > _UNCOUNTED_NBYTES or stream.share.nbytes:
+                    stream.hold(unframer.unread_nbytes)
+                if reception is not None:
+                    reception.reading()
+            unframer.finish()
+            stream.end_requests()
+            await request.until_gone()
+            stream.cancel()
+        except ClientGone:
+            stream.cancel()
+        except Exception as error:
+            # Drop the traceback, whose frames hold the request's bytes: the stream keeps the error.
+            stream.fail(error_to_tell(error, "reading a stream"))
+
+    async def _receive(
+        self,
+        call: CallHead,
+        request: AwaitedRequest,
+        stream: InferStream,
+        compressed: bool,
+        body: bytes | memoryview,
+        unread_nbytes: int,
+    ) -> None:
+        if compressed or len(body) >= INGEST_NBYTES:
+            stream.hold(unread_nbytes + len(body))
+            await self._receive_long(call.encoding if compressed else "", request, stream, body)
+        else:
+            if len(body) > _UNCOUNTED_NBYTES:  # the message is copied while it is parsed
+                stream.hold(unread_nbytes + 2 * len(body))
+            stream.receive(body)
+
+    async def _receive_long(
+        self, encoding: str, request: AwaitedRequest, stream: InferStream, message: bytes | memoryview
+    ) -> None:
+        """Read a long or compressed message in slices between other clients' work, and submit its request.
+
+        Raises ClientGone if the client left meanwhile, NoMemory if there is no memory for the message, and
+        RequestError if the message cannot be inflated, which ends the stream."""
+        service = self._service
+        share = Share(service.intake, request.exchange.ends.source)
+
+        def claim(model_name: str, nbytes: int) -> Block | None:
+            return service.inference.claim(model_name, nbytes, scanner.model_version)
+
+        scanner = GrpcBodyScanner(claim, self._shared.max_request_nbytes, share, framed=False)
+        parsing: asyncio.Future[InferRequest | RequestError] | None = None
+        nbytes = 0
+        try:
+            async for part in self._parts(encoding, request, message):
+                if not (nbytes or part.more):
+                    stream.receive(part.data)
+                    return
+                nbytes += len(part.data)
+                try:
+                    scanner.feed(part.data)
+                except NoMemory:
+                    raise
+                except RequestError as error:
+                    stream.receive(scanner.header[:SHORT_NBYTES], error.with_traceback(None))
+                    return
+            parsing = self._parse(scanner)
+            read = await asyncio.shield(parsing)
+            if isinstance(read, InferRequest):
+                share.hold(heap_nbytes(read))
+                scanner.transfer_blocks()
+            stream.receive(scanner.header[:SHORT_NBYTES], read, nbytes)
+        finally:
+            free = partial(_free_blocks, scanner.abort(), share)
+            if parsing is None or parsing.done():
+                free()
+            else:  # a thread still reads the blocks
+                parsing.add_done_callback(lambda _: free())
+
+    async def _parts(
+        self, encoding: str, request: AwaitedRequest, message: bytes | memoryview
+    ) -> AsyncIterator[Slice]:
+        """Yield a message part by part, inflated if it has an encoding. Other tasks run between parts."""
+        if encoding:
+            slices = Inflater(encoding, self._shared.inflation).slices(message, end=True)
+        else:
+            slices = _slices(message)
+        found = Slice(b"", True)
+        while found.more:
+            await asyncio.sleep(0)
+            if request.gone:
+                raise ClientGone
+            found = await offload(len(found.data or message) if encoding else 0, next, slices)
+            yield found
+
+    def _parse(self, scanner: GrpcBodyScanner) -> asyncio.Future[InferRequest | RequestError]:
+        """Parse a complete message, in a thread if parsing takes long."""
+        loop, executor = asyncio.get_running_loop(), self._service.json_executor
+        if len(scanner.header) > SHORT_NBYTES:
+            return loop.run_in_executor(executor, result_of, lambda: check_strings(scanner.parse()))
+        read = result_of(scanner.parse)
+        if isinstance(read, InferRequest) and has_long_strings(read):
+            return loop.run_in_executor(executor, result_of, lambda: check_strings(read))
+        parsed: asyncio.Future[InferRequest | RequestError] = loop.create_future()
+        parsed.set_result(read)
+        return parsed
+
+
+def _compress_pieces(coding: str, level: int, pieces: list[Piece]) -> bytes:
+    return compress_messages(coding, level, b"".join(pieces))
+
+
+def _free_blocks(blocks: list[Block], share: Share) -> None:
+    for block in blocks:
+        block.free()
+    share.hold(0)
+
+
+def _slices(message: bytes | memoryview) -> Iterator[Slice]:
+    for at in range(0, len(message), SLICE_NBYTES):
+        yield Slice(message[at : at + SLICE_NBYTES], at + SLICE_NBYTES < len(message))
+
+
+def _end_at_deadline(stream: InferStream, exchange: Exchange, timeout_s: float) -> None:
+    """Send DEADLINE_EXCEEDED at once, also to a client that does not read: unsent messages are dropped."""
+    stream.fail(DeadlineExceeded(f"Deadline Exceeded: the stream did not end within its {timeout_s:g} s"))
+    exchange.drop_unsent()

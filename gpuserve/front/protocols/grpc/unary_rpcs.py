@@ -1,0 +1,247 @@
+"""Unary RPCs other than inference, as a table from method to a function of the service and the request
+message, and ``grpc.health.v1``.
+
+The service decides on the answers; this module only converts messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gpuserve.core.errors import NotFound, Stopping, Unimplemented
+from gpuserve.front.exchange.awaited import AwaitedRequest
+from gpuserve.front.memory.regions import RegionKind
+from gpuserve.front.protocols.grpc.grpc_protocol import OK_HEADERS, CallHead, frame, small_message
+from gpuserve.front.protocols.grpc.infer_decoder import decode, tensor_parameters
+from gpuserve.front.protocols.grpc.reflection import schema
+from gpuserve.front.requests import admin_codec
+from gpuserve.front.requests.server_status import HealthSource
+from gpuserve.front.service.inference_service import InferenceService
+
+HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
+HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
+_REQUEST: Final = "grpc.health.v1.HealthCheckRequest"
+#: ``HealthCheckResponse`` with SERVICE_UNKNOWN, which only ``Watch`` sends.
+_SERVICE_UNKNOWN: Final = b"\x08\x03"
+
+
+def health_message(serving: bool) -> bytes:
+    """Return a serialised ``HealthCheckResponse``: field 1 is 1 (SERVING) or 2 (NOT_SERVING)."""
+    return b"\x08\x01" if serving else b"\x08\x02"
+
+
+def check_health(source: HealthSource, body: bytes) -> bytes:
+    """Answer ``Check``. Raise InvalidArgument if malformed, NotFound for an unknown service."""
+    name = decode(schema().message(_REQUEST), body).service
+    serving = source.of(name)
+    if serving is None:
+        raise NotFound(f"no service {name[:128]!r} to check the health of")
+    return health_message(serving)
+
+
+async def serve_health_watch(source: HealthSource, call: CallHead, request: AwaitedRequest) -> None:
+    """Answer ``Watch`` until the client leaves. Raises the status, or Stopping at the server's end."""
+    body = await small_message(call, request)
+    name = decode(schema().message(_REQUEST), body).service
+    exchange = request.exchange
+    exchange.start(200, OK_HEADERS)
+    gone = asyncio.ensure_future(request.until_gone())
+    try:
+        async for reply in health_changes(source, name, gone):
+            exchange.send(frame(len(reply)) + reply)
+            await exchange.room()
+    finally:
+        gone.cancel()
+
+
+async def health_changes(source: HealthSource, name: str, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
+    """Yield the health now and at each change, until ``gone``. Raises Stopping when the front ends."""
+    changed = asyncio.Event()
+    unwatch = source.watch(changed.set)
+    said: bytes | None = None
+    try:
+        while not gone.done():
+            serving = source.of(name)
+            reply = _SERVICE_UNKNOWN if serving is None else health_message(serving)
+            if reply != said:
+                said = reply
+                yield reply
+            if source.ended:
+                raise Stopping("the server is shutting down")
+            await _either(changed, gone)
+            changed.clear()
+    finally:
+        unwatch()
+
+
+async def _either(changed: asyncio.Event, gone: asyncio.Future[None]) -> None:
+    waiting = asyncio.ensure_future(changed.wait())
+    either: set[asyncio.Future[Any]] = {waiting, gone}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+# ---- inference.GRPCInferenceService --------------------------------------------------------------
+
+_SERVICE: Final = "/inference.GRPCInferenceService/"
+#: The two inference methods; all others are in ``UNARY``.
+MODEL_INFER: Final = _SERVICE + "ModelInfer"
+MODEL_STREAM_INFER: Final = _SERVICE + "ModelStreamInfer"
+#: The readiness methods.
+SERVER_READY: Final = _SERVICE + "ServerReady"
+MODEL_READY: Final = _SERVICE + "ModelReady"
+#: Field 2 of KServe's load and unload responses, ``isLoaded`` and ``isUnloaded``: true.
+_DONE: Final = b"\x10\x01"
+
+# KServe's protocol definition has other fields for the repository than Triton's: ``model_name`` comes first,
+# where Triton has ``repository_name``, and the response is not empty. A request that sets only its first
+# field is treated as one of KServe.
+
+
+def _repository_index(service: InferenceService, request: Any) -> Any:
+    if request.repository_name:
+        raise Unimplemented("'repository_name' specification is not supported")
+    index = pb.RepositoryIndexResponse.ModelIndex
+    entries = service.models.index(ready_only=request.ready)
+    return pb.RepositoryIndexResponse(models=[index(**entry._asdict()) for entry in entries])
+
+
+async def _load(service: InferenceService, request: Any) -> bytes:
+    await service.control.repository.load(_named_model(request), tensor_parameters(request.parameters))
+    return _loaded(request)
+
+
+async def _unload(service: InferenceService, request: Any) -> bytes:
+    await service.control.repository.unload(_named_model(request), tensor_parameters(request.parameters))
+    return _loaded(request)
+
+
+def _named_model(request: Any) -> str:
+    if request.repository_name and request.model_name:
+        raise Unimplemented("'repository_name' specification is not supported")
+    name: str = request.model_name or request.repository_name
+    return name
+
+
+def _loaded(request: Any) -> bytes:
+    if request.model_name:
+        return b""
+    echo: bytes = pb.RepositoryModelLoadRequest(repository_name=request.repository_name).SerializeToString()
+    return echo + _DONE
+
+
+# ---- settings and regions of shared memory ------------------------------------------------------
+
+
+def _trace_setting(service: InferenceService, request: Any) -> Any:
+    changes = admin_codec.parse_trace_message(request)
+    return admin_codec.trace_message(service.control.trace.update(request.model_name, changes))
+
+
+def _system_status(service: InferenceService, request: Any) -> Any:
+    response = pb.SystemSharedMemoryStatusResponse()
+    for one in service.control.regions.status(RegionKind.SYSTEM, request.name):
+        region = response.regions[one.name]
+        region.name, region.key, region.offset, region.byte_size = one.name, one.key, one.offset, one.nbytes
+    return response
+
+
+def _system_unregister(service: InferenceService, request: Any) -> Any:
+    service.control.regions.unregister(RegionKind.SYSTEM, request.name)
+    return pb.SystemSharedMemoryUnregisterResponse()
+
+
+def _cuda_status(service: InferenceService, request: Any) -> Any:
+    response = pb.CudaSharedMemoryStatusResponse()
+    for one in service.control.regions.status(RegionKind.CUDA, request.name):
+        region = response.regions[one.name]
+        region.name, region.device_id, region.byte_size = one.name, one.device_id, one.nbytes
+    return response
+
+
+async def _cuda_register(service: InferenceService, request: Any) -> Any:
+    await service.control.regions.register_cuda(
+        request.name, request.raw_handle, request.device_id, request.byte_size
+    )
+    return pb.CudaSharedMemoryRegisterResponse()
+
+
+def _cuda_unregister(service: InferenceService, request: Any) -> Any:
+    service.control.regions.unregister(RegionKind.CUDA, request.name)
+    return pb.CudaSharedMemoryUnregisterResponse()
+
+
+# ---- the tables ---------------------------------------------------------------------------------
+
+#: Method name -> function that answers its message; the message of ``Name`` is a ``NameRequest``.
+_METHODS: Final[dict[str, Callable[[InferenceService, Any], Any | Awaitable[Any]]]] = {
+    "ServerLive": lambda service, _: pb.ServerLiveResponse(live=service.health.live),
+    "ServerReady": lambda service, _: pb.ServerReadyResponse(ready=service.health.ready),
+    "ModelReady": lambda service, request: pb.ModelReadyResponse(
+        ready=service.health.model_ready(request.name, request.version)
+    ),
+    "ServerMetadata": lambda service, _: pb.ServerMetadataResponse(**service.metadata()),
+    "ModelMetadata": lambda service, request: pb.ModelMetadataResponse(
+        **service.models.metadata(request.name, request.version)
+    ),
+    "ModelConfig": lambda service, request: pb.ModelConfigResponse(
+        config=service.models.config(request.name, request.version)
+    ),
+    "ModelStatistics": lambda service, request: (
+        admin_codec.statistics_message(service.models.statistics(request.name, request.version))
+        if request.name or request.version
+        else service.statistics[1].page()
+    ),
+    "RepositoryIndex": _repository_index,
+    "RepositoryModelLoad": _load,
+    "RepositoryModelUnload": _unload,
+    "TraceSetting": _trace_setting,
+    "LogSettings": lambda service, request: admin_codec.log_message(
+        service.control.log.update(admin_codec.parse_log_message(request))
+    ),
+    "SystemSharedMemoryStatus": _system_status,
+    "SystemSharedMemoryUnregister": _system_unregister,
+    "CudaSharedMemoryStatus": _cuda_status,
+    "CudaSharedMemoryRegister": _cuda_register,
+    "CudaSharedMemoryUnregister": _cuda_unregister,
+}
+#: The paths of all methods with one request message and one response, except inference.
+UNARY: Final = frozenset({HEALTH_CHECK, *(_SERVICE + name for name in _METHODS)})
+#: The unary method whose answer depends on the caller's user.
+SYSTEM_REGISTER: Final = _SERVICE + "SystemSharedMemoryRegister"
+
+#: Methods that read or change settings -> whether a message changes any.
+CHANGES: Final[dict[str, Callable[[bytes], bool]]] = {
+    _SERVICE + "TraceSetting": lambda body: bool(decode(pb.TraceSettingRequest, body).settings),
+    _SERVICE + "LogSettings": lambda body: bool(decode(pb.LogSettingsRequest, body).settings),
+}
+
+
+def system_register(service: InferenceService, body: bytes, client: int | None) -> bytes:
+    """Register a shared-memory region for a client of that user, and return the serialised reply."""
+    asked = decode(pb.SystemSharedMemoryRegisterRequest, body)
+    service.control.regions.register_system(asked.name, asked.key, asked.offset, asked.byte_size, client)
+    return b""
+
+
+def unimplemented(path: str) -> Unimplemented:
+    """Return the error for an unknown method."""
+    return Unimplemented(f"method {path[:256]!r} is not implemented by this server")
+
+
+async def answer(path: str, service: InferenceService, body: bytes) -> bytes:
+    """Run the unary RPC of a path, and return its serialised reply. Raise RequestError if it fails."""
+    if path == HEALTH_CHECK:
+        return check_health(service.health, body)
+    name = path.removeprefix(_SERVICE)
+    reply = _METHODS[name](service, decode(getattr(pb, f"{name}Request"), body))
+    if isinstance(reply, Awaitable):
+        reply = await reply
+    encoded: bytes = reply if isinstance(reply, bytes) else reply.SerializeToString()
+    return encoded

@@ -1,0 +1,253 @@
+"""Model configurations for clients: ``ModelSpec`` to Triton's ``ModelConfig`` message, and the message to
+JSON. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gpuserve.front.requests.json_values import compact
+from gpuserve.model.options import key_and_value, rows
+from gpuserve.model.spec import (
+    CORRID,
+    DIRECT,
+    NO_RATE,
+    InstanceSpec,
+    ModelSpec,
+    PolicySpec,
+    RateLimiter,
+    SequenceControl,
+    StepSpec,
+)
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec
+
+BACKEND: Final = "python"
+#: The platform of a model without a backend.
+ENSEMBLE: Final = "ensemble"
+#: Fields that clients see as the repository has them.
+_KEPT: Final = frozenset(
+    {
+        *("platform", "backend", "version_policy", "optimization", "default_model_filename"),
+        *("parameters", "metric_tags", "model_warmup", "input", "output"),
+    }
+)
+_CUDA: Final = "cuda:"
+#: The version of a step that uses the latest one.
+_LATEST: Final = -1
+#: The fields with the values of a sequence flag.
+_FALSE_TRUE: Final = {"INT32": "int32_false_true", "FP32": "fp32_false_true", "BOOL": "bool_false_true"}
+
+
+def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
+    """Return the ``ModelConfig`` message of a model, served in ``versions``; shapes have no batch axis."""
+    files = {one.output: one.filename for one in spec.labels}
+    config = _of_repository(spec)
+    config.name = spec.name
+    _set_tensors(config.input, [_input(one) for one in spec.inputs])
+    _set_tensors(config.output, [_output(one, files.get(one.name, "")) for one in spec.outputs])
+    config.instance_group.extend(_instance_groups(spec.name, spec.instances))
+    if not config.HasField("version_policy"):
+        config.version_policy.specific.versions.extend(versions or (spec.version,))
+    fill(config, spec)
+    if spec.is_ensemble:
+        config.ensemble_scheduling.step.extend(_step(one) for one in spec.steps)
+    elif spec.in_sequences:
+        config.sequence_batching.CopyFrom(_sequence_batching(spec))
+    elif spec.max_batch_size > 0 and spec.batching.merge:
+        config.dynamic_batching.CopyFrom(_dynamic_batching(spec))
+    return config
+
+
+def _of_repository(spec: ModelSpec) -> Any:
+    """Return the repository's part of the config, or only the backend without a repository config."""
+    if spec.triton_config:
+        return pb.ModelConfig.FromString(spec.triton_config)
+    platform, backend = (ENSEMBLE, "") if spec.is_ensemble else (BACKEND, BACKEND)
+    return pb.ModelConfig(platform=platform, backend=backend)
+
+
+def _set_tensors(field: Any, tensors: Sequence[Any]) -> None:
+    """Replace the tensors of a field; tensors of the same name keep their reshape."""
+    reshapes = {one.name: one.reshape for one in field if one.HasField("reshape")}
+    del field[:]
+    for one in tensors:
+        if one.name in reshapes:
+            one.reshape.CopyFrom(reshapes[one.name])
+        field.append(one)
+
+
+def kept_config(config: Any) -> bytes:
+    """Return the part of a repository's ``ModelConfig`` that ``ModelSpec.triton_config`` holds."""
+    kept = pb.ModelConfig()
+    kept.CopyFrom(config)
+    for field in config.DESCRIPTOR.fields:
+        if field.name not in _KEPT:
+            kept.ClearField(field.name)
+    return bytes(kept.SerializeToString(deterministic=True))
+
+
+def platform_of(spec: ModelSpec) -> str:
+    """Return the platform of a model as clients see it."""
+    config = _of_repository(spec)
+    return str(config.platform or config.backend)
+
+
+def _step(step: StepSpec) -> Any:
+    return pb.ModelEnsembling.Step(
+        model_name=step.model,
+        model_version=step.version or _LATEST,
+        input_map=dict(step.inputs),
+        output_map=dict(step.outputs),
+    )
+
+
+def model_config_body(config: Any) -> bytes:
+    return compact(plain(config)).encode()
+
+
+def plain(message: Any) -> dict[str, Any]:
+    """Return a protobuf message as JSON by field names.
+
+    Unset fields are included, unset messages are not. 64-bit integers are numbers.
+    """
+    return {
+        field.name: _plain_value(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _plain_value(field: Any, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain_value(field, value[key]) for key in value}
+    if hasattr(value, "DESCRIPTOR"):
+        return plain(value)
+    if not isinstance(value, str | bytes | bool | int | float):  # repeated
+        return [_plain_value(field, one) for one in value]
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _data_type(datatype: str) -> int:
+    number: int = pb.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")
+    return number
+
+
+def _input(spec: TensorSpec) -> Any:
+    data_type = _data_type(spec.datatype)
+    return pb.ModelInput(name=spec.name, data_type=data_type, dims=spec.shape, optional=spec.optional)
+
+
+def _output(spec: TensorSpec, label_filename: str) -> Any:
+    return pb.ModelOutput(
+        name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape, label_filename=label_filename
+    )
+
+
+def _instance_groups(model_name: str, instances: tuple[InstanceSpec, ...]) -> list[Any]:
+    """Return one group for each device and rate; several groups are numbered."""
+    counts: dict[tuple[str, RateLimiter], int] = {}
+    for one in instances:
+        counts[one.device, one.rate] = counts.get((one.device, one.rate), 0) + 1
+    groups = []
+    for number, ((device, rate), count) in enumerate(counts.items()):
+        name = model_name if len(counts) == 1 else f"{model_name}_{number}"
+        group = pb.ModelInstanceGroup(name=name, count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
+        if device.startswith(_CUDA):
+            group.kind = pb.ModelInstanceGroup.KIND_GPU
+            group.gpus.append(int(device.removeprefix(_CUDA)))
+        if rate != NO_RATE:
+            group.rate_limiter.CopyFrom(_rate_limiter(rate))
+        groups.append(group)
+    return groups
+
+
+def _dynamic_batching(spec: ModelSpec) -> Any:
+    batching = pb.ModelDynamicBatching()
+    fill(batching, spec.batching)
+    fill(batching, spec.queue)
+    if not batching.preferred_batch_size:
+        batching.preferred_batch_size.append(spec.max_batch_size)
+    return batching
+
+
+def fill(message: Any, table: Any) -> None:
+    """Set the fields of a message from the options of a table, except policies that limit nothing."""
+    for name, row in rows(type(table)).items():
+        if not row.option.triton:
+            continue
+        *parents, field = row.option.triton.split(".")
+        inner = message
+        for parent in parents:
+            inner = getattr(inner, parent)
+        value = getattr(table, name)
+        if isinstance(value, PolicySpec):
+            if value != PolicySpec():
+                fill(getattr(inner, field), value)
+        elif key_and_value(row.hint) is not None:
+            for key, one in value:
+                fill(getattr(inner, field)[key], one)
+        elif isinstance(value, tuple):
+            getattr(inner, field).extend(value)
+        else:
+            enum = inner.DESCRIPTOR.fields_by_name[field].enum_type
+            setattr(inner, field, value if enum is None else enum.values_by_name[value.upper()].number)
+
+
+def options_of(message: Any, table: type) -> dict[str, Any]:
+    """Return the options of a table that a message sets, as plain data by field names."""
+    found: dict[str, Any] = {}
+    for row in rows(table).values():
+        field = message.DESCRIPTOR.fields_by_name.get(row.option.triton)
+        if field is None:
+            continue
+        value = getattr(message, field.name)
+        if field.enum_type is not None:
+            value = field.enum_type.values_by_number[value].name.lower()
+        elif (pair := key_and_value(row.hint)) is not None:
+            value = {key: options_of(one, pair[1]) for key, one in sorted(value.items())}
+        elif hasattr(value, "DESCRIPTOR"):
+            value = options_of(value, row.hint)
+        elif not isinstance(value, bool | int | float | str):  # repeated
+            value = list(value)
+        found[field.name] = value
+    return found
+
+
+def _sequence_batching(spec: ModelSpec) -> Any:
+    sequence, batching = spec.sequence, spec.batching
+    config = pb.ModelSequenceBatching(control_input=[_control(one) for one in sequence.controls])
+    fill(config, sequence)
+    if sequence.strategy == DIRECT:
+        config.direct.max_queue_delay_microseconds = batching.max_queue_delay_us
+        config.direct.minimum_slot_utilization = sequence.minimum_slot_utilization
+    else:
+        config.oldest.max_candidate_sequences = sequence.seats(spec.max_batch_size)
+        config.oldest.preferred_batch_size.extend(batching.preferred_batch_sizes)
+        config.oldest.max_queue_delay_microseconds = batching.max_queue_delay_us
+        config.oldest.preserve_ordering = batching.preserve_ordering
+    return config
+
+
+def _rate_limiter(rate: RateLimiter) -> Any:
+    resources = []
+    for one in rate.resources:
+        resource = pb.ModelRateLimiter.Resource(name=one.name, count=one.count)
+        setattr(resource, "global", one.shared)
+        resources.append(resource)
+    return pb.ModelRateLimiter(resources=resources, priority=rate.priority)
+
+
+def _control(control: SequenceControl) -> Any:
+    kind = pb.ModelSequenceBatching.Control.Kind.Value(f"CONTROL_SEQUENCE_{control.kind.upper()}")
+    control_message = pb.ModelSequenceBatching.Control(kind=kind)
+    if control.kind == CORRID:
+        datatype = "STRING" if control.dtype == BYTES else control.dtype
+        control_message.data_type = pb.DataType.Value(f"TYPE_{datatype}")
+    else:
+        getattr(control_message, _FALSE_TRUE[control.dtype]).extend(control.false_true)
+    return pb.ModelSequenceBatching.ControlInput(name=control.name, control=[control_message])
