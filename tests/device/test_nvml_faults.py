@@ -54,7 +54,7 @@ def test_a_gpu_comes_back_though_nvml_could_not_be_opened_for_a_while(
     two_gpus.lose(GPU_0.uuid)
     server.wait_state(GPU_0.uuid, "LOST")
     two_gpus.change(failures={"nvmlDeviceGetCount": 999})
-    server.wait_log("GPUs cannot be watched now: NVML says: Unknown Error")
+    server.wait_log("failed to open NVML, GPUs are not monitored now: Unknown Error")
     wait_until(lambda: server.get("/v2/gpus")["stale"], "nothing is heard")
     two_gpus.change(failures={})
     wait_until(lambda: not server.get("/v2/gpus")["stale"], "GPUs are watched again")
@@ -102,7 +102,7 @@ def test_without_nvml_or_a_driver_there_is_one_quiet_line_in_the_log(
         assert server.status("/v2/health/ready") == 200
         assert server.status("/v2/health/live") == 200
         lines = [one for one in server.said() if "GPU" in one[1]]
-        assert lines == [("debug", f"GPUs are not watched: {reason}")]
+        assert lines == [("debug", f"GPUs are not monitored: {reason}")]
         assert server.end() == 0
 
 

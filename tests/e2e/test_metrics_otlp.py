@@ -157,9 +157,9 @@ def test_a_collector_that_is_away_is_told_of_once(tmp_path: Path) -> None:
         port = gone.getsockname()[1]
     with OperatedServer(config(tmp_path, port)) as server:
         server.wait_ready()
-        server.wait_log("metrics cannot be sent to metrics_otlp_url")
+        server.wait_log("failed to send metrics to metrics_otlp_url")
         ask(server)
         assert server.end() == 0
-        told = [one["msg"] for one in server.messages() if "metrics cannot be sent" in one["msg"]]
+        told = [one["msg"] for one in server.messages() if "failed to send metrics" in one["msg"]]
         said = [one for one in server.messages() if one["level"] in {"warning", "error"}]
     assert len(told) == len(said) == 1

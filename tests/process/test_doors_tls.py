@@ -141,7 +141,7 @@ def test_renewed_certificates_are_those_of_every_door_and_of_those_that_come(sce
     scene.renewed.copy_to(scene.own)
     renewed = scene.own.certificate.read_text()
     wait_until(lambda: scene.shown() in renewed, "the new one is used")
-    scene.server.wait_log("the renewed TLS certificate is used")
+    scene.server.wait_log("loaded renewed TLS certificate")
     wait_until(lambda: [scene.shown() in renewed for _ in range(2)] == [True, True], "by both doors")
     victim = scene.rows()[0]["pid"]
     os.kill(victim, signal.SIGKILL)

@@ -93,7 +93,7 @@ def test_a_supervisor_that_stands_still_is_seen_by_probes_and_by_status(tmp_path
         assert server.infer("m", 1.0).output("y") == [2.0]
         os.kill(server.pid, signal.SIGCONT)
         wait_until(lambda: server.status("/v2/health/live") == 200, "it is live again")
-        server.wait_log(f"the supervisor, process {server.pid}, has not turned for")
+        server.wait_log(f"supervisor event loop of process {server.pid} blocked for")
         assert json.loads(status(server, "--json").stdout)["server"]["front"]["restarts"] == 0
         assert server.end() == 0
 

@@ -90,7 +90,7 @@ async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> A
     speak_tls = {os.dup(listener.fileno()): False}
     events = inference_service(ServerSettings()).events
     doors = supervisor.doors = Doors(
-        speak_tls, serve, AwaitedRequests(), admission, setup, None, events.tell, supervisor.ask
+        speak_tls, serve, AwaitedRequests(), admission, setup, None, events.publish, supervisor.ask
     )
     try:
         await doors.start()

@@ -12,7 +12,7 @@ from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.process.front import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
-from gpuserve.front.process.listeners import Ports
+from gpuserve.front.process.listeners import FrontListeners
 from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.supervisor.control import front_messages as messages
 
@@ -43,7 +43,7 @@ class Scene:
         self.service: InferenceService = inference_service(settings)
         parts = ModelParts(self.service, settings, 1, DeviceLinks(), ResponseCache(0))
         generations = Generations(parts, self.said.append, self.spawn)
-        ports = Ports(self.service, settings, self.spawn)
+        ports = FrontListeners(self.service, settings, self.spawn)
         self.draining = Draining(self.service.health, ports, generations, self.said.append, self.spawn)
         self.transport = Told()
         ports._transports.append(self.transport)

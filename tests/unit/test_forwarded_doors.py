@@ -143,7 +143,7 @@ GRPC: Final = {
     "no model": (SERVICE + "ModelMetadata", b"\x0a\x01n"),
     "no message": (SERVICE + "ModelMetadata", b"\xff"),
     "unknown": (SERVICE + "Nothing", b""),
-    "region": (rpcs.SYSTEM_REGISTER, b""),
+    "region": (unary_rpcs.SYSTEM_REGISTER, b""),
     "infer": (unary_rpcs.MODEL_INFER, b"\x0a\x01m"),
     "stream": (unary_rpcs.MODEL_STREAM_INFER, b"\x0a\x01m"),
     "health": ("/grpc.health.v1.Health/Check", b""),

@@ -20,8 +20,8 @@ from gpuserve.front.observability.gpu_health.gpu_states import (
     STEADY_S,
     TRANSITIONS,
     GpuEvent,
-    GpuFleet,
     GpuLife,
+    GpuSet,
     GpuState,
     LostGpu,
 )
@@ -51,7 +51,7 @@ def life() -> GpuLife:
 def back_after(one: GpuLife, lost_at: float) -> float:
     """How long a GPU that answers well from now on stays lost."""
     for second in itertools.count():
-        one.heard(report(), lost_at + second)
+        one.on_report(report(), lost_at + second)
         if one.state is GpuState.HEALTHY:
             return float(second)
     raise AssertionError
@@ -62,9 +62,9 @@ def back_after(one: GpuLife, lost_at: float) -> float:
 
 def test_a_gpu_that_does_not_answer_is_suspect_until_it_does() -> None:
     one = life()
-    one.heard(silence(), 1.0)
+    one.on_report(silence(), 1.0)
     assert one.state is GpuState.SUSPECT
-    one.heard(report(), 2.0)
+    one.on_report(report(), 2.0)
     assert one.state is GpuState.HEALTHY
     assert one.reason == ""
 
@@ -72,8 +72,8 @@ def test_a_gpu_that_does_not_answer_is_suspect_until_it_does() -> None:
 @pytest.mark.parametrize("before", ["healthy", "suspect"])
 def test_a_gpu_that_is_gone_is_lost(before: str) -> None:
     one = life()
-    one.heard(report() if before == "healthy" else silence(), 0.0)
-    one.heard(gone(), 1.0)
+    one.on_report(report() if before == "healthy" else silence(), 0.0)
+    one.on_report(gone(), 1.0)
     assert one.state is GpuState.LOST
     assert one.reason == "NVML says: GPU is lost"
 
@@ -95,10 +95,10 @@ def test_any_other_xid_is_a_fault(number: int) -> None:
 
 def test_uncorrectable_errors_count_from_the_first_reading_on() -> None:
     one = life()
-    one.heard(report(ecc_uncorrected=7), 0.0)
-    one.heard(report(ecc_uncorrected=7), 1.0)
+    one.on_report(report(ecc_uncorrected=7), 0.0)
+    one.on_report(report(ecc_uncorrected=7), 1.0)
     assert one.state is GpuState.HEALTHY, "those before are history"
-    one.heard(report(ecc_uncorrected=8), 2.0)
+    one.on_report(report(ecc_uncorrected=8), 2.0)
     assert one.state is GpuState.LOST
     assert one.reason == "its memory had 1 uncorrectable error"
 
@@ -106,13 +106,13 @@ def test_uncorrectable_errors_count_from_the_first_reading_on() -> None:
 def test_a_counter_that_a_reset_has_cleared_counts_from_there() -> None:
     one = life()
     for at, count in enumerate((7, 0, 2)):
-        one.heard(report(ecc_uncorrected=count), at)
+        one.on_report(report(ecc_uncorrected=count), at)
     assert one.reason == "its memory had 2 uncorrectable errors"
 
 
 def test_a_lost_gpu_is_back_after_a_time_of_good_answers() -> None:
     one = life()
-    one.heard(gone(), 0.0)
+    one.on_report(gone(), 0.0)
     assert back_after(one, 1.0) == PROBATION_S
     assert one.reason == ""
 
@@ -120,9 +120,9 @@ def test_a_lost_gpu_is_back_after_a_time_of_good_answers() -> None:
 @pytest.mark.parametrize("trouble", [silence(), gone()])
 def test_whatever_goes_wrong_meanwhile_begins_that_time_again(trouble: GpuReport) -> None:
     one = life()
-    one.heard(gone(), 0.0)
-    one.heard(report(), 1.0)
-    one.heard(trouble, PROBATION_S)
+    one.on_report(gone(), 0.0)
+    one.on_report(report(), 1.0)
+    one.on_report(trouble, PROBATION_S)
     assert back_after(one, PROBATION_S + 1) == PROBATION_S
 
 
@@ -130,7 +130,7 @@ def test_errors_that_go_on_keep_it_lost() -> None:
     one = life()
     one.xid(48, 0.0)
     for second in range(20):
-        one.heard(report(ecc_uncorrected=second), second)
+        one.on_report(report(ecc_uncorrected=second), second)
     assert one.state is GpuState.LOST
     assert one.reason == "its driver reported Xid 48", "the first reason is the one that is told"
 
@@ -169,11 +169,11 @@ def test_a_lost_gpu_is_never_back_before_its_time(events: list[str]) -> None:
         errors += event == "ecc"
         match event:
             case "good" | "ecc":
-                one.heard(report(ecc_uncorrected=errors), now)
+                one.on_report(report(ecc_uncorrected=errors), now)
             case "silent":
-                one.heard(silence(), now)
+                one.on_report(silence(), now)
             case "gone":
-                one.heard(gone(), now)
+                one.on_report(gone(), now)
             case "xid":
                 one.xid(79, now)
             case "application":
@@ -188,15 +188,15 @@ def test_a_lost_gpu_is_never_back_before_its_time(events: list[str]) -> None:
 # ---- all GPUs -----------------------------------------------------------------------------------
 
 
-def fleet(*reports: GpuReport) -> GpuFleet:
-    made = GpuFleet(1.0, 0.0)
-    made.hear(NvmlRound(reports or (report(), report(OTHER, "cuda:1"))), 0.0)
+def fleet(*reports: GpuReport) -> GpuSet:
+    made = GpuSet(1.0, 0.0)
+    made.update(NvmlRound(reports or (report(), report(OTHER, "cuda:1"))), 0.0)
     return made
 
 
 def test_a_gpu_that_the_driver_does_not_list_any_more_is_lost() -> None:
     gpus = fleet()
-    gpus.hear(NvmlRound((report(),)), 1.0)
+    gpus.update(NvmlRound((report(),)), 1.0)
     assert gpus.lost() == (LostGpu(OTHER, "cuda:1", "its driver does not list it any more"),)
     assert gpus.states() == {UUID: GpuState.HEALTHY, OTHER: GpuState.LOST}
 
@@ -204,39 +204,39 @@ def test_a_gpu_that_the_driver_does_not_list_any_more_is_lost() -> None:
 def test_an_xid_is_for_the_gpu_that_it_names_and_counted_whatever_it_is() -> None:
     gpus = fleet()
     for uuids, number in (((UUID,), 13), ((UUID,), 13), ((OTHER,), 95), (("GPU-unknown",), 79), ((), 79)):
-        gpus.hear_xid(Xid(uuids, number), 1.0)
+        gpus.count_xid(Xid(uuids, number), 1.0)
     assert [one.uuid for one in gpus.lost()] == [OTHER]
     assert {one.uuid: dict(one.xids) for one in gpus} == {UUID: {13: 2}, OTHER: {95: 1}}
 
 
 def test_without_news_for_long_nothing_is_known_any_more() -> None:
     gpus = fleet(report(temperature_c=40))
-    gpus.look(1.0 + PATIENCE_S)
+    gpus.check_age(1.0 + PATIENCE_S)
     assert not gpus.is_stale(1.0 + PATIENCE_S)
     assert [one.reading for one in gpus] == [GpuReading(temperature_c=40)]
-    gpus.look(1.1 + PATIENCE_S)
+    gpus.check_age(1.1 + PATIENCE_S)
     assert gpus.is_stale(1.1 + PATIENCE_S)
     assert [(one.reading, one.life.state) for one in gpus] == [(None, GpuState.SUSPECT)]
-    gpus.hear(NvmlRound((report(),)), 10.0)
+    gpus.update(NvmlRound((report(),)), 10.0)
     assert gpus.states() == {UUID: GpuState.HEALTHY}
     assert not gpus.is_stale(10.0)
 
 
 def test_a_new_front_goes_on_where_the_last_one_was() -> None:
     lost = LostGpu(UUID, "cuda:0", "its driver reported Xid 48")
-    gpus = GpuFleet(1.0, 0.0)
+    gpus = GpuSet(1.0, 0.0)
     gpus.restore([lost], 0.0)
-    gpus.hear(NvmlRound((report(),)), 0.5)
+    gpus.update(NvmlRound((report(),)), 0.5)
     assert gpus.lost() == (lost,)
-    gpus.hear(NvmlRound((report(),)), 0.5 + PROBATION_S)
+    gpus.update(NvmlRound((report(),)), 0.5 + PROBATION_S)
     assert gpus.lost() == ()
 
 
 def test_models_have_the_last_word_on_what_a_gpu_is_called() -> None:
     gpus = fleet(report(OTHER, "cuda:0"))
-    gpus.call(OTHER, "cuda:1")
-    gpus.call("GPU-c", "cuda:2")
-    gpus.hear(NvmlRound((report(OTHER, "cuda:0"), report("GPU-c", "cuda:1"))), 1.0)
+    gpus.set_device(OTHER, "cuda:1")
+    gpus.set_device("GPU-c", "cuda:2")
+    gpus.update(NvmlRound((report(OTHER, "cuda:0"), report("GPU-c", "cuda:1"))), 1.0)
     assert {one.uuid: one.device for one in gpus} == {OTHER: "cuda:1", "GPU-c": "cuda:2"}
 
 
@@ -259,7 +259,7 @@ FULL = GpuReading(
 )
 
 
-def lines(gpus: GpuFleet, *models: ModelMemory) -> list[str]:
+def lines(gpus: GpuSet, *models: ModelMemory) -> list[str]:
     text = prometheus.page(gpu_families(gpus, models, 0.5)).decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
@@ -278,7 +278,7 @@ def test_the_names_that_boards_know() -> None:
 
 def test_our_own_metrics_tell_more() -> None:
     gpus = fleet(GpuReport(UUID, "cuda:0", "", FULL))
-    gpus.hear_xid(Xid((UUID,), 31), 0.0)
+    gpus.count_xid(Xid((UUID,), 31), 0.0)
     at = 'device="cuda:0",gpu_uuid="GPU-a"'
     found = lines(gpus, ModelMemory("m", "2", UUID, "cuda:0", 300))
     for line in (
@@ -308,7 +308,7 @@ def test_what_a_gpu_does_not_tell_is_not_there() -> None:
 
 def test_old_figures_are_not_shown_as_new_ones() -> None:
     gpus = fleet(GpuReport(UUID, "cuda:0", "", FULL))
-    gpus.look(100.0)
+    gpus.check_age(100.0)
     names = {line.split("{")[0].split()[0] for line in lines(gpus)}
     assert names == {"gpuserve_gpu_state", "gpuserve_gpu_reading_age_seconds"}
     told = gpus_document(gpus, [], 100.0, stale=True)
@@ -317,8 +317,8 @@ def test_old_figures_are_not_shown_as_new_ones() -> None:
 
 
 def test_without_a_gpu_there_is_nothing() -> None:
-    assert lines(GpuFleet(1.0, 0.0)) == []
-    assert gpus_document(GpuFleet(1.0, 0.0), [], float("inf"), stale=False) == {
+    assert lines(GpuSet(1.0, 0.0)) == []
+    assert gpus_document(GpuSet(1.0, 0.0), [], float("inf"), stale=False) == {
         "stale": False, "age_seconds": None, "gpus": [],
     }  # fmt: skip
 

@@ -330,7 +330,7 @@ def test_a_framed_response_is_one_grpc_message(nbytes: int) -> None:
 
 
 def test_a_response_over_the_limit_of_grpc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "MAX_MESSAGE_NBYTES", 100)
+    monkeypatch.setattr(infer_encoder, "MAX_MESSAGE_NBYTES", 100)
     with pytest.raises(
         InvalidArgument, match=r"Response has byte size \d+ which exceeds gRPC's byte size limit"
     ):

@@ -163,7 +163,7 @@ def test_large_messages_are_packed_and_unpacked_beside_the_loop(
     thread_nbytes: int, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offload, "THREAD_NBYTES", thread_nbytes)
-    for module in (framing, inference):
+    for module in (grpc_protocol, model_infer):
         monkeypatch.setattr(module, "COMPRESSED_NBYTES", 1)
 
     async def test(house: House) -> None:
@@ -196,7 +196,7 @@ def test_a_client_that_leaves_takes_its_request_back() -> None:
 
 
 def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MAX_PENDING_NBYTES", 1)
+    monkeypatch.setattr(model_stream_infer, "MAX_PENDING_NBYTES", 1)
 
     async def test(house: House) -> None:
         house.call(unary_rpcs.MODEL_STREAM_INFER, packed(message()) * 3, ("grpc-encoding", "gzip"), end=False)

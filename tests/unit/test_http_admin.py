@@ -198,7 +198,7 @@ def test_outcomes_become_answers(outcome: VerbOutcome, status: int, body: dict[s
 
 def test_answers_find_who_asked() -> None:
     asked: list[Any] = []
-    questions = Questions(asked.append)
+    questions = SupervisorRequests(asked.append)
     control = AdminControl(questions, is_open=True)
 
     async def run() -> list[VerbOutcome]:
@@ -209,9 +209,9 @@ def test_answers_find_who_asked() -> None:
         gone.cancel()
         await asyncio.sleep(0)
         for ticket, verb, _ in reversed(asked):
-            questions.answered(ticket, VerbOutcome("", verb, {}))
-        questions.answered(99, VerbOutcome("", "nobody", {}))
-        questions.answered(asked[0][0], VerbOutcome("", "twice", {}))
+            questions.complete(ticket, VerbOutcome("", verb, {}))
+        questions.complete(99, VerbOutcome("", "nobody", {}))
+        questions.complete(asked[0][0], VerbOutcome("", "twice", {}))
         return [await first, await second]
 
     assert [one.text for one in asyncio.run(run())] == ["status", "load"]
@@ -219,7 +219,7 @@ def test_answers_find_who_asked() -> None:
 
 
 def test_without_it_nobody_is_asked() -> None:
-    control = AdminControl(Questions(lambda _: None), is_open=False)
+    control = AdminControl(SupervisorRequests(lambda _: None), is_open=False)
     assert not control.is_open
     with pytest.raises(Unimplemented, match="the setting admin_api opens it"):
         asyncio.run(control.ask("status", {}))

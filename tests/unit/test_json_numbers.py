@@ -33,7 +33,7 @@ SPACES = st.sampled_from(["", "", " ", "\n", "\t "])
 
 @pytest.fixture
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_numbers, "SLICE_NBYTES", 24)
+    monkeypatch.setattr(json_arrays, "SLICE_NBYTES", 24)
     monkeypatch.setattr(json_values, "SHORT_NBYTES", 0)
 
 

@@ -286,7 +286,6 @@ FORBIDDEN = {
     "gpuserve/front": {"cloudpickle", "pickle"},
     "gpuserve/front/observability/gpu_health": {"cupy", "pynvml"},
     "gpuserve/front/observability/gpu_health/gpu_states.py": {"asyncio", "time", "threading"},
-    "gpuserve/front/observability/gpu_health/gpu_states.py": {"asyncio", "time", "threading"},
     "gpuserve/front/batching": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
     "gpuserve/front/queueing": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
     "gpuserve/supervisor": {"pickle", "asyncio"},

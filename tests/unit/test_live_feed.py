@@ -19,7 +19,7 @@ from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.observability.live import live_feed
 from gpuserve.front.observability.live.live_feed import (
-    MAX_FOLLOWERS,
+    MAX_SUBSCRIBERS,
     LiveFeed,
     LivePage,
     ShownSettings,
@@ -165,7 +165,7 @@ def test_what_happens_is_told_at_once_and_what_had_happened_first(
 
 
 def test_so_many_may_follow_and_no_more(page: LivePage) -> None:
-    listeners = [Listener() for _ in range(MAX_FOLLOWERS)]
+    listeners = [Listener() for _ in range(MAX_SUBSCRIBERS)]
 
     async def scene() -> None:
         for one in listeners:

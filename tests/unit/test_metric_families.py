@@ -36,9 +36,9 @@ def test_what_workers_counted_is_added_up_and_told_once() -> None:
     for number, registry in enumerate(workers, 1):
         metric = counter(registry, of="rows")
         metric.increment(number)
-        front.take(OWNER, registry.take())
+        front.apply(OWNER, registry.take())
         metric.increment(10)
-        front.take(OWNER, registry.take())
+        front.apply(OWNER, registry.take())
         assert registry.take() == ()
     assert lines(front) == ['c{of="rows"} 36.0']
 
@@ -46,26 +46,26 @@ def test_what_workers_counted_is_added_up_and_told_once() -> None:
 def test_a_new_front_is_told_all_of_it() -> None:
     registry = MetricRegistry()
     count, level, moved = counter(registry), gauge(registry), gauge(registry, "moved")
-    CallableMetrics().take(OWNER, registry.take())
+    CallableMetrics().apply(OWNER, registry.take())
     count.increment(3)
     level.set(7)
     moved.increment(-2)
-    CallableMetrics().take(OWNER, registry.take())
+    CallableMetrics().apply(OWNER, registry.take())
     registry.start_over()
     front = CallableMetrics()
-    front.take(OWNER, registry.take())
+    front.apply(OWNER, registry.take())
     assert lines(front) == ["c 3.0", "g 7.0", "moved -2.0"]
 
 
 def test_a_gauge_is_what_it_was_set_to_last_and_moves_from_there() -> None:
     front, one, other = CallableMetrics(), MetricRegistry(), MetricRegistry()
     gauge(one).set(5)
-    front.take(OWNER, one.take())
+    front.apply(OWNER, one.take())
     gauge(other).increment(2)
-    front.take(OWNER, other.take())
+    front.apply(OWNER, other.take())
     assert lines(front) == ["g 7.0"]
     gauge(one).increment(1)
-    front.take(OWNER, one.take())
+    front.apply(OWNER, one.take())
     assert lines(front) == ["g 8.0"]
 
 
@@ -76,9 +76,9 @@ def test_every_observed_value_is_in_its_bucket(values: list[float], bounds: list
     family = registry.family("h", "", MetricKind.HISTOGRAM)
     for value in values:
         registry.series(family, None, bounds).observe(value)
-        front.take(OWNER, registry.take())
+        front.apply(OWNER, registry.take())
     registry.series(family, None, bounds)
-    front.take(OWNER, registry.take())
+    front.apply(OWNER, registry.take())
     expected = [*(sum(value <= bound for value in values) for bound in bounds), len(values)]
     shown = [float(line.rpartition(" ")[2]) for line in lines(front) if "_bucket" in line]
     assert shown == expected
@@ -153,20 +153,20 @@ def test_an_instance_has_only_so_many_series() -> None:
 def test_a_front_keeps_only_so_many_series() -> None:
     front = CallableMetrics(max_series=2)
     for number in range(5):
-        front.take(OWNER, [MetricChange("c", "counter", "", {"n": str(number)}, (), False, (1.0,))])
+        front.apply(OWNER, [MetricChange("c", "counter", "", {"n": str(number)}, (), False, (1.0,))])
     assert lines(front) == ['c{n="0"} 1.0', 'c{n="1"} 1.0']
 
 
 def test_a_series_stays_for_as_long_as_one_of_its_models() -> None:
     front = CallableMetrics()
     change = MetricChange("c", "counter", "", {}, (), False, (1.0,))
-    front.take(OWNER, [change])
-    front.take(OTHER, [change])
+    front.apply(OWNER, [change])
+    front.apply(OTHER, [change])
     front.forget(OWNER)
     assert lines(front) == ["c 2.0"]
     front.forget(OTHER)
     assert lines(front) == []
-    front.take(OWNER, [change._replace(kind="gauge")])
+    front.apply(OWNER, [change._replace(kind="gauge")])
     assert prometheus.page(front.families()) == b"# HELP c \n# TYPE c gauge\nc 1.0\n"
 
 
@@ -185,7 +185,7 @@ def test_a_series_stays_for_as_long_as_one_of_its_models() -> None:
 )
 def test_what_no_worker_says_is_refused(fields: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        CallableMetrics().take(OWNER, [fields])
+        CallableMetrics().apply(OWNER, [fields])
 
 
 def test_a_callable_that_no_server_calls_counts_for_itself() -> None:

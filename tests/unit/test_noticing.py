@@ -8,7 +8,8 @@ import pytest
 
 from gpuserve.core.errors import QueueFull, Unavailable
 from gpuserve.core.event_log import EventKind
-from gpuserve.front.observability.metrics.change_detection import BURST, PAUSE_S, Noticing
+from gpuserve.errors import QueueFull, Unavailable
+from gpuserve.front.observability.metrics.change_detection import BURST, PAUSE_S, ChangeDetector
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 
 
@@ -18,12 +19,12 @@ class Watched:
     def __init__(self) -> None:
         self.metrics = ModelMetrics("m", "2", dict)
         self.now = 100.0
-        self._noticing = Noticing()
+        self._noticing = ChangeDetector()
         assert self.look() == []
 
     def look(self, after_s: float = 1.0) -> list[tuple[EventKind, dict[str, Any]]]:
         self.now += after_s
-        found = list(self._noticing.look(self.metrics, self.now))
+        found = list(self._noticing.poll(self.metrics, self.now))
         assert all((one.model, one.version) == ("m", 2) for one in found)
         return [(one.kind, dict(one.facts)) for one in found]
 
@@ -113,10 +114,10 @@ def test_a_model_that_is_replaced_begins_anew(watched: Watched) -> None:
 
 
 def test_models_that_are_gone_are_forgotten() -> None:
-    noticing = Noticing()
+    noticing = ChangeDetector()
     models = [ModelMetrics(name, "1", dict) for name in ("a", "b")]
     for one in models:
-        assert list(noticing.look(one, 1.0)) == []
+        assert list(noticing.poll(one, 1.0)) == []
     models[0].outcomes.rejections["queue_full"] = models[1].outcomes.rejections["queue_full"] = BURST
-    noticing.keep(models[1:])
-    assert [notice.model for one in models for notice in noticing.look(one, 2.0)] == ["b"]
+    noticing.retain(models[1:])
+    assert [notice.model for one in models for notice in noticing.poll(one, 2.0)] == ["b"]

@@ -64,7 +64,7 @@ def test_an_account_that_begins_anew_has_no_negative_rate() -> None:
 def test_a_model_that_went_is_forgotten() -> None:
     meter, metrics = RateMeter(), account()
     meter.read(metrics, 1.0)
-    meter.keep([("other", "1")])
+    meter.retain([("other", "1")])
     answer(metrics, 4)
     assert meter.read(metrics, 2.0).requests_per_s == 0.0  # its first reading once more
 

@@ -11,6 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 import gpuserve.front.doors
+import gpuserve.front.protocols
 from gpuserve import Server
 from gpuserve.config.settings.server import ServerSettings, all_access_rules
 from gpuserve.config.settings.values import ADMIN, CONTROL_GROUPS, DASHBOARD, ENDPOINT_GROUPS, AccessRule
@@ -41,8 +42,10 @@ def served_methods() -> set[str]:
 
 
 def written_paths() -> list[str]:
-    folder = Path(gpuserve.front.doors.__file__).parent
-    files = [file for file in folder.rglob("*.py") if file.name != Path(endpoints.__file__).name]
+    folders = [Path(one.__file__).parent for one in (gpuserve.front.doors, gpuserve.front.protocols)]
+    files = [
+        file for one in folders for file in one.rglob("*.py") if file.name != Path(endpoints.__file__).name
+    ]
     constants = [
         node.value
         for file in files

@@ -45,7 +45,7 @@ def grpc_message(of_input: dict[str, Any] | None, of_output: dict[str, Any] | No
 
 
 def parse_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
-    return requests.parse_infer_request(grpc_message(of_input, of_output).SerializeToString())
+    return infer_decoder.parse_infer_request(grpc_message(of_input, of_output).SerializeToString())
 
 
 def share() -> Share:
@@ -143,11 +143,11 @@ def test_a_raw_tensor_beside_one_in_a_region() -> None:
     request = grpc_message(PLACE, None)
     request.inputs.add(name="z", datatype="INT8", shape=[1])
     request.raw_input_contents.append(b"\1")
-    parsed = requests.parse_infer_request(request.SerializeToString())
+    parsed = infer_decoder.parse_infer_request(request.SerializeToString())
     assert (told(parsed.inputs[0].data), parsed.inputs[1].data) == (("r", 4, 8), b"\1")
     request.raw_input_contents.append(b"\2")
     with pytest.raises(InvalidArgument, match="expected one for each of its 1 inputs outside"):
-        requests.parse_infer_request(request.SerializeToString())
+        infer_decoder.parse_infer_request(request.SerializeToString())
 
 
 def test_a_binary_tensor_beside_one_in_a_region() -> None:
@@ -164,7 +164,7 @@ def test_contents_beside_a_region() -> None:
     request = grpc_message(PLACE, None)
     request.inputs[0].contents.fp32_contents.extend([1, 2])
     with pytest.raises(InvalidArgument) as caught:
-        requests.parse_infer_request(request.SerializeToString())
+        infer_decoder.parse_infer_request(request.SerializeToString())
     assert str(caught.value) == (
         "unexpected 'content' provided when using shared memory for input tensor 'x' for model 'm'"
     )

@@ -175,9 +175,7 @@ def test_files_that_do_not_fit_are_told_once_and_not_used(
     good.copy_to(mine)
     with caplog.at_level(logging.WARNING):
         assert looked(TlsFiles(*map(str, mine)), half, None, good) == [0, 0, 1]
-    assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "the renewed TLS files are not used"
-    ]
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["rejected renewed TLS files"]
 
 
 def test_the_expiry_is_that_of_the_certificate_in_use(folder: Path, tmp_path: Path) -> None:

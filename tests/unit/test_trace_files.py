@@ -180,7 +180,7 @@ class Held:
 def test_what_finds_the_queue_full_is_dropped_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sinks, "MAX_TRACES", 2)
+    monkeypatch.setattr(trace_writers, "MAX_TRACES", 2)
     writer = Held()
     sink = TraceSink(lambda: writer)
     sink.open()
@@ -192,7 +192,7 @@ def test_what_finds_the_queue_full_is_dropped_and_told(
     with caplog.at_level(logging.WARNING):
         sink.close(TIMEOUT_S)
     assert writer.ids == [1, 2, 3, -1]
-    assert "2 traces were dropped" in caplog.text
+    assert "dropped 2 traces" in caplog.text
 
 
 def test_what_cannot_be_written_is_told_and_the_rest_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,5 +203,5 @@ def test_what_cannot_be_written_is_told_and_the_rest_goes_on(caplog: pytest.LogC
     sink.put(trace(1))
     with caplog.at_level(logging.WARNING):
         sink.close(TIMEOUT_S)
-    assert "traces cannot be written: disk full" in caplog.text
+    assert "failed to write traces: disk full" in caplog.text
     assert writer.ids == [-1]

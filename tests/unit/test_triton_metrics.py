@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuserve.front.observability.metrics import prometheus
+from gpuserve.front.observability.metrics import metrics_page, prometheus
 from gpuserve.front.observability.metrics.metrics_page import (
     CpuMetrics,
     CpuTime,
@@ -55,7 +55,7 @@ def metrics(window: LatencyWindow | None = None) -> ModelMetrics:
 
 
 def lines(*models: ModelMetrics) -> list[str]:
-    return prometheus.page(triton_metrics.model_families(models, 0.0)).decode().splitlines()
+    return prometheus.page(metrics_page.model_families(models, 0.0)).decode().splitlines()
 
 
 def test_names_types_and_labels() -> None:
