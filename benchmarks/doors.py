@@ -31,7 +31,7 @@ class GpuServeDoors(GpuServe):
     """This server with a number of doors."""
 
     roles = (
-        *(("gpuserve_worker", "worker"), ("gpuserve.front.door", "door")),
+        *(("gpuserve_worker", "worker"), ("gpuserve.front.ingress", "door")),
         *(("gpuserve.front", "scheduler"), ("gpuserve serve", "supervisor")),
     )
 

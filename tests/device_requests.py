@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.front.scheduling.request_queue import QueuedRequest
 
 
 class BoundRequest(QueuedRequest):

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuserve.core.errors import QueueFull
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.ipc.scatter import Answer
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.inference import InferRequest, InputTensor

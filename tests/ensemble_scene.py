@@ -16,11 +16,11 @@ from graphs import MEMBERS, expected
 from worker_process import raised
 
 from gpuserve.core.errors import NotFound, RequestError
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.regions import RegionTable
-from gpuserve.front.models.ensembles.driver import EnsembleDriver
+from gpuserve.front.ipc.shared_memory import RegionTable
+from gpuserve.front.ipc.worker_link import WorkerLink
+from gpuserve.front.models.ensemble_driver import EnsembleDriver
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
 from gpuserve.front.requests.statistics import FailureReason
@@ -190,7 +190,7 @@ class Scene:
         if self.asked:
             pending, *_ = self.asked.pop(number % len(self.asked))
             done = pending.answer.done()
-            pending.take_back()
+            pending.cancel()
             if done:
                 self.failed += pending.answer.exception() is not None
                 self.answered += pending.answer.exception() is None
@@ -255,7 +255,9 @@ class Scene:
 
 def _driver(spec: ModelSpec) -> ModelDriver:
     metrics = ModelMetrics(spec.name, "1", dict)
-    return ModelDriver(spec, ARENA_NBYTES, metrics, on_other=lambda link, message: link.exports.take(message))
+    return ModelDriver(
+        spec, ARENA_NBYTES, metrics, on_other=lambda link, message: link.exports.receive(message)
+    )
 
 
 def play(spec: ModelSpec, story: Callable[[Scene], Awaitable[None]], **more: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 LIMIT_MS: Final = 50
 #: Turns that are known to be long, by a line of the stack: the memory of a batch of many large bodies is
 #: populated, and the bodies are copied there, in one turn.
-_KNOWN: Final = "/gpuserve/front/memory/gather.py"
+_KNOWN: Final = "/gpuserve/front/ipc/gather.py"
 _PATH: Final = Path(tempfile.gettempdir()) / f"gpuserve-turns-{os.getpid()}"
 _read = 0
 

@@ -12,8 +12,8 @@ from typing import Any
 from scheduled import model_spec
 
 from gpuserve.core.errors import QueueFull
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.request_queue import QueuedRequest
 
 
 @dataclass(slots=True)

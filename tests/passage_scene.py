@@ -10,10 +10,9 @@ from typing import Any
 from gpuserve.front.doors.passing_door import refuse
 from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Exchange, Head, Header, Piece, Release
 from gpuserve.front.exchange.exchange import Sink as SinkOfBody
-from gpuserve.front.passage.absence import FrontAbsence
-from gpuserve.front.passage.forwarded import ForwardedExchanges
-from gpuserve.front.passage.forwarding import Forwarding
-from gpuserve.front.passage.passage import Passage
+from gpuserve.front.ingress.forwarded import ForwardedExchanges
+from gpuserve.front.ingress.forwarding import Forwarding
+from gpuserve.front.ingress.ipc_channel import FrontAbsence, Passage
 
 #: Turns of the loop in which nothing moves until it is quiet: a message takes two.
 _QUIET_TURNS = 6

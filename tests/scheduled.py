@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuserve.front.batching.interface import Scheduler
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.request_queue import QueuedRequest
+from gpuserve.front.scheduling.scheduler import Scheduler
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, ModelSpec, QueueSpec
 
 US = 1e-6

@@ -6,10 +6,10 @@ import math
 
 from scheduled import US, Clocked, model_spec
 
-from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.requests.inference import Sequence
+from gpuserve.front.scheduling.request_queue import QueuedRequest
+from gpuserve.front.scheduling.sequence_scheduler import SequenceScheduler
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, QueueSpec, SequenceBatching
 
 

@@ -16,10 +16,10 @@ from time import perf_counter_ns
 import uvloop
 
 from benchmarks.profile.echo import INSTANCE, SPEC, done, infer_request
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.ipc.scatter import Answer
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve_worker.protocol import datagram, wire
 

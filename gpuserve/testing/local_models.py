@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, Unpack
 import numpy as np
 
 from gpuserve.core.errors import StartupError
-from gpuserve.front.batching.refusals import no_stream
-from gpuserve.front.models.ensembles.plan import PlannedStep, RunProgress, plans_of
+from gpuserve.front.models.ensemble_plan import PlannedStep, RunProgress, plans_of
 from gpuserve.front.requests.validation import model_check_for
+from gpuserve.front.scheduling.refusals import no_stream
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
 from gpuserve.testing.local_requests import (

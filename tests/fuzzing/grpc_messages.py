@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from fuzzing import costs
 from gpuserve.core.errors import RequestError
-from gpuserve.front.memory.intake import Intake, Share
+from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.protocols.grpc.infer_decoder import (
     SHORT_NBYTES,
     decode,

@@ -16,7 +16,7 @@ from gpuserve.core.errors import RequestError
 from gpuserve.front.doors.http.codec import parse_infer_request, refuse_binary
 from gpuserve.front.doors.http.header import NO_ARRAYS, read_header
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
-from gpuserve.front.memory.intake import Intake, Share
+from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.requests.inference import InputTensor
 from gpuserve.front.requests.json_values import MAX_VALUES, TOO_FEW, TOO_MANY
 from gpuserve.front.requests.server_status import STATUS

@@ -10,8 +10,8 @@ import pytest
 from worker_process import TIMEOUT_S, WorkerProcess, model
 
 from gpuserve.core.errors import InvalidArgument, Unavailable
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.regions import RegionKind, RegionTable
+from gpuserve.front.ipc.shared_memory import RegionKind, RegionTable
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve_worker.protocol import wire
 
 #: No device memory anywhere has this handle.

@@ -22,7 +22,7 @@ from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, mo
 from processes import children, command_line, measured, wait_ended, wait_until
 from steady_load import message
 
-from gpuserve.front.keeper.choice import HUNG_S, SILENT_S
+from gpuserve.front.ingress.monitored_ingress import HUNG_S, SILENT_S
 
 CALL = "/inference.GRPCInferenceService/"
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
@@ -49,7 +49,7 @@ def doors_of(server: OperatedServer) -> list[int]:
 def spares_of(server: OperatedServer) -> list[int]:
     """The processes that wait until a door dies."""
     doors = [row["pid"] for row in rows_of(server)]
-    found = [pid for pid in children(server.pid) if "gpuserve.front.door" in command_line(pid)]
+    found = [pid for pid in children(server.pid) if "gpuserve.front.ingress" in command_line(pid)]
     return [pid for pid in found if pid not in doors]
 
 

@@ -25,7 +25,7 @@ from processes import children, descendants, measured, wait_ended, wait_until
 from steady_load import message
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.front.passage.absence import PATIENCE_S
+from gpuserve.front.ingress.ipc_channel import PATIENCE_S
 
 CALL = "/inference.GRPCInferenceService/"
 N_DOORS = 2

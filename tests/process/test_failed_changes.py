@@ -23,7 +23,7 @@ from operated import TIMEOUT_S, Client, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE, unlikely_port
 
-from gpuserve.front.memory.trimming import LOOK_S
+from gpuserve.front.ipc.heap_memory import LOOK_S
 from gpuserve.supervisor.control.operator_client import listening_names
 
 SLOW = pytest.mark.thorough

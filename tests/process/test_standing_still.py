@@ -108,7 +108,7 @@ def test_a_door_shows_where_it_stands(tmp_path: Path) -> None:
     """As the front asks one that says nothing for ten seconds."""
     with OperatedServer(config(tmp_path, entry(tmp_path)), "--doors", "2") as server:
         server.wait_ready()
-        doors = [one for one in children(server.front) if "gpuserve.front.door" in command_line(one)]
+        doors = [one for one in children(server.front) if "gpuserve.front.ingress" in command_line(one)]
         for door in doors:
             os.kill(door, STACKS_SIGNAL)
         server.wait_log("(most recent call first)", times=len(doors))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import RequestError
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.requests.inference import Sequence
 from gpuserve.front.requests.statistics import FailureReason

@@ -14,7 +14,7 @@ from http1_talk import CHUNKED, GET, OK, OK_ANSWER, RecordingWay, post
 from gpuserve.core.errors import InvalidArgument, NoMemory, ResourceExhausted
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone, Serve
 from gpuserve.front.exchange.exchange import Ends, Exchange
-from gpuserve.front.memory.intake import AWAITED_NBYTES, REQUEST_NBYTES, Intake
+from gpuserve.front.ipc.heap_memory import AWAITED_NBYTES, REQUEST_NBYTES, Intake
 from gpuserve.front.server.http1.protocol import Http1
 
 BROKEN = b"HTTP/1.1 500 "

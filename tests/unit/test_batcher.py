@@ -10,7 +10,7 @@ import pytest
 from scheduled import Model
 
 from gpuserve.core.errors import Code, QueueFull, Unavailable
-from gpuserve.front.queueing.queue import QueuedRequest, RequestState
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
 
 # ---- B-1 … B-8 ------------------------------------------------------------------------------
 

@@ -11,8 +11,14 @@ from scheduled import Model
 
 from gpuserve.core.errors import DeadlineExceeded, QueueFull
 from gpuserve.core.states import IllegalTransition
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import TRANSITIONS, Deadlines, QueuedRequest, RequestState, advance
+from gpuserve.front.scheduling.request_queue import (
+    TRANSITIONS,
+    Deadlines,
+    QueuedRequest,
+    RequestState,
+    advance,
+)
+from gpuserve.front.scheduling.slots import Batch
 
 # ---- cancellation ---------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduled import model_spec
 
 from gpuserve.core.errors import DeadlineExceeded, QueueFull
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import QueuedRequest, RequestState
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, QueueSpec
 
 US = 1e-6

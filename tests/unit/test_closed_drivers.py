@@ -10,9 +10,9 @@ import struct
 import pytest
 
 from gpuserve.core.errors import RequestError, Stopping
-from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.inference import InferRequest, InputTensor
 from gpuserve.model.spec import InstanceSpec, ModelSpec

@@ -16,10 +16,9 @@ from hypothesis.stateful import precondition, rule
 from scheduled import Model
 from test_batcher_properties import SchedulerMachine
 
-from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.rate_limiter import SharedResources
-from gpuserve.front.batching.slots import Batch
 from gpuserve.front.requests.inference import InferResponse
+from gpuserve.front.scheduling.rate_limiter import RateLimits, SharedResources
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve_worker.protocol import wire
 
 #: One instance that holds one batch besides the one it runs.

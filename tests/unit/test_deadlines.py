@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from overloaded import Outcome, poisson, simulate
 from scheduled import Model, model_spec
 
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestState
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RemovalReason, RequestState
 from gpuserve.model.spec import BatchingSpec, QueueSpec
 
 SERVICE_S = 0.02

@@ -247,8 +247,8 @@ def test_places_of_exports_are_not_believed(place: tuple[int, int, int]) -> None
         with pytest.raises(ValueError, match="too small"):
             link.exports.kept("o0", "FP32", (1,), wire.Exported(0, 0, 4))
         with pytest.raises(ValueError, match="export segment"):
-            link.exports.take(wire.ExportSegment(0, 1 << 20, b"h" * 64))
+            link.exports.receive(wire.ExportSegment(0, 1 << 20, b"h" * 64))
         with pytest.raises(KeyError):
-            link.exports.take(wire.ExportOpened(77, ""))
+            link.exports.receive(wire.ExportOpened(77, ""))
 
     play_on_gpus(CHAIN, story)

@@ -7,13 +7,12 @@ from device_requests import BoundRequest
 from scheduled import model_spec
 
 from gpuserve.core.errors import InvalidArgument, QueueFull, RequestError, Unavailable
-from gpuserve.front.batching import refusals
-from gpuserve.front.batching.device_scheduler import DeviceScheduler
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.scheduler_factory import scheduler_of
 from gpuserve.front.models.instances import Instances
 from gpuserve.front.models.model_driver import DeviceCheck
 from gpuserve.front.requests.inference import InferRequest, RegionSlice
+from gpuserve.front.scheduling import refusals
+from gpuserve.front.scheduling.device_scheduler import DeviceScheduler, scheduler_of
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.model.spec import (
     BatchingSpec,
     InstanceSpec,

@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduled import model_spec
 
 from gpuserve.core.errors import QueueFull
-from gpuserve.front.batching.device_scheduler import DeviceScheduler
-from gpuserve.front.batching.interface import Scheduler
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import RequestState
+from gpuserve.front.scheduling.device_scheduler import DeviceScheduler
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.request_queue import RequestState
+from gpuserve.front.scheduling.scheduler import Scheduler
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, QueueSpec
 
 DEVICES = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1", "d": "cpu"}

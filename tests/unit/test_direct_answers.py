@@ -16,11 +16,10 @@ from ensemble_scene import Scene as EnsembleScene
 from graphs import MEMBERS
 
 from gpuserve.core.errors import DeadlineExceeded, Internal, RequestError, Unavailable
-from gpuserve.front.memory.scatter import Answer
-from gpuserve.front.models.interface import Driver
-from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.ipc.scatter import Answer
+from gpuserve.front.models.model_driver import Driver, ModelDriver
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.observability.tracing.request_trace import Trace
@@ -69,7 +68,7 @@ def test_a_request_that_is_called_back_has_no_future() -> None:
         assert isinstance(answers[0], InferResponse)
         assert len(answers) == 1
         assert (pending.is_over, pending.is_given_up) == (True, False)
-        pending.take_back()
+        pending.cancel()
         scene.close()
         assert (len(answers), pending.is_given_up) == (1, False)
         assert scene.metrics.outcomes.cancellations == 0
@@ -147,7 +146,7 @@ def test_a_model_that_is_removed_tells_whoever_waits() -> None:
         pending = ask(scene.driver, answers)
         scene.close()
         assert [type(one) for one in answers] == [Unavailable]
-        pending.take_back()
+        pending.cancel()
         assert scene.metrics.outcomes.cancellations == 0
 
     run(test())
@@ -160,8 +159,8 @@ def test_a_request_that_is_taken_back_hears_no_more(runs: bool) -> None:
         pending = ask(scene.driver, answers)
         if runs:
             await scene.settle()
-        pending.take_back()
-        pending.take_back()
+        pending.cancel()
+        pending.cancel()
         assert (pending.is_over, pending.is_given_up) == (True, True)
         await scene.settle()
         if runs:
@@ -178,7 +177,7 @@ def test_the_memory_of_an_answer_that_comes_after_all_is_given_back() -> None:
     async def test() -> None:
         scene, answers, closed = Scene(ONE_WORKER, direct=True), list[Answer](), list[str]()
         pending = ask(scene.driver, answers)
-        pending.take_back()
+        pending.cancel()
         pending.give(InferResponse("m", "1", "", {}, [], lambda: closed.append("outputs")))
         assert (answers, closed) == ([], ["outputs"])
         scene.close()
@@ -294,7 +293,7 @@ def test_a_trace_ends_with_the_answer_or_when_the_request_is_taken_back(leaves: 
         pending = ask(scene.driver, answers)
         await scene.settle()
         if leaves:
-            pending.take_back()
+            pending.cancel()
         scene.workers[0].answer([True])
         await scene.settle()
         assert len(answers) == (not leaves)

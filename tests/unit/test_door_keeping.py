@@ -24,13 +24,12 @@ from gpuserve.config.settings.values import (
 )
 from gpuserve.core.errors import ConfigError
 from gpuserve.devices.placement import n_processors
-from gpuserve.front.door.reports import STATUS_S, Reports
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.exchange.transport import DoorRow
-from gpuserve.front.keeper.choice import SILENT_S, RestartPatience, next_door
-from gpuserve.front.keeper.tally import DoorTally
+from gpuserve.front.ingress.channel_messages import Status
+from gpuserve.front.ingress.ingress_process import STATUS_S, Reports
+from gpuserve.front.ingress.monitored_ingress import SILENT_S, DoorTally, RestartPatience, next_door
 from gpuserve.front.observability.metrics.prometheus import page
-from gpuserve.front.passage.messages import Status
 from gpuserve.front.process.listeners import connection_families
 from gpuserve.front.server.limits import part_of_door
 

@@ -22,9 +22,9 @@ from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.keeper.doors import Doors
-from gpuserve.front.passage.messages import DoorSetup
-from gpuserve.front.remote.served_door import ServedDoor
+from gpuserve.front.ingress.channel_messages import IngressSetup
+from gpuserve.front.ingress.ingress_monitor import IngressMonitor
+from gpuserve.front.ingress.proxied_requests import IngressSession
 from gpuserve.front.service.inference_service import inference_service
 from gpuserve.supervisor.control.front_messages import IngressUp
 from gpuserve.supervisor.control.reactor import Reactor
@@ -85,8 +85,8 @@ class Supervisor:
 
 @contextlib.asynccontextmanager
 async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[Doors]:
-    setup, supervisor = DoorSetup(ServerSettings(doors=n).to_wire(), 0, (), {}), Supervisor()
-    serve = partial(ServedDoor, inference_service(ServerSettings()), accept)
+    setup, supervisor = IngressSetup(ServerSettings(doors=n).to_wire(), 0, (), {}), Supervisor()
+    serve = partial(IngressSession, inference_service(ServerSettings()), accept)
     speak_tls = {os.dup(listener.fileno()): False}
     events = inference_service(ServerSettings()).events
     doors = supervisor.doors = Doors(
@@ -183,6 +183,6 @@ def test_a_door_that_cannot_be_started_is_tried_again(
     with caplog.at_level(logging.ERROR):
         run(listener, test, n=1)
     assert caplog.messages[0] == (
-        "door 0 ended (cannot start a process of gpuserve.front.door: no descriptor is left); "
+        "door 0 ended (cannot start a process of gpuserve.front.ingress: no descriptor is left); "
         "it is started again at once"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.exchange.transport import Transport
-from gpuserve.front.links.worker_link import DeviceLinks
+from gpuserve.front.ipc.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.process.front import Draining
 from gpuserve.front.process.generations import Generations, ModelParts

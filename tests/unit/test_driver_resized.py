@@ -71,7 +71,7 @@ def test_one_that_is_retired_answers_and_goes() -> None:
             worker(one, "b").answer([True])
             await until_answered(one, 1)
             assert driver.workers.is_idle("b")
-            driver.workers.let_go("b")
+            driver.workers.release_instance("b")
             assert "b" not in driver.workers.instances
             assert not worker(one, "b").runs
             worker(one, "a").answer([True])
@@ -90,7 +90,7 @@ def test_what_is_let_go_before_it_has_finished_runs_elsewhere() -> None:
         async with scene() as one:
             one.driver.resize(having("a"))
             one.driver.workers.retire_instance("b")
-            one.driver.workers.let_go("b")
+            one.driver.workers.release_instance("b")
             for number in (0, 1):
                 worker(one, "a").answer([True])
                 await until_answered(one, number)
@@ -111,7 +111,7 @@ def test_one_that_is_down_is_forgotten_at_once() -> None:
             one.driver.resize(having("a"))
             one.driver.workers.retire_instance("b")
             assert one.driver.workers.is_idle("b")
-            one.driver.workers.let_go("b")
+            one.driver.workers.release_instance("b")
             assert "b" not in one.driver.workers.instances
             assert one.driver.ready
             for number in (0, 1):

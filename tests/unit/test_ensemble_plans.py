@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.states import IllegalTransition
-from gpuserve.front.models.ensembles.plan import EnsemblePlan, RunProgress, RunState, plans_of
+from gpuserve.front.models.ensemble_plan import EnsemblePlan, RunProgress, RunState, plans_of
 from gpuserve.model.rules import ensemble_faults, member_faults
 from gpuserve.model.spec import ModelSpec, StepSpec
 

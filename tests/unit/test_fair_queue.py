@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scheduled import model_spec
 
 from gpuserve.core.errors import QueueFull
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestState
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RemovalReason, RequestState
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec
 
 

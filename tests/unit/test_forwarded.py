@@ -21,8 +21,8 @@ from gpuserve.front.doors.access.users import user_of
 from gpuserve.front.doors.passing_door import refuse
 from gpuserve.front.exchange.exchange import AnswerHead, Ends, Exchange, Head
 from gpuserve.front.exchange.exchange import Sink as SinkOfBody
-from gpuserve.front.passage.absence import FrontAbsence
-from gpuserve.front.passage.forwarding import Forwarding
+from gpuserve.front.ingress.forwarding import Forwarding
+from gpuserve.front.ingress.ipc_channel import FrontAbsence
 
 MIB: Final = 1 << 20
 OK: Final = AnswerHead(200, ((b"a", b"b"),), ((b"c", b"d"),))

@@ -24,9 +24,8 @@ from test_gather_properties import (
 )
 
 from gpuserve.core.errors import Unavailable
-from gpuserve.front.memory.device_inputs import DeviceInputs
-from gpuserve.front.memory.gather import Gathered, gather
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.ipc.gather import DeviceInputs, Gathered, gather
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.requests.inference import InferRequest, InputTensor, RegionSlice
 from gpuserve.model.spec import InstanceSpec
 from gpuserve_worker.memory.arena import Block

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_process import raised
 
-from gpuserve.front.links.output_memory import LentBlock, OutputMemory
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.batch_messages import run_message
-from gpuserve.front.memory.gather import Gathered, gather
-from gpuserve.front.models.ensembles.tensors import Holders, of_response
+from gpuserve.front.ipc.batch_messages import run_message
+from gpuserve.front.ipc.gather import Gathered, gather
+from gpuserve.front.ipc.worker_link import WorkerLink
+from gpuserve.front.ipc.worker_memory import LentBlock, OutputMemory
+from gpuserve.front.models.ensemble_run import Holders, of_response
 from gpuserve.front.requests.inference import (
     Data,
     InferRequest,
@@ -95,7 +95,7 @@ class Plane:
                 block = self._block(self.lender, data)
                 self.lent.append(block)
                 at = (block.segment, block.offset, block.nbytes)
-                return self.outputs.lent(*at, lambda: self.lender.free(block), shared=kind == "shared")
+                return self.outputs.lend_block(*at, lambda: self.lender.free(block), shared=kind == "shared")
 
     def _block(self, arena: Arena, data: bytes) -> Block:
         block = arena.allocate(len(data))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
-from gpuserve.front.memory.intake import Intake, Share
+from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.protocols.grpc.grpc_protocol import frame
 from gpuserve.front.protocols.grpc.infer_decoder import parse_infer_request
 from gpuserve.front.protocols.grpc.infer_encoder import LARGE_NBYTES

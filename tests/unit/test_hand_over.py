@@ -65,7 +65,7 @@ def test_what_an_instance_only_held_goes_over_when_that_is_given_up() -> None:
         await hung_with(old, None)
         assert len(old.workers[0].runs) == 2
         assert not old.driver.hand_over(new.driver)
-        old.driver.workers.give_back()
+        old.driver.workers.release_all()
         assert old.driver.hand_over(new.driver)
         await new.settle()
         assert (old.driver.unfinished, len(new.workers[0].runs)) == (1, 1)  # what was begun stays

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.http.codec import LARGE_NBYTES, parse_infer_request
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
-from gpuserve.front.memory.intake import Intake, Share
+from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import TensorSpec

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, NoMemory
-from gpuserve.front.memory.intake import AHEAD_NBYTES, REQUEST_NBYTES, Intake, Share
+from gpuserve.front.ipc.heap_memory import AHEAD_NBYTES, REQUEST_NBYTES, Intake, Share
 from gpuserve.front.requests.server_status import STATUS
 from gpuserve.front.requests.validation import check_claim
 from gpuserve.model.spec import InstanceSpec, ModelSpec

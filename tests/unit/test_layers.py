@@ -113,21 +113,21 @@ ALLOWED = {
     "gpuserve/follow": "gpuserve/control gpuserve/errors gpuserve/journal",
     "gpuserve/front":
         "gpuserve/front/exchange gpuserve/front/process gpuserve/config/settings gpuserve_worker/protocol",
-    "gpuserve/front/batching":
-        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/requests "
+    "gpuserve/front/scheduling":
+        "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/front/scheduling gpuserve/front/requests "
         "gpuserve/config/settings gpuserve/core/states",
-    "gpuserve/front/door":
-        "gpuserve/control gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/memory "
-        "gpuserve/front/observability gpuserve/front/passage gpuserve/front/remote gpuserve/front/server "
+    "gpuserve/front/ingress":
+        "gpuserve/control gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/ipc "
+        "gpuserve/front/observability gpuserve/front/ingress gpuserve/front/ingress gpuserve/front/server "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/doors/http "
         "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/observability/live gpuserve/front/observability "
         "gpuserve/front/service gpuserve/config/settings",
     "gpuserve/front/doors/access":
-        "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/requests gpuserve/config/settings",
+        "gpuserve/errors gpuserve/front/exchange gpuserve/front/ipc gpuserve/front/requests gpuserve/config/settings",
     "gpuserve/front/protocols/grpc":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/front/memory "
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/front/ipc "
         "gpuserve/front/models gpuserve/front/observability/tracing gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/protocols/grpcio":
@@ -139,7 +139,7 @@ ALLOWED = {
     "gpuserve/front/doors/http":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/doors/access "
         "gpuserve/front/doors/http/dashboard_page gpuserve/front/doors/http/docs_page "
-        "gpuserve/front/doors/openapi gpuserve/front/exchange gpuserve/front/observability/live gpuserve/front/memory "
+        "gpuserve/front/doors/openapi gpuserve/front/exchange gpuserve/front/observability/live gpuserve/front/ipc "
         "gpuserve/front/models gpuserve/front/observability/tracing gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/http/dashboard_page": "gpuserve/front/exchange",
@@ -149,24 +149,24 @@ ALLOWED = {
         "gpuserve/front/exchange gpuserve/front/service gpuserve/front/requests gpuserve_worker/protocol",
     "gpuserve/front/doors/openapi":
         "gpuserve/model gpuserve/front/observability gpuserve/front/requests gpuserve_worker/protocol",
-    "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
-    "gpuserve/front/keeper":
-        "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/remote "
+    "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/ipc",
+    "gpuserve/front/ingress":
+        "gpuserve/control gpuserve/front/exchange gpuserve/front/ingress gpuserve/front/ingress "
         "gpuserve/front/server gpuserve/journal gpuserve/config/settings gpuserve/core/states gpuserve_worker/protocol",
-    "gpuserve/front/links": "gpuserve/front/requests gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/ipc": "gpuserve/front/requests gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/observability/live":
-        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/models "
+        "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/models "
         "gpuserve/front/observability gpuserve/front/observability/gpu_health gpuserve/front/service gpuserve/front/requests "
         "gpuserve/journal gpuserve/model/options gpuserve/config/settings",
-    "gpuserve/front/memory":
-        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/requests "
+    "gpuserve/front/ipc":
+        "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/ipc gpuserve/front/requests "
         "gpuserve/config/settings gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models":
-        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
-        "gpuserve/front/observability gpuserve/front/observability/tracing gpuserve/front/queueing gpuserve/front/requests "
+        "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/ipc gpuserve/front/ipc "
+        "gpuserve/front/observability gpuserve/front/observability/tracing gpuserve/front/scheduling gpuserve/front/requests "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/models/ensembles":
-        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
+    "gpuserve/front/models":
+        "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/ipc gpuserve/front/ipc "
         "gpuserve/front/models gpuserve/front/observability gpuserve/front/observability/tracing gpuserve/front/requests "
         "gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/observability":
@@ -175,22 +175,22 @@ ALLOWED = {
     "gpuserve/front/observability/gpu_health": "gpuserve/devices gpuserve/front/observability gpuserve/core/states",
     "gpuserve/front/observability/tracing":
         "gpuserve/errors gpuserve/front/requests gpuserve/config/settings gpuserve_worker/protocol",
-    "gpuserve/front/passage":
+    "gpuserve/front/ingress":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/core/states "
         "gpuserve_worker/protocol",
     "gpuserve/front/process":
-        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/doors "
         "gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/protocols/grpcio "
-        "gpuserve/front/doors/health gpuserve/front/exchange gpuserve/front/keeper gpuserve/front/links "
-        "gpuserve/front/observability/live gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
-        "gpuserve/front/observability gpuserve/front/observability/gpu_health gpuserve/front/passage "
-        "gpuserve/front/remote gpuserve/front/server gpuserve/front/service gpuserve/front/requests "
+        "gpuserve/front/doors/health gpuserve/front/exchange gpuserve/front/ingress gpuserve/front/ipc "
+        "gpuserve/front/observability/live gpuserve/front/ipc gpuserve/front/models gpuserve/front/models "
+        "gpuserve/front/observability gpuserve/front/observability/gpu_health gpuserve/front/ingress "
+        "gpuserve/front/ingress gpuserve/front/server gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/queueing": "gpuserve/model gpuserve/errors gpuserve/front/requests gpuserve/core/states",
-    "gpuserve/front/remote":
-        "gpuserve/model gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "
-        "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/observability/tracing "
-        "gpuserve/front/passage gpuserve/front/service gpuserve/front/requests gpuserve/config/settings "
+    "gpuserve/front/scheduling": "gpuserve/model gpuserve/errors gpuserve/front/requests gpuserve/core/states",
+    "gpuserve/front/ingress":
+        "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/exchange "
+        "gpuserve/front/ipc gpuserve/front/ipc gpuserve/front/models gpuserve/front/observability/tracing "
+        "gpuserve/front/ingress gpuserve/front/service gpuserve/front/requests gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/server":
         "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/config/settings "
@@ -198,7 +198,7 @@ ALLOWED = {
     "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/core/states",
     "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/core/states",
     "gpuserve/front/service":
-        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/ipc gpuserve/front/ipc "
         "gpuserve/front/models gpuserve/front/observability gpuserve/front/observability/gpu_health "
         "gpuserve/front/observability/tracing gpuserve/front/requests gpuserve/journal gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
@@ -251,7 +251,7 @@ ALLOWED = {
         "gpuserve_worker/running",
     "gpuserve/testing":
         "gpuserve/api gpuserve/config gpuserve/model gpuserve/model/describe gpuserve/display gpuserve/errors "
-        "gpuserve/front/batching gpuserve/front/models/ensembles gpuserve/front/requests gpuserve/placement "
+        "gpuserve/front/scheduling gpuserve/front/models gpuserve/front/requests gpuserve/placement "
         "gpuserve/config/triton gpuserve/config/settings gpuserve/supervisor gpuserve/supervisor/core "
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/bench/tune":
@@ -286,8 +286,8 @@ FORBIDDEN = {
     "gpuserve/front": {"cloudpickle", "pickle"},
     "gpuserve/front/observability/gpu_health": {"cupy", "pynvml"},
     "gpuserve/front/observability/gpu_health/gpu_states.py": {"asyncio", "time", "threading"},
-    "gpuserve/front/batching": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
-    "gpuserve/front/queueing": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
+    "gpuserve/front/scheduling": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
+    "gpuserve/front/scheduling": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
     "gpuserve/supervisor": {"pickle", "asyncio"},
     "gpuserve/compat/pytriton/decorators.py": {
         "gpuserve.front", "gpuserve.api", "asyncio", "dataclasses", "logging",

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduled import Clocked, model_spec
 
 from benchmarks.scenarios.ideal import ideal_latencies
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.slots import LEAD_S, Batch
-from gpuserve.front.queueing.queue import QueuedRequest, RequestState
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
+from gpuserve.front.scheduling.slots import LEAD_S, Batch
 from gpuserve.model.spec import BatchingSpec, InstanceSpec
 
 MS = 1e-3

@@ -11,11 +11,10 @@ from scheduled import model_spec
 
 from gpuserve.core.errors import Code, DeadlineExceeded, QueueFull
 from gpuserve.core.states import IllegalTransition
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.priority_queue import PriorityQueue
-from gpuserve.front.queueing.queue import QueuedRequest, RequestQueue
-from gpuserve.front.queueing.queue_factory import request_queue
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.priority_queue import PriorityQueue, request_queue
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestQueue
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec
 
 #: Divided by, as the scheduler does: a product would be rounded otherwise.

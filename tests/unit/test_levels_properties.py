@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize
 from test_batcher_properties import SchedulerMachine
 
 from gpuserve.core.errors import QueueFull
-from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.front.scheduling.request_queue import QueuedRequest
 from gpuserve.model.spec import PolicySpec, QueueSpec
 
 POLICIES = st.builds(

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 
-from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.process.callable_requests import _CallingWorker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.batching.answer_order import AnswerOrder
+from gpuserve.front.models.model_answers import AnswerOrder
 
 Pair = tuple[int, str]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.memory.intake import Intake, Share
+from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.memory.orphans import ARENA_BLOCK, INTAKE_SHARE, ORPHANS
 

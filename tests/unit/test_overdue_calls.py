@@ -8,7 +8,7 @@ import dataclasses
 from driver_scene import SPEC, Scene, Worker
 
 from gpuserve.core.errors import DeadlineExceeded
-from gpuserve.front.models.running_calls import OverdueCall
+from gpuserve.front.models.model_workers import OverdueCall
 
 LIMIT_S = 5.0
 #: Each instance holds one batch besides the one that it runs.
@@ -22,8 +22,8 @@ def worker(scene: Scene, name: str) -> Worker:
 async def overdue(scene: Scene) -> list[OverdueCall]:
     """The calls that are overdue when their limit is just over."""
     now = asyncio.get_running_loop().time()
-    assert scene.driver.overdue.look(now, now + LIMIT_S) == []
-    return scene.driver.overdue.look(now + LIMIT_S, now + 2 * LIMIT_S)
+    assert scene.driver.overdue.poll(now, now + LIMIT_S) == []
+    return scene.driver.overdue.poll(now + LIMIT_S, now + 2 * LIMIT_S)
 
 
 async def filled(scene: Scene) -> None:
@@ -42,7 +42,7 @@ def test_the_batch_that_hangs_is_told_and_what_was_only_held_runs_elsewhere() ->
         assert {first.call.instance, second.call.instance} == {"a", "b"}
         hung = first.call.instance
         rest = worker(scene, "b" if hung == "a" else "a")
-        assert scene.driver.overdue.end(first, 1.0)
+        assert scene.driver.overdue.terminate(first, 1.0)
         await scene.settle()
         told = [one.answer.exception() for one in scene.pending if one.answer.done()]
         (error,) = told
@@ -69,7 +69,7 @@ def test_one_that_comes_back_in_the_last_moment_is_answered() -> None:
         await filled(scene)
         first, _ = await overdue(scene)
         worker(scene, first.call.instance).answer([True])
-        assert not scene.driver.overdue.end(first, 1.0)
+        assert not scene.driver.overdue.terminate(first, 1.0)
         await scene.settle()
         assert [one.answer.exception() for one in scene.pending if one.answer.done()] == [None]
         assert len(scene.driver.workers.instances.up) == 2
@@ -84,13 +84,13 @@ def test_another_of_the_same_name_may_be_up_before_the_first_is_dead() -> None:
         await filled(scene)
         first, _ = await overdue(scene)
         link = scene.driver.workers.instances.up[first.call.instance]
-        assert scene.driver.overdue.end(first, 1.0)
+        assert scene.driver.overdue.terminate(first, 1.0)
         successor = Worker(scene.driver, first.call.instance)
         scene.workers.append(successor)
         await scene.settle()
         assert len(successor.runs) == 1
-        assert scene.driver.overdue.bury(link)
-        assert not scene.driver.overdue.bury(link)
+        assert scene.driver.overdue.reap(link)
+        assert not scene.driver.overdue.reap(link)
         assert len(scene.driver.workers.instances.up) == 2
         scene.close()
 
@@ -104,7 +104,7 @@ def test_nobody_is_told_who_went_before_and_the_instance_is_ended_all_the_same()
         first, _ = await overdue(scene)
         for number in range(len(scene.pending)):
             scene.take_back(number)
-        assert scene.driver.overdue.end(first, 1.0)
+        assert scene.driver.overdue.terminate(first, 1.0)
         await scene.settle()
         assert all(one.answer.cancelled() for one in scene.pending)
         assert list(scene.driver.workers.instances.up) != [first.call.instance]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from gpuserve.front.passage.messages import Announce, Closed
-from gpuserve.front.passage.passage import Passage
+from gpuserve.front.ingress.channel_messages import Announce, Closed
+from gpuserve.front.ingress.ipc_channel import Passage
 
 
 async def leaves_in_this_turn(*, with_another: bool) -> bool:

@@ -14,10 +14,9 @@ from gpuserve import Server
 from gpuserve.config.settings.rate_limits import check_rates, resource_limits
 from gpuserve.config.settings.server import ResourceLimit, ServerSettings
 from gpuserve.core.errors import ConfigError, StartupError
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.rate_limiter import InstanceRate, SharedResources
-from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.rate_limiter import InstanceRate, RateLimits, SharedResources
+from gpuserve.front.scheduling.request_queue import QueuedRequest
 from gpuserve.model.spec import (
     BatchingSpec,
     InstanceSpec,

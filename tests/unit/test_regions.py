@@ -13,8 +13,14 @@ from leaks import own_name
 
 from gpuserve.core.errors import AlreadyExists, InvalidArgument, NotFound, RequestError, Unavailable
 from gpuserve.core.states import IllegalTransition
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.regions import RegionKind, RegionLife, RegionStatus, RegionTable, RegisteredRegion
+from gpuserve.front.ipc.shared_memory import (
+    RegionKind,
+    RegionLife,
+    RegionStatus,
+    RegionTable,
+    RegisteredRegion,
+)
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.requests.inference import InferRequest, RegionSlice
 from gpuserve_worker.protocol import datagram, wire
 

@@ -14,14 +14,13 @@ import pytest
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
-from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.ingress.ipc_channel import Passage
+from gpuserve.front.ingress.model_replica import DoorService, ModelMirror
+from gpuserve.front.ingress.proxied_requests import DoorRequests
+from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
-from gpuserve.front.passage.passage import Passage
-from gpuserve.front.remote.mirror import ModelMirror
-from gpuserve.front.remote.requests import DoorRequests
-from gpuserve.front.remote.service import DoorService
 from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
 from gpuserve.front.service.inference_service import inference_service
 from gpuserve.model.spec import QueueSpec
@@ -228,8 +227,8 @@ def test_what_is_taken_back_is_never_run_and_never_answered() -> None:
             pending = there.submit(request(1, 1.0))
             await there.settle()
             assert there.scene.driver.unfinished == 1
-            pending.take_back()
-            pending.take_back()
+            pending.cancel()
+            pending.cancel()
             await there.settle()
             assert there.scene.driver.unfinished == 0
             assert there.answers == []

@@ -17,11 +17,10 @@ from test_device_scheduler_properties import DEVICES, DeviceMachine
 from test_sequences_properties import SequenceMachine
 
 from gpuserve.config.settings.server import ResourceLimit
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.rate_limiter import SharedResources
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.rate_limiter import RateLimits, SharedResources
+from gpuserve.front.scheduling.request_queue import QueuedRequest
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
 from gpuserve.model.spec import RateLimiter as Rate
 

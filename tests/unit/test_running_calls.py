@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuserve.front.models.running_calls import TELL_AFTER_S, CallWatch, OverdueCall, RunningCall
+from gpuserve.front.models.model_workers import TELL_AFTER_S, CallWatch, OverdueCall, RunningCall
 from gpuserve.front.process.generations import poll_period_s
 
 PERIOD_S = 0.25

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scheduled import Model
 from sequenced import Sequenced
 
-from gpuserve.front.batching.saturation import saturation
 from gpuserve.front.observability.metrics.metrics_page import MetricsPage
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.scheduling.scheduler import saturation
 from gpuserve.model.spec import BatchingSpec, ModelSpec
 
 

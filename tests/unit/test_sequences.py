@@ -7,9 +7,9 @@ from sequenced import Sequenced, ids
 
 from gpuserve.core.errors import InvalidArgument, QueueFull, Unavailable
 from gpuserve.core.states import IllegalTransition
-from gpuserve.front.batching.sequence_scheduler import MAX_LOST, LostSequences
-from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
-from gpuserve.front.queueing.queue import RemovalReason, RequestState
+from gpuserve.front.scheduling.request_queue import RemovalReason, RequestState
+from gpuserve.front.scheduling.sequence_scheduler import MAX_LOST, LostSequences
+from gpuserve.front.scheduling.sequence_slots import ActiveSequence, SequenceState
 from gpuserve.model.spec import BatchingSpec, SequenceBatching, SequenceControl
 
 START_TEXT = (

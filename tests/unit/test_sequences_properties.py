@@ -14,10 +14,10 @@ from scheduled import model_spec
 from sequenced import US, SequencedRequest, ids
 
 from gpuserve.core.errors import InvalidArgument, Unavailable
-from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 from gpuserve.front.requests.inference import Sequence
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
+from gpuserve.front.scheduling.sequence_scheduler import SequenceScheduler
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, QueueSpec, SequenceBatching, SequenceControl
 
 INSTANCES = ("a", "b", "c")

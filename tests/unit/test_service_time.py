@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduled import Model
 
-from gpuserve.front.batching.service_time import ServiceTime
+from gpuserve.front.scheduling.slots import ServiceTime
 
 
 def known(*observed: tuple[int, float]) -> ServiceTime:

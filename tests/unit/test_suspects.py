@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scheduled import model_spec
 
 from gpuserve.core.errors import DeadlineExceeded, QueueFull
-from gpuserve.front.batching.device_scheduler import DeviceScheduler
-from gpuserve.front.batching.interface import Scheduler
-from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestState
-from gpuserve.front.queueing.suspects import (
+from gpuserve.front.scheduling.device_scheduler import DeviceScheduler
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RemovalReason, RequestState
+from gpuserve.front.scheduling.scheduler import Scheduler
+from gpuserve.front.scheduling.slots import Batch
+from gpuserve.front.scheduling.suspects import (
     DEATHS,
     FIRST_BACKOFF_S,
     FORGIVEN_AFTER_S,

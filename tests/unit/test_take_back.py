@@ -33,7 +33,7 @@ async def infer(driver: ModelDriver) -> None:
     try:
         await pending.answer
     except asyncio.CancelledError:
-        pending.take_back()
+        pending.cancel()
         raise
 
 
@@ -62,7 +62,7 @@ def test_the_memory_of_an_answer_that_nobody_takes_is_given_back() -> None:
         driver = ModelDriver(SPEC, 1 << 20, metrics)
         pending = driver.submit(request())
         pending.answer.set_result(InferResponse("m", "1", "", {}, [], lambda: closed.append("outputs")))
-        pending.take_back()
+        pending.cancel()
         driver.close()
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.http import codec
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
-from gpuserve.front.memory.intake import Intake, Share
+from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.protocols.grpc import infer_decoder
 from gpuserve.front.protocols.grpc.grpc_protocol import frame
 from gpuserve.front.protocols.grpc.infer_encoder import encode_infer_response

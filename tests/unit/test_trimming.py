@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpuserve.front.memory.trimming import BUSY, LOOK_S, SLACK_NBYTES, Heap, Taken
+from gpuserve.front.ipc.heap_memory import BUSY, LOOK_S, SLACK_NBYTES, Heap, Taken
 
 MIB = 1 << 20
 OWN_NBYTES = 30 * MIB
@@ -51,7 +51,7 @@ def test_what_cannot_be_given_back_is_not_asked_for_again_until_it_was() -> None
 
 
 _FREES_MUCH = """
-from gpuserve.front.memory.trimming import Heap, Malloc
+from gpuserve.front.ipc.heap_memory import Heap, Malloc
 import ctypes
 ctypes.CDLL(None).mallopt(-3, 64 << 20), ctypes.CDLL(None).mallopt(-1, 64 << 20)
 heap, malloc = Heap(), Malloc()

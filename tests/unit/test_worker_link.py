@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from processes import measured, until
 
-from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve_worker.memory.arena import SEGMENT_NBYTES, Arena
 from gpuserve_worker.protocol import datagram, wire
 from gpuserve_worker.protocol.link import Link

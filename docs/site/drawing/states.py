@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from drawing.svg import Box, Point, arrow, labelled, picture
-from gpuserve.front.keeper.kept_door import STEPS as DOOR
+from gpuserve.front.ingress.monitored_ingress import STEPS as DOOR
 from gpuserve.front.observability.gpu_health.gpu_states import LIVES as GPU
-from gpuserve.front.queueing.queue import TRANSITIONS as REQUEST
+from gpuserve.front.scheduling.request_queue import TRANSITIONS as REQUEST
 from gpuserve.supervisor.processes.lifecycle import INSTANCE_STEPS as INSTANCE
 from gpuserve.supervisor.processes.lifecycle import SERVER_STEPS as SERVER
 

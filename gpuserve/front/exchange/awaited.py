@@ -31,7 +31,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from gpuserve.core.errors import NoMemory, RequestError, ResourceExhausted
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
-from gpuserve.front.memory.intake import AWAITED_NBYTES, REQUEST_NBYTES, Intake, Share
+from gpuserve.front.ipc.heap_memory import AWAITED_NBYTES, REQUEST_NBYTES, Intake, Share
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""A model at work in the front: its driver, the requests it has, their answers."""
+"""Models in the front: drivers, instances, requests, answers, ensembles, response cache, tracing."""

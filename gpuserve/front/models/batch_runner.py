@@ -1,4 +1,4 @@
-"""The batches of one model under way: formed, sent to workers, and their answers handed on."""
+"""The running batches of one model: formed, sent to workers, and their answers delivered."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import NamedTuple
 
 from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.core.errors import RequestError, request_error
-from gpuserve.front.batching import refusals
-from gpuserve.front.batching.interface import BatchSource, Scheduler
-from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.batch_messages import BatchMessages
-from gpuserve.front.memory.scatter import Answer
-from gpuserve.front.models.answers import ModelAnswers, phases_of
+from gpuserve.front.ipc.batch_messages import BatchMessages
+from gpuserve.front.ipc.scatter import Answer
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.in_flight import InFlightBatch, InFlightBatches
-from gpuserve.front.models.instances import Instances
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.instances import ModelInstances
+from gpuserve.front.models.model_answers import ModelAnswers, phases_of
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
-from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.requests.statistics import FailureReason
+from gpuserve.front.scheduling import refusals
+from gpuserve.front.scheduling.rate_limiter import RateLimitedSource
+from gpuserve.front.scheduling.request_queue import QueuedRequest
+from gpuserve.front.scheduling.scheduler import BatchSource, Scheduler
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire
@@ -31,29 +30,29 @@ from gpuserve_worker.protocol import wire
 logger = logging.getLogger(__name__)
 
 
-class Queueing(NamedTuple):
-    """The requests of a model and who forms its batches: the scheduler, or ``limits`` around it."""
+class ModelScheduling(NamedTuple):
+    """The scheduler of a model and the source of its batches: the scheduler, or ``limits`` around it."""
 
     scheduler: Scheduler
     source: BatchSource
-    limits: RateLimits | None = None
+    limits: RateLimitedSource | None = None
 
 
 class BatchRunner:
-    """Sends batches of one model to its instances; ``on_other`` takes what a worker says of other things."""
+    """Sends batches of one model to its instances. ``on_other`` gets workers' messages about other things."""
 
     def __init__(
         self,
         spec: ModelSpec,
-        queueing: Queueing,
+        scheduling: ModelScheduling,
         messages: BatchMessages,
-        instances: Instances,
+        instances: ModelInstances,
         answers: ModelAnswers,
         metrics: ModelMetrics,
         on_other: Callable[[WorkerLink, wire.Message], None],
     ) -> None:
         self._spec = spec
-        self._queueing = queueing
+        self._scheduling = scheduling
         self._messages = messages
         self._instances = instances
         self._answers = answers
@@ -69,7 +68,7 @@ class BatchRunner:
     # ---- batches out ----------------------------------------------------------------------
 
     def pump_soon(self) -> None:
-        """Form batches at the end of this turn of the loop: requests that arrived together go together."""
+        """Form batches at the end of this turn of the loop: requests that arrived together run together."""
         if not self.pump_due:
             self.pump_due = True
             self._loop.call_soon(self._pump)
@@ -77,7 +76,7 @@ class BatchRunner:
     def _pump(self) -> None:
         self.pump_due = False
         now = time.monotonic()
-        scheduler, source, _ = self._queueing
+        scheduler, source, _ = self._scheduling
         for late in scheduler.expire(now):
             self._answers.refuse_removed(late)
         links: set[WorkerLink] = set()
@@ -92,64 +91,58 @@ class BatchRunner:
             self._metrics.queued(requests, now)
         wakeup = source.next_wakeup(now)
         if wakeup != self._wakeup_at:
-            self._set_wakeup(wakeup, now)
-
-    def _set_wakeup(self, wakeup: float | None, now: float) -> None:
-        if self._wakeup is not None:
-            self._wakeup.cancel()
-        self._wakeup_at = wakeup
-        self._wakeup = None if wakeup is None else self._loop.call_later(wakeup - now, self._wake)
+            if self._wakeup is not None:
+                self._wakeup.cancel()
+            self._wakeup_at = wakeup
+            self._wakeup = None if wakeup is None else self._loop.call_later(wakeup - now, self._wake)
 
     def _wake(self) -> None:
         self._wakeup = self._wakeup_at = None
         self._pump()
 
     def _dispatch(self, batch: Batch, now: float) -> WorkerLink | None:
-        """Have a batch leave at the end of this turn, if there is memory for it."""
+        """Post a batch to its worker, to leave at the end of this turn. Returns None without memory."""
         link = self._instances.up[batch.instance]
         try:
             gathered, run = self._messages.pack(batch, link)
         except OutOfMemory as error:
             self._no_memory.say("model %s: %s", self._spec.name, error)
-            self._queueing.source.complete(batch.batch_id, None, now)
+            self._scheduling.source.complete(batch.batch_id, None, now)
             self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
             return None
         flight = InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
         self.in_flight.add(flight)
         for request in batch.requests:
             if request.deadline is not None:
-                self._watch(flight)
+                self._set_deadline_timer(flight)
                 break
         if self._answers.tracer is not None:
-            self._answers.tracer.dispatched(batch)
+            self._answers.tracer.on_dispatched(batch)
         if gathered.with_regions:
-            self._answers.introduce_regions(link, gathered.with_regions)
+            self._answers.announce_regions(link, gathered.with_regions)
         link.post(run)
         return link
 
-    def _watch(self, flight: InFlightBatch) -> None:
-        """Be there when the next request of a batch runs out of time."""
+    def _set_deadline_timer(self, flight: InFlightBatch) -> None:
+        """Set a timer for the next deadline of the batch's requests."""
         due = [one.deadline for one in flight.requests if one.deadline is not None and not one.is_over]
-        flight.timer = self._loop.call_at(min(due), self._end_late, flight) if due else None
+        flight.timer = self._loop.call_at(min(due), self._fail_late, flight) if due else None
 
-    def _end_late(self, flight: InFlightBatch) -> None:
+    def _fail_late(self, flight: InFlightBatch) -> None:
         now = self._loop.time()
         for pending in flight.requests:
             if pending.deadline is not None and pending.deadline <= now and not pending.is_over:
-                self._queueing.scheduler.cancel(pending)
+                self._scheduling.scheduler.cancel(pending)
                 late = refusals.too_late(self._spec.name, pending.request.timeout_s, was_queued=False)
                 self._answers.fail_now(pending, late, FailureReason.OTHER)
-                self.in_flight.call_off(pending)
-        self._watch(flight)
-
-    def call_off(self, pending: PendingRequest) -> None:
-        self.in_flight.call_off(pending)
+                self.in_flight.cancel_at_worker(pending)
+        self._set_deadline_timer(flight)
 
     # ---- answers in -----------------------------------------------------------------------
 
     def on_messages(self, link: WorkerLink, messages: Sequence[wire.Message]) -> bool:
-        """Take what a worker says at once; its workers get their next batches before anybody is answered.
-        True for a stream's first response and the end of batches: let them out first.
+        """Process a worker's messages. Workers get their next batches before any request is answered. Returns
+        True for a stream's first response and the end of batches, whose effects should be sent first.
         """
         ended: list[tuple[InFlightBatch, wire.Done | RequestError]] = []
         is_urgent, now = False, time.monotonic()
@@ -162,12 +155,12 @@ class BatchRunner:
                 elif isinstance(message, wire.Failed):
                     end = request_error(*message.failure)
                 else:
-                    is_urgent |= self._on_notice(link, message)
+                    is_urgent |= self._on_other_message(link, message)
                     continue
-                flight = self.in_flight.land(link, message.batch_id, message.inputs_free)
-                self._queueing.source.complete(message.batch_id, took_s, now)
+                flight = self.in_flight.complete(link, message.batch_id, message.inputs_free)
+                self._scheduling.source.complete(message.batch_id, took_s, now)
                 ended.append((flight, end))
-        finally:  # one that was nonsense takes no answers from those before it
+        finally:  # a malformed message must not affect earlier answers
             if ended:
                 self._pump()
             for flight, end in ended:
@@ -178,59 +171,59 @@ class BatchRunner:
                     self._fail(link, flight, end)
         return is_urgent
 
-    def _on_notice(self, link: WorkerLink, message: wire.Message) -> bool:
+    def _on_other_message(self, link: WorkerLink, message: wire.Message) -> bool:
         match message:
             case wire.Yield():
                 return self._on_yield(link, message)
             case wire.Computed(batch_ids):
                 for batch_id in batch_ids:
-                    self._queueing.scheduler.computed(self.in_flight.at(link, batch_id).batch)
+                    self._scheduling.scheduler.computed(self.in_flight.batch_at(link, batch_id).batch)
                 self._pump()
             case wire.Split():
                 self._metrics.instance(link.instance).oom_splits += 1
             case wire.Released(batch_ids):
-                self.in_flight.release(link, batch_ids)
+                self.in_flight.free_lent(link, batch_ids)
             case _:
                 self._on_other(link, message)
         return False
 
     def _answer(self, link: WorkerLink, flight: InFlightBatch, done: wire.Done) -> None:
         if self._answers.tracer is not None:
-            self._answers.tracer.computed(flight.batch, done)
+            self._answers.tracer.on_computed(flight.batch, done)
         answers: Sequence[Answer]
         if self._spec.decoupled:
             answers = [None] * len(flight.requests)
             self._answers.end_streams(flight, failed=False)
         elif readers := self._answers.readers_of(flight.requests):
-            whole = self._messages.uncut(link, flight.batch, done, len(readers))
+            whole = self._messages.whole_outputs(link, flight.batch, done, len(readers))
             if whole is not None:
                 self._count(flight, done, flight.requests)
-                self._answers.give_uncut(flight.requests, readers, whole)
+                self._answers.deliver_whole(flight.requests, readers, whole)
                 return
             answers = self._messages.unpack(link, flight.batch, done)
         else:
             answers = self._messages.unpack(link, flight.batch, done)
         self._count(flight, done, answers)
-        settle, give = self._answers.settle, self._answers.give
+        release_inputs, deliver = self._answers.release_inputs, self._answers.deliver
         for pending, answer in zip(flight.requests, answers, strict=True):
-            settle(pending)
-            give(pending, answer)
+            release_inputs(pending)
+            deliver(pending, answer)
 
     def _count(self, flight: InFlightBatch, done: wire.Done, answers: Sequence[object]) -> None:
-        """Count the requests of a batch, before they are given their answers."""
+        """Count the requests of a batch, before their answers are delivered."""
         batch = flight.batch
         phases = done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
         self._metrics.executed(batch.instance, batch.rows, flight.sent_at, phases, batch.requests, answers)
 
     def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
-        flight = self.in_flight.at(link, message.batch_id)
-        answers = self._messages.unpack(link, flight.batch, message, flight.yield_gone)
-        for pending in self._answers.pass_on(flight, answers, message.last):
-            self.in_flight.call_off(pending)  # nobody waits for more of it
+        flight = self.in_flight.batch_at(link, message.batch_id)
+        answers = self._messages.unpack(link, flight.batch, message, flight.on_yield_sent)
+        for pending in self._answers.deliver_responses(flight, answers, message.last):
+            self.in_flight.cancel_at_worker(pending)  # it has failed, so further responses are useless
         if flight.count_yield() > 1:
             return False
-        # What was put out leaves at the end of the next turn of the loop.
-        self._loop.call_soon(self._loop.call_soon, self.in_flight.go_on, flight)
+        # The responses are sent at the end of the next turn of the event loop.
+        self._loop.call_soon(self._loop.call_soon, self.in_flight.grant_window, flight)
         return True
 
     def _fail(self, link: WorkerLink, flight: InFlightBatch, error: RequestError) -> None:
@@ -241,10 +234,6 @@ class BatchRunner:
             self._answers.finish(pending, error)
 
     # ---- ends -----------------------------------------------------------------------------
-
-    def lose(self, link: WorkerLink) -> list[PendingRequest]:
-        """Forget the batches of a worker that is gone; the requests that were at it, in order."""
-        return self.in_flight.lose(link)
 
     def close(self) -> None:
         if self._wakeup is not None:

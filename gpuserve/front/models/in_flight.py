@@ -1,7 +1,6 @@
-"""Batches at workers, and which blocks of the input arena each of them holds. A block is freed here or by
-``PendingRequest``'s driver, exactly once. No scheduling.
+"""Batches at workers, and the blocks of the input arena that each of them holds.
 
-::
+Either this module or the driver frees a block, exactly once::
 
     body in place:   request ──(batch answered, arrays kept)──► lent ──(Released)──► free
     gathered copy:   flight ───(batch answered, arrays kept)──► lent ──(Released)──► free
@@ -10,29 +9,40 @@
 
 from __future__ import annotations
 
+import time
 from asyncio import TimerHandle
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
-from gpuserve.front.batching.slots import Batch
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.models.running_calls import RunningCall
+from gpuserve.front.ipc.worker_link import WorkerLink
+from gpuserve.front.models.pending_request import PendingRequest
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.requests.statistics import ResponseFate
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.wire import YIELD_WINDOW, Cancel, Credit, WireError
 
-if TYPE_CHECKING:
-    from gpuserve.front.models.answers import StreamAccount
-
-#: The worker hears that responses have gone out when there are so many, not of each.
+#: The number of sent responses after which the worker gets credit for as many.
 _CREDIT_YIELDS: Final = YIELD_WINDOW // 4
+
+
+class RunningCall(NamedTuple):
+    """A batch that an instance runs: its start, and its number of responses. ``is_held_back``: it waits for
+    credit because clients are slow.
+    """
+
+    instance: str
+    batch_id: int
+    began_at: float
+    n_responses: int = 0
+    is_held_back: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class InFlightBatch:
-    """A batch at a worker since ``sent_at``. ``blocks`` are its own; ``in_place`` ones are the request's. The
-    ``timer`` is there where a request of it may run out of time.
+    """A batch at a worker since ``sent_at``. ``blocks`` are its own; ``in_place`` blocks are the request's.
+    ``timer`` fires when the deadline of a request passes.
     """
 
     batch: Batch
@@ -44,7 +54,7 @@ class InFlightBatch:
     account: StreamAccount | None = None
     timer: TimerHandle | None = None
     _gone: int = 0
-    #: Messages of responses that have come, and how many the worker may send.
+    #: The messages of responses received so far, and the messages that the worker may send in all.
     _yields: int = 0
     _credit: int = 1
 
@@ -52,8 +62,8 @@ class InFlightBatch:
         self._yields += 1
         return self._yields
 
-    def give_credit(self, yields: int) -> None:
-        """Let the worker send so many messages of responses more."""
+    def grant_credit(self, yields: int) -> None:
+        """Allow the worker to send ``yields`` more messages of responses."""
         self._credit += yields
         self.link.send(Credit(self.batch.batch_id, yields))
 
@@ -62,41 +72,41 @@ class InFlightBatch:
         is_held_back = self._yields >= self._credit
         return RunningCall(self.batch.instance, self.batch.batch_id, began_at, self._yields, is_held_back)
 
-    def yield_gone(self) -> None:
-        """Count one more message of responses that has left, and tell the worker now and then."""
+    def on_yield_sent(self) -> None:
+        """Count one more sent message of responses, and grant the worker credit now and then."""
         self._gone += 1
         if self._gone >= _CREDIT_YIELDS:
-            self.give_credit(self._gone)
+            self.grant_credit(self._gone)
             self._gone = 0
 
 
 class InFlightBatches:
-    """The batches at the workers of one model, and the blocks lent to them beyond their answers."""
+    """The batches at the workers of one model, and the blocks lent to workers beyond the answers."""
 
     def __init__(self) -> None:
         self._flights: dict[int, InFlightBatch] = {}
         self._lent: dict[int, tuple[WorkerLink, list[Block]]] = {}
-        #: What workers may still write to that were given up, and are not dead yet.
-        self._given_up: dict[WorkerLink, list[Block]] = {}
+        #: Blocks that abandoned workers may still write to until they are dead.
+        self._abandoned: dict[WorkerLink, list[Block]] = {}
 
     def add(self, flight: InFlightBatch) -> None:
         self._flights[flight.batch.batch_id] = flight
         flight.link.in_flight += 1
 
-    def at(self, link: WorkerLink, batch_id: int) -> InFlightBatch:
-        """The batch of that number; WireError where it is not at that worker."""
+    def batch_at(self, link: WorkerLink, batch_id: int) -> InFlightBatch:
+        """Return the batch of a number. Raises WireError if it is not at that worker."""
         flight = self._flights.get(batch_id)
         if flight is None or flight.link is not link:
-            raise _not_there(link, batch_id)
+            raise _unknown_batch(link, batch_id)
         return flight
 
-    def go_on(self, flight: InFlightBatch) -> None:
-        """Let a stream's worker send more than the first responses, which have left."""
+    def grant_window(self, flight: InFlightBatch) -> None:
+        """Grant a stream's worker the full window, after its first responses were sent."""
         if flight.batch.batch_id in self._flights:
-            flight.give_credit(YIELD_WINDOW - 1)
+            flight.grant_credit(YIELD_WINDOW - 1)
 
     def running(self, began_at: Callable[[str], float]) -> Iterator[RunningCall]:
-        """The batches that run now. An instance that runs one at a time began its oldest at ``began_at``."""
+        """Iterate over running batches. A sequential instance began its oldest batch at ``began_at``."""
         one_by_one: set[WorkerLink] = set()
         for flight in self._flights.values():
             link = flight.link
@@ -109,18 +119,18 @@ class InFlightBatches:
     def find(self, batch_id: int) -> InFlightBatch | None:
         return self._flights.get(batch_id)
 
-    def call_off(self, pending: PendingRequest) -> None:
-        """Tell the worker that runs this request, if one does, that nobody waits for it any more."""
+    def cancel_at_worker(self, pending: PendingRequest) -> None:
+        """Notify the worker that runs this request, if any, that the request was cancelled."""
         for batch_id, flight in self._flights.items():
             if pending in flight.batch.requests:
                 flight.link.send(Cancel(batch_id, flight.batch.position_of(pending)))
                 return
 
-    def land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> InFlightBatch:
-        """As ``at``, and take it out: its blocks are free now, or lent until ``release``."""
+    def complete(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> InFlightBatch:
+        """Remove an ended batch. Its blocks are free, or lent until ``free_lent``. Raises as ``batch_at``."""
         flight = self._flights.get(batch_id)
         if flight is None or flight.link is not link:
-            raise _not_there(link, batch_id)
+            raise _unknown_batch(link, batch_id)
         del self._flights[batch_id]
         link.in_flight -= 1
         if flight.timer is not None:
@@ -130,7 +140,7 @@ class InFlightBatches:
                 block.free()
             return flight
         if flight.in_place:
-            # The body outlives its request: the callable kept an array over it.
+            # The callable kept an array over the body, which outlives its request.
             for pending in flight.requests:
                 flight.blocks += pending.blocks
                 pending.blocks = ()
@@ -138,7 +148,7 @@ class InFlightBatches:
             self._lent[batch_id] = (link, flight.blocks)
         return flight
 
-    def release(self, link: WorkerLink, batch_ids: Iterable[int]) -> None:
+    def free_lent(self, link: WorkerLink, batch_ids: Iterable[int]) -> None:
         """Free the blocks of batches over whose inputs the last array has died in their worker."""
         for batch_id in batch_ids:
             lender, blocks = self._lent.get(batch_id, (None, []))
@@ -146,10 +156,10 @@ class InFlightBatches:
                 del self._lent[batch_id]
                 _free(blocks)
 
-    def give_up(self, link: WorkerLink) -> list[PendingRequest]:
-        """As ``lose``, of a worker that is not gone yet: what it held is kept for it until then."""
+    def abandon_worker(self, link: WorkerLink) -> list[PendingRequest]:
+        """Remove and return the requests of a worker that is not dead yet, and keep its blocks until then."""
         requests: list[PendingRequest] = []
-        kept = self._given_up.setdefault(link, [])
+        kept = self._abandoned.setdefault(link, [])
         for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
             flight = self._flights.pop(batch_id)
             if flight.timer is not None:
@@ -159,19 +169,19 @@ class InFlightBatches:
         return requests
 
     @property
-    def dying(self) -> Collection[WorkerLink]:
-        """The workers that were given up and are not dead yet."""
-        return self._given_up.keys()
+    def abandoned(self) -> Collection[WorkerLink]:
+        """Return the abandoned workers that are not dead yet."""
+        return self._abandoned.keys()
 
     def keep_body(self, link: WorkerLink, pending: PendingRequest) -> None:
-        """Keep the body of a request, which is over, for a worker that was given up."""
-        self._given_up[link] += pending.blocks
+        """Keep the body of a completed request for an abandoned worker."""
+        self._abandoned[link] += pending.blocks
         pending.blocks = ()
 
-    def lose(self, link: WorkerLink) -> list[PendingRequest]:
-        """Free what a worker held that is gone; the requests that were at it, in order."""
+    def remove_worker(self, link: WorkerLink) -> list[PendingRequest]:
+        """Free all blocks of a dead worker. Returns the requests that were at the worker, in order."""
         requests: list[PendingRequest] = []
-        _free(self._given_up.pop(link, ()))
+        _free(self._abandoned.pop(link, ()))
         for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
             flight = self._flights.pop(batch_id)
             if flight.timer is not None:
@@ -183,10 +193,47 @@ class InFlightBatches:
         return requests
 
 
+class StreamAccount:
+    """Statistics of the responses of one decoupled batch: the index and the time of each."""
+
+    __slots__ = ("_indices", "_last_at", "_metrics")
+
+    def __init__(self, metrics: ModelMetrics, requests: int, sent_at: float) -> None:
+        self._metrics = metrics
+        self._indices = [0] * requests
+        self._last_at = [sent_at] * requests
+
+    def responded(self, position: int, pending: PendingRequest, came_at: float, *, failed: bool) -> None:
+        """Count a delivered response that came at ``came_at``. A ``failed`` one ends its request."""
+        if self._indices[position] == 0 and not failed:
+            self._metrics.first_response.observe((came_at - pending.enqueued_at) * 1000)
+        fate = ResponseFate.FAIL if failed else ResponseFate.SUCCESS
+        self._add(position, fate, came_at, time.monotonic() - came_at)
+
+    def ended(self, requests: Sequence[PendingRequest], *, failed: bool) -> None:
+        """Count the end of the batch for each request, before its requests are counted."""
+        now = time.monotonic()
+        for position, pending in enumerate(requests):
+            if pending.cancelled or pending.is_cancelled:
+                self._add(position, ResponseFate.CANCEL, now)
+            elif not pending.is_over:
+                self._add(position, ResponseFate.FAIL if failed else ResponseFate.EMPTY, now)
+
+    def ended_empty(self, position: int) -> None:
+        """Count the end of one request without a response, before the end of its batch."""
+        self._add(position, ResponseFate.EMPTY, time.monotonic())
+
+    def _add(self, position: int, fate: ResponseFate, now: float, output_s: float = 0.0) -> None:
+        index, since_s = self._indices[position], now - self._last_at[position]
+        self._indices[position] = index + 1
+        self._last_at[position] = now
+        self._metrics.statistics.responded(index, fate, since_s, output_s)
+
+
 def _free(blocks: Iterable[Block]) -> None:
     for block in blocks:
         block.free()
 
 
-def _not_there(link: WorkerLink, batch_id: int) -> WireError:
+def _unknown_batch(link: WorkerLink, batch_id: int) -> WireError:
     return WireError(f"an answer to batch {batch_id}, which is not at instance {link.instance}")

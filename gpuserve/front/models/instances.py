@@ -1,4 +1,4 @@
-"""The instances of one model: the links of those that are up, and when the others may be expected."""
+"""The instances of one model: the links of those that are up, and when to expect the others."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve_worker.protocol.wire import DropSegment, Message, Segment
 
-#: With no instance up and none due within this time, requests are refused instead of queued.
+#: If no instance is up and none is due within this time, requests are refused instead of queued.
 PATIENCE_S: Final = 5.0
 
 
-class Instances:
-    """Which instances are up, and on which devices. One that is retired just finishes what it has."""
+class ModelInstances:
+    """The instances that are up, and their devices. A retired instance only finishes its batches."""
 
     def __init__(self, devices: Mapping[str, str]) -> None:
         self._devices = dict(devices)
         self.up: dict[str, WorkerLink] = {}
         self._retired: set[str] = set()
-        #: New ones that have not been up yet.
-        self._coming: set[str] = set()
-        #: When the next start of each instance that is down is due; past while it loads.
+        #: New instances that have not been up yet.
+        self._starting: set[str] = set()
+        #: The time of the next start of each instance that is down; in the past while it loads.
         self._due_at: dict[str, float] = {}
-        #: Since when each instance that is down, or new, is waited for; not at the start of the model.
+        #: The time since when each down or new instance is missing. Empty at the start of the model.
         self._missed_since: dict[str, float] = {}
 
     def __bool__(self) -> bool:
         return not self.up.keys() <= self._retired
 
     def __contains__(self, instance: str) -> bool:
-        """Whether an instance is one of the model's, or was and has not been forgotten."""
+        """Return whether an instance belongs to the model, or did and has not been forgotten."""
         return instance in self._devices
 
-    def standing(self, instance: str, now: float) -> tuple[str, float | None]:
-        """The state of one of the model's instances, and in how many seconds it is started again."""
+    def state_of(self, instance: str, now: float) -> tuple[str, float | None]:
+        """Return the state of an instance, and the seconds until it is started again."""
         if instance in self.up:
             return ("LEAVING" if instance in self._retired else "READY"), None
         due_in_s = self._due_at.get(instance, now) - now
@@ -45,18 +45,18 @@ class Instances:
         return [name for name in self.up if name not in self._retired]
 
     @property
-    def n_coming(self) -> int:
-        """How many instances are new, and are neither up nor known to be down: nobody misses them yet."""
-        return len(self._coming)
+    def n_starting(self) -> int:
+        """Return the number of new instances that are neither up nor known to be down."""
+        return len(self._starting)
 
     def resize(self, devices: Mapping[str, str]) -> None:
         new = devices.keys() - self._devices.keys()
-        self._coming |= new
+        self._starting |= new
         self._missed_since |= dict.fromkeys(new, time.monotonic())
         self._devices |= devices
 
     def retire(self, instance: str) -> None:
-        """Count on an instance no more: it gets nothing new."""
+        """Stop counting on an instance: it gets no new batches."""
         self._retired.add(instance)
 
     def forget(self, instance: str) -> WorkerLink | None:
@@ -70,30 +70,30 @@ class Instances:
     def add(self, link: WorkerLink) -> None:
         self._due_at.pop(link.instance, None)
         self._missed_since.pop(link.instance, None)
-        self._coming.discard(link.instance)
-        self._retired.discard(link.instance)  # another that had its name
+        self._starting.discard(link.instance)
+        self._retired.discard(link.instance)  # a former instance with the same name
         self.up[link.instance] = link
 
     def remove(self, instance: str, restart_in_s: float | None) -> WorkerLink | None:
-        """Take an instance out that is down, to start in ``restart_in_s``; its link, if it was up."""
+        """Remove an instance that is down, to start in ``restart_in_s``. Returns its link if it was up."""
         if (link := self.up.get(instance)) is not None:
-            link.drain()  # what it answered before is answered
-        self._coming.discard(instance)
+            link.drain()  # its earlier answers count
+        self._starting.discard(instance)
         now = time.monotonic()
         self._missed_since.setdefault(instance, now)
         if restart_in_s is not None:
             self._due_at[instance] = now + restart_in_s
         return self.up.pop(instance, None)
 
-    def owes(self, instance: str) -> bool:
-        """Whether somebody has still to read what is on the device of one that is up."""
+    def has_unread_exports(self, instance: str) -> bool:
+        """Return whether tensors on the device of an instance that is up still have readers."""
         return instance in self.up and self.up[instance].exports.owed > 0
 
     def device_of(self, instance: str) -> str:
         return self._devices[instance]
 
-    def none_is_due(self, device: str = "") -> bool:
-        """Whether every instance, or every one of a device, is down for longer than a request should wait."""
+    def none_expected(self, device: str = "") -> bool:
+        """Return whether every instance (on a device) is down for longer than a request should wait."""
         now = time.monotonic()
         return all(
             name not in self.up
@@ -106,11 +106,11 @@ class Instances:
         )
 
     def announce_segment(self, segment: int, fd: int, nbytes: int) -> None:
-        self._tell(Segment(segment, nbytes), [fd])
+        self._send_to_all(Segment(segment, nbytes), [fd])
 
     def announce_drop(self, segment: int) -> None:
-        self._tell(DropSegment(segment))
+        self._send_to_all(DropSegment(segment))
 
-    def _tell(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def _send_to_all(self, message: Message, fds: Sequence[int] = ()) -> None:
         for link in self.up.values():
             link.send(message, fds)

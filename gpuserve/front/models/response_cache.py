@@ -1,6 +1,7 @@
-"""Responses of earlier requests, for those that ask the same again: one cache for all models of a front.
-Pure: no clock and no I/O. It does not decide which models are cached, and counts no metrics of models. Only
-what succeeded is ever given to it.
+"""The response cache: responses for repeated requests, one cache for all models of a front.
+
+Pure: no clock and no I/O. The callers decide which models are cached, count metrics, and store only
+successful responses.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from gpuserve.front.requests.inference import InferRequest, InferResponse, Outpu
 from gpuserve_worker.memory.arena import Block
 
 _DIGEST_NBYTES: Final = 16
-#: What an entry and each of its outputs take besides the tensors' bytes, measured and rounded up. Without
-#: it the smallest responses would take many times what the cache may hold.
+#: The size of an entry and of each of its outputs besides the tensors' bytes, measured and rounded up.
+#: Without these the smallest responses would take many times the limit.
 _ENTRY_NBYTES: Final = 512
 _OUTPUT_NBYTES: Final = 320
 
 
 class CacheKey(NamedTuple):
-    """What two requests have in common that get the same response."""
+    """The identity of requests that get the same response."""
 
     model: str
     digest: bytes
 
 
 class CacheStatistics(NamedTuple):
-    """A moment of the cache: ``hits`` and ``misses`` since its start, then what it holds."""
+    """A snapshot of the cache: ``hits`` and ``misses`` since its start, and its current contents."""
 
     hits: int
     misses: int
@@ -48,26 +49,26 @@ class _Entry(NamedTuple):
 
 
 def cache_key(model_name: str, version: int, request: InferRequest) -> CacheKey:
-    """What the response depends on: model, served version, outputs in order, parameters, and the inputs'
-    bytes; made before the request runs, since a callable may write to its inputs.
+    """Return the key of a request: a digest of the model, its version, outputs in order, parameters, and the
+    inputs' bytes. Call it before the request runs, because a callable may write to its inputs.
     """
     import hashlib  # OpenSSL takes milliseconds to load, and most servers have no cache
 
     inputs = sorted(request.inputs, key=operator.attrgetter("name"))
     described = [(one.name, one.datatype, one.shape, len(one.data)) for one in inputs]
     parameters = sorted(request.parameters.items())
-    # repr() tells 1, 1.0, True and "1" apart, and no text in it can look like more than one.
+    # repr() distinguishes 1, 1.0, True and "1", and no text in it is ambiguous.
     head = repr((model_name, version, request.outputs, parameters, described))
-    # The lengths are in the head, so the bytes of the inputs can follow without separators.
+    # The head contains the lengths, so the bytes of the inputs follow without separators.
     digest = hashlib.blake2b(head.encode(), digest_size=_DIGEST_NBYTES)
     for one in inputs:
-        assert not isinstance(one.data, RegionSlice), "what is in a region is not known here"
+        assert not isinstance(one.data, RegionSlice), "the bytes of a region are not known here"
         digest.update(one.data.view if isinstance(one.data, Block) else one.data)
     return CacheKey(model_name, digest.digest())
 
 
 class ResponseCache:
-    """The responses used last, ``max_nbytes`` of them at most; 0 keeps none."""
+    """The most recently used responses, up to ``max_nbytes``; 0 keeps none."""
 
     def __init__(self, max_nbytes: int) -> None:
         self._max_nbytes = max_nbytes
@@ -87,8 +88,8 @@ class ResponseCache:
         return entry.response(request_id)
 
     def store(self, key: CacheKey, response: InferResponse) -> None:
-        """Keep a copy of a response, which stays the caller's to close; the oldest go where there is no room,
-        but for none larger than the cache.
+        """Store a copy of a response, which the caller still closes. The oldest entries make room, unless the
+        response is larger than the cache.
         """
         nbytes = _ENTRY_NBYTES + sum(len(one.data) + _OUTPUT_NBYTES for one in response.outputs)
         if nbytes > self._max_nbytes:

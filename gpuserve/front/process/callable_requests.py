@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.core.errors import RequestError, Unavailable
-from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.blocks import free_body
+from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.process.listeners import Spawn
 from gpuserve.front.requests.inference import Data, InferRequest, InferResponse, InputTensor, OutputTensor
 from gpuserve.front.requests.parameters import sequence_of
@@ -53,7 +53,7 @@ class _CallingWorker:
     def close(self) -> None:
         """Cancel the calls of a worker that is gone, and free the memory that it was lent."""
         for pending in list(self.pending.values()):
-            pending.take_back()
+            pending.cancel()
         self.pending.clear()
         while self.lent:
             self.lent.popitem()[1].close()
@@ -143,7 +143,7 @@ class CallableRequests:
         for caller in callers:
             for call_id in list(caller.stuck):
                 if (pending := caller.pending.pop(call_id, None)) is not None:
-                    pending.take_back()
+                    pending.cancel()
                 caller.stuck.discard(call_id)
                 end_call(caller.link, call_id, _all_stuck_error(driver.spec.name, len(callers)))
 
@@ -155,7 +155,7 @@ class CallableRequests:
         pending = caller.pending.pop(call_id, None)
         caller.stuck.discard(call_id)
         if pending is not None:
-            pending.take_back()
+            pending.cancel()
             # The calling thread may still be waiting for a message.
             end_call(caller.link, call_id)
 
@@ -238,7 +238,7 @@ def _input_data(link: WorkerLink, payload: wire.Payload) -> Data:
         raise wire.WireError("a call with an input that is not in the worker's own memory")
     segment, offset, nbytes = payload
     free = wire.Free(((segment, offset),))
-    return link.outputs.lent(segment, offset, nbytes, lambda: link.send(free))
+    return link.outputs.lend_block(segment, offset, nbytes, lambda: link.send(free))
 
 
 # ---- loading, unloading, readiness ---------------------------------------------------------------

@@ -36,8 +36,8 @@ from gpuserve.config.settings.logs import LOG
 from gpuserve.config.settings.server import ServerSettings, with_changed_settings
 from gpuserve.front.exchange.housekeeping import keep_running
 from gpuserve.front.exchange.limits import Limits
-from gpuserve.front.links.worker_link import DeviceLinks
-from gpuserve.front.memory.trimming import keep_trim
+from gpuserve.front.ipc.heap_memory import trim_periodically
+from gpuserve.front.ipc.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observability.gpu_health.gpu_states import LostGpu
 from gpuserve.front.observability.live.live_feed import LivePage, live_page
@@ -164,7 +164,7 @@ class Front:
         metrics_pusher = start_metrics_push(service.metrics_page, settings)
         self._parts = FrontParts(service, generations, front_listeners, draining, rates, live, metrics_pusher)
         self._handlers = self._dispatch_table(self._parts)
-        self._spawn(keep_running(partial(keep_trim, generations.shrink)))
+        self._spawn(keep_running(partial(trim_periodically, generations.shrink)))
         self._spawn(generations.watch.run())
         self._spawn(keep_running(partial(detect_changes, service)))
         if live is not None:

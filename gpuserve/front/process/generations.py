@@ -23,18 +23,17 @@ from typing import Final
 
 from gpuserve.config.settings.rate_limits import resource_limits
 from gpuserve.config.settings.server import OFF, ServerSettings
-from gpuserve.front.batching.rate_limiter import SharedResources
-from gpuserve.front.batching.saturation import saturation
-from gpuserve.front.links.worker_link import DeviceLinks, WorkerLink, no_such_message
-from gpuserve.front.models.ensembles.driver import EnsembleDriver
-from gpuserve.front.models.interface import Driver
-from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.ipc.worker_link import DeviceLinks, WorkerLink, reject_message
+from gpuserve.front.models.ensemble_driver import EnsembleDriver
+from gpuserve.front.models.model_driver import Driver, ModelDriver
+from gpuserve.front.models.model_workers import OverdueCall
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.models.running_calls import OverdueCall
 from gpuserve.front.observability.metrics.callable_metrics import CallableMetrics, Owner
 from gpuserve.front.observability.metrics.model_metrics import LatencyWindow, ModelMetrics
 from gpuserve.front.process.callable_requests import CallableRequests
 from gpuserve.front.process.listeners import Spawn
+from gpuserve.front.scheduling.rate_limiter import SharedResources
+from gpuserve.front.scheduling.scheduler import saturation
 from gpuserve.front.service.control import NotifySupervisor
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve.model.spec import ModelSpec
@@ -120,7 +119,7 @@ class Generations:
         await _wait_until(lambda: not driver.unfinished, deadline)
         unfinished = driver.unfinished
         if unfinished and driver.workers is not None:
-            driver.workers.give_back()
+            driver.workers.release_all()
             await self._transfer_queue(driver)
         self.remove(messages.RemoveModel(generation))
         self._notify_supervisor(messages.Retired(generation, unfinished))
@@ -131,7 +130,7 @@ class Generations:
         """
         for one in self._service.models.of(retired.spec.name):
             if isinstance(one, ModelDriver) and isinstance(retired, ModelDriver):
-                while one.spec.version == retired.spec.version and retired.hand_over(one):  # noqa: ASYNC110
+                while one.spec.version == retired.spec.version and retired.transfer_queue(one):  # noqa: ASYNC110
                     await asyncio.sleep(0)
 
     def remove(self, message: messages.RemoveModel) -> None:
@@ -192,7 +191,7 @@ class Generations:
         instance, sock, pidfd = message.instance, socket.socket(fileno=fds[0]), fds[1]
 
         def on_down(link: WorkerLink, reason: str) -> None:
-            if not driver.overdue.bury(link):
+            if not driver.overdue.reap(link):
                 driver.workers.instance_down(link.instance, reason)
             self._service.models.refresh(driver.spec.name)
 
@@ -267,7 +266,7 @@ class Generations:
         if _was_replaced(driver, instance, link):
             return True
         idle = not is_up() or driver.workers.is_idle(instance)
-        driver.workers.let_go(instance)
+        driver.workers.release_instance(instance)
         self._calls.refuse_stuck(driver)
         return idle
 
@@ -276,13 +275,13 @@ class Generations:
             case wire.RegionOpened(region, problem):
                 self._service.control.regions.opened(link, region, problem)
             case wire.ExportSegment() | wire.ExportOpened():
-                link.exports.take(message)
+                link.exports.receive(message)
             case wire.Call() | wire.CallOff() | wire.Return() | wire.Command():
                 self._calls.handle(link, message)
             case wire.Metrics(changes):
                 self._callable_metrics.apply(owner, changes)
             case _:
-                no_such_message(link, message)
+                reject_message(link, message)
 
     # ---- all generations ------------------------------------------------------------------
 
@@ -394,14 +393,14 @@ class CallWatchdog:
             period_s = poll_period_s(one.spec.execution_timeout_s for one in self._drivers.values())
             now = loop.time()
             for number, driver in tuple(self._drivers.items()):
-                for overdue in driver.overdue.look(now, now + period_s):
+                for overdue in driver.overdue.poll(now, now + period_s):
                     self._report_overdue(number, driver, overdue)
             await asyncio.sleep(period_s)
 
     def _report_overdue(self, number: int, driver: ModelDriver, overdue: OverdueCall) -> None:
         call, ran_s, limit_s = overdue
         link = driver.workers.instances.up.get(call.instance)
-        if link is None or (limit_s and not driver.overdue.end(overdue, _GRACE_S)):
+        if link is None or (limit_s and not driver.overdue.terminate(overdue, _GRACE_S)):
             return
         self._on_down(driver.spec.name)
         self._notify_supervisor(ExecutionHung(number, call.instance, link.pid, ran_s, limit_s))

@@ -26,14 +26,14 @@ from gpuserve.front.doors.opening import both_doors, grpc_door, rate_limit
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
-from gpuserve.front.keeper.doors import Doors
-from gpuserve.front.memory.intake import Intake
+from gpuserve.front.ingress.channel_messages import IngressSetup
+from gpuserve.front.ingress.ingress_monitor import IngressMonitor
+from gpuserve.front.ingress.proxied_requests import IngressSession
+from gpuserve.front.ipc.heap_memory import Intake
 from gpuserve.front.observability.access_log import AccessLog
 from gpuserve.front.observability.live.live_feed import LivePage
 from gpuserve.front.observability.metrics.prometheus import Family, family
-from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.protocols.grpc.unary_rpcs import HEALTH_WATCH
-from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.limits import limits_of
 from gpuserve.front.server.transport import NativeTransport
@@ -202,19 +202,19 @@ def _ingress_transport(
     admission: Admission,
     notify_supervisor: NotifySupervisor,
     live: LivePage | None,
-) -> Doors:
+) -> IngressMonitor:
     """Return the transport whose connections are handled by ingress processes."""
     requests = AwaitedRequests(service.intake)
     http, grpc = both_doors(service, settings, requests, admission, live)
     tls = tls_files(settings)
     speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
-    setup = DoorSetup(settings.to_wire(), 0, _NO_WORK, {})
-    serve = partial(ServedDoor, service, FrontDoor(grpc, http).accept)
+    setup = IngressSetup(settings.to_wire(), 0, _NO_WORK, {})
+    serve = partial(IngressSession, service, FrontDoor(grpc, http).accept)
 
     def ask(number: int) -> None:
         notify_supervisor(StartIngress(number))
 
-    ingresses = Doors(speak_tls, serve, requests, admission, setup, tls, service.events.publish, ask)
+    ingresses = IngressMonitor(speak_tls, serve, requests, admission, setup, tls, service.events.publish, ask)
     service.control.log.subscribe(ingresses.log_as)
     return ingresses
 

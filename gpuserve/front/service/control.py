@@ -19,9 +19,9 @@ from gpuserve.config.settings.checks import lacks_trace_file
 from gpuserve.config.settings.logs import LOG, LogSettings
 from gpuserve.config.settings.server import TRACE, TraceSettings
 from gpuserve.core.errors import InvalidArgument, Unavailable, Unimplemented, request_error
-from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
-from gpuserve.front.models.watching import RequestWatcher, watched_by
+from gpuserve.front.models.pending_request import RequestObserver, combined_observer
 from gpuserve.front.observability.tracing.request_trace import Receptions, Trace
 from gpuserve.front.observability.tracing.trace_settings import (
     OPENTELEMETRY,
@@ -230,7 +230,7 @@ class TraceControl:
         start: TraceSettings,
         epoch: int,
         notify_supervisor: NotifySupervisor,
-        notes: RequestWatcher | None = None,
+        notes: RequestObserver | None = None,
     ) -> None:
         self.receptions = Receptions()
         self._models = models
@@ -288,7 +288,7 @@ class TraceControl:
         active = False
         for driver in drivers:
             tracer = self._tracer(driver)
-            driver.tracer = watched_by(tracer, self._notes)
+            driver.tracer = combined_observer(tracer, self._notes)
             active |= tracer is not None
         was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
         if self.is_active is not was_active:

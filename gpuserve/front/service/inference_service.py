@@ -15,13 +15,12 @@ from typing import Any, Final, Protocol
 from gpuserve.config.settings.server import OFF, ServerSettings
 from gpuserve.core.errors import RequestError
 from gpuserve.core.event_log import KEPT_BY_FRONT, Event, EventKind, RecentEvents, bounded_facts
-from gpuserve.front.links.worker_link import DeviceLinks
-from gpuserve.front.memory.blocks import free_body
-from gpuserve.front.memory.intake import Intake
-from gpuserve.front.memory.regions import RegionTable
-from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
+from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.ipc.heap_memory import Intake
+from gpuserve.front.ipc.shared_memory import RegionTable
+from gpuserve.front.ipc.worker_link import DeviceLinks
+from gpuserve.front.models.pending_request import AccessLogObserver, OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
-from gpuserve.front.models.watching import AccessNotes
 from gpuserve.front.observability.access_log import notes_of
 from gpuserve.front.observability.gpu_health.gpu_monitor import GpuWatch
 from gpuserve.front.observability.metrics.metrics_page import MetricsPage
@@ -129,7 +128,7 @@ def inference_service(
     regions = RegionTable((links or DeviceLinks()).on, models.devices, settings.shared_memory_owners)
     is_logged = settings.access_log != OFF
     # With ingress processes, these write the access log, and drivers here do not observe requests.
-    notes = AccessNotes() if is_logged and settings.doors == 1 else None
+    notes = AccessLogObserver() if is_logged and settings.doors == 1 else None
     trace = TraceControl(models, settings.trace, epoch, notify_supervisor, notes)
     watchers.watch(trace.refresh)
     supervisor_requests = SupervisorRequests(notify_supervisor)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
-from gpuserve.front.models.interface import STARVED, Driver
+from gpuserve.front.models.model_driver import STARVED, Driver
 from gpuserve.front.observability.gpu_health.gpu_monitor import GpuWatch
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.inference import IndexEntry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gpuserve.core.errors import NotFound, Unavailable
-from gpuserve.front.models.interface import STARVED, Driver
+from gpuserve.front.models.model_driver import STARVED, Driver
 from gpuserve.front.observability.gpu_health.gpu_monitor import GpuWatch
 from gpuserve.front.requests.server_status import HealthReport, HealthSubscribers
 from gpuserve.front.service.model_table import ModelTable
@@ -83,7 +83,7 @@ class ServerHealth:
         if driver.workers is None:
             return True
         instances = driver.workers.instances
-        wanted = min(self._min_ready_instances, len(driver.spec.instances) - instances.n_coming)
+        wanted = min(self._min_ready_instances, len(driver.spec.instances) - instances.n_starting)
         return len(instances.in_rotation()) >= wanted
 
     def model_ready(self, name: str, version: str) -> bool:

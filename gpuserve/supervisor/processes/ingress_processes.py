@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 #: The spare process is started this long after the last one was used, so that the CPUs first serve the
 #: ingress process that comes up.
 SPARE_PAUSE_S: Final = 0.25
-_MODULE: Final = "gpuserve.front.door"
+_MODULE: Final = "gpuserve.front.ingress"
 _FIELDS: Final = {"model": "", "instance": "front"}
 
 

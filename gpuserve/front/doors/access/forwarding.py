@@ -12,7 +12,7 @@ from gpuserve.config.settings.values import header_pattern
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.doors.access.restrictions import token_headers
 from gpuserve.front.exchange.exchange import Head
-from gpuserve.front.memory.blocks import free_body
+from gpuserve.front.ipc.gather import free_body
 from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.limits import MAX_NAME_NBYTES, shown
 

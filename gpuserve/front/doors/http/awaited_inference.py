@@ -16,11 +16,11 @@ from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.http.encoding import IDENTITY
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.exchange.exchange import Exchange
-from gpuserve.front.memory.blocks import free_body
-from gpuserve.front.memory.intake import Share
-from gpuserve.front.memory.scatter import Answer
-from gpuserve.front.models.interface import Driver
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.ipc.heap_memory import Share
+from gpuserve.front.ipc.scatter import Answer
+from gpuserve.front.models.model_driver import Driver
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.requests.inference import Data, InferRequest, InferResponse
 from gpuserve.front.requests.json_arrays import SHORT_NBYTES
 from gpuserve.front.service.inference_service import InferenceService
@@ -76,7 +76,7 @@ class ResponseQueue:
 
     def close(self) -> None:
         if not self._ended:
-            self._pending.take_back()
+            self._pending.cancel()
         for response in self._came:
             response.close()
         self._came.clear()

@@ -16,7 +16,7 @@ from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.access.users import user_of
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
 from gpuserve.front.exchange.awaited import AwaitedRequest
-from gpuserve.front.memory.regions import HANDLE_NBYTES, RegionKind
+from gpuserve.front.ipc.shared_memory import HANDLE_NBYTES, RegionKind
 from gpuserve.front.requests import admin_codec
 from gpuserve.front.requests.inference import IndexEntry
 from gpuserve.front.requests.json_values import described, is_too_deep, loads, typed, unsigned

@@ -22,11 +22,11 @@ from gpuserve.front.doors.http.encoding import IDENTITY
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, Sink
-from gpuserve.front.memory.blocks import free_body
-from gpuserve.front.memory.intake import REQUEST_NBYTES, Intake, Share
-from gpuserve.front.memory.scatter import Answer
-from gpuserve.front.models.interface import Driver
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.ipc.heap_memory import REQUEST_NBYTES, Intake, Share
+from gpuserve.front.ipc.scatter import Answer
+from gpuserve.front.models.model_driver import Driver
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.requests import validation
 from gpuserve.front.requests.inference import InferRequest, InferResponse
@@ -154,7 +154,7 @@ class InferPost:
         self._through = True
         self._let_go()
         if self._pending is not None:
-            self._pending.take_back()
+            self._pending.cancel()
         if self._reception is not None:
             self._reception.close()
 

@@ -32,7 +32,7 @@ from gpuserve.front.doors.http.codec import (
     surplus_data,
 )
 from gpuserve.front.doors.http.header import NO_ARRAYS, Arrays, InferHeader, OutputForm, header_for
-from gpuserve.front.memory.intake import Share
+from gpuserve.front.ipc.heap_memory import Share
 from gpuserve.front.requests.inference import Data, InferRequest, InputTensor
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block

@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gpuserve.front.batching.saturation import saturation
-from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.observability.gpu_health.gpu_monitor import GpuWatch
 from gpuserve.front.observability.metrics.rates import (
     NO_COUNTS,
@@ -29,6 +28,7 @@ from gpuserve.front.observability.metrics.rates import (
     rates_of,
 )
 from gpuserve.front.requests.inference import IndexEntry
+from gpuserve.front.scheduling.scheduler import saturation
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.model.spec import InstanceSpec
 
@@ -180,7 +180,7 @@ def _instance_row(
     row: Row = {"name": instance.name, "device": instance.device, "restarts": metrics.restarts}
     row["batches_per_s"], row["busy"] = short(its_rates.batches_per_s), short(its_rates.busy)
     if driver.workers is not None:
-        state, due_in_s = driver.workers.instances.standing(instance.name, time.monotonic())
+        state, due_in_s = driver.workers.instances.state_of(instance.name, time.monotonic())
         link = driver.workers.instances.up.get(instance.name)
         row |= {"state": state, "restart_in_s": due_in_s}
         if link is not None:

@@ -26,8 +26,8 @@ from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, Cli
 from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Piece, Sink
 from gpuserve.front.exchange.limits import Admission, OpenStreams
 from gpuserve.front.exchange.request_rates import RequestRates
-from gpuserve.front.memory.blocks import heap_nbytes
-from gpuserve.front.memory.intake import Share
+from gpuserve.front.ipc.gather import heap_nbytes
+from gpuserve.front.ipc.heap_memory import Share
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.grpc import reflection, unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_protocol import (

@@ -31,7 +31,7 @@ from gpuserve.front.doors.access.inflation import WINDOW_BITS, Buffer, inflate
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, grpc_timeout_s
 from gpuserve.front.exchange.request_rates import retry_after_s
-from gpuserve.front.memory.blocks import free_body
+from gpuserve.front.ipc.gather import free_body
 from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.limits import InflationLimits
 from gpuserve.front.requests.server_status import STATUS

@@ -16,10 +16,10 @@ from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.inflation import WINDOW_BITS, Inflater, Slice
 from gpuserve.front.doors.access.offload import each_off_loop, off_loop
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
-from gpuserve.front.memory.blocks import heap_nbytes
-from gpuserve.front.memory.intake import REQUEST_NBYTES, Share
-from gpuserve.front.memory.scatter import Answer
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.ipc.gather import heap_nbytes
+from gpuserve.front.ipc.heap_memory import REQUEST_NBYTES, Share
+from gpuserve.front.ipc.scatter import Answer
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.grpc.grpc_protocol import (
     COMPRESSED_NBYTES,
@@ -136,7 +136,7 @@ class InferCall:
         self._is_done = True
         self._release()
         if self._pending is not None:
-            self._pending.take_back()
+            self._pending.cancel()
         if self._reception is not None:
             self._reception.close()
 

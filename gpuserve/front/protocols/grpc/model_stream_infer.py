@@ -20,9 +20,9 @@ from gpuserve.core.errors import RequestError, Stopping
 from gpuserve.front.doors.access import forwarding
 from gpuserve.front.doors.access.inflation import Buffer
 from gpuserve.front.exchange.exchange import Exchange
-from gpuserve.front.memory.blocks import free_body
-from gpuserve.front.memory.intake import Share
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.ipc.heap_memory import Share
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.grpc.grpc_protocol import frame
 from gpuserve.front.protocols.grpc.infer_decoder import parse_infer_request, parse_refused_message
@@ -180,7 +180,7 @@ class InferStream:
         """Cancel every request, since nobody reads the answers any more."""
         self._ended = True
         for pending in list(self._pending):
-            pending.take_back()
+            pending.cancel()
             pending.answer.cancel()
         self._pending.clear()
         for _, response in self._outbox:

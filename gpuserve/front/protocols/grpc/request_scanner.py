@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Final, TypeAlias
 
 from gpuserve.core.errors import InvalidArgument, ResourceExhausted
-from gpuserve.front.memory.intake import Share
+from gpuserve.front.ipc.heap_memory import Share
 from gpuserve.front.protocols.grpc.grpc_protocol import (
     PREFIX_NBYTES,
     oversized_body_error,

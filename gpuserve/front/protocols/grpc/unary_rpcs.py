@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import NotFound, Stopping, Unimplemented
 from gpuserve.front.exchange.awaited import AwaitedRequest
-from gpuserve.front.memory.regions import RegionKind
+from gpuserve.front.ipc.shared_memory import RegionKind
 from gpuserve.front.protocols.grpc.grpc_protocol import OK_HEADERS, CallHead, frame, small_message
 from gpuserve.front.protocols.grpc.infer_decoder import decode, tensor_parameters
 from gpuserve.front.protocols.grpc.reflection import schema

@@ -1,1 +1,0 @@
-"""Which requests make a batch, when, and on which instance."""

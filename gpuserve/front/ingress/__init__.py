@@ -1,0 +1,1 @@
+"""Ingress processes, which hold client connections, and the IPC channel between them and the front."""

@@ -1,0 +1,257 @@
+"""The transport of a front with ingress processes: it accepts connections, and assigns each to an ingress
+process. A connection that is accepted while none is up waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from gpuserve.config.settings.logs import LogSettings
+from gpuserve.config.settings.tls import TlsFiles
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.exchange.transport import DoorRow, Transport
+from gpuserve.front.ingress import channel_messages as messages
+from gpuserve.front.ingress.ipc_channel import IpcChannel
+from gpuserve.front.ingress.monitored_ingress import (
+    HEARTBEAT_CHECK_S,
+    AcceptedConnection,
+    EventRecorder,
+    IngressHandle,
+    IngressState,
+    MonitoredIngress,
+    choose_ingress,
+)
+from gpuserve.front.ingress.proxied_requests import IngressSession
+from gpuserve.front.server.acceptor import Acceptor, own_listener
+from gpuserve.front.server.connections import CLOSE_TIMEOUT_S
+from gpuserve.front.server.handshakes import tls_context
+from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp
+
+#: The time without any ingress process after which the front cannot start.
+_START_TIMEOUT_S: Final = 30.0
+#: The longest time for which a connection waits for an ingress process.
+_WAIT_S: Final = 10.0
+#: The time for which an ingress process may end, beyond that of its connections.
+_END_S: Final = 2.0
+
+
+class IngressMonitor(Transport):
+    """``settings.doors`` ingress processes, which hold the connections of the listeners.
+
+    ``listeners`` maps descriptors to whether they use TLS. ``stop`` closes them, and ends what ``requests``
+    runs. ``request_start`` has the supervisor start the process of a number; ``door_up`` and ``door_down``
+    are its answers.
+    """
+
+    def __init__(
+        self,
+        listeners: Mapping[int, bool],
+        serve: Callable[[IpcChannel], IngressSession],
+        requests: AwaitedRequests,
+        admission: Admission,
+        setup: messages.IngressSetup,
+        tls: TlsFiles | None,
+        record_event: EventRecorder,
+        request_start: Callable[[int], None],
+    ) -> None:
+        self._listeners = listeners
+        self._requests = requests
+        self._admission = admission
+        self._setup = setup
+        self._log = messages.ChangeLogSettings(LogSettings.of_level(setup.settings["log_level"])._asdict())
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._processes = [
+            MonitoredIngress(
+                number,
+                self._first_messages,
+                serve,
+                admission,
+                request_start,
+                self._on_change,
+                self._requeue,
+                self._broadcast,
+                record_event,
+            )
+            for number in range(setup.settings["doors"])
+        ]
+        self._acceptors: list[Acceptor] = []
+        self._waiting: deque[AcceptedConnection] = deque()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the ingress processes, and accept connections when one is up and no other is about to be, or
+        when one has survived the previous front.
+        """
+        for process in self._processes:
+            process.start()
+        self._check_heartbeats()  # a process that has survived the previous front may hang
+        await self._until(
+            lambda: not self._count(IngressState.STARTING) or self._has_survivor(),
+            _START_TIMEOUT_S,
+        )
+        await self._until(lambda: bool(self._count(IngressState.UP)), _START_TIMEOUT_S)
+        if not self._count(IngressState.UP):
+            raise TimeoutError(f"no ingress process came up within {_START_TIMEOUT_S:g} s")
+        for fd, tls in self._listeners.items():
+            acceptor = Acceptor(own_listener(fd), partial(self._on_accepted, tls))
+            self._acceptors.append(acceptor)
+            acceptor.open()
+
+    async def stop(self) -> None:
+        if self._next_check is not None:
+            self._next_check.cancel()
+        await asyncio.sleep(0)  # accepts connections of the backlog, which closing would reset
+        while self._acceptors:
+            self._acceptors.pop().close()
+        for fd in self._listeners:
+            os.close(fd)
+        self._refuse_while(lambda _: True)
+        for process in self._processes:
+            process.stop()
+        await self._until(self._have_ended, CLOSE_TIMEOUT_S + _END_S)
+        for process in self._processes:
+            process.kill()
+        await self._until(self._have_ended, _END_S)
+        await self._requests.stop()
+
+    def announce(self) -> None:
+        for process in self._processes:
+            process.announce()
+
+    @property
+    def n_unaware(self) -> int:
+        return sum(process.n_unaware for process in self._processes)
+
+    @property
+    def n_held(self) -> int:
+        return sum(process.tally.counts.n_held for process in self._processes)
+
+    def adjust(self, changes: Mapping[str, Any]) -> None:
+        self._setup = self._setup._replace(settings={**self._setup.settings, **changes})
+        for process in self._processes:
+            process.post(messages.ChangeSettings(dict(changes)))
+
+    def limit_age(self, max_age_s: float) -> None:
+        self.adjust({"max_connection_age_s": max_age_s})
+
+    def log_as(self, settings: LogSettings) -> None:
+        """Change the log settings of all ingress processes."""
+        self._log = messages.ChangeLogSettings(settings._asdict())
+        for process in self._processes:
+            process.post(self._log)
+
+    async def renew(self) -> None:
+        if self._tls is not None:
+            tls_context(self._tls)  # raises here if the files are invalid, while the caller can report that
+            for process in self._processes:
+                process.post(messages.ReloadTls())
+
+    def door_up(self, message: IngressUp, fds: list[int]) -> None:
+        sock, pidfd = socket.socket(fileno=fds[0]), fds[1]
+        handle = IngressHandle(message.pid, pidfd)
+        self._processes[message.number].on_up(handle, sock, message.restarts, survived=message.survived)
+
+    def door_down(self, message: IngressDown) -> None:
+        self._processes[message.number].on_down(message.pid, message.reason)
+
+    def doors(self) -> Iterator[DoorRow]:
+        for process in self._processes:
+            yield DoorRow(
+                process.number, process.pid, process.state.value, process.n_open, process.tally.counts
+            )
+
+    # ---- connections ---------------------------------------------------------------------------
+
+    def _on_accepted(self, tls: bool, accepted: socket.socket, address: str | None) -> None:
+        if not self._admission.admit(address, accepted.fileno()):
+            accepted.close()
+            return
+        self._waiting.append(AcceptedConnection(accepted, address, tls, self._loop.time() + _WAIT_S))
+        self._assign_waiting()
+
+    def _assign_waiting(self) -> None:
+        """Assign waiting connections to ingress processes, while one is up."""
+        up = [process for process in self._processes if process.state is IngressState.UP]
+        while self._waiting and (process := choose_ingress(up, self._loop.time())) is not None:
+            one = self._waiting.popleft()
+            if process.n_open < self._admission.n_descriptors:
+                process.assign(one)
+            else:
+                n = self._admission.n_descriptors
+                text = (
+                    f"refused a connection: every ingress process holds {n}, as many as its descriptors allow"
+                )
+                self._admission.count_refused("descriptors", text)
+                self._refuse(one)
+        if self._waiting and self._expiry is None:
+            self._expiry = self._loop.call_at(self._waiting[0].until_s, self._on_expiry)
+
+    def _requeue(self, accepted: Iterable[AcceptedConnection]) -> None:
+        """Queue connections of a dead process again, before all others."""
+        self._waiting.extendleft(reversed(list(accepted)))
+        if self._acceptors:
+            self._assign_waiting()
+        else:
+            self._refuse_while(lambda _: True)
+
+    def _on_expiry(self) -> None:
+        self._expiry = None
+        now = self._loop.time()
+        self._refuse_while(lambda one: one.until_s <= now)
+        self._assign_waiting()
+
+    def _refuse_while(self, is_over: Callable[[AcceptedConnection], bool]) -> None:
+        while self._waiting and is_over(self._waiting[0]):
+            self._refuse(self._waiting.popleft())
+
+    def _refuse(self, one: AcceptedConnection) -> None:
+        one.accepted.close()
+        self._admission.leave(one.address)
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def _first_messages(self, process: MonitoredIngress) -> Iterator[Any]:
+        yield self._setup._replace(number=process.number, counted=process.tally.counted)
+        yield self._log
+
+    def _broadcast(self, sender: MonitoredIngress, message: Any) -> None:
+        for process in self._processes:
+            if process is not sender:
+                process.post(message)
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._assign_waiting()
+
+    def _check_heartbeats(self) -> None:
+        for process in self._processes:
+            process.check_heartbeat()
+        self._next_check = self._loop.call_later(HEARTBEAT_CHECK_S, self._check_heartbeats)
+
+    def _count(self, state: IngressState) -> int:
+        return sum(process.state is state for process in self._processes)
+
+    def _has_survivor(self) -> bool:
+        return any(one.has_survived and one.state is IngressState.UP for one in self._processes)
+
+    def _have_ended(self) -> bool:
+        return self._count(IngressState.ENDED) == len(self._processes)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until a condition of the processes' states holds, or for ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()

@@ -1,1 +1,0 @@
-"""The front's ends of its workers: their sockets, and the memory that they answer from."""

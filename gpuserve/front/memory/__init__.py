@@ -1,1 +1,0 @@
-"""Where tensors lie between a client's bytes and a worker's arrays."""

@@ -1,1 +1,0 @@
-"""The way between a door, which is a process of its own, and the front."""

@@ -1,1 +1,0 @@
-"""What waits for a model, in which order and within which limits. No batch is formed here."""

@@ -1,1 +1,0 @@
-"""Inference in a door that is a process of its own: its side, and that of the front."""

@@ -1,0 +1,219 @@
+"""Batch formation by the rules of Triton's dynamic batcher, and the eviction of requests. Pure.
+
+The callers own the queue and the instances: ``model_scheduler.py`` for the queue of a model,
+``sequence_scheduler.py`` for sequences.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Final
+
+from gpuserve.front.scheduling.request_queue import (
+    QueuedRequest,
+    RemovalReason,
+    RequestQueue,
+    RequestState,
+    WaitingRequests,
+    first_queued,
+)
+from gpuserve.front.scheduling.scheduler import RequestCounts
+from gpuserve.front.scheduling.slots import ServiceTime
+from gpuserve.model.spec import BatchingSpec
+
+# Compared once per request: a look-up on an Enum class costs ten times a look-up of a global.
+_QUEUED: Final = RequestState.QUEUED
+_ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
+
+
+class BatchFormer:
+    """Decides which requests at the head of the queue make the next batch, or whether to wait for more.
+
+    Requests are walked in the order in which they wait, and taken until the batch is *closed*, because the
+    next request would exceed ``max_batch_size`` or has another merge key, or until the queue ends. *best* is
+    the largest preferred size that the walk reached, or else all requests before the one that exceeded the
+    largest preferred size. The age of the oldest taken request then decides:
+
+    1. best, and the delay has not expired: send exactly best.
+    2. closed, or at least the largest preferred size: send all taken requests.
+    3. the delay has expired, or there is none: send all taken requests.
+    4. wait.
+
+    Without preferred sizes, ``max_batch_size`` is the only one. A model that does not merge sends every
+    request by itself, at once. ``by_age`` states that the first waiting request is always the oldest.
+
+    Taken requests stay here while they wait, so that a request is walked once, not once for each later
+    arrival. Only a new request that stands before one of them, by its priority, restarts the walk. Rule 4
+    implies that there is no best and the batch is not closed: the requests and their rows are the only state.
+    """
+
+    def __init__(self, max_batch_size: int, batching: BatchingSpec, by_age: bool) -> None:
+        self.merges = batching.merge and max_batch_size > 0
+        self._max_rows = max_batch_size
+        self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
+        self._largest_preferred = max(self._preferred)
+        #: If this many rows wait in total, a batch that cannot grow exists.
+        self.full_rows = self._largest_preferred if self.merges else 1
+        self._delay_s = batching.max_queue_delay_us / 1e6
+        self._collected: list[QueuedRequest] = []
+        self._rows = 0
+        self._by_age = by_age
+
+    def form(self, waiting: WaitingRequests, now: float) -> list[QueuedRequest] | None:
+        """Take the next batch off the queue, in which at least one request waits. None: not yet."""
+        if not self.merges:
+            first_queued(waiting)
+            return [waiting.popleft()]
+        if not self._by_age and self._collected:
+            first = first_queued(waiting)
+            # A newer request stands before these.
+            if first is not None and first.lane < self._collected[-1].lane:
+                self.dissolve(waiting)
+        best, closed = self._walk(waiting)
+        # The same sum as in ready_at(): a difference could be rounded to the other side of the delay.
+        oldest = self._collected[0] if self._by_age else min(self._collected, key=_ENQUEUED_AT)
+        overdue = now >= oldest.enqueued_at + self._delay_s
+        if best and not (overdue and self._delay_s > 0):
+            return self._cut(best, waiting)
+        if closed or overdue or self._rows >= self._largest_preferred:
+            batch, self._collected, self._rows = self._collected, [], 0
+            return batch
+        return None
+
+    def first(self, waiting: WaitingRequests) -> QueuedRequest | None:
+        return self._collected[0] if self._collected else first_queued(waiting)
+
+    def ready_at(self, waiting: WaitingRequests) -> float:
+        """Return when the delay of the oldest request expires; infinity if no request waits."""
+        if self._by_age or not self._collected:
+            oldest = self.first(waiting)
+        else:
+            oldest = min(self._collected, key=_ENQUEUED_AT)
+        return math.inf if oldest is None else oldest.enqueued_at + self._delay_s
+
+    def dissolve(self, waiting: WaitingRequests) -> None:
+        """Put taken requests back, because one of them may be about to leave the queue."""
+        self._cut(0, waiting)
+
+    def _walk(self, waiting: WaitingRequests) -> tuple[int, bool]:
+        """Take requests. Returns the number of requests of the best size (0: none), and whether
+        it is closed.
+        """
+        taken, rows, best = self._collected, self._rows, 0
+        preferred, max_rows = self._preferred, self._max_rows
+        while waiting:
+            request = waiting[0]
+            if request.state is not _QUEUED:
+                waiting.popleft()
+                continue
+            total = rows + request.rows
+            if taken:
+                if total > self._largest_preferred and not best:
+                    best = len(taken)
+                if total > max_rows or request.merge_key != taken[0].merge_key:
+                    self._rows = rows
+                    return best, True
+            taken.append(waiting.popleft())
+            rows = total
+            if rows in preferred:
+                best = len(taken)
+        self._rows = rows
+        return best, False
+
+    def _cut(self, count: int, waiting: WaitingRequests) -> list[QueuedRequest]:
+        """Return the first ``count`` taken requests, and put the others back to be walked again."""
+        batch, self._collected, self._rows = self._collected, [], 0
+        if count < len(batch):
+            waiting.extendleft(reversed(batch[count:]))
+            del batch[count:]
+        return batch
+
+
+#: The spare time that must be left while others wait: this part of a batch's duration, and at least this
+#: time.
+_SPARE: Final = 0.5
+_LEAST_SPARE_S: Final = 1e-3
+
+
+class Eviction:
+    """Removes requests from one queue to make room for others. ``evicted`` requests still have to be
+    answered.
+
+    Requests without a deadline are not evicted for time. A request with a deadline is not begun if its batch
+    is expected to end after the deadline (``ServiceTime``). Of the requests that can be in time, the oldest
+    go first. Three rules limit the effect of an estimate:
+
+    - while the duration of batches is unknown, all requests run;
+    - no instance idles because of it: if no request that can be in time waits and an instance is free,
+      requests that are probably late run. So the next batches correct an estimate that is too high;
+    - a part of a batch's duration must be left as spare time only while more requests wait than fit into the
+      batch: the answer has a way to go, and of two batches of the same size one takes longer.
+    """
+
+    def __init__(
+        self, queue: RequestQueue, former: BatchFormer, service_time: ServiceTime, counts: RequestCounts
+    ) -> None:
+        self._queue = queue
+        self._former = former
+        self._service_time = service_time
+        self._counts = counts
+        self.evicted: list[QueuedRequest] = []
+
+    def add_by_evicting(self, request: QueuedRequest, now: float) -> None:
+        """Queue a request that found no room, evicting requests of a client that has more than this request's
+        client. Raises QueueFull if there is no such client.
+        """
+        while (evictable_for := self._queue.evictable_for(request)) is not None:
+            self._former.dissolve(self._queue.waiting)
+            self._evict(evictable_for, RemovalReason.CROWDING)
+        self._queue.add(request, now)
+
+    def evict_hopeless(self, now: float) -> None:
+        """While others wait, evict requests that would be late even if they began now and alone."""
+        least_s, queue = self._service_time.estimate(1), self._queue
+        if least_s is None:
+            return
+        while queue.requests > 1 and (hopeless := queue.first_late(now + least_s)) is not None:
+            self._former.dissolve(self._queue.waiting)
+            self._evict(hopeless, RemovalReason.HOPELESS)
+
+    def in_time(
+        self, requests: list[QueuedRequest], begins_at: float, formed_at: float
+    ) -> list[QueuedRequest] | None:
+        """Return the next batch without requests that cannot be in time, or None if no batch is ready.
+
+        ``formed_at`` is the time as of which batches are formed, minus infinity for a batch that begins
+        behind others.
+        """
+        queue, is_held = self._queue, formed_at == -math.inf
+        while late := self._late(requests, begins_at, 2 if is_held else 1):
+            if len(late) == queue.requests and not is_held:
+                break
+            queue.waiting.extendleft(reversed(requests))
+            for one in late:
+                self._evict(one, RemovalReason.HOPELESS)
+            again = self._former.form(queue.waiting, formed_at) if queue.requests else None
+            if again is None:
+                return None
+            requests = again
+        return requests
+
+    def _late(self, requests: list[QueuedRequest], begins_at: float, spares: int) -> list[QueuedRequest]:
+        """Return the requests of a batch that will be late if it begins at ``begins_at``. ``spares`` is the
+        number of batches that may take longer than expected.
+        """
+        rows = sum([one.rows for one in requests])
+        takes_s = self._service_time.estimate(rows)
+        if takes_s is None:
+            return []
+        ends_at = begins_at + takes_s
+        if self._queue.rows >= 2 * rows:
+            ends_at += spares * max(_LEAST_SPARE_S, _SPARE * takes_s)
+        return [one for one in requests if one.deadline is not None and one.deadline < ends_at]
+
+    def _evict(self, request: QueuedRequest, reason: RemovalReason) -> None:
+        self._queue.remove(request, "expire")
+        request.removal_reason = reason
+        self.evicted.append(request)
+        self._counts.expired += 1
