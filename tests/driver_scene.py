@@ -189,7 +189,7 @@ class Scene:
         """As the doors do: it may be before the answer, after it, and more than once."""
         if self.pending:
             one = self.pending[number % len(self.pending)]
-            one.take_back()
+            one.cancel()
             if not self.direct:
                 one.answer.cancel()
 

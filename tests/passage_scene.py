@@ -11,8 +11,8 @@ from gpuserve.front.doors.passing_door import refuse
 from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Exchange, Head, Header, Piece, Release
 from gpuserve.front.exchange.exchange import Sink as SinkOfBody
 from gpuserve.front.ingress.forwarded import ForwardedExchanges
-from gpuserve.front.ingress.forwarding import Forwarding
-from gpuserve.front.ingress.ipc_channel import FrontAbsence, Passage
+from gpuserve.front.ingress.forwarding import RequestForwarder
+from gpuserve.front.ingress.ipc_channel import FrontOutage, IpcChannel
 
 #: Turns of the loop in which nothing moves until it is quiet: a message takes two.
 _QUIET_TURNS = 6
@@ -29,20 +29,20 @@ class Way:
         self.lost: list[str] = []
         #: The most that has waited in either end until the other reads.
         self.most_waiting_nbytes = 0
-        self.front = Passage(ours, self._on_front, lambda: self.lost.append("front"))
-        self.door = Passage(theirs, self._on_door, lambda: self.lost.append("door"))
+        self.front = IpcChannel(ours, self._on_front, lambda: self.lost.append("front"))
+        self.door = IpcChannel(theirs, self._on_door, lambda: self.lost.append("door"))
         self.forwarded = ForwardedExchanges(self.front, accept)
-        self.forwarding = Forwarding(self.door, FrontAbsence(), refuse)
+        self.forwarding = RequestForwarder(self.door, FrontOutage(), refuse)
         self.front.open()
         self.door.open()
 
     def _on_front(self, message: Any, fds: list[int]) -> None:
         self._note(message)
-        self.forwarded.obey[type(message)](message)
+        self.forwarded.handlers[type(message)](message)
 
     def _on_door(self, message: Any, fds: list[int]) -> None:
         self._note(message)
-        self.forwarding.obey[type(message)](message)
+        self.forwarding.handlers[type(message)](message)
 
     def _note(self, message: Any) -> None:
         self.n_messages += 1

@@ -25,7 +25,7 @@ from processes import children, descendants, measured, wait_ended, wait_until
 from steady_load import message
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.front.ingress.ipc_channel import PATIENCE_S
+from gpuserve.front.ingress.ipc_channel import OUTAGE_TIMEOUT_S
 
 CALL = "/inference.GRPCInferenceService/"
 N_DOORS = 2
@@ -67,7 +67,7 @@ def wait_back(server: OperatedServer, killed: int) -> float:
 
 def wait_back_soon(server: OperatedServer, killed: int) -> None:
     """As ``wait_back``; the test is skipped where the machine is so busy that requests do not wait for it."""
-    if wait_back(server, killed) > PATIENCE_S - 1.0:
+    if wait_back(server, killed) > OUTAGE_TIMEOUT_S - 1.0:
         pytest.skip("the machine is too busy to start a front in time")
 
 
@@ -230,7 +230,7 @@ def test_without_a_front_nothing_is_ready_and_requests_wait_for_no_longer_than_t
         for one in (waiting, index):
             answer = one.result()
             assert (answer.status, "no other has come in time" in answer.error) == (503, True)
-        assert time.monotonic() - began < PATIENCE_S + 2.0
+        assert time.monotonic() - began < OUTAGE_TIMEOUT_S + 2.0
         began = time.monotonic()
         assert clients[1].infer("m", 1.0).status == 503
         assert time.monotonic() - began < 1.0

@@ -23,7 +23,8 @@ from operated import TIMEOUT_S, Client, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE, unlikely_port
 
-from gpuserve.front.ipc.heap_memory import LOOK_S
+from gpuserve.control.operator_client import listening_names
+from gpuserve.front.ipc.heap_memory import TRIM_PERIOD_S
 from gpuserve.supervisor.control.operator_client import listening_names
 
 SLOW = pytest.mark.thorough
@@ -202,7 +203,9 @@ def test_a_front_without_descriptors_lives_through_its_housekeeping(tmp_path: Pa
                     probe.connect(("127.0.0.1", port))
                 server.wait_log("the health port has no descriptor left for a connection")
                 began = time.monotonic()  # two rounds of housekeeping
-                wait_until(lambda: time.monotonic() - began > 2.5 * LOOK_S, "the heap was looked at twice")
+                wait_until(
+                    lambda: time.monotonic() - began > 2.5 * TRIM_PERIOD_S, "the heap was looked at twice"
+                )
                 assert serves(server, client)
             assert server.front == front
             assert len(server.log) - n_lines < 10

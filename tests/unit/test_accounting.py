@@ -96,7 +96,7 @@ def check(scene: Scene) -> Counter[str]:
     fates: Counter[str] = Counter()
     for one in scene.pending:
         assert one.is_over
-        if one.is_given_up:
+        if one.is_cancelled:
             fates["left"] += 1
             assert one not in scene.answers
         else:

@@ -17,7 +17,7 @@ from scheduled import Model
 from test_batcher_properties import SchedulerMachine
 
 from gpuserve.front.requests.inference import InferResponse
-from gpuserve.front.scheduling.rate_limiter import RateLimits, SharedResources
+from gpuserve.front.scheduling.rate_limiter import RateLimitedSource, SharedResources
 from gpuserve.front.scheduling.slots import Batch
 from gpuserve_worker.protocol import wire
 
@@ -100,7 +100,7 @@ def test_a_computed_batch_that_may_not_run_again_is_lost_with_its_worker() -> No
 def test_a_computed_batch_keeps_its_resources_until_it_has_ended() -> None:
     limiter = SharedResources(())
     model = Model(max_batch_size=1, prefetch=1, instances=0)
-    limited = RateLimits(model.scheduler, ONE.instances, limiter, lambda: None)
+    limited = RateLimitedSource(model.scheduler, ONE.instances, limiter, lambda: None)
     model.scheduler.instance_up(ONE.instances[0].name)
     model.submit_many(2)
     batch = limited.next_batch(model.now)

@@ -243,9 +243,9 @@ def test_places_of_exports_are_not_believed(place: tuple[int, int, int]) -> None
         driver = scene.drivers["m11"]
         (link,) = driver.workers.instances.up.values()
         with pytest.raises(ValueError, match=r"export segment|bytes of FP32"):
-            link.exports.kept("o0", "FP32", (1,), wire.Exported(*place))
+            link.exports.kept_tensor("o0", "FP32", (1,), wire.Exported(*place))
         with pytest.raises(ValueError, match="too small"):
-            link.exports.kept("o0", "FP32", (1,), wire.Exported(0, 0, 4))
+            link.exports.kept_tensor("o0", "FP32", (1,), wire.Exported(0, 0, 4))
         with pytest.raises(ValueError, match="export segment"):
             link.exports.receive(wire.ExportSegment(0, 1 << 20, b"h" * 64))
         with pytest.raises(KeyError):

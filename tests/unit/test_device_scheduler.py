@@ -7,12 +7,14 @@ from device_requests import BoundRequest
 from scheduled import model_spec
 
 from gpuserve.core.errors import InvalidArgument, QueueFull, RequestError, Unavailable
-from gpuserve.front.models.instances import Instances
+from gpuserve.errors import InvalidArgument, QueueFull, RequestError, Unavailable
+from gpuserve.front.models.instances import ModelInstances
 from gpuserve.front.models.model_driver import DeviceCheck
 from gpuserve.front.requests.inference import InferRequest, RegionSlice
 from gpuserve.front.scheduling import refusals
-from gpuserve.front.scheduling.device_scheduler import DeviceScheduler, scheduler_of
+from gpuserve.front.scheduling.device_scheduler import DeviceScheduler, make_scheduler
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
+from gpuserve.front.v2.types import InferRequest, RegionSlice
 from gpuserve.model.spec import (
     BatchingSpec,
     InstanceSpec,
@@ -132,9 +134,9 @@ def test_taken_back_expired_and_taken_out_are_found_wherever_they_wait() -> None
     assert one.cancel(gone)
     assert one.expire(1.0) == [late]
     kept, other = submit(one, "cuda:0"), submit(one, "cuda:1")
-    assert one.take_all("cuda:0") == [kept]
-    assert one.take_all("cuda:7") == []
-    assert one.take_all() == [free, other]
+    assert one.remove_all("cuda:0") == [kept]
+    assert one.remove_all("cuda:7") == []
+    assert one.remove_all() == [free, other]
     assert one.statistics().queued == 0
 
 
@@ -189,16 +191,16 @@ def asking(*devices: str) -> InferRequest:
 
 
 def refusal(of: ModelSpec, request: InferRequest) -> RequestError:
-    instances = Instances({one.name: one.device for one in of.instances})
+    instances = ModelInstances({one.name: one.device for one in of.instances})
     with pytest.raises(RequestError) as caught:
         DeviceCheck(of, instances).check(request)
     return caught.value
 
 
 def test_only_a_model_on_several_devices_looks_at_them() -> None:
-    assert type(scheduler_of(spec("cuda:0", "cuda:0"))) is ModelScheduler
-    assert type(scheduler_of(spec("cuda:0", "cuda:1"))) is DeviceScheduler
-    assert type(scheduler_of(spec("cpu"))) is ModelScheduler
+    assert type(make_scheduler(spec("cuda:0", "cuda:0"))) is ModelScheduler
+    assert type(make_scheduler(spec("cuda:0", "cuda:1"))) is DeviceScheduler
+    assert type(make_scheduler(spec("cpu"))) is ModelScheduler
 
 
 def test_a_model_that_is_not_on_the_device_says_where_it_is() -> None:
@@ -222,12 +224,12 @@ def test_sequences_on_several_devices_take_no_device_memory() -> None:
         refusal(spec("cuda:0", "cuda:1", sequence=in_sequences), asking("cuda:0"))
     )
     on_one = spec("cuda:0", "cuda:0", sequence=in_sequences)
-    DeviceCheck(on_one, Instances({"m_0": "cuda:0", "m_1": "cuda:0"})).check(asking("cuda:0"))
+    DeviceCheck(on_one, ModelInstances({"m_0": "cuda:0", "m_1": "cuda:0"})).check(asking("cuda:0"))
 
 
 def test_a_device_whose_instances_are_down_for_long_is_unavailable_and_others_are_not() -> None:
     of = spec("cuda:0", "cuda:1")
-    instances = Instances({one.name: one.device for one in of.instances})
+    instances = ModelInstances({one.name: one.device for one in of.instances})
     check = DeviceCheck(of, instances)
     check.check(asking("cuda:0"))
     instances.remove("m_0", restart_in_s=1.0)

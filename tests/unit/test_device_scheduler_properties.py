@@ -132,7 +132,7 @@ class DeviceMachine(RuleBasedStateMachine):
     @rule(device=st.sampled_from(["cuda:0", "cuda:1"]))
     def nothing_is_to_be_had_on(self, device: str) -> None:
         waiting = {one for one in self.requests if one.device == device and one.state is RequestState.QUEUED}
-        assert set(self.scheduler.take_all(device)) == waiting
+        assert set(self.scheduler.remove_all(device)) == waiting
         self.ended |= {one for one in self.requests if one in waiting}
 
     @invariant()

@@ -61,16 +61,16 @@ def test_a_request_that_is_called_back_has_no_future() -> None:
         scene, answers = Scene(ONE_WORKER, direct=True), list[Answer]()
         pending = ask(scene.driver, answers)
         assert not hasattr(pending, "answer")
-        assert (pending.is_over, pending.is_given_up) == (False, False)
+        assert (pending.is_over, pending.is_cancelled) == (False, False)
         await scene.settle()
         scene.workers[0].answer([True])
         await scene.settle()
         assert isinstance(answers[0], InferResponse)
         assert len(answers) == 1
-        assert (pending.is_over, pending.is_given_up) == (True, False)
+        assert (pending.is_over, pending.is_cancelled) == (True, False)
         pending.cancel()
         scene.close()
-        assert (len(answers), pending.is_given_up) == (1, False)
+        assert (len(answers), pending.is_cancelled) == (1, False)
         assert scene.metrics.outcomes.cancellations == 0
 
     run(test())
@@ -161,7 +161,7 @@ def test_a_request_that_is_taken_back_hears_no_more(runs: bool) -> None:
             await scene.settle()
         pending.cancel()
         pending.cancel()
-        assert (pending.is_over, pending.is_given_up) == (True, True)
+        assert (pending.is_over, pending.is_cancelled) == (True, True)
         await scene.settle()
         if runs:
             scene.workers[0].answer([True])
@@ -178,7 +178,7 @@ def test_the_memory_of_an_answer_that_comes_after_all_is_given_back() -> None:
         scene, answers, closed = Scene(ONE_WORKER, direct=True), list[Answer](), list[str]()
         pending = ask(scene.driver, answers)
         pending.cancel()
-        pending.give(InferResponse("m", "1", "", {}, [], lambda: closed.append("outputs")))
+        pending.deliver(InferResponse("m", "1", "", {}, [], lambda: closed.append("outputs")))
         assert (answers, closed) == ([], ["outputs"])
         scene.close()
 
@@ -207,7 +207,7 @@ def test_whoever_is_answered_may_take_others_back_and_ask_again() -> None:
 
         def leave(pending: PendingRequest) -> None:
             if pending is scene.pending[0]:
-                scene.pending[1].take_back()
+                scene.pending[1].cancel()
                 scene.submit(1, 2.0, None)
 
         scene.on_answer = leave
@@ -245,7 +245,7 @@ def test_a_defect_of_one_taker_is_not_that_of_the_others(caplog: pytest.LogCaptu
 
     with caplog.at_level(logging.ERROR):
         run(test())
-    assert "defect in taking an answer of model m" in caplog.text
+    assert "cannot deliver an answer of model m" in caplog.text
 
 
 def test_an_ensemble_answers_by_the_same_call() -> None:
@@ -270,13 +270,13 @@ def test_an_ensemble_answers_by_the_same_call() -> None:
         assert isinstance(answer, InferResponse)
         answer.close()
         left = submit()
-        left.take_back()
-        left.take_back()
+        left.cancel()
+        left.cancel()
         await go_on()
         submit()
         scene.ensemble.close()
         assert [type(one) for one in answers[1:]] == [Unavailable]
-        assert left.is_given_up
+        assert left.is_cancelled
         assert scene.metrics.outcomes.cancellations == 1
         scene.close()
 

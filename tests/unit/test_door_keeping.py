@@ -26,36 +26,43 @@ from gpuserve.core.errors import ConfigError
 from gpuserve.devices.placement import n_processors
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.exchange.transport import DoorRow
-from gpuserve.front.ingress.channel_messages import Status
-from gpuserve.front.ingress.ingress_process import STATUS_S, Reports
-from gpuserve.front.ingress.monitored_ingress import SILENT_S, DoorTally, RestartPatience, next_door
+from gpuserve.front.ingress.channel_messages import IngressStatus
+from gpuserve.front.ingress.ingress_process import STATUS_S, StatusReporter
+from gpuserve.front.ingress.monitored_ingress import (
+    SILENT_S,
+    IngressTally,
+    RestartBackoff,
+    choose_ingress,
+)
 from gpuserve.front.observability.metrics.prometheus import page
+from gpuserve.front.observe.triton_metrics import page
+from gpuserve.front.process.connection_metrics import connection_families
 from gpuserve.front.process.listeners import connection_families
 from gpuserve.front.server.limits import part_of_door
 
-SAID = Status(0, 0, 0, 0, 0.0, 0, 0, {}, {}, {}, 0, 0, 0, 0, {})
+SAID = IngressStatus(0, 0, 0, 0, 0.0, 0, 0, {}, {}, {}, 0, 0, 0, 0, {})
 
 
 @dataclass
 class Candidate:
     n_open: int
-    heard_at: float
+    last_heard_at: float
 
 
 def test_the_door_with_the_fewest_connections_is_next() -> None:
     doors = [Candidate(2, 0.0), Candidate(1, 0.0), Candidate(1, 0.0)]
-    assert next_door(doors, 1.0) is doors[1]
-    assert next_door([], 1.0) is None
+    assert choose_ingress(doors, 1.0) is doors[1]
+    assert choose_ingress([], 1.0) is None
 
 
 def test_a_door_that_is_silent_is_passed_over_while_another_is_not() -> None:
     silent, busy = Candidate(0, 0.0), Candidate(9, SILENT_S)
-    assert next_door([silent, busy], SILENT_S) is busy
-    assert next_door([silent, busy], 9 * SILENT_S) is silent
+    assert choose_ingress([silent, busy], SILENT_S) is busy
+    assert choose_ingress([silent, busy], 9 * SILENT_S) is silent
 
 
 def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:
-    patience = RestartPatience()
+    patience = RestartBackoff()
     assert [patience.pause_s(0.5, came_up=False) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
     assert patience.pause_s(60.0, came_up=True) == 0
     assert [patience.pause_s(0.5, came_up=True) for _ in range(3)] == [0.25, 0.25, 0.25]
@@ -63,9 +70,9 @@ def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:
 
 
 def test_what_a_dead_door_counted_stays_counted_and_is_told_to_the_next() -> None:
-    tally = DoorTally()
+    tally = IngressTally()
     assert (tally.counts.n_requests, tally.counts.n_held, tally.counts.late) == (0, 0, {})
-    tally.note(SAID._replace(n_requests=7, cpu_s=1.5, n_held=3, late={"idle": 2}, intake_refused=1))
+    tally.record(SAID._replace(n_requests=7, cpu_s=1.5, n_held=3, late={"idle": 2}, intake_refused=1))
     tally.end()
     tally.restarted(1)
     assert (tally.counts.n_requests, tally.counts.n_held, tally.counts.restarts) == (7, 0, 1)
@@ -73,15 +80,15 @@ def test_what_a_dead_door_counted_stays_counted_and_is_told_to_the_next() -> Non
     told = tally.counted
     counts = {"refused": {}, "late": {"idle": 2}, "limited": {}, "intake_refused": 1, "reclaimed": {}}
     assert told == {"n_requests": 7, "cpu_s": 1.5, **counts}
-    tally.note(SAID._replace(**told | {"n_requests": 8}))
+    tally.record(SAID._replace(**told | {"n_requests": 8}))
     assert (tally.counts.n_requests, tally.counts.restarts) == (8, 1)
 
 
 def test_a_door_that_does_not_know_the_notice_counts_with_all_its_connections() -> None:
-    tally = DoorTally()
+    tally = IngressTally()
     assert tally.n_unaware(0, 5) == 0
     assert tally.n_unaware(1, 5) == 5
-    tally.note(SAID._replace(notice=1, n_unaware=2))
+    tally.record(SAID._replace(notice=1, n_unaware=2))
     assert tally.n_unaware(1, 5) == 2
     assert tally.n_unaware(2, 5) == 5
 
@@ -90,7 +97,7 @@ def test_the_metrics_are_sums() -> None:
     admission = Admission(n_descriptors=1 << 16)
     admission.admit("10.0.0.1", 5)
     admission.late["idle"] = 1
-    counts = DoorTally().counts._replace(
+    counts = IngressTally().counts._replace(
         n_requests=10, cpu_s=0.5, restarts=1, n_streams=2, unsent_nbytes=100, refused={"streams": 1}
     )
     doors = [DoorRow(n, 9, "UP", 4, counts._replace(late={"idle": 2, "head": n})) for n in range(2)]
@@ -110,20 +117,20 @@ def test_the_metrics_are_sums() -> None:
     assert b"gpuserve_door_" not in page(connection_families(admission))
 
 
-def status_of(n_unaware: int) -> Status:
+def status_of(n_unaware: int) -> IngressStatus:
     return SAID._replace(notice=1, n_unaware=n_unaware)
 
 
 def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
     """And when nothing changes, a few times a second."""
     looks = iter([3, 3, 2, 2, 2, 0])
-    said: list[Status] = []
+    said: list[IngressStatus] = []
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        reports = Reports(lambda: status_of(next(looks, 0)), said.append)
+        reports = StatusReporter(lambda: status_of(next(looks, 0)), said.append)
         began = loop.time()
-        reports.hurry()
+        reports.report_now()
         async with asyncio.timeout(5):
             while not said or said[-1].n_unaware:  # noqa: ASYNC110 - nobody announces it
                 await asyncio.sleep(0.001)

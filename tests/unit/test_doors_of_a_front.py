@@ -59,7 +59,7 @@ class Supervisor:
     """
 
     def __init__(self) -> None:
-        self.doors: Doors
+        self.doors: IngressMonitor
         self._loop = asyncio.get_running_loop()
         self._reactor = Reactor()
         self._ingress = IngressProcesses(self._reactor, self, LogLines(self._reactor), relay_output=False)
@@ -84,12 +84,12 @@ class Supervisor:
 
 
 @contextlib.asynccontextmanager
-async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[Doors]:
+async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[IngressMonitor]:
     setup, supervisor = IngressSetup(ServerSettings(doors=n).to_wire(), 0, (), {}), Supervisor()
     serve = partial(IngressSession, inference_service(ServerSettings()), accept)
     speak_tls = {os.dup(listener.fileno()): False}
     events = inference_service(ServerSettings()).events
-    doors = supervisor.doors = Doors(
+    doors = supervisor.doors = IngressMonitor(
         speak_tls, serve, AwaitedRequests(), admission, setup, None, events.publish, supervisor.ask
     )
     try:
@@ -101,7 +101,9 @@ async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> A
     assert [row.state for row in doors.doors()] == ["ENDED"] * n
 
 
-def run(listener: socket.socket, test: Callable[[Doors, Admission], Awaitable[None]], n: int = 2) -> None:
+def run(
+    listener: socket.socket, test: Callable[[IngressMonitor, Admission], Awaitable[None]], n: int = 2
+) -> None:
     async def main() -> None:
         admission = Admission()
         async with opened(listener, admission, n) as doors:
@@ -137,7 +139,7 @@ def test_connections_of_a_unix_socket(tmp_path: Path) -> None:
     listener, path = socket.socket(socket.AF_UNIX), str(tmp_path / "s")
     listener.bind(path)
 
-    async def test(doors: Doors, admission: Admission) -> None:
+    async def test(doors: IngressMonitor, admission: Admission) -> None:
         assert [await answer(path) for _ in range(4)] == [b"None"] * 4
         await until(lambda: admission.n_open == 0)
         await until(lambda: sum(row.counts.n_requests for row in doors.doors()) == 4)
@@ -148,7 +150,7 @@ def test_connections_of_a_unix_socket(tmp_path: Path) -> None:
 def test_a_notice_that_a_door_has_not_heard_counts(tmp_path: Path) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
-    async def test(doors: Doors, _: Admission) -> None:
+    async def test(doors: IngressMonitor, _: Admission) -> None:
         _, writer = await asyncio.open_connection(*listener.getsockname())
         await until(lambda: sum(row.n_connections for row in doors.doors()) == 1)
         (row,) = doors.doors()
@@ -174,7 +176,7 @@ def test_a_door_that_cannot_be_started_is_tried_again(
             raise OSError(failures.pop(), "no descriptor is left")
         return popen(*arguments, **named)
 
-    async def test(doors: Doors, _: Admission) -> None:
+    async def test(doors: IngressMonitor, _: Admission) -> None:
         (row,) = doors.doors()
         assert (row.state, row.counts.restarts) == ("UP", 1)
         assert await answer(listener.getsockname())
@@ -183,6 +185,6 @@ def test_a_door_that_cannot_be_started_is_tried_again(
     with caplog.at_level(logging.ERROR):
         run(listener, test, n=1)
     assert caplog.messages[0] == (
-        "door 0 ended (cannot start a process of gpuserve.front.ingress: no descriptor is left); "
+        "ingress process 0 ended (cannot start a process of gpuserve.front.ingress: no descriptor is left); "
         "it is started again at once"
     )

@@ -21,8 +21,8 @@ from gpuserve.front.doors.access.users import user_of
 from gpuserve.front.doors.passing_door import refuse
 from gpuserve.front.exchange.exchange import AnswerHead, Ends, Exchange, Head
 from gpuserve.front.exchange.exchange import Sink as SinkOfBody
-from gpuserve.front.ingress.forwarding import Forwarding
-from gpuserve.front.ingress.ipc_channel import FrontAbsence
+from gpuserve.front.ingress.forwarding import RequestForwarder
+from gpuserve.front.ingress.ipc_channel import FrontOutage
 
 MIB: Final = 1 << 20
 OK: Final = AnswerHead(200, ((b"a", b"b"),), ((b"c", b"d"),))
@@ -323,7 +323,7 @@ async def test_a_door_that_is_gone_takes_its_exchanges_with_it(scene: Scene) -> 
         sink.exchange.consumed(1)
         scene.answer(sink, b"late")
     assert scene.released == [0, 0, 1, 2]  # the first of them has been given two bodies
-    scene.way.forwarding = Forwarding(scene.way.door, FrontAbsence(), refuse)  # that process has ended
+    scene.way.forwarding = RequestForwarder(scene.way.door, FrontOutage(), refuse)  # that process has ended
 
 
 @in_a_scene
@@ -342,7 +342,7 @@ async def test_a_defect_breaks_one_request_off(scene: Scene, caplog: pytest.LogC
     assert [door.is_broken for door in doors] == [True, False]
     assert scene.sinks[1].body == b"abc"
     scene.answer(scene.sinks[1], b"")
-    assert "broken off" in caplog.text
+    assert "aborted a request" in caplog.text
 
 
 # ---- how much is on its way ---------------------------------------------------------------------

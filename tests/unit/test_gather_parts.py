@@ -188,7 +188,7 @@ def test_blocks_of_several_requests_are_theirs_until_the_worker_has_read_them() 
             (tensor, *_) = wire.tensors(run.inputs)
             assert isinstance(tensor.payload, wire.Parts)
             assert scene.driver.arena.statistics().blocks == 3
-            requests[0].take_back()  # which frees nothing that the worker reads
+            requests[0].cancel()  # which frees nothing that the worker reads
             assert scene.driver.arena.statistics().blocks == 3
             row = wire.WireTensor("y", "FP32", (1, 1), bytes(4))
             worker.say(wire.Done(run.batch_id, None, ((row,),) * 3, False, *PHASES))
@@ -207,4 +207,4 @@ def test_blocks_of_several_requests_are_theirs_until_the_worker_has_read_them() 
 
 def test_a_place_in_a_region_needs_no_block() -> None:
     place = RegionSlice("r", 0, 8)
-    assert DeviceInputs(spec_of("cuda:0")).spare([InputTensor("other", "FP32", (2,), place)])
+    assert DeviceInputs(spec_of("cuda:0")).cannot_be_written([InputTensor("other", "FP32", (2,), place)])

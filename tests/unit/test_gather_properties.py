@@ -23,6 +23,8 @@ from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.ipc.worker_memory import LentBlock, OutputMemory
 from gpuserve.front.models.ensemble_run import Holders, of_response
 from gpuserve.front.requests.inference import (
+from gpuserve.front.models.ensemble_run import ReferenceCount, lend_output
+from gpuserve.front.v2.types import (
     Data,
     InferRequest,
     InferResponse,
@@ -267,8 +269,8 @@ def test_an_output_in_device_memory_is_copied_for_the_step_that_reads_it() -> No
     placement.number, placement.device = 7, "cuda:0"
     output = OutputTensor("y", "FP32", (1, 900), b"", placed=True)
     response = InferResponse("m", "1", "", {}, [output])
-    holders = Holders(response.close)
-    (found,) = of_response(output, response, holders, 1, shared=False, placement=placement)
+    references = ReferenceCount(response.close)
+    (found,) = lend_output(output, response, references, 1, shared=False, placement=placement)
     assert isinstance(found, RegionSlice)
     assert (found.number, found.offset, found.nbytes, found.device) == (7, 8, 3600, "cuda:0")
 

@@ -44,8 +44,8 @@ async def hung_with(old: Scene, *waiting: float | None) -> None:
 def test_what_waits_behind_a_hung_instance_is_answered_by_the_new_one() -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         await hung_with(old, None, None)
-        assert old.driver.hand_over(new.driver)
-        assert not old.driver.hand_over(new.driver)
+        assert old.driver.transfer_queue(new.driver)
+        assert not old.driver.transfer_queue(new.driver)
         assert (old.driver.unfinished, new.driver.unfinished) == (1, 2)
         for _ in range(2):
             await new.settle()
@@ -64,9 +64,9 @@ def test_what_an_instance_only_held_goes_over_when_that_is_given_up() -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         await hung_with(old, None)
         assert len(old.workers[0].runs) == 2
-        assert not old.driver.hand_over(new.driver)
+        assert not old.driver.transfer_queue(new.driver)
         old.driver.workers.release_all()
-        assert old.driver.hand_over(new.driver)
+        assert old.driver.transfer_queue(new.driver)
         await new.settle()
         assert (old.driver.unfinished, len(new.workers[0].runs)) == (1, 1)  # what was begun stays
 
@@ -76,12 +76,12 @@ def test_what_an_instance_only_held_goes_over_when_that_is_given_up() -> None:
 def test_its_time_goes_on_and_its_client_may_still_leave() -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         await hung_with(old, 0.05, 60.0)
-        old.driver.hand_over(new.driver)
+        old.driver.transfer_queue(new.driver)
         new.driver.workers.instance_down("a", "it died", 0.0)
         with pytest.raises(DeadlineExceeded, match=r"0\.05 s were given to model 'm', and .* still queued"):
             await asyncio.wait_for(old.pending[1].answer, 1)
         assert new.driver.unfinished == 1
-        old.pending[2].take_back()
+        old.pending[2].cancel()
         assert new.driver.unfinished == 0
 
     between(scenario)
@@ -93,7 +93,7 @@ def test_a_time_that_a_queue_policy_keeps_goes_on() -> None:
 
     async def scenario(old: Scene, new: Scene) -> None:
         await hung_with(old, 5.0)
-        old.driver.hand_over(new.driver)
+        old.driver.transfer_queue(new.driver)
         pending = old.pending[1]
         assert pending.timeout_at == pytest.approx(pending.enqueued_at + 5.0)
 
@@ -108,7 +108,7 @@ def test_a_body_in_the_memory_of_the_old_driver_moves() -> None:
         asked = request(1, 1.0)
         asked.inputs[0].data = block
         pending = old.driver.submit(asked)
-        old.driver.hand_over(new.driver)
+        old.driver.transfer_queue(new.driver)
         assert not isinstance(asked.inputs[0].data, Block)
         assert (old.driver.arena.statistics().blocks, pending.retriable) == (0, True)
         await new.settle()
@@ -121,7 +121,7 @@ def test_a_body_in_the_memory_of_the_old_driver_moves() -> None:
 def test_a_load_that_takes_other_requests_is_given_none() -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         await hung_with(old, None)
-        assert not old.driver.hand_over(new.driver)
+        assert not old.driver.transfer_queue(new.driver)
         assert old.driver.unfinished == 2
 
     between(scenario, new=dataclasses.replace(ONE, max_batch_size=2))
@@ -130,7 +130,7 @@ def test_a_load_that_takes_other_requests_is_given_none() -> None:
 def test_whoever_has_no_room_there_is_told_so() -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         await hung_with(old, None, None)
-        old.driver.hand_over(new.driver)
+        old.driver.transfer_queue(new.driver)
         with pytest.raises(QueueFull, match="maximum queue size of 1 requests"):
             await asyncio.wait_for(old.pending[2].answer, 1)
         assert new.driver.unfinished == 1
@@ -143,7 +143,7 @@ def test_answers_that_keep_their_order_do_not_wait_for_the_hung_one() -> None:
 
     async def scenario(old: Scene, new: Scene) -> None:
         await hung_with(old, None)
-        old.driver.hand_over(new.driver)
+        old.driver.transfer_queue(new.driver)
         await new.settle()
         new.workers[0].answer([True])
         (await asyncio.wait_for(old.pending[1].answer, 1)).close()
@@ -156,7 +156,7 @@ def test_it_goes_on_at_an_instance_that_comes_later() -> None:
         await hung_with(old, None)
         new.workers[0].die()
         await new.settle()
-        old.driver.hand_over(new.driver)
+        old.driver.transfer_queue(new.driver)
         new.workers[0] = Worker(new.driver, "a")
         await new.settle()
         assert len(new.workers[0].runs) == 1

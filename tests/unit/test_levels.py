@@ -12,7 +12,7 @@ from scheduled import model_spec
 from gpuserve.core.errors import Code, DeadlineExceeded, QueueFull
 from gpuserve.core.states import IllegalTransition
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
-from gpuserve.front.scheduling.priority_queue import PriorityQueue, request_queue
+from gpuserve.front.scheduling.priority_queue import PriorityQueue, make_request_queue
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestQueue
 from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec
@@ -94,14 +94,14 @@ def delay(timeout_us: int, **more: Any) -> PolicySpec:
     "spec", [QueueSpec(), QueueSpec(max_requests=3, max_nbytes=9), QueueSpec(policies=((1, reject(5)),))]
 )
 def test_a_model_without_levels_and_policy_has_the_plain_queue(spec: QueueSpec) -> None:
-    assert type(request_queue(spec)) is RequestQueue
+    assert type(make_request_queue(spec)) is RequestQueue
 
 
 @pytest.mark.parametrize(
     "spec", [QueueSpec(priority_levels=1, default_priority=1), QueueSpec(policy=delay(5))]
 )
 def test_a_model_with_levels_or_a_policy_has_lanes(spec: QueueSpec) -> None:
-    assert type(request_queue(spec)) is PriorityQueue
+    assert type(make_request_queue(spec)) is PriorityQueue
 
 
 def test_q1_none_and_unknown_priorities_have_the_default_one() -> None:
@@ -313,7 +313,7 @@ def test_a_delayed_request_can_be_cancelled() -> None:
     request = model.submit()
     assert model.expire_at(100) == []
     assert model.scheduler.cancel(request)
-    assert model.scheduler.take_all() == []
+    assert model.scheduler.remove_all() == []
     statistics = model.scheduler.statistics()
     assert (statistics.queued, statistics.cancelled) == (0, 1)
 
@@ -323,7 +323,7 @@ def test_a_delayed_request_is_taken_out_once_with_all_others() -> None:
     delayed = model.submit(1)
     assert model.expire_at(100) == []
     other = model.submit(1)
-    assert model.scheduler.take_all() == [other, delayed]
+    assert model.scheduler.remove_all() == [other, delayed]
     assert model.scheduler.statistics().cancelled == 2
 
 

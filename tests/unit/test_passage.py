@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from gpuserve.front.ingress.channel_messages import Announce, Closed
-from gpuserve.front.ingress.ipc_channel import Passage
+from gpuserve.front.ingress.channel_messages import AnnounceShutdown, LeasesClosed
+from gpuserve.front.ingress.ipc_channel import IpcChannel
 
 
 async def leaves_in_this_turn(*, with_another: bool) -> bool:
     """Whether what is of no hurry leaves in the turn in which it is known. Later it does anyway."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
-    end = Passage(ours, lambda message, fds: None, lambda: None)
+    end = IpcChannel(ours, lambda message, fds: None, lambda: None)
     end.open()
-    end.call_at_next(lambda: end.post(Closed((1,))))
+    end.call_at_next(lambda: end.post(LeasesClosed((1,))))
     if with_another:
-        end.post(Announce(1))
+        end.post(AnnounceShutdown(1))
     await asyncio.sleep(0)
     with theirs:
         try:

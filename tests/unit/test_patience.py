@@ -112,7 +112,7 @@ def test_requests_are_refused_when_nobody_says_when_an_instance_comes_back(
 ) -> None:
     """Its supervisor is stopped, or the program that serves it; or its load takes long."""
     monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(model_workers, "_LOOK_S", 0.06)
+    monkeypatch.setattr(model_workers, "_RECHECK_S", 0.06)
 
     async def scenario(scene: Scene) -> None:
         for worker in scene.workers:
@@ -134,7 +134,7 @@ def test_requests_are_refused_when_nobody_says_when_an_instance_comes_back(
 
 def test_a_new_instance_that_does_not_come_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(model_workers, "_LOOK_S", 0.06)
+    monkeypatch.setattr(model_workers, "_RECHECK_S", 0.06)
 
     async def scenario(scene: Scene) -> None:
         new = (*SPEC.instances, InstanceSpec("c", "cpu", {}))

@@ -14,8 +14,13 @@ from gpuserve import Server
 from gpuserve.config.settings.rate_limits import check_rates, resource_limits
 from gpuserve.config.settings.server import ResourceLimit, ServerSettings
 from gpuserve.core.errors import ConfigError, StartupError
+from gpuserve.errors import ConfigError, StartupError
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
-from gpuserve.front.scheduling.rate_limiter import InstanceRate, RateLimits, SharedResources
+from gpuserve.front.scheduling.rate_limiter import (
+    InstanceRate,
+    RateLimitedSource,
+    SharedResources,
+)
 from gpuserve.front.scheduling.request_queue import QueuedRequest
 from gpuserve.model.spec import (
     BatchingSpec,
@@ -27,6 +32,7 @@ from gpuserve.model.spec import (
 from gpuserve.model.spec import (
     RateLimiter as Rate,
 )
+from gpuserve.settings.server import ResourceLimit, ServerSettings
 
 
 def rate(priority: int = 0, **resources: int) -> Rate:
@@ -192,7 +198,7 @@ class Model:
                 retry_on_worker_death=False,
             )
         )
-        self.batches = RateLimits(self.scheduler, spec(name, *rates).instances, limiter, self.wake)
+        self.batches = RateLimitedSource(self.scheduler, spec(name, *rates).instances, limiter, self.wake)
         for number in range(len(rates)):
             self.scheduler.instance_up(str(number))
 

@@ -325,8 +325,8 @@ def test_a_worker_is_told_once_and_told_of_the_end(table: RegionTable, key: str)
     async def scenario() -> None:
         worker, other = Worker(), Worker()
         table.register_system("a", key, PAGE, PAGE)
-        table.introduce(worker.link, {1})
-        table.introduce(worker.link, {1})
+        table.announce(worker.link, {1})
+        table.announce(worker.link, {1})
         assert worker.hear() == wire.Region(1, PAGE, PAGE)
         assert [one.st_ino for one in worker.fds] == [os.stat(f"/dev/shm{key}").st_ino]
         table.unregister(SYSTEM, "a")
@@ -344,7 +344,7 @@ def test_a_new_worker_is_told_what_the_old_one_knew(table: RegionTable, key: str
         table.register_system("a", key, 0, PAGE)
         for _ in range(2):
             worker = Worker()
-            table.introduce(worker.link, {1})
+            table.announce(worker.link, {1})
             assert worker.hear() == wire.Region(1, 0, PAGE)
             worker.close()
         table.unregister(SYSTEM, "a")

@@ -14,9 +14,11 @@ import pytest
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
-from gpuserve.front.ingress.ipc_channel import Passage
-from gpuserve.front.ingress.model_replica import DoorService, ModelMirror
-from gpuserve.front.ingress.proxied_requests import DoorRequests
+from gpuserve.declare.spec import QueueSpec
+from gpuserve.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
+from gpuserve.front.ingress.ipc_channel import IpcChannel
+from gpuserve.front.ingress.model_replica import IngressService, ModelPublisher
+from gpuserve.front.ingress.proxied_requests import ProxiedRequests
 from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending_request import PendingRequest
@@ -45,11 +47,11 @@ class Doors:
 
     def __init__(self, spec: Any = SPEC) -> None:
         self.lost: list[str] = []
-        self._obey: dict[str, Any] = {}
-        self._dead: list[tuple[DoorRequests, Scene]] = []
-        self.at_door = Passage(None, self._take("door"), lambda: self.lost.append("door"))
-        self.door = DoorService(ServerSettings(), self.at_door)
-        self._obey["door"] = self.door.obey
+        self._handlers: dict[str, Any] = {}
+        self._dead: list[tuple[ProxiedRequests, Scene]] = []
+        self.at_door = IpcChannel(None, self._take("door"), lambda: self.lost.append("door"))
+        self.door = IngressService(ServerSettings(), self.at_door)
+        self._handlers["door"] = self.door.handlers
         self.meet_front(spec)
         self.answers: list[Answer] = []
 
@@ -58,13 +60,13 @@ class Doors:
         self.front = inference_service(ServerSettings())
         self.front.models.add(self.scene.driver)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.at_front = Passage(ours, self._take("front"), lambda: self.lost.append("front"))
+        self.at_front = IpcChannel(ours, self._take("front"), lambda: self.lost.append("front"))
         receptions = self.front.control.trace.receptions
-        self.requests = DoorRequests(self.at_front, self.front.inference, receptions)
-        self._obey["front"] = self.requests.obey
+        self.requests = ProxiedRequests(self.at_front, self.front.inference, receptions)
+        self._handlers["front"] = self.requests.handlers
         self.at_front.open()
         self.at_door.reopen(theirs)
-        self.mirror = ModelMirror(
+        self.mirror = ModelPublisher(
             self.at_front, self.front.models, self.front.health, self.front.control.trace
         )
         self.mirror.open()
@@ -77,14 +79,14 @@ class Doors:
         await self.settle()
         assert self.lost == ["door"]
         self.lost.clear()
-        self.door.lose()
+        self.door.on_front_died()
 
     def _take(self, end: str) -> Callable[[Any, list[int]], None]:
         def take(message: Any, fds: list[int]) -> None:
             if fds:
                 {"front": self.requests.loans.attach, "door": self.door.attach}[end](message, fds)
             else:
-                self._obey[end][type(message)](message)
+                self._handlers[end][type(message)](message)
 
         return take
 
@@ -349,7 +351,7 @@ def test_another_front_runs_once_more_what_is_small_and_refuses_the_rest() -> No
             assert isinstance(refused, Unavailable), "of a sequence only the front knew"
             late = request(1, 3.0, timeout_s=60.0)
             there.submit(late)
-            there.submit(request(1, 4.0)).take_back()
+            there.submit(request(1, 4.0)).cancel()
             there.meet_front(dataclasses.replace(SPEC, version=2))
             there.door.resume()
             await there.settle()

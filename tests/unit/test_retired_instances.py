@@ -18,7 +18,7 @@ from test_sequences_properties import SequenceMachine
 
 from gpuserve.config.settings.server import ResourceLimit
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
-from gpuserve.front.scheduling.rate_limiter import RateLimits, SharedResources
+from gpuserve.front.scheduling.rate_limiter import RateLimitedSource, SharedResources
 from gpuserve.front.scheduling.request_queue import QueuedRequest
 from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
@@ -232,7 +232,7 @@ def test_an_idle_sequence_keeps_a_retired_instance_for_its_idle_time_only() -> N
 
 def limited(
     count: int, limits: list[str]
-) -> tuple[ModelScheduler, RateLimits, SharedResources, list[InstanceSpec]]:
+) -> tuple[ModelScheduler, RateLimitedSource, SharedResources, list[InstanceSpec]]:
     rate = Rate((Resource("R", 1),))
     instances = [InstanceSpec(f"cpu#{number}", "cpu", {}, rate) for number in range(count)]
     scheduler = ModelScheduler(
@@ -245,7 +245,7 @@ def limited(
         )
     )
     limiter = SharedResources(ResourceLimit.parse(one) for one in limits)
-    made = RateLimits(scheduler, instances[:1], limiter, lambda: None)
+    made = RateLimitedSource(scheduler, instances[:1], limiter, lambda: None)
     scheduler.instance_up(instances[0].name)
     return scheduler, made, limiter, instances
 

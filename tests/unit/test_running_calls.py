@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from gpuserve.front.models.model_workers import TELL_AFTER_S, CallWatch, OverdueCall, RunningCall
+from gpuserve.front.models.in_flight import RunningCall
+from gpuserve.front.models.model_workers import (
+    REPORT_AFTER_S,
+    CallWatch,
+    OverdueCall,
+    RunningCall,
+)
 from gpuserve.front.process.generations import poll_period_s
 
 PERIOD_S = 0.25
@@ -17,7 +23,7 @@ class Looks:
 
     def at(self, seconds: float, *calls: RunningCall) -> list[OverdueCall]:
         self.now = 100.0 + seconds
-        return self.watch.look(calls, self.now, self.now + PERIOD_S)
+        return self.watch.poll(calls, self.now, self.now + PERIOD_S)
 
     def until(self, seconds: float, *calls: RunningCall) -> list[OverdueCall]:
         """Look every period up to that time; all that was overdue."""
@@ -70,10 +76,10 @@ def test_the_time_that_the_machine_stood_still_counts_for_nobody() -> None:
 
 def test_without_a_limit_a_call_is_told_of_once_and_an_instance_once_a_minute() -> None:
     looks = Looks(0.0)
-    assert looks.until(TELL_AFTER_S - PERIOD_S, call()) == []
-    (told,) = looks.at(TELL_AFTER_S, call(), call(2))
+    assert looks.until(REPORT_AFTER_S - PERIOD_S, call()) == []
+    (told,) = looks.at(REPORT_AFTER_S, call(), call(2))
     assert (told.call.batch_id, told.limit_s) == (1, 0.0)
-    later = looks.until(3 * TELL_AFTER_S, call(), call(2))
+    later = looks.until(3 * REPORT_AFTER_S, call(), call(2))
     assert [one.call.batch_id for one in later] == [2]
 
 

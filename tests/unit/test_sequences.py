@@ -346,7 +346,7 @@ def test_what_goes_on_with_a_sequence_of_a_front_that_died_is_told_so() -> None:
 def test_of_sequences_that_are_lost_the_latest_are_remembered() -> None:
     lost = LostSequences()
     for number in range(MAX_LOST + 1):
-        lost.note(number)
+        lost.remember(number)
     assert (len(lost), 0 in lost, MAX_LOST in lost) == (MAX_LOST, False, True)
 
 
@@ -356,9 +356,9 @@ def test_another_load_of_the_model_is_given_the_sequences_that_have_not_begun() 
     batch = old.must_next()
     follower = old.submit("begun")
     waiting = [old.submit("waits", "s"), old.submit("waits")]
-    assert old.scheduler.hand_over(new.scheduler, 0) == []
-    assert old.scheduler.hand_over(new.scheduler, 1 << 20) == waiting
-    assert old.scheduler.hand_over(new.scheduler, 1 << 20) == []
+    assert old.scheduler.transfer(new.scheduler, 0) == []
+    assert old.scheduler.transfer(new.scheduler, 1 << 20) == waiting
+    assert old.scheduler.transfer(new.scheduler, 1 << 20) == []
     for request in waiting:
         new.scheduler.submit(request, new.now)
     with pytest.raises(Unavailable, match="lost with its instance"):
@@ -406,7 +406,7 @@ def test_all_that_waits_can_be_taken_out() -> None:
     running = model.submit("a", "s")
     batch = model.must_next()
     waiting = [model.submit("a"), model.submit("b", "s"), model.submit("b")]
-    assert model.scheduler.take_all() == waiting
+    assert model.scheduler.remove_all() == waiting
     assert model.next() is None
     model.scheduler.complete(batch.batch_id)
     assert running.state is RequestState.FINISHED

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpuserve.front.ipc.heap_memory import BUSY, LOOK_S, SLACK_NBYTES, Heap, Taken
+from gpuserve.front.ipc.heap_memory import BUSY, SLACK_NBYTES, TRIM_PERIOD_S, MemoryUse, TrimPolicy
 
 MIB = 1 << 20
 OWN_NBYTES = 30 * MIB
@@ -17,15 +17,15 @@ class Scene:
     """A heap that is looked at every few seconds."""
 
     def __init__(self) -> None:
-        self.heap = Heap()
+        self.heap = TrimPolicy()
         self._now = 100.0
         self._cpu_s = 7.0
         self.look(used_nbytes=5 * MIB)
 
     def look(self, *, used_nbytes: int, kept_nbytes: int = 0, busy: float = 0.0) -> bool:
-        self._now += LOOK_S
-        self._cpu_s += busy * LOOK_S
-        taken = Taken(OWN_NBYTES + used_nbytes + kept_nbytes, used_nbytes)
+        self._now += TRIM_PERIOD_S
+        self._cpu_s += busy * TRIM_PERIOD_S
+        taken = MemoryUse(OWN_NBYTES + used_nbytes + kept_nbytes, used_nbytes)
         return self.heap.is_worth_trimming(taken, self._cpu_s, self._now)
 
 
@@ -44,24 +44,24 @@ def test_who_is_busy_does_not_trim() -> None:
 
 def test_what_cannot_be_given_back_is_not_asked_for_again_until_it_was() -> None:
     scene = Scene()
-    scene.heap.trimmed(Taken(OWN_NBYTES + 200 * MIB, 0))
+    scene.heap.trimmed(MemoryUse(OWN_NBYTES + 200 * MIB, 0))
     assert not scene.look(used_nbytes=0, kept_nbytes=200 * MIB)
     assert not scene.look(used_nbytes=0, kept_nbytes=100 * MIB)
     assert scene.look(used_nbytes=0, kept_nbytes=101 * MIB + SLACK_NBYTES)
 
 
 _FREES_MUCH = """
-from gpuserve.front.ipc.heap_memory import Heap, Malloc
+from gpuserve.front.ipc.heap_memory import TrimPolicy, Malloc
 import ctypes
 ctypes.CDLL(None).mallopt(-3, 64 << 20), ctypes.CDLL(None).mallopt(-1, 64 << 20)
-heap, malloc = Heap(), Malloc()
-before = malloc.taken()
+heap, malloc = TrimPolicy(), Malloc()
+before = malloc.memory_use()
 heap.is_worth_trimming(before, 0, 1)
 blocks = [bytes(5000) * 20 for _ in range(1000)]
-full = malloc.taken()
+full = malloc.memory_use()
 in_use = heap.is_worth_trimming(full, 0, 2)
 blocks = blocks[::100]
-freed = malloc.taken()
+freed = malloc.memory_use()
 kept = heap.is_worth_trimming(freed, 0, 3)
 print(*(one.nbytes - before.nbytes for one in (full, freed, malloc.trim())), in_use, kept)
 """

@@ -34,12 +34,12 @@ def _steps() -> tuple[Step, ...]:
         Step("front", "protocol picked, access judged", file("doors/front_door.py")),
         Step("front", "the body becomes an InferRequest", file("protocols/grpc/infer_decoder.py")),
         Step("front", "checked, and queued", file("models/model_driver.py")),
-        Step("front", "an instance has room: a batch", file("batching/batch_former.py")),
-        Step("front", f"tensors side by side, one {run}", file("memory/gather.py")),
+        Step("front", "an instance has room: a batch", file("scheduling/batch_former.py")),
+        Step("front", f"tensors side by side, one {run}", file("ipc/gather.py")),
         Step("worker", "the callable is called", file("gpuserve_worker/running/loop.py")),
         Step("worker", f"outputs, one {done}", file("gpuserve_worker/memory/output_writer.py")),
-        Step("front", "outputs cut apart, by request", file("memory/scatter.py")),
-        Step("front", "answers encoded and written", file("protocols/grpc/infer_encoder.py")),
+        Step("front", "outputs cut apart, by request", file("ipc/scatter.py")),
+        Step("front", "answers encoded and written", file("doors/grpc/responses.py")),
         Step("client", "response", ""),
     )
 
