@@ -25,13 +25,13 @@ from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.tables import table
 from gpuserve.bench import http2_client as http2
-from gpuserve.front.doors.http.codec import parse_infer_request
-from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
-from gpuserve.front.exchange.exchange import AnswerHead, Ends
 from gpuserve.front.ipc.heap_memory import Intake, Share
+from gpuserve.front.net.exchange import AnswerHead, ConnectionEndpoints
+from gpuserve.front.net.http1_protocol import Http1
+from gpuserve.front.net.http2_protocol import Http2
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
-from gpuserve.front.server.http1.protocol import Http1
-from gpuserve.front.server.http2.protocol import Http2
+from gpuserve.front.protocols.http.body_scanner import BodyHead, HttpBodyScanner
+from gpuserve.front.protocols.http.infer_codec import parse_infer_request
 from gpuserve_worker.memory.arena import Block
 
 MIB: Final = 1 << 20
@@ -47,7 +47,7 @@ _BLOCK: Final = http2.grpc_headers("/inference.GRPCInferenceService/ModelInfer")
 class Nowhere:
     """A connection whose client reads at once."""
 
-    ends = Ends(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
+    ends = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
     full = False
     unsent_nbytes = 0
 
@@ -75,14 +75,14 @@ class Nowhere:
     abort = end_writing = close
 
 
-class Sink:
+class BodyReceiver:
     """Uses a body up as it comes, and answers at its end."""
 
     def __init__(self, exchange: Any, head: AnswerHead) -> None:
         self._exchange = exchange
         self._head = head
 
-    def take(self, data: Any, end: bool) -> None:
+    def receive_body(self, data: Any, end: bool) -> None:
         """A part of the body."""
         self._exchange.consumed(len(data))
         if end:
@@ -106,12 +106,12 @@ def fed(feed: Callable[[memoryview], object], data: bytes) -> None:
 
 def http1(data: bytes) -> None:
     """One connection's bytes of HTTP/1."""
-    fed(Http1(Nowhere(), partial(Sink, head=_OK_HTTP1)).feed, data)
+    fed(Http1(Nowhere(), partial(BodyReceiver, head=_OK_HTTP1)).feed, data)
 
 
 def http2_frames(data: bytes) -> None:
     """One connection's bytes of HTTP/2, after its preface."""
-    fed(Http2(Nowhere(), partial(Sink, head=_OK)).feed, http2.settings_frame() + data)
+    fed(Http2(Nowhere(), partial(BodyReceiver, head=_OK)).feed, http2.settings_frame() + data)
 
 
 def _repeated(make: Callable[[int], bytes], numbers: Iterator[int]) -> bytes:

@@ -7,10 +7,16 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Exchange, Piece, Release
-from gpuserve.front.exchange.limits import Limits
-from gpuserve.front.server.http1.exchange import Http1Exchange
-from gpuserve.front.server.http1.protocol import Http1
+from gpuserve.front.net.admission import Limits
+from gpuserve.front.net.exchange import (
+    AnswerHead,
+    ConnectionEndpoints,
+    Exchange,
+    Piece,
+    Release,
+    RequestHandler,
+)
+from gpuserve.front.net.http1_protocol import Http1, Http1Exchange
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 OLD_GET = b"GET /a HTTP/1.0\r\n\r\n"
@@ -27,7 +33,7 @@ class RecordingWay:
         #: Every turn is over after the least that can be taken.
         self.hurried = hurried
         self.waits = False
-        self.ends = Ends(client, ("127.0.0.1", 80), tls=False)
+        self.endpoints = ConnectionEndpoints(client, ("127.0.0.1", 80), tls=False)
         self.full = False
         self.limits = Limits()
         self.late: list[str] = []
@@ -88,7 +94,7 @@ class RecordingSink:
         self.abandoned = 0
         self._answer = answer
 
-    def take(self, data: Piece, end: bool) -> None:
+    def receive_body(self, data: Piece, end: bool) -> None:
         assert not self.ended
         assert not self.abandoned
         self.body += data
@@ -108,7 +114,7 @@ class Talk:
     def __init__(
         self,
         answer: Callable[[Http1Exchange], None] | None = None,
-        door: Accept | None = None,
+        door: RequestHandler | None = None,
         client: tuple[str, int] = ("127.0.0.1", 5),
         *,
         hurried: bool = False,

@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 from http2_peer import Frame, Peer
 
-from gpuserve.front.exchange.exchange import Accept, Ends, Exchange, Piece, Release
-from gpuserve.front.exchange.limits import Admission, Limits
-from gpuserve.front.server.http2.protocol import Http2
-from gpuserve.front.server.http2.stream import Stream
+from gpuserve.front.net.admission import Admission, Limits
+from gpuserve.front.net.exchange import ConnectionEndpoints, Exchange, Piece, Release, RequestHandler
+from gpuserve.front.net.http2_protocol import Http2
+from gpuserve.front.net.http2_streams import Stream
 
 READ_NBYTES = 256 << 10
 #: What is called for each part of a request.
-Answer: TypeAlias = "Callable[[Sink, bool], None]"
+Answer: TypeAlias = "Callable[[BodyReceiver, bool], None]"
 
 
 class RecordingWay:
@@ -27,7 +27,7 @@ class RecordingWay:
         #: Every turn is over after the least that can be taken.
         self.hurried = hurried
         self.waits = False
-        self.ends = Ends(("127.0.0.1", 5), ("127.0.0.1", 80), tls=tls)
+        self.endpoints = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=tls)
         self.full = False
         self.limits = Limits()
         self.admission = Admission(self.limits)
@@ -96,7 +96,7 @@ class RecordingWay:
         self.said.append("abort")
 
 
-class Sink:
+class BodyReceiver:
     """Collects a body, copied as it must be. ``answer`` is called for each part; True: for the last."""
 
     def __init__(self, exchange: Exchange, answer: Answer | None) -> None:
@@ -107,7 +107,7 @@ class Sink:
         self.n_abandoned = 0
         self._answer = answer
 
-    def take(self, data: Piece, end: bool) -> None:
+    def receive_body(self, data: Piece, end: bool) -> None:
         assert not self.ended
         assert not self.n_abandoned
         self.body += data
@@ -132,11 +132,11 @@ class Talk:
         way: RecordingWay | None = None,
         greet: bool = True,
         consume: bool = True,
-        door: Accept | None = None,
+        door: RequestHandler | None = None,
     ) -> None:
         self.peer = peer or Peer()
         self.way = way or RecordingWay()
-        self.sinks: list[Sink] = []
+        self.sinks: list[BodyReceiver] = []
         self._answer = answer
         self._consume = consume
         self.http2 = Http2(self.way, door or self.accept)
@@ -144,11 +144,11 @@ class Talk:
         if greet:
             self.feed(self.peer.first_settings())
 
-    def accept(self, exchange: Exchange) -> Sink:
-        self.sinks.append(Sink(exchange, self._on_part))
+    def accept(self, exchange: Exchange) -> BodyReceiver:
+        self.sinks.append(BodyReceiver(exchange, self._on_part))
         return self.sinks[-1]
 
-    def _on_part(self, sink: Sink, end: bool) -> None:
+    def _on_part(self, sink: BodyReceiver, end: bool) -> None:
         if self._consume:
             sink.exchange.consumed(1 << 30)
         if self._answer is not None:
@@ -173,7 +173,7 @@ class Talk:
         """What was sent; nothing where the way has a limit, whose ``take`` is the test's."""
         return [] if self.way.unsent_nbytes else self.peer.read(self.way.take())
 
-    def sink(self, stream_id: int) -> Sink:
+    def sink(self, stream_id: int) -> BodyReceiver:
         return next(one for one in self.sinks if one.exchange.id == stream_id)
 
     @property

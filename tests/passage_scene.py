@@ -7,23 +7,32 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gpuserve.front.doors.passing_door import refuse
-from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Exchange, Head, Header, Piece, Release
-from gpuserve.front.exchange.exchange import Sink as SinkOfBody
 from gpuserve.front.ingress.forwarded import ForwardedExchanges
 from gpuserve.front.ingress.forwarding import RequestForwarder
 from gpuserve.front.ingress.ipc_channel import FrontOutage, IpcChannel
+from gpuserve.front.net.exchange import (
+    AnswerHead,
+    ConnectionEndpoints,
+    Exchange,
+    Head,
+    Header,
+    Piece,
+    Release,
+    RequestHandler,
+)
+from gpuserve.front.net.exchange import BodyReceiver as SinkOfBody
+from gpuserve.front.protocols.router import refuse
 
 #: Turns of the loop in which nothing moves until it is quiet: a message takes two.
 _QUIET_TURNS = 6
-ENDS = Ends(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
+ENDS = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
 HEAD = Head("POST", b"/a?b", ((b"host", b"x"),), "1.1", None)
 
 
 class Way:
     """A real socket pair between a door and what accepts in the front."""
 
-    def __init__(self, accept: Accept) -> None:
+    def __init__(self, accept: RequestHandler) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.n_messages = 0
         self.lost: list[str] = []
@@ -66,9 +75,9 @@ class Way:
 class DoorExchange:
     """A request at a door whose client reads as it is told: an ``Exchange`` that keeps to the contract."""
 
-    def __init__(self, head: Head = HEAD, ends: Ends = ENDS) -> None:
+    def __init__(self, head: Head = HEAD, ends: ConnectionEndpoints = ENDS) -> None:
         self.head = head
-        self.ends = ends
+        self.endpoints = ends
         self.started = self.ended = False
         #: Whether its client has gone, and not just read all.
         self.is_gone = False
@@ -86,7 +95,7 @@ class DoorExchange:
 
     # ---- the client's side ----------------------------------------------------------------
 
-    def open(self, accept: Accept) -> DoorExchange:
+    def open(self, accept: RequestHandler) -> DoorExchange:
         self.sink = accept(self)
         return self
 
@@ -94,7 +103,7 @@ class DoorExchange:
         """A part of the body, which nobody wants any more once the response has ended."""
         if self.sink is not None and not self._body_ended:
             self._body_ended = end
-            self.sink.take(memoryview(bytearray(data)), end)
+            self.sink.receive_body(memoryview(bytearray(data)), end)
 
     def leave(self) -> None:
         sink, self.sink = self.sink, None
@@ -183,7 +192,7 @@ class FrontSink:
         self.ended = False
         self.n_abandoned = 0
 
-    def take(self, data: Piece, end: bool) -> None:
+    def receive_body(self, data: Piece, end: bool) -> None:
         assert not self.ended
         assert not self.n_abandoned
         self.body += data

@@ -99,7 +99,7 @@ _SMALL_SHM_NBYTES: Final = 64 * _MIB
 #: A front and one idle worker take about a tenth of this.
 _LITTLE_NBYTES: Final = 1 * _GIB
 _TOO_LITTLE_NBYTES: Final = 256 * _MIB
-#: Descriptors of the front besides those of connections (``front/exchange/limits.py``).
+#: Descriptors of the front besides those of connections (``front/net/admission.py``).
 _SPARE_DESCRIPTORS: Final = 256
 #: Clock sources that are read without a system call.
 _QUICK_CLOCKS: Final = frozenset({"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"})

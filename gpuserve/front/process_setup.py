@@ -67,7 +67,7 @@ def before_imports() -> None:
 
 def after_imports() -> None:
     """Tune the process after its imports, before the event loop runs."""
-    from gpuserve.front.exchange.limits import raise_descriptor_limit
+    from gpuserve.front.net.admission import raise_descriptor_limit
 
     raise_descriptor_limit()
     sys.setswitchinterval(_SWITCH_S)

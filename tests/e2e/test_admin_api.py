@@ -14,7 +14,7 @@ from openapi import check_openapi
 from repositories import Client, clients_are_closed, entry, write
 from serving import GPUSERVE, JSON_LOG, Addresses, serving
 
-from gpuserve.front.doors.openapi.description import template
+from gpuserve.front.protocols.openapi.openapi_document import template
 
 __all__ = ["clients_are_closed"]  # it is for every test here
 TIMEOUT_S = 30.0

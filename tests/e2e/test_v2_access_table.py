@@ -17,9 +17,8 @@ from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.config.settings.values import ADMIN, DASHBOARD, ENDPOINT_GROUPS
-from gpuserve.front.doors.access import routes
-from gpuserve.front.doors.access.endpoints import METHODS, Access, Endpoint, Kind
-from gpuserve.front.doors.access.routes import Route
+from gpuserve.front.protocols.access import endpoints as routes
+from gpuserve.front.protocols.access.endpoints import METHODS, Access, Endpoint, Kind, Route
 
 TIMEOUT_S = 15.0
 TOKEN, OTHER = "of-the-rule", "of-inference"

@@ -9,7 +9,7 @@ import hpack
 from hpack.hpack import encode_integer
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http2.hpack import TABLE_NBYTES, Decoder, HeadTooLarge, HpackError
+from gpuserve.front.net.http2_hpack import TABLE_NBYTES, Decoder, HeadTooLarge, HpackError
 
 LIMIT_NBYTES = 64 << 10
 _NAMES = st.sampled_from(

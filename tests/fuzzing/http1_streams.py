@@ -9,7 +9,7 @@ from http1_talk import Talk, answer_ok
 from hypothesis import strategies as st
 
 from fuzzing.cuts import cuts_of
-from gpuserve.front.server.http1.head import remembered
+from gpuserve.front.net.http1_messages import remembered
 
 _LINES = st.sampled_from(
     [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hpack
 from http2_peer import PING_FRAME, POST, Peer, frame
-from http2_scene import RecordingWay, Sink, Talk
+from http2_scene import BodyReceiver, RecordingWay, Talk
 from hypothesis import strategies as st
 
 from fuzzing.cuts import cuts_of
 from gpuserve.bench.http2_client import HEAD_NBYTES
-from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.net.exchange import AnswerHead
 
 _OK = AnswerHead(200, (), [(b"grpc-status", b"0")])
 #: Windows so large that none of the answers runs into them, whatever the session says of them.
@@ -82,7 +82,7 @@ def _spoilt(draw: st.DrawFn) -> bytes:
 INPUTS = st.one_of(_spoilt(), st.binary(max_size=80))
 
 
-def _answer(sink: Sink, end: bool) -> None:
+def _answer(sink: BodyReceiver, end: bool) -> None:
     if end:
         sink.exchange.answer(_OK, (b"answer",), 6)
 

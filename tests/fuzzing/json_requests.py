@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fuzzing import costs
 from fuzzing.cuts import cuts_of
 from gpuserve.core.errors import RequestError
-from gpuserve.front.doors.http.codec import parse_infer_request, refuse_binary
-from gpuserve.front.doors.http.header import NO_ARRAYS, read_header
-from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.ipc.heap_memory import Intake, Share
+from gpuserve.front.protocols.http.body_scanner import BodyHead, HttpBodyScanner
+from gpuserve.front.protocols.http.infer_codec import parse_infer_request, refuse_binary
+from gpuserve.front.protocols.http.infer_json import NO_ARRAYS, read_header
 from gpuserve.front.requests.inference import InputTensor
 from gpuserve.front.requests.json_values import MAX_VALUES, TOO_FEW, TOO_MANY
 from gpuserve.front.requests.server_status import STATUS

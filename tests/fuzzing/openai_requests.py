@@ -10,9 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import RequestError
-from gpuserve.front.doors.openai.errors import failure
-from gpuserve.front.doors.openai.outline import outline
-from gpuserve.front.doors.openai.requests import read_body
+from gpuserve.front.protocols.openai_api import failure, outline, read_body
 from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest
 from gpuserve.openai.request_types import parse_request

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from gpuserve.core.errors import ResourceExhausted
-from gpuserve.front.exchange.bounded_log import LOG_INTERVAL_S
-from gpuserve.front.exchange.exchange import Ends, Head
-from gpuserve.front.exchange.limits import Admission, Limits
+from gpuserve.front.net.admission import Admission, Limits
+from gpuserve.front.net.exchange import ConnectionEndpoints, Head
+from gpuserve.front.net.request_rate_limiter import LOG_INTERVAL_S
 
 
 def admission(most: int = 100, of_address: int = 100, n_descriptors: int = 1 << 16) -> Admission:
@@ -54,7 +54,7 @@ class Call:
 
     def __init__(self, address: str, nbytes: int = 100) -> None:
         self.head = Head("POST", b"/", [(b"x", bytes(nbytes - 1))], "2", None)
-        self.ends = Ends((address, 1), ("", 0), False)
+        self.endpoints = ConnectionEndpoints((address, 1), ("", 0), False)
 
 
 def test_streams_are_counted_with_their_heads_and_one_address_never_has_all() -> None:

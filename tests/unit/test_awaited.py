@@ -12,10 +12,10 @@ import pytest
 from http1_talk import CHUNKED, GET, OK, OK_ANSWER, RecordingWay, post
 
 from gpuserve.core.errors import InvalidArgument, NoMemory, ResourceExhausted
-from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone, Serve
-from gpuserve.front.exchange.exchange import Ends, Exchange
 from gpuserve.front.ipc.heap_memory import AWAITED_NBYTES, REQUEST_NBYTES, Intake
-from gpuserve.front.server.http1.protocol import Http1
+from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests, ClientGone, Serve
+from gpuserve.front.net.exchange import ConnectionEndpoints, Exchange
+from gpuserve.front.net.http1_protocol import Http1
 
 BROKEN = b"HTTP/1.1 500 "
 
@@ -24,9 +24,9 @@ class Scene:
     """An HTTP/1 connection whose requests a coroutine serves."""
 
     def __init__(self, serve: Serve) -> None:
-        self.requests = AwaitedRequests()
+        self.requests = AsyncRequests()
         self.way = RecordingWay()
-        self.http1 = Http1(self.way, lambda exchange: self.requests.begin(exchange, serve))
+        self.http1 = Http1(self.way, lambda exchange: self.requests.start(exchange, serve))
 
     async def through(self) -> bytes:
         """What was sent when every request is served."""
@@ -49,7 +49,7 @@ async def turns(n: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def echo_length(request: AwaitedRequest) -> None:
+async def echo_length(request: AsyncRequest) -> None:
     request.exchange.answer(OK_ANSWER, (b"%2d" % len(await request.body(10)),), 2)
 
 
@@ -71,7 +71,7 @@ async def test_the_body_is_read_whole(sent: bytes) -> None:
 async def test_parts_come_as_they_do_and_then_none() -> None:
     seen: list[Any] = []
 
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         while seen[-1:] != [None]:
             seen.append(await request.part())
         seen.append(request.complete)
@@ -91,7 +91,7 @@ async def test_parts_come_as_they_do_and_then_none() -> None:
 async def test_a_body_over_the_limit_is_refused(refusal: Any) -> None:
     raised: list[str] = []
 
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         with pytest.raises(refusal) as error:
             await request.body(3, refusal)
         raised.append(str(error.value))
@@ -103,7 +103,7 @@ async def test_a_body_over_the_limit_is_refused(refusal: Any) -> None:
     assert raised == ["the request body is over the limit of 3 bytes"]
 
 
-@pytest.mark.parametrize("where", ["part", "future", "until_gone", "already"])
+@pytest.mark.parametrize("where", ["part", "future", "wait_until_gone", "already"])
 @in_a_loop
 async def test_who_waits_is_told_that_the_client_is_gone(
     where: str, caplog: pytest.LogCaptureFixture
@@ -111,14 +111,14 @@ async def test_who_waits_is_told_that_the_client_is_gone(
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     ended: list[type] = []
 
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         try:
             if where == "already":
-                await request.until_gone()
-            if where == "until_gone":
-                await request.until_gone()
+                await request.wait_until_gone()
+            if where == "wait_until_gone":
+                await request.wait_until_gone()
                 raise ClientGone
-            await (request.part() if where == "part" else request.unless_gone(future))
+            await (request.part() if where == "part" else request.wait_unless_gone(future))
         except ConnectionResetError as error:
             ended.append(type(error))
             raise
@@ -137,8 +137,8 @@ async def test_who_waits_is_told_that_the_client_is_gone(
 async def test_a_future_that_is_there_is_given() -> None:
     future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def serve(request: AwaitedRequest) -> None:
-        request.exchange.answer(OK_ANSWER, (await request.unless_gone(future),), 2)
+    async def serve(request: AsyncRequest) -> None:
+        request.exchange.answer(OK_ANSWER, (await request.wait_unless_gone(future),), 2)
 
     scene = Scene(serve)
     scene.http1.feed(GET)
@@ -152,7 +152,7 @@ async def test_a_future_that_is_there_is_given() -> None:
 async def test_a_defect_is_logged_and_ends_the_response(
     begun: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         if begun:
             request.exchange.start(200, [(b"content-length", b"3")])
             request.exchange.send(b"a")
@@ -168,7 +168,7 @@ async def test_a_defect_is_logged_and_ends_the_response(
 
 @in_a_loop
 async def test_a_response_that_was_forgotten_is_an_error() -> None:
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         await request.body(10)
 
     scene = Scene(serve)
@@ -178,7 +178,7 @@ async def test_a_response_that_was_forgotten_is_an_error() -> None:
 
 @in_a_loop
 async def test_the_end_of_the_server_cancels_what_runs() -> None:
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         await asyncio.get_running_loop().create_future()
 
     scene = Scene(serve)
@@ -193,27 +193,27 @@ class Opened:
     """An exchange of which nothing is asked but where its client is."""
 
     ended = started = True
-    ends = Ends(("10.0.0.1", 5), ("", 0), tls=False, source="10.0.0.1")
+    ends = ConnectionEndpoints(("10.0.0.1", 5), ("", 0), tls=False, source="10.0.0.1")
     head = None
 
     def consumed(self, nbytes: int) -> None:
         pass
 
 
-def opened(requests: AwaitedRequests, serve: Serve, **kind: bool) -> AwaitedRequest:
-    return requests.begin(cast("Exchange", Opened()), serve, **kind)
+def opened(requests: AsyncRequests, serve: Serve, **kind: bool) -> AsyncRequest:
+    return requests.start(cast("Exchange", Opened()), serve, **kind)
 
 
 @in_a_loop
 async def test_what_nobody_reads_is_counted_and_with_it_the_request() -> None:
     intake, goes_on, seen = Intake(1 << 20, lambda: None), asyncio.Event(), list[int]()
 
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         seen.append(len(await request.part() or b""))
         await goes_on.wait()
         seen.append(len(await request.part() or b""))
 
-    request = opened(AwaitedRequests(intake), serve)
+    request = opened(AsyncRequests(intake), serve)
     await turns()
     assert intake.nbytes == AWAITED_NBYTES + 1, "it waits for its body"
     request.take(b"a", end=False)
@@ -231,13 +231,13 @@ async def test_what_nobody_reads_is_counted_and_with_it_the_request() -> None:
 async def test_what_there_is_no_memory_for_is_not_kept_and_who_reads_is_told() -> None:
     intake, goes_on = Intake(1 << 20, lambda: None), asyncio.Event()
 
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         await goes_on.wait()
         with pytest.raises(NoMemory, match="from this address"):
             await request.part()
         await goes_on.wait()
 
-    requests = AwaitedRequests(intake)
+    requests = AsyncRequests(intake)
     request = opened(requests, serve)
     await turns()
     for _ in range(100):
@@ -250,22 +250,22 @@ async def test_what_there_is_no_memory_for_is_not_kept_and_who_reads_is_told() -
 
 @in_a_loop
 async def test_a_stream_that_sleeps_is_begun_by_its_first_part_or_when_all_are_woken() -> None:
-    begun: list[AwaitedRequest] = []
+    begun: list[AsyncRequest] = []
 
-    async def serve(request: AwaitedRequest) -> None:
+    async def serve(request: AsyncRequest) -> None:
         begun.append(request)
-        await request.until_gone()
+        await request.wait_until_gone()
 
     intake = Intake(1 << 20, lambda: None)
-    requests = AwaitedRequests(intake)
-    first, second, third = (opened(requests, serve, is_stream=True, sleeps=True) for _ in range(3))
+    requests = AsyncRequests(intake)
+    first, second, third = (opened(requests, serve, is_stream=True, dormant=True) for _ in range(3))
     await turns()
     assert (begun, len(requests.tasks), intake.nbytes) == ([], 0, 3 * (REQUEST_NBYTES + 1))
     second.take(b"a", end=False)
     third.abandon()
     await turns()
     assert begun == [second]
-    requests.wake_all()
+    requests.start_all_dormant()
     await turns()
     assert begun == [second, first]
     first.abandon()
@@ -276,8 +276,8 @@ async def test_a_stream_that_sleeps_is_begun_by_its_first_part_or_when_all_are_w
 
 @in_a_loop
 async def test_a_stream_for_which_there_is_no_memory_is_not_begun() -> None:
-    requests = AwaitedRequests(Intake(3 * REQUEST_NBYTES, lambda: None))
-    opened(requests, echo_length, is_stream=True, sleeps=True)
-    opened(requests, echo_length, is_stream=True, sleeps=True)
+    requests = AsyncRequests(Intake(3 * REQUEST_NBYTES, lambda: None))
+    opened(requests, echo_length, is_stream=True, dormant=True)
+    opened(requests, echo_length, is_stream=True, dormant=True)
     with pytest.raises(NoMemory):
-        opened(requests, echo_length, is_stream=True, sleeps=True)
+        opened(requests, echo_length, is_stream=True, dormant=True)

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from gpuserve.front.doors.access.endpoints import Endpoint
-from gpuserve.front.doors.http.dashboard_page import files
+from gpuserve.front.protocols.access.endpoints import Endpoint
+from gpuserve.front.protocols.http.dashboard_page import files
 
 PAGE = files()["page.html"]
 HEADERS = dict(PAGE.head.headers)

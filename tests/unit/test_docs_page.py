@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from gpuserve.front.doors.http.docs_page import page
+from gpuserve.front.protocols.http.docs_page import page
 
 HTML = page().body.decode()
 HEADERS = dict(page().head.headers)

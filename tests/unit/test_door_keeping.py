@@ -24,8 +24,6 @@ from gpuserve.config.settings.values import (
 )
 from gpuserve.core.errors import ConfigError
 from gpuserve.devices.placement import n_processors
-from gpuserve.front.exchange.limits import Admission, Limits
-from gpuserve.front.exchange.transport import DoorRow
 from gpuserve.front.ingress.channel_messages import IngressStatus
 from gpuserve.front.ingress.ingress_process import STATUS_S, StatusReporter
 from gpuserve.front.ingress.monitored_ingress import (
@@ -34,11 +32,12 @@ from gpuserve.front.ingress.monitored_ingress import (
     RestartBackoff,
     choose_ingress,
 )
+from gpuserve.front.net.admission import Admission, Limits, ingress_share
+from gpuserve.front.net.server import IngressRow
 from gpuserve.front.observability.metrics.prometheus import page
 from gpuserve.front.observe.triton_metrics import page
 from gpuserve.front.process.connection_metrics import connection_families
 from gpuserve.front.process.listeners import connection_families
-from gpuserve.front.server.limits import part_of_door
 
 SAID = IngressStatus(0, 0, 0, 0, 0.0, 0, 0, {}, {}, {}, 0, 0, 0, 0, {})
 
@@ -100,7 +99,7 @@ def test_the_metrics_are_sums() -> None:
     counts = IngressTally().counts._replace(
         n_requests=10, cpu_s=0.5, restarts=1, n_streams=2, unsent_nbytes=100, refused={"streams": 1}
     )
-    doors = [DoorRow(n, 9, "UP", 4, counts._replace(late={"idle": 2, "head": n})) for n in range(2)]
+    doors = [IngressRow(n, 9, "UP", 4, counts._replace(late={"idle": 2, "head": n})) for n in range(2)]
     lines = set(page(connection_families(admission, doors)).decode().splitlines())
     assert lines >= {
         "gpuserve_connections 1",
@@ -144,7 +143,7 @@ def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
 
 def test_doors_hold_together_what_one_would() -> None:
     settings = ServerSettings(doors=3, max_unsent_nbytes=100, max_half_requests=10)
-    part = part_of_door(settings)
+    part = ingress_share(settings)
     assert (part.max_unsent_nbytes, part.max_half_requests, part.max_streams) == (34, 4, 5462)
     assert part.max_connections == settings.max_connections
 

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
-from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.ingress.channel_messages import IngressSetup
 from gpuserve.front.ingress.ingress_monitor import IngressMonitor
 from gpuserve.front.ingress.proxied_requests import IngressSession
+from gpuserve.front.net.admission import Admission
+from gpuserve.front.net.async_requests import AsyncRequests
+from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange
 from gpuserve.front.service.inference_service import inference_service
 from gpuserve.supervisor.control.front_messages import IngressUp
 from gpuserve.supervisor.control.reactor import Reactor
@@ -39,17 +39,17 @@ class Answered:
     """Tells each client who it is."""
 
     def __init__(self, exchange: Exchange) -> None:
-        body = repr(exchange.ends.client).encode()
+        body = repr(exchange.endpoints.client).encode()
         exchange.answer(HEAD, (body,), len(body))
 
-    def take(self, data: Any, end: bool) -> None:
+    def receive_body(self, data: Any, end: bool) -> None:
         pass
 
     def abandon(self) -> None:
         pass
 
 
-def accept(exchange: Exchange) -> Sink:
+def accept(exchange: Exchange) -> BodyReceiver:
     return Answered(exchange)
 
 
@@ -72,9 +72,9 @@ class Supervisor:
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         kept = [os.dup(fd) for fd in fds]
         if isinstance(message, IngressUp):
-            self._loop.call_soon_threadsafe(lambda: self.doors.door_up(message, kept))
+            self._loop.call_soon_threadsafe(lambda: self.doors.ingress_up(message, kept))
         else:
-            self._loop.call_soon_threadsafe(lambda: self.doors.door_down(message))
+            self._loop.call_soon_threadsafe(lambda: self.doors.ingress_down(message))
 
     def close(self) -> None:
         self._reactor.call_soon_threadsafe(self._ingress.close)
@@ -90,7 +90,7 @@ async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> A
     speak_tls = {os.dup(listener.fileno()): False}
     events = inference_service(ServerSettings()).events
     doors = supervisor.doors = IngressMonitor(
-        speak_tls, serve, AwaitedRequests(), admission, setup, None, events.publish, supervisor.ask
+        speak_tls, serve, AsyncRequests(), admission, setup, None, events.publish, supervisor.ask
     )
     try:
         await doors.start()
@@ -98,7 +98,7 @@ async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> A
         await doors.stop()
     finally:
         supervisor.close()
-    assert [row.state for row in doors.doors()] == ["ENDED"] * n
+    assert [row.state for row in doors.ingress_rows()] == ["ENDED"] * n
 
 
 def run(
@@ -142,7 +142,7 @@ def test_connections_of_a_unix_socket(tmp_path: Path) -> None:
     async def test(doors: IngressMonitor, admission: Admission) -> None:
         assert [await answer(path) for _ in range(4)] == [b"None"] * 4
         await until(lambda: admission.n_open == 0)
-        await until(lambda: sum(row.counts.n_requests for row in doors.doors()) == 4)
+        await until(lambda: sum(row.counts.n_requests for row in doors.ingress_rows()) == 4)
 
     run(listener, test)
 
@@ -152,8 +152,8 @@ def test_a_notice_that_a_door_has_not_heard_counts(tmp_path: Path) -> None:
 
     async def test(doors: IngressMonitor, _: Admission) -> None:
         _, writer = await asyncio.open_connection(*listener.getsockname())
-        await until(lambda: sum(row.n_connections for row in doors.doors()) == 1)
-        (row,) = doors.doors()
+        await until(lambda: sum(row.n_connections for row in doors.ingress_rows()) == 1)
+        (row,) = doors.ingress_rows()
         assert row.pid is not None
         os.kill(row.pid, signal.SIGSTOP)
         doors.announce()
@@ -177,7 +177,7 @@ def test_a_door_that_cannot_be_started_is_tried_again(
         return popen(*arguments, **named)
 
     async def test(doors: IngressMonitor, _: Admission) -> None:
-        (row,) = doors.doors()
+        (row,) = doors.ingress_rows()
         assert (row.state, row.counts.restarts) == ("UP", 1)
         assert await answer(listener.getsockname())
 

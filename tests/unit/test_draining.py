@@ -7,9 +7,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.ipc.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.net.server import ProtocolServer
 from gpuserve.front.process.front import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.listeners import FrontListeners
@@ -17,7 +17,7 @@ from gpuserve.front.service.inference_service import InferenceService, inference
 from gpuserve.supervisor.control import front_messages as messages
 
 
-class Told(Transport):
+class Told(ProtocolServer):
     """Counts the notices, and has a client that hears of none."""
 
     n_told = 0

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from passage_scene import ENDS, HEAD, DoorExchange, FrontSink, Way
 
-from gpuserve.front.doors.access.users import user_of
-from gpuserve.front.doors.passing_door import refuse
-from gpuserve.front.exchange.exchange import AnswerHead, Ends, Exchange, Head
-from gpuserve.front.exchange.exchange import Sink as SinkOfBody
 from gpuserve.front.ingress.forwarding import RequestForwarder
 from gpuserve.front.ingress.ipc_channel import FrontOutage
+from gpuserve.front.net.exchange import AnswerHead, ConnectionEndpoints, Exchange, Head
+from gpuserve.front.net.exchange import BodyReceiver as SinkOfBody
+from gpuserve.front.protocols.access.clients import client_uid
+from gpuserve.front.protocols.router import refuse
 
 MIB: Final = 1 << 20
 OK: Final = AnswerHead(200, ((b"a", b"b"),), ((b"c", b"d"),))
@@ -40,7 +40,7 @@ class Scene:
         self.sinks.append(FrontSink(exchange))
         return self.sinks[-1]
 
-    def open(self, head: Head = HEAD, ends: Ends = ENDS) -> DoorExchange:
+    def open(self, head: Head = HEAD, ends: ConnectionEndpoints = ENDS) -> DoorExchange:
         return DoorExchange(head, ends).open(self.way.forwarding.accept)
 
     async def opened(self) -> tuple[DoorExchange, FrontSink]:
@@ -93,7 +93,7 @@ def in_a_scene(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
 @in_a_scene
 async def test_a_request_and_its_answer_arrive_as_they_were(scene: Scene) -> None:
     head = Head("PUT", b"/%41?q", [(b"te", b"trailers"), (b"x", b"\xff")], "2", 1 << 60, "https")
-    ends = Ends(("fe80::1%eth0", 5), ("::1", 80), True, source=b"\xfe\x80" + bytes(6))
+    ends = ConnectionEndpoints(("fe80::1%eth0", 5), ("::1", 80), True, source=b"\xfe\x80" + bytes(6))
     door = scene.open(head, ends)
     door.come(b"abc")
     door.come(b"", end=True)
@@ -113,7 +113,7 @@ async def test_a_request_and_its_answer_arrive_as_they_were(scene: Scene) -> Non
         "is_grpc",
     )
     assert [getattr(seen, one) for one in told] == [getattr(head, one) for one in told]
-    assert sink.exchange.ends == ends
+    assert sink.exchange.endpoints == ends
     assert (sink.body, sink.ended) == (b"abc", True)
     assert (sink.exchange.started, sink.exchange.ended) == (False, False)
     scene.answer(sink, b"body")
@@ -174,10 +174,10 @@ async def test_the_user_is_asked_where_the_socket_is_and_told_where_it_matters(
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        scene.open(head, Ends(None, ("/run/x", None), False, ours))
+        scene.open(head, ConnectionEndpoints(None, ("/run/x", None), False, ours))
         await scene.way.settle()
         (sink,) = scene.sinks
-        assert user_of(sink.exchange) == (os.getuid() if depends else None)
+        assert client_uid(sink.exchange) == (os.getuid() if depends else None)
         scene.answer(sink, b"")
 
 
@@ -329,7 +329,7 @@ async def test_a_door_that_is_gone_takes_its_exchanges_with_it(scene: Scene) -> 
 @in_a_scene
 async def test_a_defect_breaks_one_request_off(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FrontSink):
-        def take(self, data: Any, end: bool) -> None:
+        def receive_body(self, data: Any, end: bool) -> None:
             raise ZeroDivisionError
 
     doors = [scene.open() for _ in range(2)]

@@ -18,16 +18,16 @@ from http2_peer import POST, data, reset
 from passage_scene import FrontSink, Way
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.front_door import FrontDoor
-from gpuserve.front.doors.http.door import HttpDoor
-from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.exchange import Accept, AnswerHead, Exchange
+from gpuserve.front.net.async_requests import AsyncRequests
+from gpuserve.front.net.exchange import AnswerHead, Exchange, RequestHandler
+from gpuserve.front.net.http1_protocol import UNCONSUMED_NBYTES
+from gpuserve.front.net.http2_streams import RECEIVE_WINDOW
+from gpuserve.front.protocols.access.authorization import AccessPolicy
 from gpuserve.front.protocols.grpc import unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
 from gpuserve.front.protocols.grpc.grpc_protocol import frame
-from gpuserve.front.server.http1.protocol import UNCONSUMED_NBYTES
-from gpuserve.front.server.http2.stream import RECEIVE_WINDOW
+from gpuserve.front.protocols.http.http_handler import HttpHandler
+from gpuserve.front.protocols.router import RequestRouter
 from gpuserve.front.service.inference_service import inference_service
 
 MIB: Final = 1 << 20
@@ -47,12 +47,14 @@ class House:
         self.scene = Scene(SPEC, arena_nbytes=1 << 26)
         self.service = inference_service(ServerSettings(name="test"))
         self.service.models.add(self.scene.driver)
-        self.requests = AwaitedRequests()
-        http = HttpDoor(self.service, self.requests, LIMIT_NBYTES, Policy())
-        self.accept: Accept = FrontDoor(GrpcHandler(self.service, self.requests, LIMIT_NBYTES), http).accept
+        self.requests = AsyncRequests()
+        http = HttpHandler(self.service, self.requests, LIMIT_NBYTES, AccessPolicy())
+        self.accept: RequestHandler = RequestRouter(
+            GrpcHandler(self.service, self.requests, LIMIT_NBYTES), http
+        ).accept
         self.way = Way(self.accept)
 
-    def accept_by(self, way: str) -> Accept:
+    def accept_by(self, way: str) -> RequestHandler:
         return self.way.forwarding.accept if way == "forwarded" else self.accept
 
     async def settle(self) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from gpuserve.config.settings.values import header_pattern
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
-from gpuserve.front.exchange.exchange import Head
+from gpuserve.front.net.exchange import Head
+from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding, forwarding
 from gpuserve.front.requests.inference import InferRequest
 
 

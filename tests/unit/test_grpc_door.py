@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.config.settings.server import AccessRule, ServerSettings
-from gpuserve.front.doors.access import offload
-from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.net.async_requests import AsyncRequests
+from gpuserve.front.protocols.access import body_decoding as offload
+from gpuserve.front.protocols.access.authorization import AccessPolicy
 from gpuserve.front.protocols.grpc import grpc_protocol, model_infer, model_stream_infer, unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
 from gpuserve.front.protocols.grpc.grpc_protocol import MAX_MESSAGE_NBYTES, Unframer, frame, grpc_message
@@ -32,17 +32,17 @@ from gpuserve.front.service.inference_service import inference_service
 LIMIT_NBYTES: Final = 1 << 20
 SERVICE: Final = "/inference.GRPCInferenceService/"
 TE: Final = ("te", "trailers")
-CLOSED: Final = Policy([AccessRule(("inference", "health"), "right", "token")])
+CLOSED: Final = AccessPolicy([AccessRule(("inference", "health"), "right", "token")])
 
 
 class House:
     """A door with the model "m", whose worker answers as it is told."""
 
-    def __init__(self, policy: Policy | None = None, compression: str = "none") -> None:
+    def __init__(self, policy: AccessPolicy | None = None, compression: str = "none") -> None:
         self.scene = Scene(SPEC, arena_nbytes=1 << 26)
         self.service = inference_service(ServerSettings(name="test"))
         self.service.models.add(self.scene.driver)
-        self.requests = AwaitedRequests()
+        self.requests = AsyncRequests()
         self.door = GrpcHandler(self.service, self.requests, LIMIT_NBYTES, policy, None, compression)
         self.talk = Talk(door=self.door.accept)
         self._last_id = -1

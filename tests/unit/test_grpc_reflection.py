@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.doors.access.endpoints import METHODS as GUARDED
+from gpuserve.front.protocols.access.endpoints import METHODS as GUARDED
 from gpuserve.front.protocols.grpc.reflection import METHODS, REFLECTION_PACKAGES, replies, reply, schema
 from gpuserve.front.service.inference_service import inference_service
 

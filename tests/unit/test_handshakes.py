@@ -17,9 +17,9 @@ from processes import until
 from tls import make_certificate
 
 from gpuserve.config.settings.tls import TlsFiles
-from gpuserve.front.exchange.limits import Admission, Limits
-from gpuserve.front.server import handshakes
-from gpuserve.front.server.handshakes import HANDSHAKE_S, Handshakes, TlsListener, tls_context
+from gpuserve.front.net import listeners as handshakes
+from gpuserve.front.net.admission import Admission, Limits
+from gpuserve.front.net.listeners import HANDSHAKE_S, TlsHandshakes, TlsListener, tls_context
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ class Listened:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
         self._address = listening.getsockname()
-        handshakes = Handshakes(self._make, admission, context)
+        handshakes = TlsHandshakes(self._make, admission, context)
         self.listener = TlsListener(listening, handshakes, admission)
 
     def _make(self, leave: Callable[[], None]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.front.doors.health.view import STUCK_S, HealthView
+from gpuserve.front.protocols.health_port import STUCK_S, HealthView
 from gpuserve.front.requests.server_status import HealthReport
 
 REPORT = HealthReport(live=True, started=True, ready=False, models={"m": True, "a/b": False})

@@ -8,9 +8,9 @@ import pytest
 from http1_talk import Talk
 from test_http_door import House, run
 
-from gpuserve.front.doors.access.hosts import AllowedHosts, foreign_host
-from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.protocols.access.authorization import AccessPolicy
+from gpuserve.front.protocols.access.clients import AllowedHosts, foreign_host
+from gpuserve.front.protocols.http.http_handler import HttpHandler
 
 BROWSER = (b"user-agent", b"Mozilla/5.0 (X11)")
 
@@ -65,7 +65,7 @@ def test_a_page_of_anybodys_reads_nothing_on_either_port() -> None:
         return "\r\n".join([f"GET {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
 
     async def test(house: House) -> None:
-        door = HttpDoor(house.service, house.requests, 1 << 20, Policy(), None, ["good.example"])
+        door = HttpHandler(house.service, house.requests, 1 << 20, AccessPolicy(), None, ["good.example"])
         for path, accept in (("/v2", door.accept), ("/v2/health/live", door.accept_metrics)):
             talk = Talk(door=accept)
             for host, expected in (("evil.example", 421), ("good.example:8000", 200), ("localhost", 200)):

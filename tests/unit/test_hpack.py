@@ -10,8 +10,8 @@ from hpack.hpack import encode_integer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.exchange.exchange import AnswerHead, Header
-from gpuserve.front.server.http2.hpack import (
+from gpuserve.front.net.exchange import AnswerHead, Header
+from gpuserve.front.net.http2_hpack import (
     FIELD_OVERHEAD_NBYTES,
     TABLE_NBYTES,
     Decoder,

@@ -17,9 +17,8 @@ from http1_talk import (
     post,
 )
 
-from gpuserve.front.exchange.exchange import Exchange
-from gpuserve.front.server.http1.exchange import JOINED_NBYTES
-from gpuserve.front.server.http1.protocol import DRAIN_NBYTES
+from gpuserve.front.net.exchange import Exchange
+from gpuserve.front.net.http1_protocol import DRAIN_NBYTES, JOINED_NBYTES
 
 # ---- answers --------------------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http1.body import Body, body_of
-from gpuserve.front.server.http1.head import CHUNKED, RequestRefused
+from gpuserve.front.net.http1_messages import CHUNKED, Body, RequestRefused, body_of
 
 
 def read(body: Body, data: bytes, cuts: list[int], views: bool = False) -> tuple[bytes, bytes]:

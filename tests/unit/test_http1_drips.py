@@ -7,7 +7,7 @@ import time
 import pytest
 from http1_talk import GET, OK, Talk, answer_ok
 
-from gpuserve.front.server.http1.head import HEAD_NBYTES, LINE_NBYTES
+from gpuserve.front.net.http1_messages import HEAD_NBYTES, LINE_NBYTES
 
 LONG_HEAD = GET[:-2] + b"".join(b"f%d: %b\r\n" % (n, b"v" * 1000) for n in range(50)) + b"\r\n"
 

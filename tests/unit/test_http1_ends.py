@@ -16,7 +16,7 @@ from http1_talk import (
     post,
 )
 
-from gpuserve.front.server.http1.protocol import DRAIN_NBYTES, UNCONSUMED_NBYTES
+from gpuserve.front.net.http1_protocol import DRAIN_NBYTES, UNCONSUMED_NBYTES
 
 # ---- ends -----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http1.head import (
+from gpuserve.front.net.http1_messages import (
     CHUNKED,
     HEAD_NBYTES,
     LINE_NBYTES,

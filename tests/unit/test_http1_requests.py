@@ -16,7 +16,7 @@ from http1_talk import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http1.protocol import KEPT_NBYTES, UNCONSUMED_NBYTES
+from gpuserve.front.net.http1_protocol import KEPT_NBYTES, UNCONSUMED_NBYTES
 
 # ---- requests in ----------------------------------------------------------------------------
 

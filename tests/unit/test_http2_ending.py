@@ -26,10 +26,10 @@ from http2_peer import (
 )
 from http2_scene import RecordingWay, Talk
 
-from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
-from gpuserve.front.exchange.exchange import AnswerHead
-from gpuserve.front.exchange.limits import Limits
-from gpuserve.front.server.http2.leaving import (
+from gpuserve.front.net.admission import Limits
+from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests
+from gpuserve.front.net.exchange import AnswerHead
+from gpuserve.front.net.http2_control import (
     ECHO_TIMEOUT_S,
     LAST_WORDS_S,
     LINGER_S,
@@ -37,7 +37,7 @@ from gpuserve.front.server.http2.leaving import (
     WINDOW_S,
     Ending,
 )
-from gpuserve.front.server.http2.output import STUCK_S
+from gpuserve.front.net.http2_streams import STUCK_S
 
 #: The last stream of a GOAWAY that does not know it yet.
 NO_LAST = (1 << 31) - 1
@@ -202,8 +202,10 @@ def test_a_call_ends_in_its_own_time_though_its_body_does_not() -> None:
 
 def test_a_stream_of_requests_may_be_open_for_long() -> None:
     async def run() -> None:
-        requests = AwaitedRequests()
-        talk = Talk(door=lambda exchange: requests.begin(exchange, AwaitedRequest.until_gone, is_stream=True))
+        requests = AsyncRequests()
+        talk = Talk(
+            door=lambda exchange: requests.start(exchange, AsyncRequest.wait_until_gone, is_stream=True)
+        )
         talk.feed(talk.peer.headers(1))
         for now in (0, 100, 200):
             talk.http2.check(now)

@@ -24,10 +24,10 @@ from http2_peer import (
 )
 from http2_scene import RecordingWay, Talk
 
-from gpuserve.front.exchange.exchange import AnswerHead
-from gpuserve.front.server.http2.control import BURST, PER_S, Control, Patience
-from gpuserve.front.server.http2.frames import ConnectionFailed
-from gpuserve.front.server.http2.output import Output
+from gpuserve.front.net.exchange import AnswerHead
+from gpuserve.front.net.http2_control import BURST, PER_S, Control, Patience
+from gpuserve.front.net.http2_frames import ConnectionFailed
+from gpuserve.front.net.http2_streams import Output
 
 BLOCK = Peer().encoder.encode(POST)
 UNFINISHED = frame(HEADERS, 0, 1, BLOCK[:3])

@@ -18,12 +18,12 @@ from http2_peer import (
     grow,
     reset,
 )
-from http2_scene import RecordingWay, Sink, Talk
+from http2_scene import BodyReceiver, RecordingWay, Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.exchange.exchange import AnswerHead
-from gpuserve.front.server.http2.stream import UNSENT_NBYTES
+from gpuserve.front.net.exchange import AnswerHead
+from gpuserve.front.net.http2_streams import UNSENT_NBYTES
 
 OK = AnswerHead(200, (), [(b"grpc-status", b"0")])
 MIB = 1 << 20
@@ -35,7 +35,7 @@ class Released:
     def __init__(self) -> None:
         self.times: dict[int, int] = {}
 
-    def answer(self, sink: Sink, nbytes: int) -> None:
+    def answer(self, sink: BodyReceiver, nbytes: int) -> None:
         """A response of so many bytes."""
         stream = sink.exchange
         self.times[stream.id] = 0
@@ -225,7 +225,7 @@ def test_streams_take_turns() -> None:
 def test_an_end_waits_for_no_window() -> None:
     """A response without a body, while another has used up the connection's window."""
 
-    def answer(sink: Sink, end: bool) -> None:
+    def answer(sink: BodyReceiver, end: bool) -> None:
         sink.exchange.start(200, [])
         sink.exchange.send(bytes(sink.exchange.id % 2 and 100_000 if sink.exchange.id == 1 else 0))
         sink.exchange.finish([(b"x", b"y")])

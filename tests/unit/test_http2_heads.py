@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.front.exchange.exchange import Head
-from gpuserve.front.server.http2.blocks import REMEMBERED_HEADS, REMEMBERED_NBYTES, Block, BlockReader
-from gpuserve.front.server.http2.frames import END_HEADERS
-from gpuserve.front.server.http2.hpack import Encoder
+from gpuserve.front.net.exchange import Head
+from gpuserve.front.net.http2_frames import (
+    END_HEADERS,
+    REMEMBERED_HEADS,
+    REMEMBERED_NBYTES,
+    Block,
+    BlockReader,
+)
+from gpuserve.front.net.http2_hpack import Encoder
 
 PLAIN = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")]
 

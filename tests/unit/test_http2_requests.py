@@ -29,20 +29,20 @@ from http2_peer import (
     settings,
     u32,
 )
-from http2_scene import Sink, Talk
+from http2_scene import BodyReceiver, Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.exchange.exchange import AnswerHead
-from gpuserve.front.server.http2.head import MalformedHead, request_head
-from gpuserve.front.server.http2.protocol import CONNECTION_WINDOW, MAX_CONCURRENT_STREAMS
-from gpuserve.front.server.http2.stream import RECEIVE_WINDOW
+from gpuserve.front.net.exchange import AnswerHead
+from gpuserve.front.net.http2_frames import MalformedHead, request_head
+from gpuserve.front.net.http2_protocol import CONNECTION_WINDOW, MAX_CONCURRENT_STREAMS
+from gpuserve.front.net.http2_streams import RECEIVE_WINDOW
 
 OK = AnswerHead(200, (), [(b"grpc-status", b"0")])
 BODIES = st.lists(st.tuples(st.binary(max_size=80), st.booleans(), st.integers(0, 3)), max_size=6)
 
 
-def answer(sink: Sink, end: bool) -> None:
+def answer(sink: BodyReceiver, end: bool) -> None:
     """The body back, at its end."""
     if end:
         sink.exchange.answer(OK, (sink.body,), len(sink.body))
@@ -267,7 +267,7 @@ def test_a_response_of_a_head_alone() -> None:
 
 
 def test_a_response_in_parts() -> None:
-    def parts(sink: Sink, end: bool) -> None:
+    def parts(sink: BodyReceiver, end: bool) -> None:
         sink.exchange.start(200, [])
         sink.exchange.send(b"")
         sink.exchange.send(b"a")
@@ -285,7 +285,7 @@ def test_a_response_in_parts() -> None:
 
 @pytest.mark.parametrize("last", [b"", b"x"])
 def test_a_response_without_trailers_ends_with_its_data(last: bytes) -> None:
-    def parts(sink: Sink, end: bool) -> None:
+    def parts(sink: BodyReceiver, end: bool) -> None:
         sink.exchange.start(200, [])
         sink.exchange.send(b"a")
         sink.exchange.send(last, end=True)
@@ -296,7 +296,7 @@ def test_a_response_without_trailers_ends_with_its_data(last: bytes) -> None:
 
 
 def test_a_response_to_head_has_no_body() -> None:
-    def parts(sink: Sink, end: bool) -> None:
+    def parts(sink: BodyReceiver, end: bool) -> None:
         sink.exchange.start(200, [(b"content-length", b"4")])
         sink.exchange.send(b"body", end=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http2_peer import CANCEL, HEADERS, Peer, reset
 from http2_scene import Talk
 
-from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.net.exchange import AnswerHead
 
 TRAILERS = [(b"grpc-status", b"0")]
 OK = AnswerHead(200, [(b"content-type", b"application/grpc")], TRAILERS)

@@ -19,11 +19,11 @@ from http2_scene import Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.exchange.exchange import AnswerHead
-from gpuserve.front.server.http2 import protocol
-from gpuserve.front.server.http2 import stream as http2_stream
-from gpuserve.front.server.http2.protocol import CONNECTION_WINDOW
-from gpuserve.front.server.http2.stream import RECEIVE_WINDOW
+from gpuserve.front.net import http2_protocol as protocol
+from gpuserve.front.net import http2_streams as http2_stream
+from gpuserve.front.net.exchange import AnswerHead
+from gpuserve.front.net.http2_protocol import CONNECTION_WINDOW
+from gpuserve.front.net.http2_streams import RECEIVE_WINDOW
 
 OK = AnswerHead(200, (), [(b"grpc-status", b"0")])
 

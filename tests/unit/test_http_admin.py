@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.settings.values import ADMIN
 from gpuserve.core.errors import Code, InvalidArgument, RequestError, Unimplemented
-from gpuserve.front.doors.access import routes
-from gpuserve.front.doors.access.endpoints import Endpoint
-from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.access.routes import NOT_FOUND, Refusal, Route
-from gpuserve.front.doors.http.admin import answer_of, question
-from gpuserve.front.doors.http.door import HttpDoor
-from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.net.async_requests import AsyncRequests
+from gpuserve.front.protocols.access import endpoints as routes
+from gpuserve.front.protocols.access.authorization import AccessPolicy
+from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Refusal, Route
+from gpuserve.front.protocols.http.http_handler import HttpHandler
+from gpuserve.front.protocols.http.management_endpoints import answer_of, question
 from gpuserve.front.service.control import AdminControl, SupervisorRequests
 from gpuserve.front.service.inference_service import inference_service
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
@@ -82,7 +81,7 @@ def status_of(method: str, path: bytes, *, admin: bool) -> int:
     service = inference_service(ServerSettings(admin_api=admin))
 
     async def ask() -> int:
-        door = HttpDoor(service, AwaitedRequests(), 1 << 20, Policy())
+        door = HttpHandler(service, AsyncRequests(), 1 << 20, AccessPolicy())
         talk = Talk(door=door.accept, client=("10.0.0.1", 1))
         return talk.feed(b"%b %b HTTP/1.1\r\nhost: x\r\n\r\n" % (method.encode(), path)).status
 

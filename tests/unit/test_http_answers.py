@@ -7,17 +7,17 @@ import json
 import pytest
 
 from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
-from gpuserve.front.doors.access.routes import Refusal
-from gpuserve.front.doors.http.answers import (
+from gpuserve.front.protocols.access.endpoints import Refusal
+from gpuserve.front.protocols.http.http_responses import (
     JSON_OK,
+    UnsupportedCoding,
     error_body,
     failure,
     forbidden,
     json_answer,
     refused,
 )
-from gpuserve.front.doors.http.control import asks_for_ready_only
-from gpuserve.front.doors.http.encoding import UnsupportedCoding
+from gpuserve.front.protocols.http.management_endpoints import asks_for_ready_only
 
 JSON = (b"content-type", b"application/json")
 

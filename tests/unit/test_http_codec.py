@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, NotFound
-from gpuserve.front.doors.http import header
-from gpuserve.front.doors.http.codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
-from gpuserve.front.doors.http.header import OutputForm
+from gpuserve.front.protocols.http import infer_json as header
+from gpuserve.front.protocols.http.infer_codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
+from gpuserve.front.protocols.http.infer_json import OutputForm
 from gpuserve.front.requests.inference import InferRequest, InferResponse, OutputTensor
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of, encode_bytes

@@ -16,11 +16,11 @@ from http1_talk import Talk, post
 from processes import until
 
 from gpuserve.config.settings.server import AccessRule, ServerSettings
-from gpuserve.front.doors.access import offload
-from gpuserve.front.doors.access.endpoints import Endpoint
-from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.http.door import HttpDoor
-from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.net.async_requests import AsyncRequests
+from gpuserve.front.protocols.access import body_decoding as offload
+from gpuserve.front.protocols.access.authorization import AccessPolicy
+from gpuserve.front.protocols.access.endpoints import Endpoint
+from gpuserve.front.protocols.http.http_handler import HttpHandler
 from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
@@ -35,12 +35,12 @@ WIDE: Final = 1 << 17
 class House:
     """A door with the model "m", whose worker answers as it is told."""
 
-    def __init__(self, spec: ModelSpec = SPEC, policy: Policy | None = None) -> None:
+    def __init__(self, spec: ModelSpec = SPEC, policy: AccessPolicy | None = None) -> None:
         self.scene = Scene(spec, arena_nbytes=1 << 26)
         self.service: InferenceService = inference_service(ServerSettings(name="test"))
         self.service.models.add(self.scene.driver)
-        self.requests = AwaitedRequests()
-        self.door = HttpDoor(self.service, self.requests, LIMIT_NBYTES, policy or Policy())
+        self.requests = AsyncRequests()
+        self.door = HttpHandler(self.service, self.requests, LIMIT_NBYTES, policy or AccessPolicy())
 
     def talk(self, client: tuple[str, int] = ("127.0.0.1", 5)) -> Talk:
         return Talk(door=self.door.accept, client=client)
@@ -118,14 +118,14 @@ def test_compressed_bodies_and_answers(
 def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "THREAD_NBYTES", 1)
     may_go_on, working = threading.Event(), threading.Event()
-    result_of = offload.result_of
+    result_or_error = offload.result_or_error
 
     def slowly(work: Any) -> Any:
         working.set()
         may_go_on.wait()
-        return result_of(work)
+        return result_or_error(work)
 
-    monkeypatch.setattr(offload, "result_of", slowly)
+    monkeypatch.setattr(offload, "result_or_error", slowly)
 
     async def test(house: House) -> None:
         leaves = house.talk().feed(post(gzip.compress(BODY), b"Content-Encoding: gzip\r\n", INFER))
@@ -323,7 +323,7 @@ def test_generate() -> None:
 
 # ---- who may ask --------------------------------------------------------------------------------
 
-CLOSED: Final = Policy([AccessRule(("inference", "metadata"), "right", "token")])
+CLOSED: Final = AccessPolicy([AccessRule(("inference", "metadata"), "right", "token")])
 TOKEN: Final = b"token: right\r\n"
 
 

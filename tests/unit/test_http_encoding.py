@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, ResourceExhausted, Unimplemented
-from gpuserve.front.doors.access.inflation import FREE_NBYTES, SLICE_NBYTES, Inflater, inflate
-from gpuserve.front.doors.http.encoding import compress, negotiate, request_coding
-from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.net.exchange import AnswerHead
+from gpuserve.front.protocols.access.body_decoding import FREE_NBYTES, SLICE_NBYTES, Inflater, inflate
+from gpuserve.front.protocols.http.http_responses import compress, negotiate, request_coding
 from gpuserve.front.requests.limits import InflationLimits
 
 COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}

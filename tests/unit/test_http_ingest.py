@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
-from gpuserve.front.doors.http.codec import LARGE_NBYTES, parse_infer_request
-from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.ipc.heap_memory import Intake, Share
+from gpuserve.front.protocols.http.body_scanner import BodyHead, HttpBodyScanner
+from gpuserve.front.protocols.http.infer_codec import LARGE_NBYTES, parse_infer_request
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import TensorSpec

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
-from gpuserve.front.doors.http.codec import parse_infer_request
-from gpuserve.front.doors.http.header import OutputForm
+from gpuserve.front.protocols.http.infer_codec import parse_infer_request
+from gpuserve.front.protocols.http.infer_json import OutputForm
 from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.json_values import MAX_JSON_NBYTES
 

@@ -12,7 +12,7 @@ from hpack.huffman_table import decode_huffman
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http2.huffman import HuffmanError, decode
+from gpuserve.front.net.http2_hpack import HuffmanError, decode
 
 ENCODER = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 

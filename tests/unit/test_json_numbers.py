@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, RequestError
-from gpuserve.front.doors.http.header import header_for, read_header
+from gpuserve.front.protocols.http.infer_json import header_for, read_header
 from gpuserve.front.requests import json_arrays, json_values
 from gpuserve.front.requests.json_arrays import LiftedText, lift
 from gpuserve.front.requests.json_values import MAX_VALUES, lifted_tensor, tensor_bytes, tensor_json

@@ -112,47 +112,47 @@ ALLOWED = {
     "gpuserve/export/templates": "gpuserve/export/sizing",
     "gpuserve/follow": "gpuserve/control gpuserve/errors gpuserve/journal",
     "gpuserve/front":
-        "gpuserve/front/exchange gpuserve/front/process gpuserve/config/settings gpuserve_worker/protocol",
+        "gpuserve/front/net gpuserve/front/process gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/front/scheduling":
         "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/front/scheduling gpuserve/front/requests "
         "gpuserve/config/settings gpuserve/core/states",
     "gpuserve/front/ingress":
-        "gpuserve/control gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/ipc "
-        "gpuserve/front/observability gpuserve/front/ingress gpuserve/front/ingress gpuserve/front/server "
+        "gpuserve/control gpuserve/front gpuserve/front/doors gpuserve/front/net gpuserve/front/ipc "
+        "gpuserve/front/observability gpuserve/front/ingress gpuserve/front/ingress gpuserve/front/net "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/doors/http "
-        "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/observability/live gpuserve/front/observability "
+        "gpuserve/errors gpuserve/front/protocols/access gpuserve/front/protocols/grpc gpuserve/front/protocols/http "
+        "gpuserve/front/protocols/openai_api gpuserve/front/net gpuserve/front/observability/live gpuserve/front/observability "
         "gpuserve/front/service gpuserve/config/settings",
-    "gpuserve/front/doors/access":
-        "gpuserve/errors gpuserve/front/exchange gpuserve/front/ipc gpuserve/front/requests gpuserve/config/settings",
+    "gpuserve/front/protocols/access":
+        "gpuserve/errors gpuserve/front/net gpuserve/front/ipc gpuserve/front/requests gpuserve/config/settings",
     "gpuserve/front/protocols/grpc":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/front/ipc "
+        "gpuserve/errors gpuserve/front/protocols/access gpuserve/front/net gpuserve/front/ipc "
         "gpuserve/front/models gpuserve/front/observability/tracing gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/protocols/grpcio":
-        "gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/exchange gpuserve/config/settings",
-    "gpuserve/front/doors/health":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/doors/http "
-        "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/requests "
+        "gpuserve/front/protocols/access gpuserve/front/protocols/grpc gpuserve/front/net gpuserve/config/settings",
+    "gpuserve/front/protocols/health_port":
+        "gpuserve/errors gpuserve/front/protocols/access gpuserve/front/protocols/grpc gpuserve/front/protocols/http "
+        "gpuserve/front/net gpuserve/front/net gpuserve/front/service gpuserve/front/requests "
         "gpuserve_worker/protocol",
-    "gpuserve/front/doors/http":
-        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/doors/access "
-        "gpuserve/front/doors/http/dashboard_page gpuserve/front/doors/http/docs_page "
-        "gpuserve/front/doors/openapi gpuserve/front/exchange gpuserve/front/observability/live gpuserve/front/ipc "
+    "gpuserve/front/protocols/http":
+        "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/protocols/access "
+        "gpuserve/front/protocols/http/dashboard_page gpuserve/front/protocols/http/docs_page "
+        "gpuserve/front/protocols/openapi gpuserve/front/net gpuserve/front/observability/live gpuserve/front/ipc "
         "gpuserve/front/models gpuserve/front/observability/tracing gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve/core/states gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/doors/http/dashboard_page": "gpuserve/front/exchange",
-    "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
-    "gpuserve/front/doors/openai":
-        "gpuserve/model gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/http "
-        "gpuserve/front/exchange gpuserve/front/service gpuserve/front/requests gpuserve_worker/protocol",
-    "gpuserve/front/doors/openapi":
+    "gpuserve/front/protocols/http/dashboard_page": "gpuserve/front/net",
+    "gpuserve/front/protocols/http/docs_page": "gpuserve/front/net",
+    "gpuserve/front/protocols/openai_api":
+        "gpuserve/model gpuserve/errors gpuserve/front/protocols/access gpuserve/front/protocols/http "
+        "gpuserve/front/net gpuserve/front/service gpuserve/front/requests gpuserve_worker/protocol",
+    "gpuserve/front/protocols/openapi":
         "gpuserve/model gpuserve/front/observability gpuserve/front/requests gpuserve_worker/protocol",
-    "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/ipc",
+    "gpuserve/front/net": "gpuserve/errors gpuserve/front/ipc",
     "gpuserve/front/ingress":
-        "gpuserve/control gpuserve/front/exchange gpuserve/front/ingress gpuserve/front/ingress "
-        "gpuserve/front/server gpuserve/journal gpuserve/config/settings gpuserve/core/states gpuserve_worker/protocol",
+        "gpuserve/control gpuserve/front/net gpuserve/front/ingress gpuserve/front/ingress "
+        "gpuserve/front/net gpuserve/journal gpuserve/config/settings gpuserve/core/states gpuserve_worker/protocol",
     "gpuserve/front/ipc": "gpuserve/front/requests gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/observability/live":
         "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/models "
@@ -176,27 +176,27 @@ ALLOWED = {
     "gpuserve/front/observability/tracing":
         "gpuserve/errors gpuserve/front/requests gpuserve/config/settings gpuserve_worker/protocol",
     "gpuserve/front/ingress":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/core/states "
+        "gpuserve/errors gpuserve/front/protocols/access gpuserve/front/net gpuserve/core/states "
         "gpuserve_worker/protocol",
     "gpuserve/front/process":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/doors "
-        "gpuserve/front/doors/access gpuserve/front/protocols/grpc gpuserve/front/protocols/grpcio "
-        "gpuserve/front/doors/health gpuserve/front/exchange gpuserve/front/ingress gpuserve/front/ipc "
+        "gpuserve/front/protocols/access gpuserve/front/protocols/grpc gpuserve/front/protocols/grpcio "
+        "gpuserve/front/protocols/health_port gpuserve/front/net gpuserve/front/ingress gpuserve/front/ipc "
         "gpuserve/front/observability/live gpuserve/front/ipc gpuserve/front/models gpuserve/front/models "
         "gpuserve/front/observability gpuserve/front/observability/gpu_health gpuserve/front/ingress "
-        "gpuserve/front/ingress gpuserve/front/server gpuserve/front/service gpuserve/front/requests "
+        "gpuserve/front/ingress gpuserve/front/net gpuserve/front/service gpuserve/front/requests "
         "gpuserve/config/settings gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/scheduling": "gpuserve/model gpuserve/errors gpuserve/front/requests gpuserve/core/states",
     "gpuserve/front/ingress":
-        "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/exchange "
+        "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/net "
         "gpuserve/front/ipc gpuserve/front/ipc gpuserve/front/models gpuserve/front/observability/tracing "
         "gpuserve/front/ingress gpuserve/front/service gpuserve/front/requests gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/server":
-        "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/config/settings "
+    "gpuserve/front/net":
+        "gpuserve/front/net gpuserve/front/net gpuserve/front/net gpuserve/config/settings "
         "gpuserve_worker/protocol",
-    "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/core/states",
-    "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/core/states",
+    "gpuserve/front/net": "gpuserve/front/net gpuserve/core/states",
+    "gpuserve/front/net": "gpuserve/front/net gpuserve/core/states",
     "gpuserve/front/service":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/front/ipc gpuserve/front/ipc "
         "gpuserve/front/models gpuserve/front/observability gpuserve/front/observability/gpu_health "

@@ -13,10 +13,7 @@ from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.config.settings.values import AccessRule
 from gpuserve.core.errors import Unavailable
 from gpuserve.core.event_log import Event, EventKind
-from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.http.dashboard import MAX_UNSENT
-from gpuserve.front.doors.http.door import HttpDoor
-from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.net.async_requests import AsyncRequests
 from gpuserve.front.observability.live import live_feed
 from gpuserve.front.observability.live.live_feed import (
     MAX_SUBSCRIBERS,
@@ -25,6 +22,9 @@ from gpuserve.front.observability.live.live_feed import (
     ShownSettings,
     live_page,
 )
+from gpuserve.front.protocols.access.authorization import AccessPolicy
+from gpuserve.front.protocols.http.dashboard_endpoints import MAX_UNSENT
+from gpuserve.front.protocols.http.http_handler import HttpHandler
 from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.supervisor.control import front_messages as messages
 
@@ -205,7 +205,7 @@ def test_a_page_that_reads_too_slowly_is_let_go_and_nobody_else(
     service: InferenceService, page: LivePage
 ) -> None:
     async def scene() -> None:
-        door = HttpDoor(service, AwaitedRequests(), 1 << 20, Policy(), live=page)
+        door = HttpHandler(service, AsyncRequests(), 1 << 20, AccessPolicy(), live=page)
         slow, quick = Talk(door=door.accept), Talk(door=door.accept)
         for talk in (slow, quick):
             talk.feed(b"GET /dashboard/live HTTP/1.1\r\nhost: localhost\r\n\r\n")

@@ -30,9 +30,8 @@ from gpuserve.core.errors import (
     inner_code,
     request_error,
 )
-from gpuserve.front.doors.openai import errors
-from gpuserve.front.doors.openai.outline import outline
-from gpuserve.front.doors.openai.requests import OpenAIRequest, for_openai, read_body
+from gpuserve.front.protocols import openai_api as errors
+from gpuserve.front.protocols.openai_api import OpenAIRequest, for_openai, outline, read_body
 from gpuserve.model import Batching
 from gpuserve.model.self_description import declaration
 from gpuserve.model.spec import ModelSpec

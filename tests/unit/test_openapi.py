@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from openapi import check_openapi
 
 from gpuserve.config.settings.values import ADMIN, DASHBOARD, TOKEN_HEADER
-from gpuserve.front.doors.access import routes
-from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX, Endpoint
-from gpuserve.front.doors.access.routes import Route
-from gpuserve.front.doors.http.codec import parse_infer_request
-from gpuserve.front.doors.http.generate_codec import parse_generate_request
-from gpuserve.front.doors.openapi.description import ADMIN_PART, PAGE_PART, Description, document
+from gpuserve.front.protocols.access import endpoints as routes
+from gpuserve.front.protocols.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX, Endpoint, Route
+from gpuserve.front.protocols.http.generate_endpoints import parse_generate_request
+from gpuserve.front.protocols.http.infer_codec import parse_infer_request
+from gpuserve.front.protocols.openapi.openapi_document import ADMIN_PART, PAGE_PART, Description, document
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, element_count
 

@@ -139,7 +139,7 @@ def test_a_mistake_behind_tritons_name_is_shown_in_its_place(tmp_path: Path) -> 
 
 
 def test_a_program_may_have_the_names_of_a_file() -> None:
-    policy = Policy("delay", 5)
+    policy = AccessPolicy("delay", 5)
     spec = bound(
         batching=Batching(max_queue_delay_us=9, merge=True), queue=Queue(max_requests=3, policy=policy)
     )

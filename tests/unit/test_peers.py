@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.front.doors.access.peers import UNIX, address_of, grpc_address, is_local
-from gpuserve.front.exchange.exchange import Ends
+from gpuserve.front.net.exchange import ConnectionEndpoints
+from gpuserve.front.protocols.access.clients import UNIX, address_of, grpc_address, is_local_client
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", UNIX])
@@ -93,11 +93,11 @@ def test_the_peers_of_grpc(peer: str, address: str) -> None:
 @pytest.mark.parametrize(
     ("ends", "address"),
     [
-        (Ends(("127.0.0.1", 5), ("127.0.0.1", 8000), tls=False), "127.0.0.1"),
-        (Ends(None, ("/run/s.sock", None), tls=False), UNIX),
-        (Ends(("", 0), ("/run/s.sock", None), tls=False), UNIX),
-        (Ends(None, ("127.0.0.1", 8000), tls=False), ""),
+        (ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 8000), tls=False), "127.0.0.1"),
+        (ConnectionEndpoints(None, ("/run/s.sock", None), tls=False), UNIX),
+        (ConnectionEndpoints(("", 0), ("/run/s.sock", None), tls=False), UNIX),
+        (ConnectionEndpoints(None, ("127.0.0.1", 8000), tls=False), ""),
     ],
 )
-def test_the_peers_of_our_own_server(ends: Ends, address: str) -> None:
+def test_the_peers_of_our_own_server(ends: ConnectionEndpoints, address: str) -> None:
     assert address_of(ends) == address

@@ -71,7 +71,7 @@ class Doors:
         )
         self.mirror.open()
 
-    async def lose_front(self) -> None:
+    async def front_lost(self) -> None:
         """Have the front die, which says nothing more to anybody."""
         self._dead.append((self.requests, self.scene))
         self.mirror.close()
@@ -346,7 +346,7 @@ def test_another_front_runs_once_more_what_is_small_and_refuses_the_rest() -> No
             placed.sequence = Sequence(7, True, True)
             there.submit(placed)
             await there.settle()
-            await there.lose_front()
+            await there.front_lost()
             (refused,) = there.answers
             assert isinstance(refused, Unavailable), "of a sequence only the front knew"
             late = request(1, 3.0, timeout_s=60.0)
@@ -364,7 +364,7 @@ def test_another_front_runs_once_more_what_is_small_and_refuses_the_rest() -> No
             there.submit(request(1, 5.0))
             await there.settle()
             for _ in range(2):
-                await there.lose_front()
+                await there.front_lost()
                 there.meet_front(SPEC)
                 there.door.resume()
                 await there.settle()
@@ -395,7 +395,7 @@ def test_memory_is_shared_with_each_front_anew() -> None:
             arena = there.door.service.models.find("m").arena
             block = arena.allocate(LARGE)  # a body that comes while the front dies
             block.view[:] = b"\2" * LARGE
-            await there.lose_front()
+            await there.front_lost()
             there.meet_front(LARGE_SPEC)
             there.door.resume()
             await there.settle()

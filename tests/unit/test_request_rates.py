@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import ConfigError, RateLimited
-from gpuserve.front.exchange.request_rates import RequestRates, TokenBuckets, retry_after_s
+from gpuserve.front.net.request_rate_limiter import RequestRates, TokenBuckets, retry_after_s
 
 #: (client, milliseconds since the request before)
 REQUESTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 700)), max_size=200)

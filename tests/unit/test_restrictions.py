@@ -16,9 +16,9 @@ from gpuserve import Server
 from gpuserve.config.settings.server import ServerSettings, all_access_rules
 from gpuserve.config.settings.values import ADMIN, CONTROL_GROUPS, DASHBOARD, ENDPOINT_GROUPS, AccessRule
 from gpuserve.core.errors import ConfigError, PermissionDenied, Unavailable
-from gpuserve.front.doors.access import endpoints
-from gpuserve.front.doors.access.endpoints import METHODS, Access, Endpoint, Kind
-from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict, token_headers
+from gpuserve.front.protocols.access import endpoints
+from gpuserve.front.protocols.access.authorization import GRPC_PREFIX, AccessPolicy, Verdict, token_headers
+from gpuserve.front.protocols.access.endpoints import METHODS, Access, Endpoint, Kind
 from gpuserve.front.protocols.grpc import unary_rpcs
 
 TOKEN = "right"
@@ -103,7 +103,7 @@ def test_what_depends_on_the_message_can_be_told_by_it() -> None:
 
 
 def test_without_rules_everything_is_allowed_here_and_control_only_here() -> None:
-    policy = Policy()
+    policy = AccessPolicy()
     assert {judged(policy, access) for access in ROWS} == {Verdict.ALLOWED}
     expected = {
         Kind.USE: Verdict.ALLOWED,
@@ -119,14 +119,14 @@ def test_without_rules_everything_is_allowed_here_and_control_only_here() -> Non
 
 @pytest.mark.parametrize("group", CONTROL_GROUPS)
 def test_remote_control_opens_its_group_and_no_other(group: str) -> None:
-    policy = Policy((), [group])
+    policy = AccessPolicy((), [group])
     closed = {access.group for access in ROWS if judged(policy, access, local=False) is not Verdict.ALLOWED}
     assert closed == {*CONTROL_GROUPS, DASHBOARD} - {group}
 
 
 @pytest.mark.parametrize("group", ENDPOINT_GROUPS)
 def test_a_rule_closes_its_group_and_its_token_opens_it_from_anywhere(group: str) -> None:
-    policy = Policy([AccessRule((group,), TOKEN)], [*CONTROL_GROUPS, DASHBOARD])
+    policy = AccessPolicy([AccessRule((group,), TOKEN)], [*CONTROL_GROUPS, DASHBOARD])
     closed = {access.group for access in ROWS if judged(policy, access) is not Verdict.ALLOWED}
     assert closed == {group, *({DASHBOARD} if group in PAGE.shows else ())}
     shown = (HEADER, TOKEN.encode())
@@ -159,19 +159,22 @@ def test_a_rule_closes_its_group_and_its_token_opens_it_from_anywhere(group: str
 )
 @pytest.mark.parametrize("prefix", ["", GRPC_PREFIX])
 def test_only_the_token_opens(headers: list[tuple[bytes, bytes]], allowed: bool, prefix: str) -> None:
-    policy = Policy([AccessRule(("inference",), TOKEN)])
+    policy = AccessPolicy([AccessRule(("inference",), TOKEN)])
     expected = Verdict.ALLOWED if allowed else Verdict.NO_TOKEN
     assert judged(policy, INFERENCE, *headers, prefix=prefix) is expected
 
 
 def test_the_prefix_of_grpc_is_for_grpc() -> None:
-    policy, shown = Policy([AccessRule(("inference",), TOKEN)]), (GRPC_PREFIX.encode() + HEADER, b"right")
+    policy, shown = (
+        AccessPolicy([AccessRule(("inference",), TOKEN)]),
+        (GRPC_PREFIX.encode() + HEADER, b"right"),
+    )
     assert judged(policy, INFERENCE, shown, prefix=GRPC_PREFIX) is Verdict.ALLOWED
     assert judged(policy, INFERENCE, shown) is Verdict.NO_TOKEN
 
 
 def test_each_token_opens_its_own_groups() -> None:
-    policy = Policy(
+    policy = AccessPolicy(
         [
             AccessRule(("inference",), "client"),
             AccessRule(("inference", "trace"), "operator", header="My-Key"),
@@ -192,7 +195,9 @@ def test_each_token_opens_its_own_groups() -> None:
 
 
 def test_the_live_page_needs_the_tokens_of_what_it_shows_and_a_client_of_this_machine() -> None:
-    policy = Policy([AccessRule(("statistics",), "first"), AccessRule(("metadata",), "second", "My-Key")])
+    policy = AccessPolicy(
+        [AccessRule(("statistics",), "first"), AccessRule(("metadata",), "second", "My-Key")]
+    )
     first, second = (HEADER, b"first"), (b"my-key", b"second")
     assert judged(policy, PAGE) is Verdict.NO_TOKEN
     assert judged(policy, PAGE, first) is judged(policy, PAGE, second) is Verdict.NO_TOKEN
@@ -204,7 +209,7 @@ def test_the_live_page_needs_the_tokens_of_what_it_shows_and_a_client_of_this_ma
 
 
 def test_a_token_of_its_own_opens_the_live_page_from_anywhere_and_no_other_is_needed() -> None:
-    policy = Policy([AccessRule(("statistics",), "first"), AccessRule((DASHBOARD,), "own")])
+    policy = AccessPolicy([AccessRule(("statistics",), "first"), AccessRule((DASHBOARD,), "own")])
     assert judged(policy, PAGE, (HEADER, b"own"), local=False) is Verdict.ALLOWED
     assert judged(policy, PAGE, (HEADER, b"first")) is Verdict.NO_TOKEN
     assert judged(policy, PAGE) is Verdict.NO_TOKEN
@@ -220,13 +225,13 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
         return real(given, known)
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    policy = Policy([AccessRule(("inference",), TOKEN)])
+    policy = AccessPolicy([AccessRule(("inference",), TOKEN)])
     assert judged(policy, INFERENCE, (HEADER, b"b"), (b"authorization", b"Bearer right")) is Verdict.ALLOWED
     assert compared == [b"b", b"right"]
 
 
 def test_what_a_refused_client_is_told() -> None:
-    policy = Policy([AccessRule(("trace",), TOKEN, header="My-Key")])
+    policy = AccessPolicy([AccessRule(("trace",), TOKEN, header="My-Key")])
     over_http = policy.refusal(Access("trace"), Verdict.NO_TOKEN)
     over_grpc = policy.refusal(Access("trace"), Verdict.NO_TOKEN, GRPC_PREFIX)
     assert (type(over_http), type(over_grpc)) == (Unavailable, Unavailable)
@@ -320,8 +325,8 @@ def test_a_page_of_another_origin_changes_nothing(
 ) -> None:
     for access in ROWS:
         if access.kind is Kind.CONTROL:
-            assert judged(Policy(), access, *headers) is verdict
-            token = Policy([AccessRule((access.group,), TOKEN)])
+            assert judged(AccessPolicy(), access, *headers) is verdict
+            token = AccessPolicy([AccessRule((access.group,), TOKEN)])
             assert judged(token, access, *headers, (HEADER, TOKEN.encode())) is Verdict.ALLOWED
         elif access.kind in {Kind.USE, Kind.BARE}:
-            assert judged(Policy(), access, *headers) is Verdict.ALLOWED
+            assert judged(AccessPolicy(), access, *headers) is Verdict.ALLOWED

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.doors.access.endpoints import Endpoint
-from gpuserve.front.doors.access.routes import NOT_FOUND, Refusal, Route, match
+from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Refusal, Route, match
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.doors.http.generate_codec import parse_generate_request
-from gpuserve.front.doors.http.header import read_header
 from gpuserve.front.protocols.grpc.infer_decoder import request_parameters
+from gpuserve.front.protocols.http.generate_endpoints import parse_generate_request
+from gpuserve.front.protocols.http.infer_json import read_header
 from gpuserve.front.requests.inference import InferRequest, InputTensor, Sequence
 from gpuserve.front.requests.validation import SequenceCheck
 from gpuserve.model.spec import InstanceSpec, ModelSpec, SequenceBatching, SequenceControl

@@ -10,14 +10,14 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.front.doors.http import codec
-from gpuserve.front.doors.http.header import OutputForm
-from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.protocols.grpc import infer_decoder
 from gpuserve.front.protocols.grpc.grpc_protocol import frame
 from gpuserve.front.protocols.grpc.infer_encoder import encode_infer_response
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
+from gpuserve.front.protocols.http import infer_codec as codec
+from gpuserve.front.protocols.http.body_scanner import BodyHead, HttpBodyScanner
+from gpuserve.front.protocols.http.infer_json import OutputForm
 from gpuserve.front.requests.inference import InferRequest, InferResponse, OutputTensor, RegionSlice
 
 REGION, OFFSET, NBYTES = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"

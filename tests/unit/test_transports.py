@@ -14,9 +14,9 @@ from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.settings.server import GRPCIO, NATIVE
 from gpuserve.core.errors import ConfigError
-from gpuserve.front.exchange.exchange import Ends
-from gpuserve.front.exchange.limits import Admission, Limits
-from gpuserve.front.server.connections import Connections
+from gpuserve.front.net.admission import Admission, Limits
+from gpuserve.front.net.exchange import ConnectionEndpoints
+from gpuserve.front.net.server import Connections
 
 
 def config(tmp_path: Path, transport: str) -> str:
@@ -65,9 +65,10 @@ def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
 def test_who_has_most_of_too_many_half_requests_is_closed() -> None:
     """All connections of an address count together: many with few each go before one that has more."""
     many = [
-        mock.Mock(backlog_nbytes=0, n_half=4, ends=Ends(("10.0.0.1", n), ("", 0), False)) for n in range(5)
+        mock.Mock(backlog_nbytes=0, n_half=4, ends=ConnectionEndpoints(("10.0.0.1", n), ("", 0), False))
+        for n in range(5)
     ]
-    other = mock.Mock(backlog_nbytes=0, n_half=8, ends=Ends(("10.0.0.2", 1), ("", 0), False))
+    other = mock.Mock(backlog_nbytes=0, n_half=8, ends=ConnectionEndpoints(("10.0.0.2", 1), ("", 0), False))
 
     async def check() -> None:
         admission = Admission(Limits(max_half_requests=16))

@@ -10,14 +10,21 @@ from functools import partial
 
 from http1_talk import GET, Talk, answer_ok
 from http2_peer import POST, Peer, frame
-from http2_scene import RecordingWay, Sink
+from http2_scene import BodyReceiver, RecordingWay
 from http2_scene import Talk as Http2Talk
 
-from gpuserve.front.exchange.connection import PREFACE, Connection
-from gpuserve.front.exchange.exchange import AnswerHead, Exchange
-from gpuserve.front.exchange.turn import CROWDED_READ_NBYTES, PRESSED_TURN_S, READ_NBYTES, TURN_S, Turn
-from gpuserve.front.server.http1.protocol import Http1
-from gpuserve.front.server.http2.protocol import Http2
+from gpuserve.front.net.connection import (
+    CROWDED_READ_NBYTES,
+    PREFACE,
+    PRESSED_TURN_S,
+    READ_NBYTES,
+    TURN_S,
+    Connection,
+    Turn,
+)
+from gpuserve.front.net.exchange import AnswerHead, Exchange
+from gpuserve.front.net.http1_protocol import Http1
+from gpuserve.front.net.http2_protocol import Http2
 
 
 class Loop:
@@ -194,7 +201,7 @@ def test_a_body_in_very_many_chunks_is_taken_turn_by_turn() -> None:
 
 
 def test_frames_are_taken_turn_by_turn() -> None:
-    def answer(sink: Sink, end: bool) -> None:
+    def answer(sink: BodyReceiver, end: bool) -> None:
         sink.exchange.answer(AnswerHead(200, (), [(b"grpc-status", b"0")]), (b"ok",), 2)
 
     peer = Peer()
@@ -239,11 +246,11 @@ async def turns_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_connection_that_is_lost_goes_on_until_its_streams_are_dropped() -> None:
-    sinks: list[Sink] = []
+    sinks: list[BodyReceiver] = []
     clock = itertools.count()
 
-    def accept(exchange: Exchange) -> Sink:
-        sinks.append(Sink(exchange, None))
+    def accept(exchange: Exchange) -> BodyReceiver:
+        sinks.append(BodyReceiver(exchange, None))
         return sinks[-1]
 
     async def talk() -> None:

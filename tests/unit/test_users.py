@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from gpuserve.front.doors.access.users import user_of
-from gpuserve.front.exchange.exchange import Ends
+from gpuserve.front.net.exchange import ConnectionEndpoints
+from gpuserve.front.protocols.access.clients import client_uid
 
 
 def exchange(accepted: socket.socket, *headers: tuple[bytes, bytes]) -> Any:
-    ends = Ends(accepted.getpeername()[:2], accepted.getsockname()[:2], tls=False, socket=accepted)
+    ends = ConnectionEndpoints(
+        accepted.getpeername()[:2], accepted.getsockname()[:2], tls=False, socket=accepted
+    )
     return SimpleNamespace(ends=ends, head=SimpleNamespace(headers=headers))
 
 
@@ -29,10 +31,10 @@ def test_the_kernel_knows_who_is_at_the_other_end(listens: str, connects: str) -
         socket.create_connection((connects, listener.getsockname()[1])) as client,
         listener.accept()[0] as accepted,
     ):
-        assert user_of(exchange(accepted)) == os.geteuid()
-        assert user_of(exchange(accepted, (b"x-forwarded-for", b"127.0.0.1"))) is None
+        assert client_uid(exchange(accepted)) == os.geteuid()
+        assert client_uid(exchange(accepted, (b"x-forwarded-for", b"127.0.0.1"))) is None
         client.close()
-        assert user_of(exchange(accepted)) is None
+        assert client_uid(exchange(accepted)) is None
 
 
 def test_a_client_on_a_unix_socket(tmp_path: Path) -> None:
@@ -44,15 +46,15 @@ def test_a_client_on_a_unix_socket(tmp_path: Path) -> None:
         listener.listen()
         client.connect(str(tmp_path / "s"))
         with listener.accept()[0] as accepted:
-            ends = Ends(None, ("s", None), tls=False, socket=accepted)
+            ends = ConnectionEndpoints(None, ("s", None), tls=False, socket=accepted)
             made: Any = SimpleNamespace(ends=ends, head=SimpleNamespace(headers=()))
-            assert user_of(made) == os.geteuid()
+            assert client_uid(made) == os.geteuid()
 
 
 def test_a_client_elsewhere_or_behind_a_library_is_not_known() -> None:
     for ends in (
-        Ends(("127.0.0.1", 5), ("", 0), tls=False),
-        Ends(("10.0.0.1", 5), ("10.0.0.2", 6), tls=False),
+        ConnectionEndpoints(("127.0.0.1", 5), ("", 0), tls=False),
+        ConnectionEndpoints(("10.0.0.1", 5), ("10.0.0.2", 6), tls=False),
     ):
         made: Any = SimpleNamespace(ends=ends, head=SimpleNamespace(headers=()))
-        assert user_of(made) is None
+        assert client_uid(made) is None

@@ -117,7 +117,7 @@ class IngressStatus(NamedTuple):
     connections.
 
     It contains the last ``notice`` received, the number of connections whose clients are unaware of it, the
-    held requests (``Transport``), the counts of its ``Admission`` under the same names, and the size of
+    held requests (``ProtocolServer``), the counts of its ``Admission`` under the same names, and the size of
     bodies on its heap and in its arena. ``n_requests``, ``cpu_s`` (CPU seconds), ``refused``, ``late`` and
     ``intake_refused`` include all former processes with the same number.
     """

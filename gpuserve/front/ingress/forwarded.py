@@ -14,10 +14,19 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.core.states import StepTable
-from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Head, Header, Piece, Release, Sink
-from gpuserve.front.exchange.limits import source_of
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.ipc_channel import WINDOW_NBYTES, IpcChannel, split_into_pieces
+from gpuserve.front.net.admission import source_of
+from gpuserve.front.net.exchange import (
+    AnswerHead,
+    BodyReceiver,
+    ConnectionEndpoints,
+    Head,
+    Header,
+    Piece,
+    Release,
+    RequestHandler,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +71,7 @@ class ForwardedExchanges:
     its messages to their handlers.
     """
 
-    def __init__(self, channel: IpcChannel, accept: Accept) -> None:
+    def __init__(self, channel: IpcChannel, accept: RequestHandler) -> None:
         self._channel = channel
         self._accept = accept
         self._open: dict[int, ForwardedExchange] = {}
@@ -133,17 +142,19 @@ class ForwardedExchange:
         "_unsent",
         "_unsent_nbytes",
         "_waiter",
-        "ends",
+        "endpoints",
         "head",
     )
 
-    def __init__(self, exchanges: ForwardedExchanges, number: int, head: Head, ends: Ends) -> None:
+    def __init__(
+        self, exchanges: ForwardedExchanges, number: int, head: Head, ends: ConnectionEndpoints
+    ) -> None:
         self.head = head
-        self.ends = ends
+        self.endpoints = ends
         self._exchanges = exchanges
         self._number = number
         self._progress = _AWAITED
-        self._sink: Sink | None = None
+        self._sink: BodyReceiver | None = None
         self._body_ended = False
         self._uncredited_nbytes = 0
         #: The unsent parts of the response, and its last message.
@@ -162,7 +173,7 @@ class ForwardedExchange:
 
     # ---- from the ingress process ---------------------------------------------------------------
 
-    def open(self, accept: Accept) -> None:
+    def open(self, accept: RequestHandler) -> None:
         sink = accept(self)
         if self.ended:
             sink.abandon()
@@ -172,7 +183,7 @@ class ForwardedExchange:
     def on_body(self, body: messages.RequestBody) -> None:
         self._body_ended = body.end
         if self._sink is not None:
-            self._sink.take(body.data, body.end)
+            self._sink.receive_body(body.data, body.end)
 
     def on_sent(self, sent: messages.ResponseCredit) -> None:
         self._on_way_nbytes -= sent.nbytes
@@ -324,7 +335,7 @@ class ForwardedExchange:
             waiter.set_result(None)
 
 
-def _ends(opened: messages.RequestOpened) -> Ends:
+def _ends(opened: messages.RequestOpened) -> ConnectionEndpoints:
     client = opened.client
     source = source_of(client and client[0])
-    return Ends(client, opened.server, opened.tls, source=source, user=opened.user)
+    return ConnectionEndpoints(client, opened.server, opened.tls, source=source, user=opened.user)

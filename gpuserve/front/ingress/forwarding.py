@@ -16,8 +16,6 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.core.errors import RequestError
-from gpuserve.front.doors.access.users import depends_on_user, user_of
-from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, Sink
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.ipc_channel import (
     CREDIT_NBYTES,
@@ -26,6 +24,8 @@ from gpuserve.front.ingress.ipc_channel import (
     front_died,
     split_into_pieces,
 )
+from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head, Piece
+from gpuserve.front.protocols.access.clients import client_uid, depends_on_user
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +74,11 @@ class RequestForwarder:
         """Return the number of requests that the front has not answered."""
         return len(self._open)
 
-    def accept(self, exchange: Exchange) -> Sink:
+    def accept(self, exchange: Exchange) -> BodyReceiver:
         number = next(self._numbers)
         one = self._open[number] = ForwardedRequest(self, exchange, number, exchange.head.method in _SAFE)
-        head, ends = exchange.head, exchange.ends
-        user = user_of(exchange) if depends_on_user(head) else None
+        head, ends = exchange.head, exchange.endpoints
+        user = client_uid(exchange) if depends_on_user(head) else None
         if self._outage.is_active:
             one.hold(self._outage)
         one.post(
@@ -149,7 +149,7 @@ class ForwardedRequest:
 
     # ---- the connection's side ------------------------------------------------------------
 
-    def take(self, data: Piece, end: bool) -> None:
+    def receive_body(self, data: Piece, end: bool) -> None:
         if data:
             self._replay = None
         *parts, last = split_into_pieces((data,), len(data))

@@ -15,9 +15,6 @@ from typing import Any, Final
 
 from gpuserve.config.settings.logs import LogSettings
 from gpuserve.config.settings.tls import TlsFiles
-from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.monitored_ingress import (
@@ -30,9 +27,10 @@ from gpuserve.front.ingress.monitored_ingress import (
     choose_ingress,
 )
 from gpuserve.front.ingress.proxied_requests import IngressSession
-from gpuserve.front.server.acceptor import Acceptor, own_listener
-from gpuserve.front.server.connections import CLOSE_TIMEOUT_S
-from gpuserve.front.server.handshakes import tls_context
+from gpuserve.front.net.admission import Admission
+from gpuserve.front.net.async_requests import AsyncRequests
+from gpuserve.front.net.listeners import Acceptor, duplicate_listener, tls_context
+from gpuserve.front.net.server import CLOSE_TIMEOUT_S, IngressRow, ProtocolServer
 from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp
 
 #: The time without any ingress process after which the front cannot start.
@@ -43,11 +41,11 @@ _WAIT_S: Final = 10.0
 _END_S: Final = 2.0
 
 
-class IngressMonitor(Transport):
+class IngressMonitor(ProtocolServer):
     """``settings.doors`` ingress processes, which hold the connections of the listeners.
 
     ``listeners`` maps descriptors to whether they use TLS. ``stop`` closes them, and ends what ``requests``
-    runs. ``request_start`` has the supervisor start the process of a number; ``door_up`` and ``door_down``
+    runs. ``request_start`` has the supervisor start the process of a number; ``ingress_up`` and ``ingress_down``
     are its answers.
     """
 
@@ -55,7 +53,7 @@ class IngressMonitor(Transport):
         self,
         listeners: Mapping[int, bool],
         serve: Callable[[IpcChannel], IngressSession],
-        requests: AwaitedRequests,
+        requests: AsyncRequests,
         admission: Admission,
         setup: messages.IngressSetup,
         tls: TlsFiles | None,
@@ -104,7 +102,7 @@ class IngressMonitor(Transport):
         if not self._count(IngressState.UP):
             raise TimeoutError(f"no ingress process came up within {_START_TIMEOUT_S:g} s")
         for fd, tls in self._listeners.items():
-            acceptor = Acceptor(own_listener(fd), partial(self._on_accepted, tls))
+            acceptor = Acceptor(duplicate_listener(fd), partial(self._on_accepted, tls))
             self._acceptors.append(acceptor)
             acceptor.open()
 
@@ -157,17 +155,17 @@ class IngressMonitor(Transport):
             for process in self._processes:
                 process.post(messages.ReloadTls())
 
-    def door_up(self, message: IngressUp, fds: list[int]) -> None:
+    def ingress_up(self, message: IngressUp, fds: list[int]) -> None:
         sock, pidfd = socket.socket(fileno=fds[0]), fds[1]
         handle = IngressHandle(message.pid, pidfd)
         self._processes[message.number].on_up(handle, sock, message.restarts, survived=message.survived)
 
-    def door_down(self, message: IngressDown) -> None:
+    def ingress_down(self, message: IngressDown) -> None:
         self._processes[message.number].on_down(message.pid, message.reason)
 
-    def doors(self) -> Iterator[DoorRow]:
+    def ingress_rows(self) -> Iterator[IngressRow]:
         for process in self._processes:
-            yield DoorRow(
+            yield IngressRow(
                 process.number, process.pid, process.state.value, process.n_open, process.tally.counts
             )
 
@@ -217,7 +215,7 @@ class IngressMonitor(Transport):
 
     def _refuse(self, one: AcceptedConnection) -> None:
         one.accepted.close()
-        self._admission.leave(one.address)
+        self._admission.release(one.address)
 
     # ---- processes ------------------------------------------------------------------------------
 

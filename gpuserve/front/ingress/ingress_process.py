@@ -20,24 +20,27 @@ from gpuserve.config.settings import logs
 from gpuserve.config.settings.logs import LogSettings
 from gpuserve.config.settings.server import ServerSettings, with_changed_settings
 from gpuserve.config.settings.tls import TlsFiles, tls_files
-from gpuserve.front.doors.logged import access_logged
-from gpuserve.front.doors.opening import both_doors, rate_limit
-from gpuserve.front.doors.passing_door import PassingDoor, asks_readiness, refuse
-from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.exchange import Accept
-from gpuserve.front.exchange.housekeeping import keep_running
-from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.exchange.request_rates import RequestRates
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.channel_messages import Connect, IngressStatus
 from gpuserve.front.ingress.forwarding import RequestForwarder
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.model_replica import IngressService
 from gpuserve.front.ipc.heap_memory import trim_periodically
+from gpuserve.front.net.admission import Admission, ingress_share, limits_from_settings
+from gpuserve.front.net.async_requests import AsyncRequests, run_periodic_work
+from gpuserve.front.net.exchange import RequestHandler
+from gpuserve.front.net.listeners import TlsHandshakes, tls_context
+from gpuserve.front.net.request_rate_limiter import RequestRates
+from gpuserve.front.net.server import Connections
 from gpuserve.front.observability.access_log import AccessLog
-from gpuserve.front.server.connections import Connections
-from gpuserve.front.server.handshakes import Handshakes, tls_context
-from gpuserve.front.server.limits import limits_of, part_of_door
+from gpuserve.front.protocols.access_log_middleware import with_access_log
+from gpuserve.front.protocols.router import (
+    IngressRouter,
+    is_readiness_request,
+    make_handlers,
+    make_rate_limit,
+    refuse,
+)
 from gpuserve.supervisor.control.front_messages import CONTROL
 from gpuserve_worker.memory.orphans import ORPHANS
 from gpuserve_worker.protocol import datagram
@@ -51,12 +54,12 @@ class IngressParts:
 
     admission: Admission
     connections: Connections
-    entrance: PassingDoor
+    entrance: IngressRouter
     forwarding: RequestForwarder
     receiver: ConnectionReceiver
     reporter: StatusReporter
     inference: IngressService
-    awaited: AwaitedRequests
+    awaited: AsyncRequests
 
 
 class IngressProcess:
@@ -86,7 +89,7 @@ class IngressProcess:
         self._loop.set_exception_handler(self._on_defect)
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._on_control)
-        trimming = self._loop.create_task(keep_running(partial(trim_periodically, self._shrink)))
+        trimming = self._loop.create_task(run_periodic_work(partial(trim_periodically, self._shrink)))
         await self._quit.wait()
         trimming.cancel()
         assert self._parts is not None
@@ -119,7 +122,7 @@ class IngressProcess:
         self._lose_front()
         self._channel.reopen(socket.socket(fileno=fds.pop()))
         if self._parts is not None:
-            self._parts.entrance.find_front()
+            self._parts.entrance.front_found()
             self._parts.inference.resume()
 
     def _on_front_lost(self) -> None:
@@ -132,7 +135,7 @@ class IngressProcess:
         if parts is None or parts.inference.outage.is_active or self._channel.is_open:
             return
         self._closed.clear()
-        parts.entrance.lose_front()
+        parts.entrance.front_lost()
         parts.inference.on_front_died()
         parts.forwarding.on_front_died()
 
@@ -153,16 +156,16 @@ class IngressProcess:
     def _set_up(self, setup: messages.IngressSetup) -> None:
         self._counted = setup.counted
         self._settings = ServerSettings.from_wire(setup.settings)
-        settings = part_of_door(self._settings)
+        settings = ingress_share(self._settings)
         self._on_setup(settings)
         inference = IngressService(settings, self._channel)
-        forwarding = RequestForwarder(self._channel, inference.outage, refuse, asks_readiness)
-        admission = Admission(limits_of(settings), rates=RequestRates(reports=True))
-        awaited = AwaitedRequests(inference.service.intake)
-        http, grpc = both_doors(inference.service, settings, awaited, admission)
+        forwarding = RequestForwarder(self._channel, inference.outage, refuse, is_readiness_request)
+        admission = Admission(limits_from_settings(settings), rates=RequestRates(reports=True))
+        awaited = AsyncRequests(inference.service.intake)
+        http, grpc = make_handlers(inference.service, settings, awaited, admission)
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
-        entrance = PassingDoor(grpc, http, forwarding.accept, rate_limit(settings, admission))
-        accept = access_logged(AccessLog.of(settings), entrance.accept)
+        entrance = IngressRouter(grpc, http, forwarding.accept, make_rate_limit(settings, admission))
+        accept = with_access_log(AccessLog.of(settings), entrance.accept)
         receiver = ConnectionReceiver(
             connections, accept, admission, tls_files(settings), self._on_connection_closed
         )
@@ -197,8 +200,8 @@ class IngressProcess:
 
     def _adjust(self, parts: IngressParts, message: messages.ChangeSettings) -> None:
         self._settings = with_changed_settings(self._settings, message.settings)
-        settings = part_of_door(self._settings)
-        parts.admission.adjust(limits_of(settings))
+        settings = ingress_share(self._settings)
+        parts.admission.adjust(limits_from_settings(settings))
         if "max_connection_age_s" in message.settings:
             parts.connections.limit_age(settings.max_connection_age_s)
 
@@ -271,20 +274,20 @@ class ConnectionReceiver:
     def __init__(
         self,
         connections: Connections,
-        accept: Accept,
+        accept: RequestHandler,
         admission: Admission,
         tls: TlsFiles | None,
         closed: Callable[[str | None], None],
     ) -> None:
-        self._made = connections.maker(accept)
+        self._made = connections.connection_factory(accept)
         self._tls = tls
         self._closed = closed
-        self._handshakes = None if tls is None else Handshakes(self._made, admission, tls_context(tls))
+        self._handshakes = None if tls is None else TlsHandshakes(self._made, admission, tls_context(tls))
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        connections.arrivals.append(self)
+        connections.pending.append(self)
         if self._handshakes is not None:
-            connections.arrivals.append(self._handshakes)
+            connections.pending.append(self._handshakes)
 
     @property
     def is_busy(self) -> bool:
@@ -299,7 +302,7 @@ class ConnectionReceiver:
         accepted.setblocking(False)
         release_place = partial(self._closed, address)
         if message.tls and self._handshakes is not None:
-            self._handshakes.take(accepted, address, release_place)
+            self._handshakes.on_accepted(accepted, address, release_place)
         else:
             task = self._loop.create_task(self._connect(accepted, release_place))
             self._tasks.add(task)

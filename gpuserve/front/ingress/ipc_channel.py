@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuserve.core.errors import RequestError, Unavailable
-from gpuserve.front.exchange.exchange import Piece
 from gpuserve.front.ingress.channel_messages import CHANNEL_MESSAGES
+from gpuserve.front.net.exchange import Piece
 from gpuserve_worker.protocol import datagram
 from gpuserve_worker.protocol.vocabulary import joined
 

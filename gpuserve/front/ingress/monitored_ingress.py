@@ -23,12 +23,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gpuserve.core.event_log import EventKind
 from gpuserve.core.states import StepTable
-from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.exchange.transport import DoorCounts
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.channel_messages import IngressStatus
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.proxied_requests import IngressSession
+from gpuserve.front.net.admission import Admission
+from gpuserve.front.net.server import IngressCounts
 from gpuserve.supervisor.control.heartbeat import LoopWatchdog, cpu_times, describe_process_state
 from gpuserve_worker.protocol.stacks import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
 
@@ -277,7 +277,7 @@ class MonitoredIngress:
         for address in holding.addresses:
             self._running.addresses[address] += 1
             self.n_open += 1
-            self._admission.admit_again(address)
+            self._admission.readmit(address)
 
     def _on_status(self, status: messages.IngressStatus) -> None:
         self.last_heard_at = self._loop.time()
@@ -292,7 +292,7 @@ class MonitoredIngress:
         for address in left.addresses:
             self._running.addresses[address] -= 1
             self.n_open -= 1
-            self._admission.leave(address)
+            self._admission.release(address)
         self._running.addresses += Counter()  # drops addresses without connections
 
     def _on_lost(self) -> None:
@@ -310,7 +310,7 @@ class MonitoredIngress:
         self.tally.end()
         running.addresses -= Counter(one.address for one in running.on_their_way)
         for address in running.addresses.elements():
-            self._admission.leave(address)
+            self._admission.release(address)
         self.n_open = 0
         if self.state is IngressState.ENDING:
             self._enter(IngressState.ENDED)
@@ -436,6 +436,6 @@ class IngressTally:
         return n_open if self._last.notice < n_notices else self._last.n_unaware
 
 
-def _counts(said: IngressStatus, restarts: int) -> DoorCounts:
-    fields = {name: getattr(said, name) for name in DoorCounts._fields if name != "restarts"}
-    return DoorCounts(restarts=restarts, **fields)
+def _counts(said: IngressStatus, restarts: int) -> IngressCounts:
+    fields = {name: getattr(said, name) for name in IngressCounts._fields if name != "restarts"}
+    return IngressCounts(restarts=restarts, **fields)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gpuserve.core.errors import RequestError, inner_code
-from gpuserve.front.exchange.exchange import Accept
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.forwarded import ForwardedExchanges
 from gpuserve.front.ingress.ingress_memory import IngressLoans
@@ -20,6 +19,7 @@ from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.model_replica import ModelPublisher
 from gpuserve.front.ipc.scatter import Answer, WholeOutputs
 from gpuserve.front.models.pending_request import PendingRequest
+from gpuserve.front.net.exchange import RequestHandler
 from gpuserve.front.observability.tracing.request_trace import Reception, Receptions
 from gpuserve.front.requests.inference import NOTHING, InferRequest, InferResponse, InputTensor, RegionSlice
 from gpuserve.front.service.inference_service import Inference, InferenceService
@@ -31,7 +31,7 @@ class IngressSession:
     messages to their handlers.
     """
 
-    def __init__(self, service: InferenceService, accept: Accept, channel: IpcChannel) -> None:
+    def __init__(self, service: InferenceService, accept: RequestHandler, channel: IpcChannel) -> None:
         trace = service.control.trace
         self._exchanges = ForwardedExchanges(channel, accept)
         self._requests = ProxiedRequests(channel, service.inference, trace.receptions)
@@ -68,7 +68,7 @@ class _Sender(NamedTuple):
     """The part of a request's exchange that fair queues use."""
 
     head: _SenderHead
-    ends: _SenderEnds
+    endpoints: _SenderEnds
 
 
 class ProxiedRequests:

@@ -180,7 +180,7 @@ class ProxyRequests:
         sender, names = request.sender, self.fairness_headers
         if not names or sender is None:
             return None
-        return sender.ends.source, tuple([one for one in sender.head.headers if one[0] in names])
+        return sender.endpoints.source, tuple([one for one in sender.head.headers if one[0] in names])
 
     def _received(self, request: InferRequest) -> tuple[int, bool, messages.Headers]:
         head = request.sender.head

@@ -131,7 +131,7 @@ class PendingRequest(QueuedRequest):
             for name, value in sender.head.headers:
                 if name == header:
                     return (value,)  # a tuple, unlike any address
-        source: Hashable = sender.ends.source
+        source: Hashable = sender.endpoints.source
         return source
 
     @property

@@ -34,11 +34,11 @@ from typing import Any, Final, TypeAlias
 
 from gpuserve.config.settings.logs import LOG
 from gpuserve.config.settings.server import ServerSettings, with_changed_settings
-from gpuserve.front.exchange.housekeeping import keep_running
-from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.ipc.heap_memory import trim_periodically
 from gpuserve.front.ipc.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.net.admission import Limits
+from gpuserve.front.net.async_requests import run_periodic_work
 from gpuserve.front.observability.gpu_health.gpu_states import LostGpu
 from gpuserve.front.observability.live.live_feed import LivePage, live_page
 from gpuserve.front.observability.metrics.metrics_push import MetricsPusher, start_metrics_push
@@ -142,7 +142,7 @@ class Front:
         elif isinstance(message, messages.InstanceUp):
             self._parts.generations.instance_up(message, fds)
         elif isinstance(message, messages.IngressUp):
-            self._parts.front_listeners.door_up(message, fds)
+            self._parts.front_listeners.ingress_up(message, fds)
         else:
             self._handlers[type(message)](message)
 
@@ -164,14 +164,14 @@ class Front:
         metrics_pusher = start_metrics_push(service.metrics_page, settings)
         self._parts = FrontParts(service, generations, front_listeners, draining, rates, live, metrics_pusher)
         self._handlers = self._dispatch_table(self._parts)
-        self._spawn(keep_running(partial(trim_periodically, generations.shrink)))
+        self._spawn(run_periodic_work(partial(trim_periodically, generations.shrink)))
         self._spawn(generations.watch.run())
-        self._spawn(keep_running(partial(detect_changes, service)))
+        self._spawn(run_periodic_work(partial(detect_changes, service)))
         if live is not None:
             live.feed.open()
-            self._spawn(keep_running(live.feed.run))
+            self._spawn(run_periodic_work(live.feed.run))
         if metrics_pusher is not None:
-            self._spawn(keep_running(metrics_pusher.run))
+            self._spawn(run_periodic_work(metrics_pusher.run))
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
         *listeners, own_heartbeat, supervisors_heartbeat = fds
@@ -191,7 +191,7 @@ class Front:
             messages.Resize: parts.generations.resize,
             messages.RetireInstance: parts.generations.retire_instance,
             messages.InstanceDown: parts.generations.instance_down,
-            messages.IngressDown: parts.front_listeners.door_down,
+            messages.IngressDown: parts.front_listeners.ingress_down,
             messages.ModelStates: lambda message: models.set_states(*message),
             messages.Outcome: lambda message: control.supervisor_requests.complete(
                 message.ticket, VerbOutcome(*message[1:])

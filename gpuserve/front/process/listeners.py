@@ -18,25 +18,27 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from gpuserve.config.settings.server import GRPCIO, ServerSettings
 from gpuserve.config.settings.tls import TlsFiles, TlsFingerprint, certificate_expiry, check_files, tls_files
 from gpuserve.core.errors import ConfigError
-from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
-from gpuserve.front.doors.front_door import FrontDoor, grpc_alone
-from gpuserve.front.doors.health.port import HealthPort
-from gpuserve.front.doors.logged import access_logged
-from gpuserve.front.doors.opening import both_doors, grpc_door, rate_limit
-from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.ingress.channel_messages import IngressSetup
 from gpuserve.front.ingress.ingress_monitor import IngressMonitor
 from gpuserve.front.ingress.proxied_requests import IngressSession
 from gpuserve.front.ipc.heap_memory import Intake
+from gpuserve.front.net.admission import Admission, limits_from_settings
+from gpuserve.front.net.async_requests import AsyncRequests
+from gpuserve.front.net.server import Connections, IngressRow, NativeServer, ProtocolServer
 from gpuserve.front.observability.access_log import AccessLog
 from gpuserve.front.observability.live.live_feed import LivePage
 from gpuserve.front.observability.metrics.prometheus import Family, family
+from gpuserve.front.protocols.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
+from gpuserve.front.protocols.access_log_middleware import with_access_log
 from gpuserve.front.protocols.grpc.unary_rpcs import HEALTH_WATCH
-from gpuserve.front.server.connections import Connections
-from gpuserve.front.server.limits import limits_of
-from gpuserve.front.server.transport import NativeTransport
+from gpuserve.front.protocols.health_port import HealthPort
+from gpuserve.front.protocols.router import (
+    RequestRouter,
+    grpc_only,
+    make_grpc_handler,
+    make_handlers,
+    make_rate_limit,
+)
 from gpuserve.front.service.control import NotifySupervisor
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp, StartIngress
@@ -56,7 +58,7 @@ _INGRESS_FIELDS: Final = ("number", "pid", "state", "connections", "requests", "
 
 
 class FrontListeners:
-    """The transports of a front, none before ``open``. Calls go to all of them; see ``Transport``."""
+    """The transports of a front, none before ``open``. Calls go to all of them; see ``ProtocolServer``."""
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class FrontListeners:
         self._settings = settings
         self._spawn = spawn
         self._notify_supervisor = notify_supervisor
-        self._transports: list[Transport] = []
-        self._admission = Admission(limits_of(settings), n_processes=settings.doors)
+        self._transports: list[ProtocolServer] = []
+        self._admission = Admission(limits_from_settings(settings), n_processes=settings.doors)
 
     async def open(self, listeners: dict[str, int]) -> None:
         """Accept connections on the listeners: descriptors by role ("http", "grpc", "metrics", "health")."""
@@ -113,23 +115,23 @@ class FrontListeners:
 
     def adjust(self, settings: ServerSettings) -> None:
         """Apply the connection limits of the settings."""
-        limits = limits_of(settings)
+        limits = limits_from_settings(settings)
         self._admission.adjust(limits)
         for transport in self._transports:
             transport.adjust(dataclasses.asdict(limits))
 
-    def door_up(self, message: IngressUp, fds: list[int]) -> None:
+    def ingress_up(self, message: IngressUp, fds: list[int]) -> None:
         for transport in self._transports:
-            transport.door_up(message, fds)
+            transport.ingress_up(message, fds)
 
-    def door_down(self, message: IngressDown) -> None:
+    def ingress_down(self, message: IngressDown) -> None:
         for transport in self._transports:
-            transport.door_down(message)
+            transport.ingress_down(message)
 
-    def ingresses(self) -> Iterator[DoorRow]:
+    def ingresses(self) -> Iterator[IngressRow]:
         """Yield the ingress processes."""
         for transport in self._transports:
-            yield from transport.doors()
+            yield from transport.ingress_rows()
 
     def door_rows(self) -> tuple[tuple[int, int | None, str, int, int, float, int], ...]:
         """Return the ingress rows of a ``Census``."""
@@ -172,9 +174,9 @@ def transports(
     admission: Admission,
     notify_supervisor: NotifySupervisor,
     live: LivePage | None = None,
-) -> list[Transport]:
+) -> list[ProtocolServer]:
     """Return the transports on the listeners (descriptors by role); ``grpc_port`` is grpc.aio's own port."""
-    found: list[Transport] = []
+    found: list[ProtocolServer] = []
     if settings.transport == GRPCIO and grpc_port is not None:
         found.append(_grpc_aio(service, settings, grpc_port, admission))
     if settings.doors > 1:
@@ -204,12 +206,12 @@ def _ingress_transport(
     live: LivePage | None,
 ) -> IngressMonitor:
     """Return the transport whose connections are handled by ingress processes."""
-    requests = AwaitedRequests(service.intake)
-    http, grpc = both_doors(service, settings, requests, admission, live)
+    requests = AsyncRequests(service.intake)
+    http, grpc = make_handlers(service, settings, requests, admission, live)
     tls = tls_files(settings)
     speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
     setup = IngressSetup(settings.to_wire(), 0, _NO_WORK, {})
-    serve = partial(IngressSession, service, FrontDoor(grpc, http).accept)
+    serve = partial(IngressSession, service, RequestRouter(grpc, http).accept)
 
     def ask(number: int) -> None:
         notify_supervisor(StartIngress(number))
@@ -226,16 +228,16 @@ def _native(
     tls: TlsFiles | None,
     admission: Admission,
     live: LivePage | None,
-) -> NativeTransport:
+) -> NativeServer:
     """Return the server's own transport, on listeners by role."""
-    requests = AwaitedRequests(service.intake)
-    http, grpc = both_doors(service, settings, requests, admission, live)
+    requests = AsyncRequests(service.intake)
+    http, grpc = make_handlers(service, settings, requests, admission, live)
     log = AccessLog.of(settings)
-    accept = access_logged(log, FrontDoor(grpc, http, rate_limit(settings, admission)).accept)
-    metrics = access_logged(log, http.accept_metrics)
+    accept = with_access_log(log, RequestRouter(grpc, http, make_rate_limit(settings, admission)).accept)
+    metrics = with_access_log(log, http.accept_metrics)
     accepts = {fd: metrics if role == "metrics" else accept for role, fd in fds.items()}
     connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
-    return NativeTransport(accepts, requests, connections, admission, tls)
+    return NativeServer(accepts, requests, connections, admission, tls)
 
 
 def _grpc_aio(
@@ -245,9 +247,9 @@ def _grpc_aio(
     from gpuserve.front.protocols.grpcio.grpcio_server import GrpcAioServer, GrpcCertificates
 
     host, tls = settings.host_of("grpc"), _tls_on(settings, "grpc")
-    handler = grpc_door(service, settings, AwaitedRequests(service.intake), admission)
+    handler = make_grpc_handler(service, settings, AsyncRequests(service.intake), admission)
     return GrpcAioServer(
-        access_logged(AccessLog.of(settings), grpc_alone(handler, rate_limit(settings, admission))),
+        with_access_log(AccessLog.of(settings), grpc_only(handler, make_rate_limit(settings, admission))),
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         settings.max_request_nbytes,
         settings.grpc_response_compression,
@@ -337,7 +339,7 @@ _INGRESS_METRICS: Final = (
 )
 
 
-def connection_families(admission: Admission, ingresses: Sequence[DoorRow] = ()) -> Iterator[Family]:
+def connection_families(admission: Admission, ingresses: Sequence[IngressRow] = ()) -> Iterator[Family]:
     """Yield the metrics of connections and streams, open, refused and late, and of each ingress process."""
     name = "gpuserve_connections"
     yield family(name, "gauge", "Connections that are open.", [({}, admission.n_open)])
@@ -371,7 +373,7 @@ def connection_families(admission: Admission, ingresses: Sequence[DoorRow] = ())
     yield from _ingress_families(ingresses)
 
 
-def intake_families(intake: Intake, ingresses: Sequence[DoorRow] = ()) -> Iterator[Family]:
+def intake_families(intake: Intake, ingresses: Sequence[IngressRow] = ()) -> Iterator[Family]:
     """Yield the heap memory of request bodies, and the requests refused for lack of it."""
     text = "Memory that bodies of requests take on the heap of the front, beside the arenas."
     nbytes = intake.nbytes + sum(ingress.counts.intake_nbytes for ingress in ingresses)
@@ -387,7 +389,7 @@ def intake_families(intake: Intake, ingresses: Sequence[DoorRow] = ()) -> Iterat
     yield family("gpuserve_memory_reclaimed_total", "counter", text, values)
 
 
-def _ingress_families(ingresses: Sequence[DoorRow]) -> Iterator[Family]:
+def _ingress_families(ingresses: Sequence[IngressRow]) -> Iterator[Family]:
     if not ingresses:
         return
     values: list[tuple[dict[str, str], float]]

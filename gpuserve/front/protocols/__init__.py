@@ -1,1 +1,1 @@
-"""The protocol: codecs, one service layer, and the servers that carry it."""
+"""Protocol layer: the endpoints of the HTTP and gRPC APIs, and access control for them."""

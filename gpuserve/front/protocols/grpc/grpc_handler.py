@@ -1,5 +1,5 @@
 """The gRPC protocol server: access control and dispatch by call headers, and the methods that await, over an
-``AwaitedRequest``.
+``AsyncRequest``.
 
 ``ModelInfer``, which awaits nothing, is in ``model_infer.py``.
 """
@@ -13,22 +13,26 @@ from typing import Final
 
 from gpuserve.config.settings.server import NO_COMPRESSION
 from gpuserve.core.errors import DeadlineExceeded, InvalidArgument, NoMemory, RequestError
-from gpuserve.front.doors.access.endpoints import METHODS, Access
-from gpuserve.front.doors.access.failures import error_to_tell
-from gpuserve.front.doors.access.forwarding import HeaderForwarding
-from gpuserve.front.doors.access.inflation import SLICE_NBYTES, WINDOW_BITS, Inflater, Slice
-from gpuserve.front.doors.access.offload import offload, result_of
-from gpuserve.front.doors.access.peers import address_of, is_local
-from gpuserve.front.doors.access.rate_limit import RateLimit
-from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict
-from gpuserve.front.doors.access.users import user_of
-from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone
-from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Piece, Sink
-from gpuserve.front.exchange.limits import Admission, OpenStreams
-from gpuserve.front.exchange.request_rates import RequestRates
 from gpuserve.front.ipc.gather import heap_nbytes
 from gpuserve.front.ipc.heap_memory import Share
+from gpuserve.front.net.admission import Admission, OpenStreams
+from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests, ClientGone
+from gpuserve.front.net.exchange import BodyReceiver, Exchange, Head, Piece, RequestHandler
+from gpuserve.front.net.request_rate_limiter import RequestRates
 from gpuserve.front.observability.tracing.request_trace import Reception
+from gpuserve.front.protocols.access.authorization import GRPC_PREFIX, AccessPolicy, RateLimit, Verdict
+from gpuserve.front.protocols.access.body_decoding import (
+    SLICE_NBYTES,
+    WINDOW_BITS,
+    Inflater,
+    Slice,
+    client_error,
+    offload,
+    result_or_error,
+)
+from gpuserve.front.protocols.access.clients import address_of, client_uid, is_local_client
+from gpuserve.front.protocols.access.endpoints import METHODS, Access
+from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.grpc import reflection, unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_protocol import (
     COMPRESSED_NBYTES,
@@ -77,9 +81,9 @@ class GrpcHandler:
     def __init__(
         self,
         service: InferenceService,
-        requests: AwaitedRequests,
+        requests: AsyncRequests,
         max_request_nbytes: int,
-        policy: Policy | None = None,
+        policy: AccessPolicy | None = None,
         forwarding: HeaderForwarding | None = None,
         compression: str = NO_COMPRESSION,
         streams: OpenStreams | None = None,
@@ -88,7 +92,7 @@ class GrpcHandler:
         self._service = service
         self._streams = streams or Admission().streams
         self._requests = requests
-        self._policy = policy or Policy()
+        self._policy = policy or AccessPolicy()
         level = LEVELS[compression]
         self._inference = GrpcInference(service, max_request_nbytes, forwarding, level)
         service.health.watch(self._on_health)
@@ -102,25 +106,25 @@ class GrpcHandler:
             unary_rpcs.SYSTEM_REGISTER: self._serve_system_register,
         }
 
-    def accept(self, exchange: Exchange) -> Sink:
+    def accept(self, exchange: Exchange) -> BodyReceiver:
         """Return the body receiver of a call. Calls with equal headers share one resolved handler."""
         head = exchange.head
-        handler: Accept | None = head.memo
+        handler: RequestHandler | None = head.memo
         if handler is None:
             handler = head.memo = self._resolve_handler(head)
         return handler(exchange)
 
-    def refuse(self, error: RequestError, exchange: Exchange) -> Sink:
+    def refuse(self, error: RequestError, exchange: Exchange) -> BodyReceiver:
         """Return the body receiver that answers a call with an error, whatever its messages say."""
         return (RefusedStream if exchange.head.path in _STREAMS else Refused)(error, exchange)
 
-    def _resolve_handler(self, head: Head) -> Accept:
+    def _resolve_handler(self, head: Head) -> RequestHandler:
         """Resolve the handler for calls with this head."""
         access = METHODS.get(head.path)
         if access is None:
             return partial(Refused, unary_rpcs.unimplemented(head.path))
         handler = self._permitted_handler(head)
-        if self._policy.is_open(access):
+        if self._policy.is_public(access):
             return handler
         verdict = self._policy.judge(access, head.headers, is_local=False, prefix=GRPC_PREFIX)
         if verdict is Verdict.ALLOWED:
@@ -138,7 +142,7 @@ class GrpcHandler:
             return partial(self._choose_by_locality, access, handler, reads)
         return partial(self._choose_by_locality, access, handler, refused)
 
-    def _permitted_handler(self, head: Head) -> Accept:
+    def _permitted_handler(self, head: Head) -> RequestHandler:
         call = parse_call_head(head)
         if not head.trailers:
             return partial(Refused, InvalidArgument(NO_TRAILERS))
@@ -146,42 +150,44 @@ class GrpcHandler:
             return partial(InferCall, self._inference, call)
         return partial(self._start_task, self._methods[head.path], call)
 
-    def _choose_by_locality(self, access: Access, local: Accept, remote: Accept, exchange: Exchange) -> Sink:
+    def _choose_by_locality(
+        self, access: Access, local: RequestHandler, remote: RequestHandler, exchange: Exchange
+    ) -> BodyReceiver:
         """Use ``local`` for clients on this machine and ``remote`` for all others."""
-        is_here = is_local(address_of(exchange.ends), exchange.head.headers)
+        is_here = is_local_client(address_of(exchange.endpoints), exchange.head.headers)
         return (local if is_here else remote)(exchange)
 
     def _on_health(self) -> None:
         if self._service.health.draining or self._service.health.ended:
-            self._requests.wake_all()
+            self._requests.start_all_dormant()
 
-    def _start_task(self, method: Method, call: CallHead, exchange: Exchange) -> Sink:
+    def _start_task(self, method: Method, call: CallHead, exchange: Exchange) -> BodyReceiver:
         path = exchange.head.path
         is_stream = path in _STREAMS
         if is_stream or path == unary_rpcs.HEALTH_WATCH:
             method = partial(self._serve_counted, method)
         served, sleeps = partial(serve, method, call), is_stream and call.timeout_s is None
         try:
-            return self._requests.begin(exchange, served, is_stream=is_stream, sleeps=sleeps)
+            return self._requests.start(exchange, served, is_stream=is_stream, dormant=sleeps)
         except NoMemory as error:
             return RefusedStream(error, exchange)
 
-    async def _serve_counted(self, method: Method, call: CallHead, request: AwaitedRequest) -> None:
+    async def _serve_counted(self, method: Method, call: CallHead, request: AsyncRequest) -> None:
         """Run a method that lasts as long as its client likes, counted as an open stream."""
         with self._streams.counted(request.exchange):
             await method(call, request)
 
     # ---- methods that await ---------------------------------------------------------------
 
-    async def _serve_unary(self, call: CallHead, request: AwaitedRequest) -> None:
+    async def _serve_unary(self, call: CallHead, request: AsyncRequest) -> None:
         await self._send_answer(request, await small_message(call, request))
 
-    async def _serve_system_register(self, call: CallHead, request: AwaitedRequest) -> None:
+    async def _serve_system_register(self, call: CallHead, request: AsyncRequest) -> None:
         message = await small_message(call, request)
-        reply = unary_rpcs.system_register(self._service, message, user_of(request.exchange))
+        reply = unary_rpcs.system_register(self._service, message, client_uid(request.exchange))
         send_message(request.exchange, reply)
 
-    async def _serve_read_only(self, call: CallHead, request: AwaitedRequest) -> None:
+    async def _serve_read_only(self, call: CallHead, request: AsyncRequest) -> None:
         """Serve a call that may read settings but not change them, as its message shows."""
         path = request.head.path
         message = await small_message(call, request)
@@ -189,11 +195,11 @@ class GrpcHandler:
             raise self._policy.refusal(METHODS[path], Verdict.REMOTE, GRPC_PREFIX)
         await self._send_answer(request, message)
 
-    async def _send_answer(self, request: AwaitedRequest, message: bytes) -> None:
+    async def _send_answer(self, request: AsyncRequest, message: bytes) -> None:
         reply = await unary_rpcs.answer(request.head.path, self._service, message)
         send_message(request.exchange, reply)
 
-    async def _serve_reflection(self, call: CallHead, request: AwaitedRequest) -> None:
+    async def _serve_reflection(self, call: CallHead, request: AsyncRequest) -> None:
         exchange = request.exchange
         replies = reflection.replies(
             self._service, request.head.path, small_messages(call, request, reflection.MAX_REQUEST_NBYTES)
@@ -214,10 +220,10 @@ class StreamingInference:
         self._service = service
         self._heads = {coding: ok_head(coding).headers for coding in ("", *WINDOW_BITS)}
 
-    async def serve(self, call: CallHead, request: AwaitedRequest) -> None:
+    async def serve(self, call: CallHead, request: AsyncRequest) -> None:
         """Answer the requests of one call until all are, or the client leaves. Raises its status."""
         shared, head = self._shared, request.head
-        forwarded = None if shared.forwarding is None else shared.forwarding.of(head)
+        forwarded = None if shared.forwarding is None else shared.forwarding.parameters_of(head)
         reception = (
             None if shared.receptions.deliver is None else shared.receptions.of(head.headers, stream=True)
         )
@@ -278,7 +284,7 @@ class StreamingInference:
         exchange.finish(OK_TRAILERS)
 
     async def _read(
-        self, call: CallHead, request: AwaitedRequest, stream: InferStream, reception: Reception | None
+        self, call: CallHead, request: AsyncRequest, stream: InferStream, reception: Reception | None
     ) -> None:
         """Submit requests as they arrive, and detect that the client has left, even after the last."""
         try:
@@ -300,25 +306,25 @@ class StreamingInference:
                         stream.is_full
                     ):  # stays full until a request completes, and the client may leave earlier
                         stream.hold(unframer.unread_nbytes)
-                        await request.unless_gone(asyncio.ensure_future(stream.wait_for_room()))
+                        await request.wait_unless_gone(asyncio.ensure_future(stream.wait_for_room()))
                 if unframer.unread_nbytes or len(part) > _UNCOUNTED_NBYTES or stream.share.nbytes:
                     stream.hold(unframer.unread_nbytes)
                 if reception is not None:
                     reception.reading()
             unframer.finish()
             stream.end_requests()
-            await request.until_gone()
+            await request.wait_until_gone()
             stream.cancel()
         except ClientGone:
             stream.cancel()
         except Exception as error:
             # Drop the traceback, whose frames hold the request's bytes: the stream keeps the error.
-            stream.fail(error_to_tell(error, "reading a stream"))
+            stream.fail(client_error(error, "reading a stream"))
 
     async def _receive(
         self,
         call: CallHead,
-        request: AwaitedRequest,
+        request: AsyncRequest,
         stream: InferStream,
         compressed: bool,
         body: bytes | memoryview,
@@ -333,14 +339,14 @@ class StreamingInference:
             stream.receive(body)
 
     async def _receive_long(
-        self, encoding: str, request: AwaitedRequest, stream: InferStream, message: bytes | memoryview
+        self, encoding: str, request: AsyncRequest, stream: InferStream, message: bytes | memoryview
     ) -> None:
         """Read a long or compressed message in slices between other clients' work, and submit its request.
 
         Raises ClientGone if the client left meanwhile, NoMemory if there is no memory for the message, and
         RequestError if the message cannot be inflated, which ends the stream."""
         service = self._service
-        share = Share(service.intake, request.exchange.ends.source)
+        share = Share(service.intake, request.exchange.endpoints.source)
 
         def claim(model_name: str, nbytes: int) -> Block | None:
             return service.inference.claim(model_name, nbytes, scanner.model_version)
@@ -375,7 +381,7 @@ class StreamingInference:
                 parsing.add_done_callback(lambda _: free())
 
     async def _parts(
-        self, encoding: str, request: AwaitedRequest, message: bytes | memoryview
+        self, encoding: str, request: AsyncRequest, message: bytes | memoryview
     ) -> AsyncIterator[Slice]:
         """Yield a message part by part, inflated if it has an encoding. Other tasks run between parts."""
         if encoding:
@@ -394,10 +400,10 @@ class StreamingInference:
         """Parse a complete message, in a thread if parsing takes long."""
         loop, executor = asyncio.get_running_loop(), self._service.json_executor
         if len(scanner.header) > SHORT_NBYTES:
-            return loop.run_in_executor(executor, result_of, lambda: check_strings(scanner.parse()))
-        read = result_of(scanner.parse)
+            return loop.run_in_executor(executor, result_or_error, lambda: check_strings(scanner.parse()))
+        read = result_or_error(scanner.parse)
         if isinstance(read, InferRequest) and has_long_strings(read):
-            return loop.run_in_executor(executor, result_of, lambda: check_strings(read))
+            return loop.run_in_executor(executor, result_or_error, lambda: check_strings(read))
         parsed: asyncio.Future[InferRequest | RequestError] = loop.create_future()
         parsed.set_result(read)
         return parsed

@@ -26,12 +26,11 @@ from gpuserve.core.errors import (
     Stopping,
     Unimplemented,
 )
-from gpuserve.front.doors.access.failures import error_to_tell
-from gpuserve.front.doors.access.inflation import WINDOW_BITS, Buffer, inflate
-from gpuserve.front.exchange.awaited import AwaitedRequest
-from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, grpc_timeout_s
-from gpuserve.front.exchange.request_rates import retry_after_s
 from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.net.async_requests import AsyncRequest
+from gpuserve.front.net.exchange import AnswerHead, Exchange, Head, Piece, grpc_timeout_s
+from gpuserve.front.net.request_rate_limiter import retry_after_s
+from gpuserve.front.protocols.access.body_decoding import WINDOW_BITS, Buffer, client_error, inflate
 from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.limits import InflationLimits
 from gpuserve.front.requests.server_status import STATUS
@@ -351,19 +350,19 @@ NO_TRAILERS: Final = (
 )
 
 #: An awaiting method. It raises the ``RequestError`` that becomes the status of the call.
-Method: TypeAlias = Callable[[CallHead, AwaitedRequest], Awaitable[None]]
+Method: TypeAlias = Callable[[CallHead, AsyncRequest], Awaitable[None]]
 
 
-async def serve(method: Method, call: CallHead, request: AwaitedRequest) -> None:
+async def serve(method: Method, call: CallHead, request: AsyncRequest) -> None:
     """Run a method, and send the status of any error that it raises."""
     try:
         await method(call, request)
     except Exception as error:
         if not (request.gone and isinstance(error, OSError)):
-            refuse_call(request.exchange, error_to_tell(error, f"serving {request.head.path}"))
+            refuse_call(request.exchange, client_error(error, f"serving {request.head.path}"))
 
 
-async def small_message(call: CallHead, request: AwaitedRequest) -> bytes:
+async def small_message(call: CallHead, request: AsyncRequest) -> bytes:
     """Return the single message of a small call.
 
     Raises RequestError if the body holds no message or a too large one, and ClientGone if the client left.
@@ -372,7 +371,7 @@ async def small_message(call: CallHead, request: AwaitedRequest) -> bytes:
     return bytes(unary_message(body, MAX_SMALL_NBYTES, call.encoding))
 
 
-async def small_messages(call: CallHead, request: AwaitedRequest, max_nbytes: int) -> AsyncIterator[bytes]:
+async def small_messages(call: CallHead, request: AsyncRequest, max_nbytes: int) -> AsyncIterator[bytes]:
     """Yield the small messages of a stream. Raises RequestError, or ClientGone if the client left."""
     unframer = Unframer(max_nbytes, call.encoding)
     while (part := await request.part()) is not None:
@@ -397,7 +396,7 @@ class Refused:
         self._error = error
         self._exchange = exchange
 
-    def take(self, data: Piece, end: bool) -> None:
+    def receive_body(self, data: Piece, end: bool) -> None:
         self._exchange.consumed(len(data))
         if end:
             refuse_call(self._exchange, self._error)
@@ -417,5 +416,5 @@ class RefusedStream(Refused):
         super().__init__(error, exchange)
         asyncio.get_running_loop().call_soon(refuse_call, exchange, error)
 
-    def take(self, data: Piece, end: bool) -> None:
+    def receive_body(self, data: Piece, end: bool) -> None:
         self._exchange.consumed(len(data))

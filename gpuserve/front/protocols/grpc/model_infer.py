@@ -11,16 +11,21 @@ from functools import partial
 from typing import Final
 
 from gpuserve.core.errors import Internal, RequestError
-from gpuserve.front.doors.access.failures import error_to_tell
-from gpuserve.front.doors.access.forwarding import HeaderForwarding
-from gpuserve.front.doors.access.inflation import WINDOW_BITS, Inflater, Slice
-from gpuserve.front.doors.access.offload import each_off_loop, off_loop
-from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
 from gpuserve.front.ipc.gather import heap_nbytes
 from gpuserve.front.ipc.heap_memory import REQUEST_NBYTES, Share
 from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.models.pending_request import PendingRequest
+from gpuserve.front.net.exchange import AnswerHead, Exchange, Piece
 from gpuserve.front.observability.tracing.request_trace import Reception
+from gpuserve.front.protocols.access.body_decoding import (
+    WINDOW_BITS,
+    Inflater,
+    Slice,
+    client_error,
+    inflate_off_loop,
+    run_off_loop,
+)
+from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.grpc.grpc_protocol import (
     COMPRESSED_NBYTES,
     IDENTITY,
@@ -110,7 +115,7 @@ class InferCall:
 
     # ---- the request ----------------------------------------------------------------------
 
-    def take(self, data: Piece, end: bool) -> None:
+    def receive_body(self, data: Piece, end: bool) -> None:
         nbytes = len(data)
         try:
             if nbytes > _UNCREDITED_NBYTES or not end:
@@ -162,7 +167,7 @@ class InferCall:
         share.hold(len(parts))
 
     def _new_share(self) -> Share:
-        return Share(self._shared.intake, self._exchange.ends.source, REQUEST_NBYTES)
+        return Share(self._shared.intake, self._exchange.endpoints.source, REQUEST_NBYTES)
 
     def _parse_collected(self) -> None:
         """Parse the message after its last part."""
@@ -177,14 +182,14 @@ class InferCall:
         """Parse a scanned message, in a thread if it is long beside its raw contents."""
         nbytes = len(scanner.header) if len(scanner.header) > SHORT_NBYTES else 0
         self._is_parsed_elsewhere = True
-        off_loop(nbytes, scanner.parse, self._on_parsed, self._shared.executor)
+        run_off_loop(nbytes, scanner.parse, self._on_parsed, self._shared.executor)
 
     def _on_parsed(self, found: InferRequest | RequestError) -> None:
         scanner = self._scanner
         assert scanner is not None
         if isinstance(found, InferRequest) and not self._is_done and has_long_strings(found):
             work = partial(check_strings, found)
-            off_loop(validation.SHORT_NBYTES, work, self._on_parsed, self._shared.executor)
+            run_off_loop(validation.SHORT_NBYTES, work, self._on_parsed, self._shared.executor)
             return
         self._is_parsed_elsewhere = False
         if self._is_done:
@@ -211,7 +216,7 @@ class InferCall:
             return
         share = self._share = self._share or self._new_share()
         slices = Inflater(self._call.encoding, self._shared.inflation).slices(message, end=True)
-        each_off_loop(len(message), slices, partial(self._receive_slice, share, len(body)))
+        inflate_off_loop(len(message), slices, partial(self._receive_slice, share, len(body)))
 
     def _receive_slice(self, share: Share, body_nbytes: int, found: Slice | RequestError) -> bool:
         """Scan one inflated slice of a compressed message. Returns whether more slices are wanted."""
@@ -282,7 +287,7 @@ class InferCall:
         nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         if self._shared.level and nbytes >= COMPRESSED_NBYTES and self._call.coding:
             work = partial(compress_messages, self._call.coding, self._shared.level, b"".join(pieces))
-            off_loop(nbytes, work, partial(self._send_compressed, answer))
+            run_off_loop(nbytes, work, partial(self._send_compressed, answer))
         elif self._reception is None:
             self._is_done = True
             self._exchange.answer(OK, pieces, nbytes, answer.on_close and answer.close)
@@ -311,7 +316,7 @@ class InferCall:
 
     def _refuse(self, error: Exception) -> None:
         """Answer with an error status, unless the call was answered."""
-        refusal = error_to_tell(error, f"serving {self._exchange.head.path}")
+        refusal = client_error(error, f"serving {self._exchange.head.path}")
         if self._is_done:
             return
         self._is_done = True

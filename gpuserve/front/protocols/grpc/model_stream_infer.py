@@ -17,13 +17,13 @@ from typing import Any, Final
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import RequestError, Stopping
-from gpuserve.front.doors.access import forwarding
-from gpuserve.front.doors.access.inflation import Buffer
-from gpuserve.front.exchange.exchange import Exchange
 from gpuserve.front.ipc.gather import free_body
 from gpuserve.front.ipc.heap_memory import Share
 from gpuserve.front.models.pending_request import PendingRequest
+from gpuserve.front.net.exchange import Exchange
 from gpuserve.front.observability.tracing.request_trace import Reception
+from gpuserve.front.protocols.access import header_forwarding as forwarding
+from gpuserve.front.protocols.access.body_decoding import Buffer
 from gpuserve.front.protocols.grpc.grpc_protocol import frame
 from gpuserve.front.protocols.grpc.infer_decoder import parse_infer_request, parse_refused_message
 from gpuserve.front.protocols.grpc.infer_encoder import Piece, check_size, response_parts, varint
@@ -74,7 +74,7 @@ class InferStream:
         self._sender = sender
         self._strict_errors = strict_errors
         #: Intake share of requests that are incomplete or in flight.
-        self.share = Share(service.intake, sender.ends.source)
+        self.share = Share(service.intake, sender.endpoints.source)
         self._pending: set[PendingRequest] = set()
         #: Answers in the order of the requests. A list is the ready message of a refused request.
         self._ordered: deque[_Ordered | list[Piece]] = _NOTHING
@@ -116,7 +116,7 @@ class InferStream:
             request = parse_infer_request(body) if read is None else read
             if self._forwarded:
                 try:
-                    forwarding.add(request, self._forwarded)
+                    forwarding.add_forwarded(request, self._forwarded)
                 except RequestError:
                     free_body(request)
                     raise

@@ -13,8 +13,8 @@ from typing import Any, Final
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import NotFound, Stopping, Unimplemented
-from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.ipc.shared_memory import RegionKind
+from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.protocols.grpc.grpc_protocol import OK_HEADERS, CallHead, frame, small_message
 from gpuserve.front.protocols.grpc.infer_decoder import decode, tensor_parameters
 from gpuserve.front.protocols.grpc.reflection import schema
@@ -43,13 +43,13 @@ def check_health(source: HealthSource, body: bytes) -> bytes:
     return health_message(serving)
 
 
-async def serve_health_watch(source: HealthSource, call: CallHead, request: AwaitedRequest) -> None:
+async def serve_health_watch(source: HealthSource, call: CallHead, request: AsyncRequest) -> None:
     """Answer ``Watch`` until the client leaves. Raises the status, or Stopping at the server's end."""
     body = await small_message(call, request)
     name = decode(schema().message(_REQUEST), body).service
     exchange = request.exchange
     exchange.start(200, OK_HEADERS)
-    gone = asyncio.ensure_future(request.until_gone())
+    gone = asyncio.ensure_future(request.wait_until_gone())
     try:
         async for reply in health_changes(source, name, gone):
             exchange.send(frame(len(reply)) + reply)

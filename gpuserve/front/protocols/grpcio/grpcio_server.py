@@ -19,11 +19,21 @@ import grpc
 
 from gpuserve.config.settings.server import NO_COMPRESSION
 from gpuserve.config.settings.tls import TlsFiles
-from gpuserve.front.doors.access.peers import UNIX, grpc_address
-from gpuserve.front.exchange.connection import AGE_GRACE_S
-from gpuserve.front.exchange.exchange import TE, Accept, AnswerHead, Ends, Head, Header, Piece, Release, Sink
-from gpuserve.front.exchange.limits import source_of
-from gpuserve.front.exchange.transport import Transport
+from gpuserve.front.net.admission import source_of
+from gpuserve.front.net.connection import AGE_GRACE_S
+from gpuserve.front.net.exchange import (
+    TE,
+    AnswerHead,
+    BodyReceiver,
+    ConnectionEndpoints,
+    Head,
+    Header,
+    Piece,
+    Release,
+    RequestHandler,
+)
+from gpuserve.front.net.server import ProtocolServer
+from gpuserve.front.protocols.access.clients import UNIX, grpc_address
 from gpuserve.front.protocols.grpc.grpc_protocol import (
     CONTENT_TYPE,
     PREFIX_NBYTES,
@@ -43,12 +53,12 @@ _MAX_INT: Final = (1 << 31) - 1
 _FLUSH_S: Final = 0.1
 
 
-class GrpcAioServer(Transport):
+class GrpcAioServer(ProtocolServer):
     """A ``grpc.aio`` server in the front's event loop. Clients learn of a shutdown only when it happens."""
 
     def __init__(
         self,
-        accept: Accept,
+        accept: RequestHandler,
         address: str,
         max_request_nbytes: int,
         compression: str = NO_COMPRESSION,
@@ -104,7 +114,7 @@ class GrpcAioServer(Transport):
 class _GenericHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     """All calls as streams of bytes in both directions: on the wire a unary call is the same."""
 
-    def __init__(self, accept: Accept) -> None:
+    def __init__(self, accept: RequestHandler) -> None:
         self._accept = accept
 
     def service(self, handler_call_details: Any) -> Any:
@@ -115,7 +125,7 @@ class _GenericHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         exchange = GrpcAioExchange(path, context)
         sink = self._accept(exchange)
         if isinstance(sink, Refused):
-            sink.take(b"", True)  # nothing of the request is read; with grpc.aio that loses no status
+            sink.receive_body(b"", True)  # nothing of the request is read; with grpc.aio that loses no status
         reading = asyncio.get_running_loop().create_task(exchange.read(messages, sink))
         try:
             async for reply in exchange.replies():
@@ -144,7 +154,9 @@ class GrpcAioExchange:
     def __init__(self, path: str, context: Any) -> None:
         self.head = Head("POST", path.encode(), [*_headers(context), TE, CONTENT_TYPE], "2", None)
         address = grpc_address(context.peer())
-        self.ends = Ends((address, 0), ("", 0), False, source=source_of(None if address == UNIX else address))
+        self.endpoints = ConnectionEndpoints(
+            (address, 0), ("", 0), False, source=source_of(None if address == UNIX else address)
+        )
         self.started = self.ended = False
         self._context = context
         self._unsent: deque[bytes] = deque()
@@ -201,17 +213,17 @@ class GrpcAioExchange:
 
     # ---- called by grpc -------------------------------------------------------------------
 
-    async def read(self, messages: AsyncIterator[bytes], sink: Sink) -> None:
+    async def read(self, messages: AsyncIterator[bytes], sink: BodyReceiver) -> None:
         """Pass the client's messages to a receiver, each once the message before it is consumed."""
         async for message in messages:
             self._unused_nbytes += PREFIX_NBYTES + len(message)
-            sink.take(frame(len(message)), False)
+            sink.receive_body(frame(len(message)), False)
             for at in range(0, len(message), _PART_NBYTES):
                 if at:
                     await asyncio.sleep(0)  # other clients run between two parts
-                sink.take(message[at : at + _PART_NBYTES], False)
+                sink.receive_body(message[at : at + _PART_NBYTES], False)
             await self._wait_until(lambda: self._unused_nbytes <= 0)
-        sink.take(b"", True)
+        sink.receive_body(b"", True)
 
     async def replies(self) -> AsyncIterator[bytes]:
         """Yield the server's messages until the handler ends the call; then pass the status to grpc."""

@@ -1,1 +1,0 @@
-"""Who may ask for what, and what every door needs of a request's head and connection."""

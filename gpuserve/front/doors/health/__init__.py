@@ -1,1 +1,0 @@
-"""The health port: probes are answered in a thread of their own."""

@@ -1,1 +1,0 @@
-"""The HTTP door: JSON and binary bodies to requests, responses to bodies."""

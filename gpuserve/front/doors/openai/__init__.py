@@ -1,1 +1,0 @@
-"""OpenAI's API over HTTP: bodies travel to a model and back as they are."""

@@ -1,0 +1,398 @@
+"""Inference over HTTP, without tasks or coroutines: each request is a ``BodyReceiver``. The connection calls
+it with the body and the model calls it with the response. Only work on large bodies leaves the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Final, NamedTuple
+
+from gpuserve.core.errors import Internal, RequestError, Unimplemented
+from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.ipc.heap_memory import REQUEST_NBYTES, Intake, Share
+from gpuserve.front.ipc.scatter import Answer
+from gpuserve.front.models.model_driver import Driver
+from gpuserve.front.models.pending_request import PendingRequest
+from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head, Piece
+from gpuserve.front.observability.tracing.request_trace import Reception
+from gpuserve.front.protocols.access.body_decoding import (
+    Inflater,
+    Slice,
+    client_error,
+    inflate_off_loop,
+    run_off_loop,
+)
+from gpuserve.front.protocols.access.endpoints import Endpoint, Route, match_route
+from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
+from gpuserve.front.protocols.http import http_responses as encoding
+from gpuserve.front.protocols.http import infer_codec as codec
+from gpuserve.front.protocols.http.body_scanner import BodyHead, HttpBodyScanner
+from gpuserve.front.protocols.http.http_responses import (
+    IDENTITY,
+    ImmediateReceiver,
+    body_too_large,
+    error_answer,
+)
+from gpuserve.front.protocols.http.infer_json import OutputForm
+from gpuserve.front.requests import validation
+from gpuserve.front.requests.inference import InferRequest, InferResponse
+from gpuserve.front.requests.json_arrays import SHORT_NBYTES
+from gpuserve.front.requests.validation import check_strings, has_long_strings
+from gpuserve.front.service.inference_service import InferenceService
+from gpuserve_worker.protocol.tensor import BYTES
+
+#: A whole body up to this size is credited to the client with its response, as in gRPC.
+_UNCREDITED_NBYTES: Final = 8 << 10
+_NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
+
+
+class InferHead(NamedTuple):
+    """The parts of a head that matter for inference: ``coding`` is the client's content coding,
+    ``response_coding`` the negotiated one.
+    """
+
+    model_name: str
+    model_version: str
+    header_length: str | None = None
+    coding: str = ""
+    response_coding: str = IDENTITY
+
+
+def read_infer_head(head: Head) -> InferHead | None:
+    """Return what a head says about inference, or None if the request is for another endpoint."""
+    route = match_route(head.method, head.raw_path)
+    if not isinstance(route, Route) or route.endpoint is not Endpoint.MODEL_INFER:
+        return None
+    headers = {name: value.decode("latin-1") for name, value in head.headers}
+    return InferHead(
+        route.model_name,
+        route.model_version,
+        headers.get(b"inference-header-content-length"),
+        headers.get(b"content-encoding", ""),
+        encoding.negotiate_coding(headers.get(b"accept-encoding")),
+    )
+
+
+class InferHandler:
+    """The handler of HTTP inference requests, whose bodies have at most ``max_request_nbytes``."""
+
+    def __init__(
+        self, service: InferenceService, max_request_nbytes: int, forwarding: HeaderForwarding | None
+    ) -> None:
+        self.service = service
+        self.submit = service.inference.submit
+        self.receptions = service.control.trace.receptions
+        self.max_request_nbytes = max_request_nbytes
+        self.inflation = service.inflation.within(max_request_nbytes)
+        self.forwarding = forwarding
+        #: For long JSON.
+        self.executor = service.json_executor
+
+    def accept(self, exchange: Exchange, head: InferHead) -> BodyReceiver:
+        """Return the body receiver of a request, or a refusal if the head alone shows that the request cannot
+        be served.
+        """
+        name, version, _, coding_header, _ = head
+        try:
+            driver = self.service.models.find(name, version)
+            if driver.spec.decoupled:
+                name = driver.spec.name
+                raise Unimplemented(f"{_NO_STREAM}: model '{name}' gives any number of responses")
+            coding = encoding.request_coding(coding_header) if coding_header else IDENTITY
+        except RequestError as error:
+            return ImmediateReceiver(exchange, partial(error_answer, error))
+        receiver = InferReceiver(self, exchange, driver, head)
+        if coding == IDENTITY:
+            return receiver
+        return CompressedReceiver(exchange, Inflater(coding, self.inflation), receiver, self.service.intake)
+
+
+class InferReceiver:
+    """One request: reads the body, submits the request, and sends the response when called back."""
+
+    __slots__ = (
+        "_done", "_driver", "_exchange", "_form", "_handler", "_head", "_pending", "_reception", "_scanner",
+        "_share", "_started_ns",
+    )  # fmt: skip
+
+    _form: OutputForm
+
+    def __init__(self, handler: InferHandler, exchange: Exchange, driver: Driver, head: InferHead) -> None:
+        self._handler = handler
+        self._exchange = exchange
+        self._driver = driver
+        self._head = head
+        self._scanner: HttpBodyScanner | None = None
+        #: The counted memory of the body; a body that arrives in one small part is not counted.
+        self._share: Share | None = None
+        self._pending: PendingRequest | None = None
+        #: If tracing is on: the start time, and the trace of this request.
+        self._started_ns = 0 if handler.receptions.deliver is None else time.monotonic_ns()
+        self._reception: Reception | None = None
+        #: Whether the request is answered or aborted.
+        self._done = False
+
+    # ---- the request ----------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request is answered or aborted, so that nothing more is read."""
+        return self._done
+
+    def receive_body(self, data: Piece, end: bool) -> None:
+        nbytes = len(data)
+        if end and nbytes <= _UNCREDITED_NBYTES and self._scanner is None and not self._done:
+            try:  # as in ``read``, inlined: this is every small request
+                self._read_whole(bytes(data))
+            except Exception as error:
+                self.refuse(error)
+            return
+        self.read(data, end, self._exchange.head.content_length)
+        if nbytes > _UNCREDITED_NBYTES or not end:
+            self._exchange.consumed(nbytes)
+
+    def abandon(self) -> None:
+        self._done = True
+        self._release_memory()
+        if self._pending is not None:
+            self._pending.cancel()
+        if self._reception is not None:
+            self._reception.close()
+
+    def read(self, data: Piece, end: bool, content_length: int | None) -> None:
+        """Read the next part of the body; ``end``: the last part. ``content_length``: the size of the body if
+        known.
+        """
+        if self._done:
+            return
+        try:
+            if end and self._scanner is None and len(data) < codec.LARGE_NBYTES:
+                self._read_whole(bytes(data))
+            else:
+                self._read_part(data, end, content_length)
+        except Exception as error:
+            self.refuse(error)
+
+    def refuse(self, error: Exception) -> None:
+        """Answer with an error unless answered."""
+        client_visible = client_error(error, f"serving {self._exchange.head.path}")
+        if not self._done:
+            self._done = True
+            self._pending = None
+            self._release_memory()
+            self._send(*error_answer(client_visible))
+
+    def _read_whole(self, body: bytes) -> None:
+        """Parse a small body that arrived in one part."""
+        most = self._handler.max_request_nbytes
+        if len(body) > most:
+            raise body_too_large(len(body), most)
+        name, version, length, _, _ = self._head
+        self._submit(*codec.parse_infer_request(name, version, body, length, self._driver.spec))
+
+    def _read_part(self, data: Piece, end: bool, content_length: int | None) -> None:
+        """Read a part of a body that is large, or arrives in parts."""
+        scanner, most = self._scanner, self._handler.max_request_nbytes
+        if scanner is None:
+            if end and len(data) > most:
+                raise body_too_large(len(data), most)
+            name, version, length, _, _ = self._head
+            head = BodyHead(name, version, length, content_length, self._driver.spec)
+            share = Share(self._handler.service.intake, self._exchange.endpoints.source, REQUEST_NBYTES)
+            self._share = share
+            scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, share)
+        scanner.feed(data)
+        if end:
+            takes_long = scanner.json_nbytes > SHORT_NBYTES or scanner.has_many_objects
+            run_off_loop(
+                scanner.json_nbytes if takes_long else 0,
+                scanner.finish,
+                self._on_request,
+                self._handler.executor,
+            )
+
+    def _on_request(self, found: tuple[InferRequest, OutputForm] | RequestError) -> None:
+        """Submit the request in a body, after a check of its long strings."""
+        scanner, self._scanner = self._scanner, None
+        if isinstance(found, RequestError):
+            self._scanner = scanner  # its blocks are freed by refuse
+            self.refuse(found)
+            return
+        request, form = found
+        if self._done:
+            free_body(request)
+        elif has_long_strings(request):
+            work = partial(_checked, request, form)
+            run_off_loop(validation.SHORT_NBYTES, work, self._on_request, self._handler.executor)
+        else:
+            try:
+                self._submit(request, form)
+            except Exception as error:
+                self.refuse(error)
+
+    def _submit(self, request: InferRequest, form: OutputForm) -> None:
+        handler = self._handler
+        self._form = form
+        if handler.forwarding is not None:
+            handler.forwarding.add_to(request, self._exchange.head)
+        if self._started_ns:
+            request.receiver = self
+        request.sender = self._exchange
+        pending = handler.submit(request, None, self._on_response)
+        if not self._done:
+            self._pending = pending
+
+    def receive(self) -> Reception | None:
+        """Return the trace of a request that has been read, if it is traced."""
+        self._reception = self._handler.receptions.of(
+            self._exchange.head.headers, grpc=False, began_ns=self._started_ns
+        )
+        return self._reception
+
+    # ---- the answer -----------------------------------------------------------------------
+
+    def _on_response(self, pending: PendingRequest, answer: Answer) -> None:
+        if not isinstance(answer, InferResponse):
+            self.refuse(answer or Internal("a stream ended that was no stream"))
+            return
+        form = self._form
+        try:
+            if pending.request.class_counts:
+                self._handler.service.inference.classify(answer, pending)
+            if not form.everything and _is_long(answer):
+                work = partial(codec.encode_infer_response, answer, form)
+                run_off_loop(SHORT_NBYTES, work, partial(self._on_encoded, answer), self._handler.executor)
+                return
+            encoded = codec.encode_infer_response(answer, form)
+        except Exception as error:
+            answer.close()
+            self.refuse(error)
+        else:
+            self._send_encoded(answer, encoded)
+
+    def _on_encoded(self, answer: InferResponse, found: codec.Encoded | RequestError) -> None:
+        """Send a response whose long JSON a thread has encoded."""
+        if self._done:
+            answer.close()
+        elif isinstance(found, RequestError):
+            answer.close()
+            self.refuse(found)
+        else:
+            self._send_encoded(answer, found)
+
+    def _send_encoded(self, answer: InferResponse, encoded: codec.Encoded) -> None:
+        head, pieces, nbytes = encoded
+        self._pending = None
+        if self._share is not None:
+            self._share.hold(0)
+        coding = self._head.response_coding
+        if coding != IDENTITY:
+            work = partial(encoding.compress_response, coding, head, pieces)
+            run_off_loop(nbytes, work, partial(self._send_compressed, answer))
+            return
+        self._done = True
+        if self._reception is None:
+            self._exchange.answer(head, pieces, nbytes, answer.on_close and answer.close)
+        else:
+            self._reception.send(partial(self._exchange.answer, head, pieces, nbytes, answer.close))
+
+    def _send_compressed(
+        self, response: InferResponse, compressed: tuple[AnswerHead, list[bytes]] | RequestError
+    ) -> None:
+        response.close()
+        if isinstance(compressed, RequestError):
+            self.refuse(compressed)
+        elif not self._done:
+            self._done = True
+            head, pieces = compressed
+            self._send(head, b"".join(pieces))
+
+    def _send(self, head: AnswerHead, body: bytes) -> None:
+        send = partial(self._exchange.answer, head, (body,), len(body))
+        if self._reception is None:
+            send()
+        else:
+            self._reception.send(send)
+
+    def _release_memory(self) -> None:
+        """Release the counted memory, and free the blocks of a body that did not become a request."""
+        if self._share is not None:
+            self._share.hold(0)
+        scanner, self._scanner = self._scanner, None
+        if scanner is not None:
+            self._driver.free(scanner.blocks)
+
+
+def _is_long(answer: InferResponse) -> bool:
+    """Return whether a thread should encode the response's JSON: strings take longer than numbers."""
+    most = SHORT_NBYTES
+    nbytes = 0
+    for one in answer.outputs:
+        nbytes += len(one.data)
+        if one.datatype == BYTES:
+            most = validation.SHORT_NBYTES
+    return nbytes > most
+
+
+def _checked(request: InferRequest, form: OutputForm) -> tuple[InferRequest, OutputForm]:
+    return check_strings(request), form
+
+
+class CompressedReceiver:
+    """The receiver of a compressed body, which passes inflated data to ``receiver``."""
+
+    __slots__ = ("_busy", "_ended", "_exchange", "_inflater", "_parts", "_receiver", "_share")
+
+    def __init__(
+        self, exchange: Exchange, inflater: Inflater, receiver: InferReceiver, intake: Intake
+    ) -> None:
+        self._exchange = exchange
+        self._inflater = inflater
+        self._receiver = receiver
+        self._share = Share(intake, exchange.endpoints.source, REQUEST_NBYTES)
+        self._parts: list[bytes] = []
+        self._ended = False
+        #: Whether a part is being inflated; further parts wait.
+        self._busy = False
+
+    def receive_body(self, data: Piece, end: bool) -> None:
+        if self._receiver.is_done:
+            return
+        self._parts.append(bytes(data))
+        self._ended = end
+        try:
+            self._share.hold(self._share.nbytes + len(data))
+        except RequestError as error:
+            self._receiver.refuse(error)
+        if not self._busy:
+            self._inflate()
+
+    def abandon(self) -> None:
+        self._parts.clear()
+        self._share.hold(0)
+        self._receiver.abandon()
+
+    def _inflate(self) -> None:
+        data, end = b"".join(self._parts), self._ended
+        self._parts.clear()
+        self._busy = True
+        slices = self._inflater.slices(data, end=end)
+        inflate_off_loop(len(data), slices, partial(self._read, len(data), end))
+
+    def _read(self, nbytes: int, end: bool, found: Slice | RequestError) -> bool:
+        """Pass on an inflated slice of ``nbytes`` of input. Return whether further slices are wanted."""
+        receiver, more = self._receiver, False
+        if isinstance(found, RequestError):
+            receiver.refuse(found)
+        else:
+            more = found.more
+            receiver.read(found.data, end and not more, None)
+        if more and not receiver.is_done:
+            return True
+        self._busy = False
+        self._share.hold(0 if receiver.is_done else self._share.nbytes - nbytes)
+        self._exchange.consumed(nbytes)
+        if not receiver.is_done and (self._parts or self._ended is not end):
+            self._inflate()
+        return False

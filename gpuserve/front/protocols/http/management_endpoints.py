@@ -1,0 +1,330 @@
+"""HTTP endpoints of management: model repository, shared-memory regions, trace and log settings, and the
+admin API.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from gpuserve.core.errors import InvalidArgument, Unimplemented, request_error
+from gpuserve.front.ipc.shared_memory import HANDLE_NBYTES, RegionKind
+from gpuserve.front.net.async_requests import AsyncRequest
+from gpuserve.front.protocols.access.body_decoding import read_off_loop
+from gpuserve.front.protocols.access.clients import client_uid
+from gpuserve.front.protocols.access.endpoints import Endpoint, Route
+from gpuserve.front.protocols.http.http_responses import (
+    AsyncEndpoint,
+    HttpAnswer,
+    ImmediateEndpoint,
+    error_answer,
+    json_answer,
+)
+from gpuserve.front.requests import admin_codec
+from gpuserve.front.requests.inference import IndexEntry
+from gpuserve.front.requests.json_values import compact, described, is_too_deep, loads, typed, unsigned
+from gpuserve.front.requests.limits import shown, shown_names
+from gpuserve.front.service.inference_service import InferenceService
+from gpuserve.model.spec import MAX_INSTANCES
+from gpuserve.supervisor.control.operator_protocol import MAX_TIMEOUT_S, VerbOutcome
+
+#: The largest repository body is a config override, some kilobytes.
+_REPOSITORY_NBYTES: Final = 4 << 20
+_SETTINGS_NBYTES: Final = 1 << 20
+_REGION_NBYTES: Final = 1 << 16
+_NOT_BOOLEAN: Final = "Invalid value for 'ready': expected a boolean"
+
+T = TypeVar("T")
+
+
+class ManagementEndpoints:
+    """The endpoints of the v2 protocol that show or change the repository, shared memory, trace settings and
+    log settings.
+    """
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+        self.immediate: dict[Endpoint, ImmediateEndpoint] = {
+            Endpoint.TRACE_SETTING: self._trace_setting,
+            Endpoint.LOGGING: lambda _: json_answer(admin_codec.log_json(service.control.log.settings)),
+            Endpoint.SYSTEM_REGION_STATUS: self._system_status,
+            Endpoint.SYSTEM_REGION_UNREGISTER: partial(self._unregister, RegionKind.SYSTEM),
+            Endpoint.CUDA_REGION_STATUS: self._cuda_status,
+            Endpoint.CUDA_REGION_UNREGISTER: partial(self._unregister, RegionKind.CUDA),
+        }
+        self.awaiting: dict[Endpoint, AsyncEndpoint] = {
+            Endpoint.REPOSITORY_INDEX: _with_body(_REPOSITORY_NBYTES, self._index),
+            Endpoint.REPOSITORY_LOAD: _with_body(_REPOSITORY_NBYTES, self._load),
+            Endpoint.REPOSITORY_UNLOAD: _with_body(_REPOSITORY_NBYTES, self._unload),
+            Endpoint.REPOSITORY_NAMED: _with_body(_REPOSITORY_NBYTES, self._named),
+            Endpoint.SYSTEM_REGION_REGISTER: self._system_register,
+            Endpoint.CUDA_REGION_REGISTER: _with_body(_REGION_NBYTES, self._cuda_register),
+            Endpoint.TRACE_UPDATE: self._trace_update,
+            Endpoint.LOGGING_UPDATE: _with_body(_SETTINGS_NBYTES, self._logging_update),
+        }
+
+    # ---- repository -----------------------------------------------------------------------
+
+    async def _index(self, route: Route, body: bytes) -> Any:
+        entries = self._service.models.index(ready_only=await self._read(body, parse_index_body))
+        return [_index_row(one) for one in entries]
+
+    async def _load(self, route: Route, body: bytes) -> Any:
+        await self._service.control.repository.load(route.model_name, await self._read(body, parse_load_body))
+        return b""
+
+    async def _unload(self, route: Route, body: bytes) -> Any:
+        await self._service.control.repository.unload(
+            route.model_name, await self._read(body, _parse_parameters)
+        )
+        return b""
+
+    async def _named(self, route: Route, body: bytes) -> Any:
+        raise Unimplemented("'repository_name' specification is not supported")
+
+    # ---- regions --------------------------------------------------------------------------
+
+    def _system_status(self, route: Route) -> HttpAnswer:
+        found = self._service.control.regions.status(RegionKind.SYSTEM, route.region_name)
+        return json_answer(
+            [
+                {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.nbytes}
+                for one in found
+            ]
+        )
+
+    def _cuda_status(self, route: Route) -> HttpAnswer:
+        found = self._service.control.regions.status(RegionKind.CUDA, route.region_name)
+        return json_answer(
+            [{"name": one.name, "device_id": one.device_id, "byte_size": one.nbytes} for one in found]
+        )
+
+    def _unregister(self, kind: RegionKind, route: Route) -> HttpAnswer:
+        self._service.control.regions.unregister(kind, route.region_name)
+        return json_answer(b"")
+
+    async def _system_register(self, route: Route, request: AsyncRequest) -> HttpAnswer:
+        given = typed(loads(await request.body(_REGION_NBYTES, InvalidArgument)), dict, "the request")
+        key = typed(_field(given, "key"), str, "'key'")
+        offset = unsigned(given.get("offset", 0), "'offset'")
+        nbytes = unsigned(_field(given, "byte_size"), "'byte_size'")
+        client = client_uid(request.exchange)
+        self._service.control.regions.register_system(route.region_name, key, offset, nbytes, client)
+        return json_answer(b"")
+
+    async def _cuda_register(self, route: Route, body: bytes) -> Any:
+        given = typed(loads(body), dict, "the request")
+        handle = read_handle(_field(given, "raw_handle"))
+        device_id = unsigned(_field(given, "device_id"), "'device_id'")
+        nbytes = unsigned(_field(given, "byte_size"), "'byte_size'")
+        await self._service.control.regions.register_cuda(route.region_name, handle, device_id, nbytes)
+        return b""
+
+    # ---- settings -------------------------------------------------------------------------
+
+    def _trace_setting(self, route: Route) -> HttpAnswer:
+        return json_answer(admin_codec.trace_json(self._service.control.trace.settings(route.model_name)))
+
+    async def _trace_update(self, route: Route, request: AsyncRequest) -> HttpAnswer:
+        trace = self._service.control.trace
+        trace.settings(route.model_name)  # an unknown model is reported before an invalid body
+        body = await request.body(_SETTINGS_NBYTES, InvalidArgument)
+        changes = await self._read(body, admin_codec.parse_trace_json)
+        return json_answer(admin_codec.trace_json(trace.update(route.model_name, changes)))
+
+    async def _logging_update(self, route: Route, body: bytes) -> Any:
+        changes = await self._read(body, admin_codec.parse_log_json)
+        return admin_codec.log_json(self._service.control.log.update(changes))
+
+    async def _read(self, body: bytes, read: Callable[[bytes], T]) -> T:
+        return await read_off_loop(self._service.json_executor, body, read)
+
+
+def _with_body(max_nbytes: int, answer: Callable[[Route, bytes], Awaitable[Any]]) -> AsyncEndpoint:
+    """Return an endpoint that reads a body and answers with the document that ``answer`` returns."""
+
+    async def read(route: Route, request: AsyncRequest) -> HttpAnswer:
+        return json_answer(await answer(route, await request.body(max_nbytes, InvalidArgument)))
+
+    return read
+
+
+def _index_row(entry: IndexEntry) -> dict[str, str]:
+    """Return one version in the index, with a ``reason`` whenever there is a state: MLServer's client
+    requires the reason, though Triton leaves an empty one out.
+    """
+    members = {key: value for key, value in entry._asdict().items() if value}
+    return members | {"reason": entry.reason} if entry.state else members
+
+
+# ---- bodies -------------------------------------------------------------------------------
+
+
+def parse_index_body(body: bytes) -> bool:
+    """Return whether an index request wants only ready models. Raise InvalidArgument if malformed, however
+    deep.
+    """
+    if not body.strip():
+        return False
+    if is_too_deep(body):  # "ready" is the only known member, so its value is what nests
+        raise InvalidArgument(_NOT_BOOLEAN)
+    document = loads(body)
+    if not isinstance(document, dict):
+        raise InvalidArgument("the body of a repository index request must be a JSON object")
+    ready = document.get("ready", False)
+    if not isinstance(ready, bool | None):  # clients that send all fields send null
+        raise InvalidArgument(_NOT_BOOLEAN)
+    return bool(ready)
+
+
+def parse_load_body(body: bytes) -> dict[str, Any]:
+    """Return the parameters of a load request: "config" is text, "file:…" bytes sent in base64. Raise
+    InvalidArgument if the body is malformed or a parameter is unknown.
+    """
+    return {key: _load_parameter(key, value) for key, value in _parse_parameters(body).items()}
+
+
+def _load_parameter(key: str, value: Any) -> str | bytes:
+    is_file = key.startswith("file:")
+    if key != "config" and not is_file:
+        raise InvalidArgument(f"unknown load parameter '{shown(key)}', expected 'config'")
+    if not isinstance(value, str):
+        raise InvalidArgument(f"parameter '{shown(key)}': expected a string, got {described(value)}")
+    if not is_file:
+        return value
+    if (content := _base64(value)) is None:
+        raise InvalidArgument("the content of a file in a load request must be a base64 string")
+    return content
+
+
+def _base64(text: str) -> bytes | None:
+    """Return the decoded text, or None if it is not base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+
+
+def _parse_parameters(body: bytes) -> dict[str, Any]:
+    """Return the member ``parameters`` of a load or unload request; an empty body has none."""
+    document = loads(body) if body.strip() else {}
+    if not isinstance(document, dict):
+        raise InvalidArgument("the body of a load or unload request must be a JSON object")
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidArgument("'parameters' of a load or unload request must be a JSON object")
+    return parameters
+
+
+def read_handle(raw: Any) -> bytes:
+    """Return the ``cudaIpcMemHandle_t`` in ``{"b64": "…"}``. Raise InvalidArgument if it is not
+    ``HANDLE_NBYTES`` long.
+    """
+    text = typed(_field(typed(raw, dict, "'raw_handle'"), "b64"), str, "'b64' of 'raw_handle'")
+    handle = _base64(text) or b""
+    if len(handle) != HANDLE_NBYTES:
+        raise InvalidArgument(
+            "failed to register CUDA shared memory region: 'raw_handle' must be a valid base64 encoded "
+            f"cudaIpcMemHandle_t, which has {HANDLE_NBYTES} bytes, got {len(handle)}"
+        )
+    return handle
+
+
+def _field(document: dict[str, Any], name: str) -> Any:
+    if name not in document:
+        raise InvalidArgument(f"Shared memory register request has no '{name}' field")
+    return document[name]
+
+
+# ---- admin API -----------------------------------------------------------------------------------
+
+#: The limit of a body, which has at most two members.
+MAX_BODY_NBYTES: Final = 64 << 10
+
+
+class AdminCommand(NamedTuple):
+    """A verb for the supervisor and its arguments by name."""
+
+    verb: str
+    arguments: dict[str, Any]
+
+
+def admin_endpoints(service: InferenceService) -> dict[Endpoint, AsyncEndpoint]:
+    """Return the endpoint functions of the admin API."""
+
+    async def ask(route: Route, request: AsyncRequest) -> HttpAnswer:
+        reads = route.endpoint.method != "GET"
+        body = await request.body(MAX_BODY_NBYTES, InvalidArgument) if reads else b""
+        return outcome_answer(await service.control.admin.ask(*admin_command(route, body)))
+
+    return dict.fromkeys(_VERBS, ask)
+
+
+def admin_command(route: Route, body: bytes) -> AdminCommand:
+    """Return the verb of a request and its arguments. Raise InvalidArgument if the body does not fit the
+    verb.
+    """
+    verb, members = _VERBS[route.endpoint]
+    given = _parse_members(body, verb, members)
+    if not route.model_name:
+        return AdminCommand(verb, given)
+    if route.endpoint is Endpoint.ADMIN_MODEL_SCALE:
+        if "instances" not in given:
+            raise InvalidArgument("the body of a scale request must have the member 'instances'")
+        return AdminCommand(verb, {"counts": {route.model_name: given["instances"]}})
+    return AdminCommand(verb, {"model": route.model_name})
+
+
+def outcome_answer(outcome: VerbOutcome) -> HttpAnswer:
+    """Return the answer for an outcome: its result, with a text as "text" or "error"."""
+    if outcome.code:
+        return error_answer(request_error(outcome.code, outcome.text), outcome.result)
+    text = {"text": outcome.text} if outcome.text else {}
+    return json_answer({**outcome.result, **text})
+
+
+def _parse_members(body: bytes, verb: str, members: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    document = loads(body) if body.strip() else {}
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"the body of a {verb} request must be a JSON object")
+    for name in document:
+        if name not in members:
+            known = f"expected {shown_names(members)}" if members else "it takes none"
+            raise InvalidArgument(f"unknown member '{shown(name)}' in the body of a {verb} request; {known}")
+    return {name: members[name](value) for name, value in document.items()}
+
+
+def _timeout_s(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= MAX_TIMEOUT_S:
+        raise _wrong_member("timeout_s", f"a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}", value)
+    return float(value)
+
+
+def _undo(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong_member("undo", "true or false", value)
+    return value
+
+
+def _instances(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_INSTANCES:
+        raise _wrong_member("instances", f"an integer from 1 to {MAX_INSTANCES}", value)
+    return value
+
+
+def _wrong_member(member: str, expected: str, value: Any) -> InvalidArgument:
+    return InvalidArgument(f"'{member}': expected {expected}, given {shown(compact(value))}")
+
+
+#: The verb of each endpoint, and the allowed members of its body with their parsers.
+_VERBS: Final[dict[Endpoint, tuple[str, dict[str, Callable[[Any], Any]]]]] = {
+    Endpoint.ADMIN_STATUS: ("status", {}),
+    Endpoint.ADMIN_DRAIN: ("drain", {"timeout_s": _timeout_s, "undo": _undo}),
+    Endpoint.ADMIN_RELOAD: ("reload", {}),
+    Endpoint.ADMIN_MODEL_LOAD: ("load", {}),
+    Endpoint.ADMIN_MODEL_UNLOAD: ("unload", {}),
+    Endpoint.ADMIN_MODEL_RELOAD: ("reload", {}),
+    Endpoint.ADMIN_MODEL_SCALE: ("scale", {"instances": _instances}),
+}

@@ -1,1 +1,0 @@
-"""HTTP/2 with HPACK: bytes in, exchanges out."""
