@@ -47,7 +47,7 @@ _BLOCK: Final = http2.grpc_headers("/inference.GRPCInferenceService/ModelInfer")
 class Nowhere:
     """A connection whose client reads at once."""
 
-    ends = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
+    endpoints = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
     full = False
     unsent_nbytes = 0
 
@@ -59,7 +59,7 @@ class Nowhere:
         if release is not None:
             release()
 
-    def puts_off(self) -> bool:
+    def defers(self) -> bool:
         """What it costs counts, not when."""
         return False
 

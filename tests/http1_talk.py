@@ -63,7 +63,7 @@ class RecordingWay:
     def count_late(self, reason: str) -> None:
         self.late.append(reason)
 
-    def puts_off(self) -> bool:
+    def defers(self) -> bool:
         self.waits = self.hurried
         return self.hurried
 
@@ -140,7 +140,7 @@ class Talk:
                 self.http1.feed(data[start:end])
             while self.way.waits:
                 self.way.waits = False
-                self.http1.go_on()
+                self.http1.resume()
         return self
 
     @property

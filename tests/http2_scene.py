@@ -76,7 +76,7 @@ class RecordingWay:
     def count_late(self, reason: str) -> None:
         self.late.append(reason)
 
-    def puts_off(self) -> bool:
+    def defers(self) -> bool:
         self.waits = self.hurried
         return self.hurried
 
@@ -166,7 +166,7 @@ class Talk:
                 self.http2.feed(data[start:end])
             while self.way.waits:
                 self.way.waits = False
-                self.http2.go_on()
+                self.http2.resume()
         return self.read()
 
     def read(self) -> list[Frame]:

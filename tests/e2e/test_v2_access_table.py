@@ -18,7 +18,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.config.settings.values import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 from gpuserve.front.protocols.access import endpoints as routes
-from gpuserve.front.protocols.access.endpoints import METHODS, Access, Endpoint, Kind, Route
+from gpuserve.front.protocols.access.endpoints import METHODS, Access, AccessKind, Endpoint, Route
+from gpuserve.settings.access import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 
 TIMEOUT_S = 15.0
 TOKEN, OTHER = "of-the-rule", "of-inference"
@@ -143,7 +144,7 @@ def control_message(path: str) -> bytes:
 def test_every_endpoint_is_asked_for() -> None:
     assert set(PATHS) == set(Endpoint)
     for endpoint, path in PATHS.items():
-        route = routes.match(endpoint.method, path.encode(), {ADMIN, DASHBOARD})
+        route = routes.match_route(endpoint.method, path.encode(), {ADMIN, DASHBOARD})
         assert isinstance(route, Route)
         assert route.endpoint is endpoint
 
@@ -169,7 +170,7 @@ def test_every_method_that_the_server_tells_of_is_in_the_table(plain: Addresses)
 
 @pytest.mark.parametrize("endpoint", Endpoint, ids=lambda one: one.name)
 def test_every_endpoint_needs_the_token(closed: Addresses, endpoint: Endpoint) -> None:
-    if endpoint.access.kind is Kind.BARE:
+    if endpoint.access.kind is AccessKind.BARE:
         assert http_status(closed.http, endpoint, {})[0] == 200
         return
     expected = (403, f'{{"error":"This API is restricted, expecting header \'{HEADER}\'"}}')
@@ -232,11 +233,11 @@ def test_control_over_http_is_for_clients_of_this_machine(plain: Addresses, endp
     access = endpoint.access
     for headers in (ELSEWHERE, {"origin": "https://example.com"}):
         status, text = http_status(plain.http, endpoint, headers)
-        expected = access.kind not in {Kind.USE, Kind.BARE}
+        expected = access.kind not in {AccessKind.USE, AccessKind.BARE}
         assert (status == 403, is_remote_refusal(text, access)) == (expected, expected), headers
     assert http_status(plain.http, endpoint, {"origin": f"http://{plain.http}"})[0] != 403
     another_page = http_status(plain.http, endpoint, {"origin": "http://localhost:1"})[0]
-    assert (another_page == 403) == (access.kind in {Kind.CONTROL, Kind.EITHER})
+    assert (another_page == 403) == (access.kind in {AccessKind.CONTROL, AccessKind.EITHER})
 
 
 @pytest.mark.parametrize("path", METHODS)
@@ -244,10 +245,10 @@ def test_control_over_grpc_is_for_clients_of_this_machine(plain: Addresses, path
     access, message = METHODS[path], control_message(path)
     for address in (plain.grpc, plain.http):
         status, text = grpc_status(address, path, message, ELSEWHERE)
-        expected = access.kind is not Kind.USE
+        expected = access.kind is not AccessKind.USE
         assert (status == "PERMISSION_DENIED", is_remote_refusal(text, access)) == (expected, expected)
         assert grpc_status(address, path, message, {})[0] != "PERMISSION_DENIED"
-        if access.kind is Kind.EITHER:  # who asks may read
+        if access.kind is AccessKind.EITHER:  # who asks may read
             assert grpc_status(address, path, b"", ELSEWHERE)[0] == "OK"
 
 

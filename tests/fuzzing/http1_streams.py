@@ -9,7 +9,7 @@ from http1_talk import Talk, answer_ok
 from hypothesis import strategies as st
 
 from fuzzing.cuts import cuts_of
-from gpuserve.front.net.http1_messages import remembered
+from gpuserve.front.net.http1_messages import remembered_head
 
 _LINES = st.sampled_from(
     [
@@ -109,9 +109,9 @@ def _origin_form(target: bytes) -> bytes:
 
 def check(data: bytes) -> None:
     """What is taken for a request is one elsewhere, and the same. Here more is refused. A head that is
-    remembered is read as it was the first time.
+    remembered_head is read as it was the first time.
     """
-    remembered.cache_clear()
+    remembered_head.cache_clear()
     read = ours(data)
     assert ours(data) == read
     expected, _ = theirs(data)

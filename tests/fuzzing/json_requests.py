@@ -15,7 +15,7 @@ from fuzzing.cuts import cuts_of
 from gpuserve.core.errors import RequestError
 from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.protocols.http.body_scanner import BodyHead, HttpBodyScanner
-from gpuserve.front.protocols.http.infer_codec import parse_infer_request, refuse_binary
+from gpuserve.front.protocols.http.infer_codec import parse_infer_request, refuse_binary_inputs
 from gpuserve.front.protocols.http.infer_json import NO_ARRAYS, read_header
 from gpuserve.front.requests.inference import InputTensor
 from gpuserve.front.requests.json_values import MAX_VALUES, TOO_FEW, TOO_MANY
@@ -116,7 +116,7 @@ def _read_whole(body: bytes) -> Any:
     except RequestError as error:
         told = str(error) if str(error) in (TOO_FEW, TOO_MANY) else f"{error} (in a request for model 'm')"
         raise type(error)(told) from None
-    refuse_binary(header)
+    refuse_binary_inputs(header)
     inputs = [
         InputTensor(one.name, one.datatype, one.shape, one.own_data(NO_ARRAYS)) for one in header.inputs
     ]

@@ -10,7 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import RequestError
-from gpuserve.front.protocols.openai_api import failure, outline, read_body
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import RequestError
+from gpuserve.front.protocols.openai_api import openai_failure, outline_json, read_body
 from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest
 from gpuserve.openai.request_types import parse_request
@@ -41,13 +43,13 @@ def check(body: bytes) -> None:
     try:
         request = read_body([body])
     except RequestError as error:
-        told = json.loads(failure(error).body)["error"]
+        told = json.loads(openai_failure(error).body)["error"]
         assert told.keys() == {"message", "type", "param", "code"}
         assert told["message"]
         return
     document: Any = json.loads(body)
     assert request.streams is (document.get("stream") is True)
-    outlined = json.loads(outline([body[:7], body[7:]]))
+    outlined = json.loads(outline_json([body[:7], body[7:]]))
     assert outlined["model"] == document["model"], "a long body goes where a short one does"
     assert outlined.get("stream") == document.get("stream")
     for kind in _KINDS:

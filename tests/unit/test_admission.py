@@ -22,7 +22,7 @@ def test_so_many_are_taken_and_each_that_goes_makes_room() -> None:
     one = admission(most=4, of_address=4)
     taken = [one.admit(f"10.0.0.{number}", 5) for number in range(5)]
     assert (taken, one.refused["connections"]) == ([True] * 4 + [False], 1)
-    one.leave("10.0.0.1")
+    one.release("10.0.0.1")
     assert one.admit("10.0.0.9", 5)
 
 
@@ -78,7 +78,7 @@ def test_unix_sockets_have_no_address() -> None:
     one = admission(of_address=1)
     assert one.admit(None, 5)
     assert one.admit(None, 6)
-    one.leave(None)
+    one.release(None)
     assert one.n_open == 1
 
 
@@ -99,8 +99,8 @@ def test_refusals_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING):
         assert not any(one.admit(None, 5) for _ in range(4))
     assert [record.getMessage() for record in caplog.records] == [
-        "a connection is refused: max_connections is 1",
-        "a connection is refused: max_connections is 1 (2 similar warnings suppressed before)",
+        "refused a connection: max_connections is 1",
+        "refused a connection: max_connections is 1 (2 similar warnings suppressed before)",
     ]
 
 

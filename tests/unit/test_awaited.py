@@ -12,8 +12,10 @@ import pytest
 from http1_talk import CHUNKED, GET, OK, OK_ANSWER, RecordingWay, post
 
 from gpuserve.core.errors import InvalidArgument, NoMemory, ResourceExhausted
+from gpuserve.errors import InvalidArgument, NoMemory, ResourceExhausted
 from gpuserve.front.ipc.heap_memory import AWAITED_NBYTES, REQUEST_NBYTES, Intake
-from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests, ClientGone, Serve
+from gpuserve.front.memory.intake import AWAITED_NBYTES, REQUEST_NBYTES, Intake
+from gpuserve.front.net.async_requests import AsyncHandler, AsyncRequest, AsyncRequests, ClientGone
 from gpuserve.front.net.exchange import ConnectionEndpoints, Exchange
 from gpuserve.front.net.http1_protocol import Http1
 
@@ -23,7 +25,7 @@ BROKEN = b"HTTP/1.1 500 "
 class Scene:
     """An HTTP/1 connection whose requests a coroutine serves."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: AsyncHandler) -> None:
         self.requests = AsyncRequests()
         self.way = RecordingWay()
         self.http1 = Http1(self.way, lambda exchange: self.requests.start(exchange, serve))
@@ -193,14 +195,14 @@ class Opened:
     """An exchange of which nothing is asked but where its client is."""
 
     ended = started = True
-    ends = ConnectionEndpoints(("10.0.0.1", 5), ("", 0), tls=False, source="10.0.0.1")
+    endpoints = ConnectionEndpoints(("10.0.0.1", 5), ("", 0), tls=False, source="10.0.0.1")
     head = None
 
     def consumed(self, nbytes: int) -> None:
         pass
 
 
-def opened(requests: AsyncRequests, serve: Serve, **kind: bool) -> AsyncRequest:
+def opened(requests: AsyncRequests, serve: AsyncHandler, **kind: bool) -> AsyncRequest:
     return requests.start(cast("Exchange", Opened()), serve, **kind)
 
 
@@ -216,10 +218,10 @@ async def test_what_nobody_reads_is_counted_and_with_it_the_request() -> None:
     request = opened(AsyncRequests(intake), serve)
     await turns()
     assert intake.nbytes == AWAITED_NBYTES + 1, "it waits for its body"
-    request.take(b"a", end=False)
+    request.receive_body(b"a", end=False)
     await turns()
     for _ in range(3):
-        request.take(bytes(100_000), end=False)
+        request.receive_body(bytes(100_000), end=False)
     assert intake.nbytes == AWAITED_NBYTES + 300_000
     goes_on.set()
     await turns()
@@ -241,7 +243,7 @@ async def test_what_there_is_no_memory_for_is_not_kept_and_who_reads_is_told() -
     request = opened(requests, serve)
     await turns()
     for _ in range(100):
-        request.take(bytes(200_000), end=False)
+        request.receive_body(bytes(200_000), end=False)
         assert intake.nbytes < 900_000
     goes_on.set()
     await asyncio.gather(*requests.tasks)
@@ -261,7 +263,7 @@ async def test_a_stream_that_sleeps_is_begun_by_its_first_part_or_when_all_are_w
     first, second, third = (opened(requests, serve, is_stream=True, dormant=True) for _ in range(3))
     await turns()
     assert (begun, len(requests.tasks), intake.nbytes) == ([], 0, 3 * (REQUEST_NBYTES + 1))
-    second.take(b"a", end=False)
+    second.receive_body(b"a", end=False)
     third.abandon()
     await turns()
     assert begun == [second]

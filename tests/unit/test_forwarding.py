@@ -7,8 +7,10 @@ import pytest
 from gpuserve.config.settings.values import header_pattern
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.net.exchange import Head
-from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding, forwarding
+from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding, header_forwarding
 from gpuserve.front.requests.inference import InferRequest
+from gpuserve.front.v2.types import InferRequest
+from gpuserve.settings.access import header_pattern
 
 
 def forwarded(pattern: str, *headers: tuple[bytes, bytes]) -> dict[str, str]:
@@ -20,8 +22,8 @@ def head(*headers: tuple[bytes, bytes]) -> Head:
 
 
 def test_without_a_pattern_nobody_looks() -> None:
-    assert forwarding("") is None
-    assert isinstance(forwarding("x"), HeaderForwarding)
+    assert header_forwarding("") is None
+    assert isinstance(header_forwarding("x"), HeaderForwarding)
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,11 @@ class Made(asyncio.Protocol):
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self.leave = leave
-        self.ends = SimpleNamespace(tls=False)
+        self.endpoints = SimpleNamespace(tls=False)
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        self.ends.tls = True
+        self.endpoints.tls = True
 
 
 class Listened:
@@ -116,7 +116,7 @@ def test_what_is_no_handshake_gives_its_place_back(context: ssl.SSLContext) -> N
         await until(lambda: one.admission.n_open == 0)
         assert not one.listener.handshakes.is_busy
         client.close()
-        assert not one.made[0].ends.tls
+        assert not one.made[0].endpoints.tls
 
     run(context, test)
 
@@ -130,7 +130,7 @@ def test_a_connection_keeps_its_place_until_it_gives_it_back(context: ssl.SSLCon
         secured = await asyncio.to_thread(trusting.wrap_socket, client)
         await until(lambda: not one.listener.handshakes.is_busy)
         assert one.admission.n_open == 1
-        assert one.made[0].ends.tls
+        assert one.made[0].endpoints.tls
         one.made[0].transport.abort()
         secured.close()
         one.made[0].leave()
@@ -148,7 +148,7 @@ def test_addresses_take_turns_and_have_so_many_at_once(
     async def test(one: Listened) -> None:
         def begin(caller: Any) -> None:
             begun.append(caller.source)
-            one.listener.handshakes._begun[caller.source] += 1
+            one.listener.handshakes._n_begun[caller.source] += 1
 
         monkeypatch.setattr(one.listener.handshakes, "_begin", begin)
         one.listener.handshakes._waiting.update(
@@ -157,13 +157,13 @@ def test_addresses_take_turns_and_have_so_many_at_once(
                 for name, n in (("a", 9), ("b", 1), ("c", 2))
             }
         )
-        one.listener.handshakes._turn()
+        one.listener.handshakes._start_next()
         assert begun == ["a"]
         await until(lambda: len(begun) == 8)
         assert begun == ["a", "b", "c", "a", "c", "a", "a", "a"]
-        await until(lambda: not one.listener.handshakes._turn_due)
+        await until(lambda: not one.listener.handshakes._next_scheduled)
         assert len(begun) == 8
         one.listener.handshakes._waiting.clear()
 
-    monkeypatch.setattr(handshakes, "MOST_OF_ADDRESS", 5)
+    monkeypatch.setattr(handshakes, "MAX_HANDSHAKES_PER_ADDRESS", 5)
     run(context, test)

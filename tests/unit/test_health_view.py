@@ -38,22 +38,22 @@ def test_before_the_front_has_said_anything() -> None:
 def test_who_watches_is_told_of_news() -> None:
     view, told = HealthView(0.0), list[bool | None]()
     unwatch = view.watch(lambda: told.append(view.of("startup")))
-    view.say(REPORT, ended=False)
-    view.say(REPORT, ended=True)
+    view.update(REPORT, ended=False)
+    view.update(REPORT, ended=True)
     unwatch()
-    view.say(REPORT._replace(started=False), ended=True)
+    view.update(REPORT._replace(started=False), ended=True)
     assert (told, view.ended) == ([True, True], True)
 
 
 def test_a_front_that_does_not_turn_is_not_alive() -> None:
     view, told = HealthView(0.0), list[bool | None]()
-    view.say(REPORT, ended=False)
+    view.update(REPORT, ended=False)
     view.watch(lambda: told.append(view.of("liveness")))
-    view.look(STUCK_S)
+    view.check_heartbeat(STUCK_S)
     assert view.live
-    view.look(STUCK_S + 1)
-    view.look(STUCK_S + 2)
+    view.check_heartbeat(STUCK_S + 1)
+    view.check_heartbeat(STUCK_S + 2)
     assert (view.live, view.of("startup")) == (False, True)
-    view.turned(STUCK_S + 3)
-    view.look(STUCK_S + 4)
+    view.heartbeat(STUCK_S + 3)
+    view.check_heartbeat(STUCK_S + 4)
     assert (view.live, told) == (True, [False, True])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.net.http1_messages import CHUNKED, Body, RequestRefused, body_of
+from gpuserve.front.net.http1_messages import CHUNKED, RequestBody, RequestRefused, request_body
 
 
-def read(body: Body, data: bytes, cuts: list[int], views: bool = False) -> tuple[bytes, bytes]:
+def read(body: RequestBody, data: bytes, cuts: list[int], views: bool = False) -> tuple[bytes, bytes]:
     """What is of the body, and what comes after it."""
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     arrived, left = b"", b""
@@ -32,7 +32,7 @@ cuts = st.lists(st.integers(0, 400), max_size=8)
 
 @given(st.binary(max_size=100), st.binary(max_size=20), cuts, st.booleans())
 def test_a_body_with_a_length(sent: bytes, after: bytes, at: list[int], views: bool) -> None:
-    body = body_of(len(sent))
+    body = request_body(len(sent))
     assert read(body, sent + after, at, views) == (sent, after)
     assert (body.ended, body.left_nbytes) == (True, 0)
 
@@ -49,7 +49,7 @@ def test_a_body_in_chunks(
     chunks: list[bytes], extension: bytes, trailers: bytes, after: bytes, at: list[int], views: bool
 ) -> None:
     sent = b"".join(b"%X%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks)
-    body = body_of(CHUNKED)
+    body = request_body(CHUNKED)
     assert read(body, sent + b"000\r\n" + trailers + b"\r\n" + after, at, views) == (b"".join(chunks), after)
     assert body.ended
 
@@ -84,4 +84,4 @@ def test_a_body_in_chunks(
 def test_chunks_that_are_none(sent: bytes) -> None:
     for at in ([], list(range(min(len(sent), 400)))):
         with pytest.raises(RequestRefused):
-            read(body_of(CHUNKED), sent, at)
+            read(request_body(CHUNKED), sent, at)

@@ -13,7 +13,7 @@ from gpuserve.front.net.http1_messages import (
     MAX_FIELDS,
     RequestRefused,
     check_begun,
-    parse,
+    parse_head,
 )
 
 HOST = b"Host: x\r\n"
@@ -25,12 +25,12 @@ def head(fields: bytes = HOST, line: bytes = b"POST /v2?a=b HTTP/1.1") -> bytes:
 
 def refusal(text: bytes) -> tuple[int, str]:
     with pytest.raises(RequestRefused) as raised:
-        parse(text)
+        parse_head(text)
     return raised.value.status, str(raised.value)
 
 
 def test_what_a_head_says() -> None:
-    request = parse(head(HOST + b"Content-Length: 12\r\nX-Two:\t a  b \r\nEmpty:\r\nX-Two: \xe9\r\n"))
+    request = parse_head(head(HOST + b"Content-Length: 12\r\nX-Two:\t a  b \r\nEmpty:\r\nX-Two: \xe9\r\n"))
     said = request.head
     assert (said.method, said.target, said.path, said.query) == ("POST", b"/v2?a=b", "/v2", b"a=b")
     assert list(said.headers) == [
@@ -47,9 +47,9 @@ def test_what_a_head_says() -> None:
 
 def test_a_head_that_is_sent_again_is_not_read_again() -> None:
     text = head(HOST + b"X-Again: 1\r\n")
-    assert parse(text) is parse(bytes(bytearray(text)))
+    assert parse_head(text) is parse_head(bytes(bytearray(text)))
     long = head(HOST + b"X-Long: " + b"a" * 4000 + b"\r\n")
-    assert parse(long) is not parse(long)
+    assert parse_head(long) is not parse_head(long)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_head_that_is_sent_again_is_not_read_again() -> None:
     ],
 )
 def test_whether_the_connection_goes_on(line: bytes, fields: bytes, keep_alive: bool) -> None:
-    assert parse(head(fields, line)).keep_alive is keep_alive
+    assert parse_head(head(fields, line)).keep_alive is keep_alive
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_whether_the_connection_goes_on(line: bytes, fields: bytes, keep_alive: 
     ],
 )
 def test_a_whole_url_says_the_host(target: bytes, path: bytes, host: bytes) -> None:
-    said = parse(head(HOST + b"A: b\r\n", b"GET " + target + b" HTTP/1.1")).head
+    said = parse_head(head(HOST + b"A: b\r\n", b"GET " + target + b" HTTP/1.1")).head
     assert (said.target, list(said.headers)) == (path, [(b"host", host), (b"a", b"b")])
 
 
 def test_options_of_the_server() -> None:
-    assert parse(head(line=b"OPTIONS * HTTP/1.1")).head.target == b"*"
+    assert parse_head(head(line=b"OPTIONS * HTTP/1.1")).head.target == b"*"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_options_of_the_server() -> None:
     ],
 )
 def test_how_a_body_is_framed(fields: bytes, nbytes: int, told: int | None) -> None:
-    request = parse(head(HOST + fields))
+    request = parse_head(head(HOST + fields))
     assert (request.body_nbytes, request.head.content_length) == (nbytes, told)
 
 
@@ -110,7 +110,7 @@ def test_how_a_body_is_framed(fields: bytes, nbytes: int, told: int | None) -> N
     ],
 )
 def test_who_waits_to_be_told(fields: bytes, line: bytes, expects: bool) -> None:
-    assert parse(head(fields, line)).expects_continue is expects
+    assert parse_head(head(fields, line)).expects_continue is expects
 
 
 SMUGGLING = [
@@ -205,12 +205,12 @@ def test_request_lines_that_are_refused(line: bytes, status: int) -> None:
 
 def test_offers_of_other_protocols() -> None:
     upgrade = HOST + b"Connection: Upgrade\r\nUpgrade: "
-    assert parse(head(upgrade + b"h2c\r\n")).keep_alive
+    assert parse_head(head(upgrade + b"h2c\r\n")).keep_alive
     assert refusal(head(upgrade + b"WebSocket\r\n"))[0] == 403
 
 
 def test_heads_over_the_limits() -> None:
-    assert len(parse(head(HOST + b"a: b\r\n" * (MAX_FIELDS - 1))).head.headers) == MAX_FIELDS
+    assert len(parse_head(head(HOST + b"a: b\r\n" * (MAX_FIELDS - 1))).head.headers) == MAX_FIELDS
     assert refusal(head(HOST + b"a: b\r\n" * MAX_FIELDS))[0] == 431
     assert refusal(head(HOST + b"A: " + b"a" * HEAD_NBYTES + b"\r\n"))[0] == 431
 
@@ -236,7 +236,7 @@ def test_every_beginning_of_a_head_is_waited_for() -> None:
     text = head(HOST + b"A: b\r\n")
     for end in range(1, len(text)):
         check_begun(text[:end])
-    assert parse(text).head.method == "POST"
+    assert parse_head(text).head.method == "POST"
 
 
 @given(st.binary(max_size=200), st.integers(0, 60), st.integers(0, 5))
@@ -245,7 +245,7 @@ def test_whatever_comes_is_a_head_or_is_refused(raw: bytes, where: int, cut: int
     text = good[:where] + raw.replace(b"\r\n\r\n", b"") + good[where + cut :]
     text = text.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     try:
-        request = parse(text)
+        request = parse_head(text)
     except RequestRefused as error:
         said: tuple[int, str] | None = (error.status, str(error))
     else:
@@ -259,4 +259,4 @@ def test_whatever_comes_is_a_head_or_is_refused(raw: bytes, where: int, cut: int
 def test_a_whole_url_does_not_make_up_for_the_host() -> None:
     for fields in (b"", HOST + HOST, b"Host: a b\r\n"):
         assert refusal(head(fields, b"GET http://a/v2 HTTP/1.1"))[0] == 400
-    assert parse(head(b"", b"GET http://a/v2 HTTP/1.0")).head.headers == ((b"host", b"a"),)
+    assert parse_head(head(b"", b"GET http://a/v2 HTTP/1.0")).head.headers == ((b"host", b"a"),)

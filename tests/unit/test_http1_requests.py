@@ -16,7 +16,7 @@ from http1_talk import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.net.http1_protocol import KEPT_NBYTES, UNCONSUMED_NBYTES
+from gpuserve.front.net.http1_protocol import BUFFERED_NBYTES, UNCONSUMED_NBYTES
 
 # ---- requests in ----------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def test_many_requests_that_wait_do_not_nest() -> None:
 
 def test_reading_pauses_while_too_much_waits() -> None:
     talk = Talk().feed(GET)
-    talk.feed(GET * (KEPT_NBYTES // len(GET)))
+    talk.feed(GET * (BUFFERED_NBYTES // len(GET)))
     assert talk.way.reading
     talk.feed(GET * 2)
     assert not talk.way.reading

@@ -31,11 +31,11 @@ from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests
 from gpuserve.front.net.exchange import AnswerHead
 from gpuserve.front.net.http2_control import (
     ECHO_TIMEOUT_S,
-    LAST_WORDS_S,
+    LAST_OUTPUT_S,
     LINGER_S,
     SENDING_S,
     WINDOW_S,
-    Ending,
+    ConnectionTimeouts,
 )
 from gpuserve.front.net.http2_streams import STUCK_S
 
@@ -217,22 +217,22 @@ def test_a_stream_of_requests_may_be_open_for_long() -> None:
 
 
 def test_a_client_that_takes_nothing_is_given_up_in_the_end() -> None:
-    ending = Ending()
-    assert not ending.is_late(0, 0, over=False)
-    assert not ending.is_late(SENDING_S * 9, 0, over=False)
-    assert not ending.is_late(SENDING_S * 10, 5, over=False)
-    assert not ending.is_late(SENDING_S * 10.9, 5, over=False)
-    assert ending.is_late(SENDING_S * 11 + 1, 5, over=False)
-    assert not ending.is_late(SENDING_S * 11 + 2, 4, over=False)
+    ending = ConnectionTimeouts()
+    assert not ending.is_late(0, 0, finished=False)
+    assert not ending.is_late(SENDING_S * 9, 0, finished=False)
+    assert not ending.is_late(SENDING_S * 10, 5, finished=False)
+    assert not ending.is_late(SENDING_S * 10.9, 5, finished=False)
+    assert ending.is_late(SENDING_S * 11 + 1, 5, finished=False)
+    assert not ending.is_late(SENDING_S * 11 + 2, 4, finished=False)
 
 
 def test_a_client_that_does_not_go_is_left() -> None:
-    ending = Ending()
-    assert not ending.is_late(0, 5, over=True)
-    assert not ending.is_late(LAST_WORDS_S, 4, over=True)
-    assert ending.is_late(2 * LAST_WORDS_S + 0.1, 4, over=True)
-    slow = Ending()
-    late = [slow.is_late(now, 1000 - now, over=True) for now in range(int(LINGER_S) + 2)]
+    ending = ConnectionTimeouts()
+    assert not ending.is_late(0, 5, finished=True)
+    assert not ending.is_late(LAST_OUTPUT_S, 4, finished=True)
+    assert ending.is_late(2 * LAST_OUTPUT_S + 0.1, 4, finished=True)
+    slow = ConnectionTimeouts()
+    late = [slow.is_late(now, 1000 - now, finished=True) for now in range(int(LINGER_S) + 2)]
     assert late.index(True) == LINGER_S + 1
 
 

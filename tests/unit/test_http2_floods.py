@@ -25,9 +25,9 @@ from http2_peer import (
 from http2_scene import RecordingWay, Talk
 
 from gpuserve.front.net.exchange import AnswerHead
-from gpuserve.front.net.http2_control import BURST, PER_S, Control, Patience
+from gpuserve.front.net.http2_control import BURST, PER_S, ControlFrames, FloodGuard
 from gpuserve.front.net.http2_frames import ConnectionFailed
-from gpuserve.front.net.http2_streams import Output
+from gpuserve.front.net.http2_streams import StreamTable
 
 BLOCK = Peer().encoder.encode(POST)
 UNFINISHED = frame(HEADERS, 0, 1, BLOCK[:3])
@@ -71,7 +71,7 @@ def test_cancels_of_an_honest_client() -> None:
 
 def test_patience_comes_back_with_time() -> None:
     now = 0.0
-    patience = Patience(lambda: now)
+    patience = FloodGuard(lambda: now)
     patience.spend(BURST)
     with pytest.raises(ConnectionFailed):
         patience.spend()
@@ -95,8 +95,8 @@ def test_a_window_that_changes_costs_by_the_streams_that_are_there() -> None:
 
 def test_a_ping_costs_a_part_of_a_reset() -> None:
     """Some clients measure by a PING for each round trip while they read."""
-    way, patience = RecordingWay(), Patience(lambda: 0.0)
-    control = Control(way, Output(way), patience, {})
+    way, patience = RecordingWay(), FloodGuard(lambda: 0.0)
+    control = ControlFrames(StreamTable(way), patience)
     patience.spend(BURST - 10)
     for _ in range(16 * 10):
         control.on_ping(0, 0, b"12345678")

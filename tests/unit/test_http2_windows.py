@@ -102,7 +102,8 @@ def test_the_connection_s_window_comes_back_whatever_becomes_of_requests(
 ) -> None:
     """Windows small enough to be used up many times: a byte that leaks each time would end it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "CONNECTION_WINDOW", 128 << 10)
+        for module in (protocol, http2_stream):
+            patch.setattr(module, "CONNECTION_WINDOW", 128 << 10)
         patch.setattr(http2_stream, "RECEIVE_WINDOW", 4096)
         talk = Talk(consume=False)
         talk.peer.send_window = 128 << 10

@@ -17,11 +17,17 @@ from gpuserve.core.errors import Code, InvalidArgument, RequestError, Unimplemen
 from gpuserve.front.net.async_requests import AsyncRequests
 from gpuserve.front.protocols.access import endpoints as routes
 from gpuserve.front.protocols.access.authorization import AccessPolicy
-from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Refusal, Route
+from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Route, RouteError
 from gpuserve.front.protocols.http.http_handler import HttpHandler
-from gpuserve.front.protocols.http.management_endpoints import answer_of, question
+from gpuserve.front.protocols.http.management_endpoints import (
+    admin_command,
+    outcome_answer,
+)
 from gpuserve.front.service.control import AdminControl, SupervisorRequests
 from gpuserve.front.service.inference_service import inference_service
+from gpuserve.front.service.service import inference_service
+from gpuserve.settings.access import ADMIN
+from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 SCALE = Route(Endpoint.ADMIN_MODEL_SCALE, "m")
@@ -46,16 +52,16 @@ PATHS = {
 @pytest.mark.parametrize("path", PATHS)
 def test_paths(path: bytes) -> None:
     route = PATHS[path]
-    assert routes.match(route.endpoint.method, path, {ADMIN}) == route
+    assert routes.match_route(route.endpoint.method, path, {ADMIN}) == route
     for method in {"GET", "POST", "DELETE", "HEAD"} - {route.endpoint.method}:
-        refusal = Refusal(405, "Method Not Allowed", route.endpoint.method)
-        assert routes.match(method, path, {ADMIN}) == refusal
+        refusal = RouteError(405, "Method Not Allowed", route.endpoint.method)
+        assert routes.match_route(method, path, {ADMIN}) == refusal
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_without_the_setting_no_path_exists(path: bytes, method: str) -> None:
-    assert routes.match(method, path) is NOT_FOUND
+    assert routes.match_route(method, path) is NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_without_the_setting_no_path_exists(path: bytes, method: str) -> None:
     ],
 )  # fmt: skip
 def test_paths_that_do_not_exist(path: bytes) -> None:
-    assert routes.match("POST", path, {ADMIN}) is NOT_FOUND
+    assert routes.match_route("POST", path, {ADMIN}) is NOT_FOUND
 
 
 def test_it_is_off_by_default_and_a_group_of_its_own() -> None:
@@ -118,7 +124,7 @@ def test_with_it_no_other_machine_is_let_through(path: bytes) -> None:
     ],
 )
 def test_questions(route: Route, body: bytes, asked: tuple[str, dict[str, Any]]) -> None:
-    assert question(route, body) == asked
+    assert admin_command(route, body) == asked
 
 
 @pytest.mark.parametrize(
@@ -154,7 +160,7 @@ def test_questions(route: Route, body: bytes, asked: tuple[str, dict[str, Any]])
 )  # fmt: skip
 def test_bodies_that_cannot_be(route: Route, body: bytes, text: str) -> None:
     with pytest.raises(InvalidArgument) as error:
-        question(route, body)
+        admin_command(route, body)
     assert text in str(error.value)
     assert len(str(error.value)) < 400
 
@@ -162,7 +168,7 @@ def test_bodies_that_cannot_be(route: Route, body: bytes, text: str) -> None:
 @given(st.sampled_from(sorted(PATHS)), st.binary(max_size=40) | st.just(b'{"instances":2}'))
 def test_any_body_is_a_question_or_an_error_for_the_client(path: bytes, body: bytes) -> None:
     try:
-        asked = question(PATHS[path], body)
+        asked = admin_command(PATHS[path], body)
     except RequestError as error:
         refused: RequestError | None = error
     else:
@@ -190,7 +196,7 @@ def test_any_body_is_a_question_or_an_error_for_the_client(path: bytes, body: by
     ],
 )
 def test_outcomes_become_answers(outcome: VerbOutcome, status: int, body: dict[str, Any]) -> None:
-    head, given = answer_of(outcome)
+    head, given = outcome_answer(outcome)
     assert (head.status, json.loads(given)) == (status, body)
     assert (b"content-type", b"application/json") in head.headers
 

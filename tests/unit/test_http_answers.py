@@ -7,17 +7,18 @@ import json
 import pytest
 
 from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
-from gpuserve.front.protocols.access.endpoints import Refusal
+from gpuserve.errors import InvalidArgument, NotFound, Unavailable
+from gpuserve.front.protocols.access.endpoints import RouteError
 from gpuserve.front.protocols.http.http_responses import (
     JSON_OK,
     UnsupportedCoding,
+    error_answer,
     error_body,
-    failure,
-    forbidden,
+    forbidden_answer,
     json_answer,
-    refused,
+    route_error_answer,
 )
-from gpuserve.front.protocols.http.management_endpoints import asks_for_ready_only
+from gpuserve.front.protocols.http.management_endpoints import parse_index_body
 
 JSON = (b"content-type", b"application/json")
 
@@ -34,15 +35,15 @@ def test_any_error_text_can_be_written() -> None:
 
 
 def test_errors() -> None:
-    head, body = failure(NotFound("no model"), {"left": 3})
+    head, body = error_answer(NotFound("no model"), {"left": 3})
     assert (head.status, head.headers, body) == (404, (JSON,), b'{"error":"no model","left":3}')
-    head, _ = failure(Unavailable("later"))
+    head, _ = error_answer(Unavailable("later"))
     assert (head.status, head.headers) == (503, (JSON, (b"retry-after", b"1")))
-    head, _ = failure(UnsupportedCoding("what"))
+    head, _ = error_answer(UnsupportedCoding("what"))
     assert (head.status, head.headers) == (501, (JSON, (b"accept-encoding", b"gzip, deflate")))
-    head, body = refused(Refusal(405, "Method Not Allowed", "GET"))
+    head, body = route_error_answer(RouteError(405, "Method Not Allowed", "GET"))
     assert (head.status, head.headers) == (405, (JSON, (b"allow", b"GET")))
-    assert forbidden(Unavailable("no token")).head.status == 403
+    assert forbidden_answer(Unavailable("no token")).head.status == 403
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_errors() -> None:
     [(b"", False), (b" \n", False), (b"{}", False), (b'{"ready":true}', True), (b'{"ready":null}', False)],
 )
 def test_index_request(body: bytes, ready: bool) -> None:
-    assert asks_for_ready_only(body) is ready
+    assert parse_index_body(body) is ready
 
 
 @pytest.mark.parametrize(
@@ -58,11 +59,11 @@ def test_index_request(body: bytes, ready: bool) -> None:
 )
 def test_index_request_that_asks_for_nonsense(value: bytes) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        asks_for_ready_only(b'{"ready":' + value + b"}")
+        parse_index_body(b'{"ready":' + value + b"}")
     assert str(caught.value) == "Invalid value for 'ready': expected a boolean"
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"5", b"\xff"])
 def test_index_request_that_is_no_object(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="JSON"):
-        asks_for_ready_only(body)
+        parse_index_body(body)

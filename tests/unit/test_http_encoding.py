@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from gpuserve.core.errors import InvalidArgument, ResourceExhausted, Unimplemented
 from gpuserve.front.net.exchange import AnswerHead
 from gpuserve.front.protocols.access.body_decoding import FREE_NBYTES, SLICE_NBYTES, Inflater, inflate
-from gpuserve.front.protocols.http.http_responses import compress, negotiate, request_coding
+from gpuserve.front.protocols.http.http_responses import (
+    compress_response,
+    negotiate_coding,
+    request_coding,
+)
 from gpuserve.front.requests.limits import InflationLimits
+from gpuserve.front.v2.limits import InflationLimits
 
 COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}
 
@@ -111,13 +116,13 @@ class TestRequestBodies:
     ],
 )
 def test_negotiation(header: str | None, coding: str) -> None:
-    assert negotiate(header) == coding
+    assert negotiate_coding(header) == coding
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_response_bodies(coding: str) -> None:
     plain = AnswerHead(200, [(b"content-type", b"application/octet-stream"), (b"x", b"y")])
-    head, pieces = compress(coding, plain, [b"abc", memoryview(b"defghi")])
+    head, pieces = compress_response(coding, plain, [b"abc", memoryview(b"defghi")])
     assert decompress(coding, b"".join(pieces), 9) == b"abcdefghi"
     assert (head.status, head.headers) == (
         200,

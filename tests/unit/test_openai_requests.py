@@ -31,7 +31,12 @@ from gpuserve.core.errors import (
     request_error,
 )
 from gpuserve.front.protocols import openai_api as errors
-from gpuserve.front.protocols.openai_api import OpenAIRequest, for_openai, outline, read_body
+from gpuserve.front.protocols.openai_api import (
+    OpenAIInferRequest,
+    checked_openai_spec,
+    outline_json,
+    read_body,
+)
 from gpuserve.model import Batching
 from gpuserve.model.self_description import declaration
 from gpuserve.model.spec import ModelSpec
@@ -256,9 +261,9 @@ def model(*, is_openai: bool = True, size: int = 0) -> ModelSpec:
     return ModelSpec(name="m", inputs=(), outputs=(), max_batch_size=size, openai=is_openai)
 
 
-def request_of(spec: ModelSpec, body: bytes) -> OpenAIRequest:
+def request_of(spec: ModelSpec, body: bytes) -> OpenAIInferRequest:
     asked = read_body([body])
-    return OpenAIRequest(spec, "chat", b"".join(asked.parts), streams=asked.streams)
+    return OpenAIInferRequest(spec, "chat", b"".join(asked.parts), streams=asked.streams)
 
 
 @given(JSON, st.binary(max_size=20))
@@ -272,7 +277,7 @@ def test_the_front_reads_where_a_body_goes_and_passes_it_on(document: Any, noise
     assert bytes(request.inputs[0].data) == len(body).to_bytes(4, "little") + body  # type: ignore[arg-type]
     assert request_of(model(size=4), body).inputs[0].shape == (1, 1)
     with pytest.raises(NotFound):
-        for_openai(model(is_openai=False))
+        checked_openai_spec(model(is_openai=False))
 
 
 TEXTS = st.text() | st.text('\\"u{[,:', max_size=6) | st.just("x" * 2000) | st.just("\\" * 70_000)
@@ -286,7 +291,9 @@ TREES = st.recursive(
 @given(TREES, st.booleans(), st.integers(65_400, 65_600))
 def test_the_outline_of_a_body_has_its_own_members(tree: Any, ascii_: bool, padding: int) -> None:
     document = {"pad": "p" * padding, "model": "m", "more": tree, "stream": True}
-    outlined = json.loads(outline([json.dumps(document, ensure_ascii=ascii_).encode("utf-8", "replace")]))
+    outlined = json.loads(
+        outline_json([json.dumps(document, ensure_ascii=ascii_).encode("utf-8", "replace")])
+    )
     assert list(outlined) == list(document)
     assert (outlined["model"], outlined["stream"]) == ("m", True)
     if not isinstance(tree, str | dict | list):
@@ -305,7 +312,8 @@ def test_many_values_are_refused_and_a_long_text_is_one() -> None:
 
 def test_errors_have_openais_form_and_statuses() -> None:
     told = [
-        errors.failure(one) for one in (InvalidArgument("n: too many"), QueueFull("full"), Unavailable("x"))
+        errors.openai_failure(one)
+        for one in (InvalidArgument("n: too many"), QueueFull("full"), Unavailable("x"))
     ]
     assert [one.head.status for one in told] == [400, 429, 503]
     assert [(b"retry-after", b"1") in one.head.headers for one in told] == [False, True, True]

@@ -18,8 +18,14 @@ from gpuserve.front.protocols.access import endpoints as routes
 from gpuserve.front.protocols.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX, Endpoint, Route
 from gpuserve.front.protocols.http.generate_endpoints import parse_generate_request
 from gpuserve.front.protocols.http.infer_codec import parse_infer_request
-from gpuserve.front.protocols.openapi.openapi_document import ADMIN_PART, PAGE_PART, Description, document
+from gpuserve.front.protocols.openapi.openapi_document import (
+    ADMIN_PART,
+    DASHBOARD_PART,
+    OpenApiDocument,
+    render_document,
+)
 from gpuserve.model.spec import ModelSpec
+from gpuserve.settings.access import ADMIN, DASHBOARD, TOKEN_HEADER
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, element_count
 
 
@@ -37,7 +43,7 @@ def read(making: Generator[None, None, bytes]) -> Any:
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u2028"
 NO_JSON = {"FP16", "BF16"}
-DOCUMENT = read(document("s", "1", [], [ADMIN_PART, PAGE_PART]))
+DOCUMENT = read(render_document("s", "1", [], [ADMIN_PART, DASHBOARD_PART]))
 OPERATIONS = [
     (method.upper(), path, operation)
     for path, item in DOCUMENT["paths"].items()
@@ -48,7 +54,7 @@ OPERATIONS = [
 def route(method: str, path: str) -> Any:
     """Where a described path leads, with names in the places of its variables."""
     sent = path.format(model_name="m", model_version="3", repository_name="r", region_name="r")
-    return routes.match(method, sent.encode(), {ADMIN, DASHBOARD})
+    return routes.match_route(method, sent.encode(), {ADMIN, DASHBOARD})
 
 
 def spec(
@@ -62,7 +68,7 @@ def spec(
 
 
 def described(*specs: ModelSpec) -> Any:
-    return read(document("triton", "1.0", specs))
+    return read(render_document("triton", "1.0", specs))
 
 
 def tensors(prefix: str) -> st.SearchStrategy[tuple[TensorSpec, ...]]:
@@ -109,7 +115,7 @@ def test_every_reference_leads_somewhere_and_every_part_is_used() -> None:
 
 
 def test_the_admin_api_and_the_live_page_are_described_where_there_are_any() -> None:
-    without = read(document("s", "1", []))
+    without = read(render_document("s", "1", []))
     assert "admin" not in json.dumps(without)
     optional = (ADMIN_PREFIX, DASHBOARD_PREFIX)
     assert {path for path in DOCUMENT["paths"] if path.startswith(optional)} == set(DOCUMENT["paths"]) - set(
@@ -126,15 +132,15 @@ def test_every_datatype_and_the_header_of_tokens_are_those_of_the_server() -> No
 
 
 @pytest.mark.parametrize("specs", [(), (spec(),), (spec("a"), spec("b.c-d", decoupled=True, size=0))])
-@pytest.mark.parametrize("parts", [(), (ADMIN_PART,), (ADMIN_PART, PAGE_PART)])
+@pytest.mark.parametrize("parts", [(), (ADMIN_PART,), (ADMIN_PART, DASHBOARD_PART)])
 def test_the_document_is_openapi(specs: tuple[ModelSpec, ...], parts: tuple[str, ...]) -> None:
-    check_openapi(read(document("triton", "1.0", specs, parts)))
+    check_openapi(read(render_document("triton", "1.0", specs, parts)))
 
 
 def test_the_document_follows_the_models() -> None:
     first = spec("first")
     specs = [first]
-    description = Description("triton", "1.0", lambda: list(specs))
+    description = OpenApiDocument("triton", "1.0", lambda: list(specs))
 
     async def body(*given: ModelSpec) -> bytes:
         specs[:] = given
@@ -230,7 +236,7 @@ def test_any_model_makes_a_valid_document(model: ModelSpec) -> None:
 
 def test_names_are_data_and_stay_what_they_are() -> None:
     hostile = spec("m", inputs=(TensorSpec(HOSTILE, "INT8", (2,)),), outputs=())
-    made = read(document(HOSTILE, "1", [hostile]))
+    made = read(render_document(HOSTILE, "1", [hostile]))
     assert made["info"]["title"] == HOSTILE
     content = made["paths"]["/v2/models/m/generate"]["post"]["requestBody"]["content"]["application/json"]
     assert content["example"] == {HOSTILE: [1, 1]}
@@ -240,5 +246,5 @@ def test_names_are_data_and_stay_what_they_are() -> None:
 @pytest.mark.parametrize("name", ["a/b", "a b", "{model_name}", "..", "?x#y"])
 def test_a_path_is_built_of_one_segment_for_the_name(name: str) -> None:
     paths = [path for path in described(spec(name))["paths"] if path.endswith("/generate")]
-    found = [routes.match("POST", path.encode()) for path in paths]
+    found = [routes.match_route("POST", path.encode()) for path in paths]
     assert Route(Endpoint.MODEL_GENERATE, name) in found

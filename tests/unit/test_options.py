@@ -23,11 +23,17 @@ from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import mapping_schema
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.core.errors import BadModelConfig, ConfigError
+from gpuserve.declare.model import DynamicBatcher, QueuePolicy
+from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.errors import BadModelConfig, ConfigError
 from gpuserve.front.requests.model_config import fill, options_of
-from gpuserve.model import Batching, ModelWarmup, Policy, Queue, SequenceBatching, WarmupInput
+from gpuserve.front.v2.model_config import fill, options_of
+from gpuserve.model import AccessPolicy, Batching, ModelWarmup, Queue, SequenceBatching, WarmupInput
 from gpuserve.model.declaration import DynamicBatcher, QueuePolicy
 from gpuserve.model.options import declared, option, required, rows
 from gpuserve.model.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.options import declared, option, required, rows
+from gpuserve.settings.server import ServerSettings, TraceSettings
 
 X = Tensor((1,), "FP32", "x")
 FILE = """\

@@ -10,7 +10,7 @@ from gpuserve.front.protocols.access.clients import UNIX, address_of, grpc_addre
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", UNIX])
 def test_local(address: str) -> None:
-    assert is_local(address, [(b"host", b"example.com"), (b"user-agent", b"curl")])
+    assert is_local_client(address, [(b"host", b"example.com"), (b"user-agent", b"curl")])
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_local(address: str) -> None:
     ],
 )
 def test_not_local(address: str) -> None:
-    assert not is_local(address, [])
+    assert not is_local_client(address, [])
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_not_local(address: str) -> None:
 )
 @pytest.mark.parametrize("address", ["127.0.0.1", UNIX])
 def test_what_was_forwarded_is_not_local(name: bytes, address: str) -> None:
-    assert not is_local(address, [(name, b"127.0.0.1")])
+    assert not is_local_client(address, [(name, b"127.0.0.1")])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_was_forwarded_is_not_local(name: bytes, address: str) -> None:
     ],
 )
 def test_a_page_of_another_host_is_not_local(origin: bytes, local: bool) -> None:
-    assert is_local("127.0.0.1", [(b"origin", origin)]) is local
+    assert is_local_client("127.0.0.1", [(b"origin", origin)]) is local
 
 
 @pytest.mark.parametrize(

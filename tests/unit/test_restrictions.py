@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-import gpuserve.front.doors
-import gpuserve.front.protocols
+import gpuserve.front
 from gpuserve import Server
 from gpuserve.config.settings.server import ServerSettings, all_access_rules
 from gpuserve.config.settings.values import ADMIN, CONTROL_GROUPS, DASHBOARD, ENDPOINT_GROUPS, AccessRule
 from gpuserve.core.errors import ConfigError, PermissionDenied, Unavailable
 from gpuserve.front.protocols.access import endpoints
 from gpuserve.front.protocols.access.authorization import GRPC_PREFIX, AccessPolicy, Verdict, token_headers
-from gpuserve.front.protocols.access.endpoints import METHODS, Access, Endpoint, Kind
 from gpuserve.front.protocols.grpc import unary_rpcs
+from gpuserve.front.protocols.access.endpoints import METHODS, Access, AccessKind, Endpoint
 
 TOKEN = "right"
 HEADER = b"triton-access-token"
@@ -42,10 +41,8 @@ def served_methods() -> set[str]:
 
 
 def written_paths() -> list[str]:
-    folders = [Path(one.__file__).parent for one in (gpuserve.front.doors, gpuserve.front.protocols)]
-    files = [
-        file for one in folders for file in one.rglob("*.py") if file.name != Path(endpoints.__file__).name
-    ]
+    folder = Path(gpuserve.front.__file__).parent
+    files = [file for file in folder.rglob("*.py") if file.name != Path(endpoints.__file__).name]
     constants = [
         node.value
         for file in files
@@ -56,7 +53,7 @@ def written_paths() -> list[str]:
 
 
 def judged(
-    policy: Policy, access: Access, *headers: tuple[bytes, bytes], local: bool = True, prefix: str = ""
+    policy: AccessPolicy, access: Access, *headers: tuple[bytes, bytes], local: bool = True, prefix: str = ""
 ) -> Verdict:
     return policy.judge(access, headers, is_local=local, prefix=prefix)
 
@@ -71,14 +68,16 @@ def test_every_method_has_a_row_and_every_row_is_a_method() -> None:
 def test_the_groups_are_those_of_the_settings() -> None:
     assert {endpoint.access.group for endpoint in Endpoint} == set(ENDPOINT_GROUPS)
     assert {access.group for access in METHODS.values()} == set(ENDPOINT_GROUPS) - {ADMIN, DASHBOARD}
-    guarded = {access.group for access in ROWS if access.kind not in {Kind.USE, Kind.BARE}}
+    guarded = {access.group for access in ROWS if access.kind not in {AccessKind.USE, AccessKind.BARE}}
     assert guarded == {*CONTROL_GROUPS, DASHBOARD}
 
 
 def test_only_endpoints_that_are_posted_change_the_server() -> None:
-    showing = {endpoint for endpoint in Endpoint if endpoint.access.kind is Kind.INSIGHT}
+    showing = {endpoint for endpoint in Endpoint if endpoint.access.kind is AccessKind.INSIGHT}
     assert {endpoint.method for endpoint in showing} == {"GET"}
-    changing = {endpoint for endpoint in Endpoint if endpoint.access.kind in {Kind.CONTROL, Kind.EITHER}}
+    changing = {
+        endpoint for endpoint in Endpoint if endpoint.access.kind in {AccessKind.CONTROL, AccessKind.EITHER}
+    }
     assert {endpoint.method for endpoint in changing} == {"POST"}
     reading = {endpoint.name for endpoint in Endpoint if endpoint.method == "POST"} - {
         endpoint.name for endpoint in changing
@@ -89,7 +88,7 @@ def test_only_endpoints_that_are_posted_change_the_server() -> None:
 
 
 def test_what_depends_on_the_message_can_be_told_by_it() -> None:
-    either = {path for path, access in METHODS.items() if access.kind is Kind.EITHER}
+    either = {path for path, access in METHODS.items() if access.kind is AccessKind.EITHER}
     assert either == set(unary_rpcs.CHANGES)
     for path, changes in unary_rpcs.CHANGES.items():
         kind: Any = getattr(service_pb2, f"{path.rpartition('/')[2]}Request")
@@ -106,15 +105,15 @@ def test_without_rules_everything_is_allowed_here_and_control_only_here() -> Non
     policy = AccessPolicy()
     assert {judged(policy, access) for access in ROWS} == {Verdict.ALLOWED}
     expected = {
-        Kind.USE: Verdict.ALLOWED,
-        Kind.CONTROL: Verdict.REMOTE,
-        Kind.INSIGHT: Verdict.REMOTE,
-        Kind.EITHER: Verdict.READ_ONLY,
-        Kind.BARE: Verdict.ALLOWED,
+        AccessKind.USE: Verdict.ALLOWED,
+        AccessKind.CONTROL: Verdict.REMOTE,
+        AccessKind.INSIGHT: Verdict.REMOTE,
+        AccessKind.EITHER: Verdict.READ_ONLY,
+        AccessKind.BARE: Verdict.ALLOWED,
     }
     for access in ROWS:
         assert judged(policy, access, local=False) is expected[access.kind]
-        assert policy.is_open(access) is (access.kind in {Kind.USE, Kind.BARE})
+        assert policy.is_public(access) is (access.kind in {AccessKind.USE, AccessKind.BARE})
 
 
 @pytest.mark.parametrize("group", CONTROL_GROUPS)
@@ -131,7 +130,7 @@ def test_a_rule_closes_its_group_and_its_token_opens_it_from_anywhere(group: str
     assert closed == {group, *({DASHBOARD} if group in PAGE.shows else ())}
     shown = (HEADER, TOKEN.encode())
     assert {judged(policy, access, shown, local=False) for access in ROWS} == {Verdict.ALLOWED}
-    assert not policy.is_open(Access(group))
+    assert not policy.is_public(Access(group))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_the_live_page_needs_the_tokens_of_what_it_shows_and_a_client_of_this_ma
     assert judged(policy, PAGE, first, second, local=False) is Verdict.REMOTE
     assert "expecting header 'my-key'" in str(policy.refusal(PAGE, Verdict.NO_TOKEN))
     assert "dashboard: on, or a token" in str(policy.refusal(PAGE, Verdict.REMOTE))
-    assert policy.is_open(Endpoint.ROOT.access)
+    assert policy.is_public(Endpoint.ROOT.access)
 
 
 def test_a_token_of_its_own_opens_the_live_page_from_anywhere_and_no_other_is_needed() -> None:
@@ -324,9 +323,9 @@ def test_a_page_of_another_origin_changes_nothing(
     headers: list[tuple[bytes, bytes]], verdict: Verdict
 ) -> None:
     for access in ROWS:
-        if access.kind is Kind.CONTROL:
+        if access.kind is AccessKind.CONTROL:
             assert judged(AccessPolicy(), access, *headers) is verdict
             token = AccessPolicy([AccessRule((access.group,), TOKEN)])
             assert judged(token, access, *headers, (HEADER, TOKEN.encode())) is Verdict.ALLOWED
-        elif access.kind in {Kind.USE, Kind.BARE}:
+        elif access.kind in {AccessKind.USE, AccessKind.BARE}:
             assert judged(AccessPolicy(), access, *headers) is Verdict.ALLOWED

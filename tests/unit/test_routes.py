@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Refusal, Route, match
+from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Route, RouteError, match_route
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Refus
     ],
 )
 def test_paths(path: bytes, route: Route) -> None:
-    assert match(route.endpoint.method, path) == route
+    assert match_route(route.endpoint.method, path) == route
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_paths(path: bytes, route: Route) -> None:
     ],
 )
 def test_paths_that_do_not_exist(path: bytes) -> None:
-    assert match("GET", path) == NOT_FOUND == Refusal(404, "Not Found")
+    assert match_route("GET", path) == NOT_FOUND == RouteError(404, "Not Found")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "get"])
@@ -92,25 +92,25 @@ def test_paths_that_do_not_exist(path: bytes) -> None:
     ],
 )
 def test_methods(path: bytes, method: str, allowed: str) -> None:
-    answer = match(method, path)
+    answer = match_route(method, path)
     if method == allowed:
         assert isinstance(answer, Route)
     else:
-        assert answer == Refusal(405, "Method Not Allowed", allowed)
+        assert answer == RouteError(405, "Method Not Allowed", allowed)
 
 
 def test_settings_are_read_and_changed_at_one_path() -> None:
     path = b"/v2/models/m/trace/setting"
-    assert match("GET", path) == Route(Endpoint.TRACE_SETTING, "m")
-    assert match("POST", path) == Route(Endpoint.TRACE_UPDATE, "m")
-    assert match("POST", b"/v2/logging") == Route(Endpoint.LOGGING_UPDATE)
-    assert match("PUT", b"/v2/logging") == Refusal(405, "Method Not Allowed", "GET, POST")
+    assert match_route("GET", path) == Route(Endpoint.TRACE_SETTING, "m")
+    assert match_route("POST", path) == Route(Endpoint.TRACE_UPDATE, "m")
+    assert match_route("POST", b"/v2/logging") == Route(Endpoint.LOGGING_UPDATE)
+    assert match_route("PUT", b"/v2/logging") == RouteError(405, "Method Not Allowed", "GET, POST")
 
 
 @given(st.binary())
 def test_any_bytes_lead_somewhere_or_nowhere(tail: bytes) -> None:
-    route = match("GET", b"/v2/models/" + tail)
-    assert isinstance(route, Refusal) or route.endpoint is Endpoint.MODELS or route.model_name != ""
+    route = match_route("GET", b"/v2/models/" + tail)
+    assert isinstance(route, RouteError) or route.endpoint is Endpoint.MODELS or route.model_name != ""
 
 
 def test_endpoints_are_all_different() -> None:
@@ -119,18 +119,18 @@ def test_endpoints_are_all_different() -> None:
 
 def test_a_call_of_grpc_has_to_say_that_it_is_one() -> None:
     path = b"/inference.GRPCInferenceService/ModelInfer"
-    assert match("GET", path) == Refusal(405, "Method Not Allowed", "POST")
-    refusal = match("POST", path)
-    assert isinstance(refusal, Refusal)
+    assert match_route("GET", path) == RouteError(405, "Method Not Allowed", "POST")
+    refusal = match_route("POST", path)
+    assert isinstance(refusal, RouteError)
     assert (refusal.status, "application/grpc" in refusal.text) == (415, True)
-    assert match("POST", path + b"s") == match("POST", path.replace(b"M", b"%4D")) == NOT_FOUND
+    assert match_route("POST", path + b"s") == match_route("POST", path.replace(b"M", b"%4D")) == NOT_FOUND
 
 
 def test_what_not_every_server_has_is_there_only_where_it_has_it() -> None:
-    assert match("GET", b"/") == match("GET", b"/", {"dashboard"}) == Route(Endpoint.ROOT)
-    live = match("GET", b"/dashboard/live", {"dashboard"})
+    assert match_route("GET", b"/") == match_route("GET", b"/", {"dashboard"}) == Route(Endpoint.ROOT)
+    live = match_route("GET", b"/dashboard/live", {"dashboard"})
     assert live == Route(Endpoint.DASHBOARD_LIVE)
-    history = match("GET", b"/dashboard/history/a%2Fb/7", {"dashboard"})
+    history = match_route("GET", b"/dashboard/history/a%2Fb/7", {"dashboard"})
     assert history == Route(Endpoint.DASHBOARD_HISTORY, "a/b", "7")
     for path in (b"/dashboard/live", b"/dashboard/page.js", b"/dashboard/history"):
-        assert match("GET", path, {"admin"}) is NOT_FOUND
+        assert match_route("GET", path, {"admin"}) is NOT_FOUND

@@ -47,7 +47,7 @@ def test_one_that_there_is_not() -> None:
 
 def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
     """Who reads, however slowly, stays; and so does who waits, sends, or has nothing to read."""
-    made = partial(mock.Mock, n_half=0)
+    made = partial(mock.Mock, n_incomplete=0)
     reads = made(backlog_nbytes=90, stuck_s=0.0)
     stuck = made(backlog_nbytes=20, stuck_s=9.0)
     idle = made(backlog_nbytes=0, stuck_s=9.0)
@@ -65,10 +65,14 @@ def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
 def test_who_has_most_of_too_many_half_requests_is_closed() -> None:
     """All connections of an address count together: many with few each go before one that has more."""
     many = [
-        mock.Mock(backlog_nbytes=0, n_half=4, ends=ConnectionEndpoints(("10.0.0.1", n), ("", 0), False))
+        mock.Mock(
+            backlog_nbytes=0, n_incomplete=4, endpoints=ConnectionEndpoints(("10.0.0.1", n), ("", 0), False)
+        )
         for n in range(5)
     ]
-    other = mock.Mock(backlog_nbytes=0, n_half=8, ends=ConnectionEndpoints(("10.0.0.2", 1), ("", 0), False))
+    other = mock.Mock(
+        backlog_nbytes=0, n_incomplete=8, endpoints=ConnectionEndpoints(("10.0.0.2", 1), ("", 0), False)
+    )
 
     async def check() -> None:
         admission = Admission(Limits(max_half_requests=16))

@@ -14,13 +14,13 @@ from http2_scene import BodyReceiver, RecordingWay
 from http2_scene import Talk as Http2Talk
 
 from gpuserve.front.net.connection import (
+    BUDGET_S,
+    CROWDED_BUDGET_S,
     CROWDED_READ_NBYTES,
     PREFACE,
-    PRESSED_TURN_S,
     READ_NBYTES,
-    TURN_S,
     Connection,
-    Turn,
+    LoopBudget,
 )
 from gpuserve.front.net.exchange import AnswerHead, Exchange
 from gpuserve.front.net.http1_protocol import Http1
@@ -60,7 +60,7 @@ class Loop:
 class Speaker:
     """A connection with so many parts to be heard, each of which takes some time."""
 
-    def __init__(self, loop: Loop, turn: Turn, parts: int, takes_s: float = TURN_S / 2) -> None:
+    def __init__(self, loop: Loop, turn: LoopBudget, parts: int, takes_s: float = BUDGET_S / 2) -> None:
         self.heard: list[int] = []
         self._parts = iter(range(parts))
         self._last = parts - 1
@@ -69,30 +69,30 @@ class Speaker:
     def flush(self) -> None:
         self.heard.append(-1)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         for part in self._parts:
             self.heard.append(part)
             self._loop.now += self._takes_s
-            if part < self._last and self._turn.is_over():
-                self._turn.put_off(self)
+            if part < self._last and self._turn.is_spent():
+                self._turn.defer(self)
                 return
 
 
-def made() -> tuple[Loop, Turn]:
+def made() -> tuple[Loop, LoopBudget]:
     loop = Loop()
-    return loop, Turn(loop.call_soon, loop.call_later, lambda: loop.now)
+    return loop, LoopBudget(loop.call_soon, loop.call_later, lambda: loop.now)
 
 
 def test_what_all_write_in_a_turn_leaves_by_one_callback() -> None:
     loop, turn = made()
     speakers = [Speaker(loop, turn, 1) for _ in range(3)]
     for one in speakers:
-        turn.flush_soon(one)
+        turn.flush_later(one)
     assert loop.n_due == 1
     assert [one.heard for one in speakers] == [[], [], []]
     loop.next_turn()
     assert [one.heard for one in speakers] == [[-1], [-1], [-1]]
-    turn.flush_soon(speakers[0])
+    turn.flush_later(speakers[0])
     loop.next_turn()
     assert speakers[0].heard == [-1, -1]
     assert not loop.next_turn()
@@ -100,8 +100,8 @@ def test_what_all_write_in_a_turn_leaves_by_one_callback() -> None:
 
 def test_what_is_short_is_heard_in_one_turn() -> None:
     loop, turn = made()
-    speaker = Speaker(loop, turn, 10, takes_s=TURN_S / 20)
-    speaker.go_on()
+    speaker = Speaker(loop, turn, 10, takes_s=BUDGET_S / 20)
+    speaker.resume()
     assert speaker.heard == list(range(10))
     loop.next_turn()
     assert not loop.next_turn(), "a loop with nothing to do must sleep"
@@ -111,10 +111,10 @@ def test_all_together_take_no_more_than_a_turn_and_the_last_part_of_one() -> Non
     loop, turn = made()
     speakers = [Speaker(loop, turn, 6) for _ in range(5)]
     for speaker in speakers:
-        speaker.go_on()
+        speaker.resume()
     began = loop.now
     while loop.next_turn():
-        assert loop.now - began <= 2 * TURN_S
+        assert loop.now - began <= 2 * BUDGET_S
         began = loop.now
     assert [one.heard for one in speakers] == [list(range(6))] * 5
 
@@ -123,7 +123,7 @@ def test_they_are_heard_in_turn() -> None:
     loop, turn = made()
     speakers = [Speaker(loop, turn, 9) for _ in range(3)]
     for speaker in speakers:
-        speaker.go_on()
+        speaker.resume()
     while loop.next_turn():
         counts = sorted(len(one.heard) for one in speakers)
         assert counts[-1] - counts[0] <= 4
@@ -133,11 +133,11 @@ def test_they_are_heard_in_turn() -> None:
 def test_who_only_reads_does_not_wait_for_those_who_take_long() -> None:
     loop, turn = made()
     for speaker in [Speaker(loop, turn, 50) for _ in range(20)]:
-        speaker.go_on()
-    assert turn.is_over()
+        speaker.resume()
+    assert turn.is_spent()
     readers = [Speaker(loop, turn, 1, takes_s=0.0) for _ in range(40)]
     for reader in readers:
-        turn.stop_reading(reader)
+        turn.defer_reading(reader)
     heard = []
     for _ in range(3):
         loop.next_turn()
@@ -147,15 +147,15 @@ def test_who_only_reads_does_not_wait_for_those_who_take_long() -> None:
 
 def test_the_next_turn_is_told_once_however_long_somebody_rests() -> None:
     loop, turn = made()
-    takes_long = [Speaker(loop, turn, 9, takes_s=10 * TURN_S) for _ in range(2)]
+    takes_long = [Speaker(loop, turn, 9, takes_s=10 * BUDGET_S) for _ in range(2)]
     for speaker in takes_long:
-        speaker.go_on()
+        speaker.resume()
     readers = [Speaker(loop, turn, 1, takes_s=0.0) for _ in range(200)]
     for reader in readers:
-        turn.stop_reading(reader)
+        turn.defer_reading(reader)
     while loop.next_turn():
         assert loop.n_due <= 1
-        loop.now += PRESSED_TURN_S / 4
+        loop.now += CROWDED_BUDGET_S / 4
     assert all(one.heard == list(range(9)) for one in takes_long)
     assert all(one.heard == [0] for one in readers)
 
@@ -163,12 +163,12 @@ def test_the_next_turn_is_told_once_however_long_somebody_rests() -> None:
 def test_while_many_wait_less_is_read_of_each() -> None:
     loop, turn = made()
     assert len(turn.buffer) == READ_NBYTES
-    turn.is_over()
-    loop.now += 2 * TURN_S
+    turn.is_spent()
+    loop.now += 2 * BUDGET_S
     speakers = [Speaker(loop, turn, 1) for _ in range(300)]
     for speaker in speakers:
-        assert turn.is_over()
-        turn.put_off(speaker)
+        assert turn.is_spent()
+        turn.defer(speaker)
     assert len(turn.buffer) == CROWDED_READ_NBYTES
     while loop.next_turn():
         pass
@@ -181,7 +181,7 @@ def test_requests_in_one_packet_are_answered_turn_by_turn() -> None:
     answered = [len(talk.sinks)]
     while talk.way.waits:
         talk.way.waits = False
-        talk.http1.go_on()
+        talk.http1.resume()
         answered.append(len(talk.sinks))
     assert answered == [1, 2, 3, 4, 5]
 
@@ -195,7 +195,7 @@ def test_a_body_in_very_many_chunks_is_taken_turn_by_turn() -> None:
     turns = 0
     while talk.way.waits:
         talk.way.waits = False
-        talk.http1.go_on()
+        talk.http1.resume()
         turns += 1
     assert (turns > 5, talk.sinks[0].body, talk.sinks[0].ended) == (True, b"x" * 5000, True)
 
@@ -214,7 +214,7 @@ def test_frames_are_taken_turn_by_turn() -> None:
     heard = [len(talk.sinks)]
     while way.waits:
         way.waits = False
-        talk.http2.go_on()
+        talk.http2.resume()
         heard.append(len(talk.sinks))
     assert heard[-1] == 100
     assert max(later - sooner for sooner, later in itertools.pairwise(heard)) <= 17
@@ -232,7 +232,7 @@ def test_streams_of_a_lost_connection_are_dropped_turn_by_turn() -> None:
     dropped = [sum(sink.n_abandoned for sink in talk.sinks)]
     while way.waits:
         way.waits = False
-        talk.http2.go_on()
+        talk.http2.resume()
         dropped.append(sum(sink.n_abandoned for sink in talk.sinks))
     assert dropped == [16, 32, 48, 64, 80, 96, 100]
     assert all(sink.n_abandoned == 1 for sink in talk.sinks)
@@ -255,7 +255,7 @@ def test_a_connection_that_is_lost_goes_on_until_its_streams_are_dropped() -> No
 
     async def talk() -> None:
         loop = asyncio.get_running_loop()
-        turn = Turn(loop.call_soon, loop.call_later, lambda: next(clock) * TURN_S / 2)
+        turn = LoopBudget(loop.call_soon, loop.call_later, lambda: next(clock) * BUDGET_S / 2)
         ours, theirs = socket.socketpair()
         peer = Peer()
         block, again = peer.encoder.encode(POST), peer.encoder.encode(POST)
@@ -263,7 +263,7 @@ def test_a_connection_that_is_lost_goes_on_until_its_streams_are_dropped() -> No
         with theirs:
             _, connection = await loop.create_connection(
                 lambda: Connection(
-                    partial(Http1, accept=accept), partial(Http2, accept=accept), turn, set(), loop
+                    partial(Http1, handler=accept), partial(Http2, handler=accept), turn, set(), loop
                 ),
                 sock=ours,
             )

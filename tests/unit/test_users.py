@@ -18,7 +18,7 @@ def exchange(accepted: socket.socket, *headers: tuple[bytes, bytes]) -> Any:
     ends = ConnectionEndpoints(
         accepted.getpeername()[:2], accepted.getsockname()[:2], tls=False, socket=accepted
     )
-    return SimpleNamespace(ends=ends, head=SimpleNamespace(headers=headers))
+    return SimpleNamespace(endpoints=ends, head=SimpleNamespace(headers=headers))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_client_on_a_unix_socket(tmp_path: Path) -> None:
         client.connect(str(tmp_path / "s"))
         with listener.accept()[0] as accepted:
             ends = ConnectionEndpoints(None, ("s", None), tls=False, socket=accepted)
-            made: Any = SimpleNamespace(ends=ends, head=SimpleNamespace(headers=()))
+            made: Any = SimpleNamespace(endpoints=ends, head=SimpleNamespace(headers=()))
             assert client_uid(made) == os.geteuid()
 
 
@@ -56,5 +56,5 @@ def test_a_client_elsewhere_or_behind_a_library_is_not_known() -> None:
         ConnectionEndpoints(("127.0.0.1", 5), ("", 0), tls=False),
         ConnectionEndpoints(("10.0.0.1", 5), ("10.0.0.2", 6), tls=False),
     ):
-        made: Any = SimpleNamespace(ends=ends, head=SimpleNamespace(headers=()))
+        made: Any = SimpleNamespace(endpoints=ends, head=SimpleNamespace(headers=()))
         assert client_uid(made) is None
