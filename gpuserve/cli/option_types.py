@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from gpuserve.core.errors import ControlError
-from gpuserve.model.options import DURATION_PATTERN, MICROSECONDS, parse_duration
+from gpuserve.model.options import parse_duration
 
 _INTEGER: Final = re.compile("-?[0-9]{1,18}")
 

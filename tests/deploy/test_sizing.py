@@ -21,9 +21,7 @@ from gpuserve.export.pod_sizing import (
     quantity,
     readable_size,
 )
-from gpuserve.supervisor.ending import FRONT_QUIT_TIMEOUT_S
 from gpuserve.supervisor.shutdown import FRONT_QUIT_TIMEOUT_S
-from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
 from gpuserve.supervisor.workers.worker_monitor import STOP_TIMEOUT_S
 
 

@@ -20,7 +20,6 @@ from gpuserve.backends.huggingface.generation import TextGeneration
 from gpuserve.backends.huggingface.model_folders import ModelSettings
 from gpuserve.backends.huggingface.text_writer import TextWriter
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.errors import InvalidArgument
 from gpuserve_worker.calling.callable import LoadError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

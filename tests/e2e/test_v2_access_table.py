@@ -19,7 +19,6 @@ from tritonclient.grpc import service_pb2 as pb
 from gpuserve.config.settings.values import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 from gpuserve.front.protocols.access import endpoints as routes
 from gpuserve.front.protocols.access.endpoints import METHODS, Access, AccessKind, Endpoint, Route
-from gpuserve.settings.access import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 
 TIMEOUT_S = 15.0
 TOKEN, OTHER = "of-the-rule", "of-inference"

@@ -10,8 +10,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import RequestError
-from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import RequestError
 from gpuserve.front.protocols.openai_api import openai_failure, outline_json, read_body
 from gpuserve.model.spec import ModelSpec
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest

@@ -23,7 +23,6 @@ from operated import TIMEOUT_S, Client, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE, unlikely_port
 
-from gpuserve.control.operator_client import listening_names
 from gpuserve.front.ipc.heap_memory import TRIM_PERIOD_S
 from gpuserve.supervisor.control.operator_client import listening_names
 

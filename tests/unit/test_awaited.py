@@ -12,9 +12,7 @@ import pytest
 from http1_talk import CHUNKED, GET, OK, OK_ANSWER, RecordingWay, post
 
 from gpuserve.core.errors import InvalidArgument, NoMemory, ResourceExhausted
-from gpuserve.errors import InvalidArgument, NoMemory, ResourceExhausted
 from gpuserve.front.ipc.heap_memory import AWAITED_NBYTES, REQUEST_NBYTES, Intake
-from gpuserve.front.memory.intake import AWAITED_NBYTES, REQUEST_NBYTES, Intake
 from gpuserve.front.net.async_requests import AsyncHandler, AsyncRequest, AsyncRequests, ClientGone
 from gpuserve.front.net.exchange import ConnectionEndpoints, Exchange
 from gpuserve.front.net.http1_protocol import Http1

@@ -23,7 +23,6 @@ from gpuserve.compat.pytriton.triton_config import (
 from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
 from gpuserve.compat.tritonserver.flags import FlagFate
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
-from gpuserve.settings.server import ServerSettings, TraceSettings
 
 OPEN = TritonSecurityConfig(restricted_endpoints=[])
 PREFIX = "PYTRITON_TRITON_CONFIG_"

@@ -7,14 +7,12 @@ from device_requests import BoundRequest
 from scheduled import model_spec
 
 from gpuserve.core.errors import InvalidArgument, QueueFull, RequestError, Unavailable
-from gpuserve.errors import InvalidArgument, QueueFull, RequestError, Unavailable
 from gpuserve.front.models.instances import ModelInstances
 from gpuserve.front.models.model_driver import DeviceCheck
 from gpuserve.front.requests.inference import InferRequest, RegionSlice
 from gpuserve.front.scheduling import refusals
 from gpuserve.front.scheduling.device_scheduler import DeviceScheduler, make_scheduler
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
-from gpuserve.front.v2.types import InferRequest, RegionSlice
 from gpuserve.model.spec import (
     BatchingSpec,
     InstanceSpec,

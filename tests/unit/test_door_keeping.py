@@ -35,8 +35,6 @@ from gpuserve.front.ingress.monitored_ingress import (
 from gpuserve.front.net.admission import Admission, Limits, ingress_share
 from gpuserve.front.net.server import IngressRow
 from gpuserve.front.observability.metrics.prometheus import page
-from gpuserve.front.observe.triton_metrics import page
-from gpuserve.front.process.connection_metrics import connection_families
 from gpuserve.front.process.listeners import connection_families
 
 SAID = IngressStatus(0, 0, 0, 0, 0.0, 0, 0, {}, {}, {}, 0, 0, 0, 0, {})

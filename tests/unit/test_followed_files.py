@@ -10,7 +10,6 @@ import numpy as np
 
 import gpuserve_worker
 from gpuserve.config.fingerprints import folders_in, package_folders, sources_fingerprint
-from gpuserve.stamps import folders_in, package_folders
 from gpuserve.supervisor.reload.file_polling import (
     ChangeDetector,
     DetectedChanges,

@@ -9,8 +9,6 @@ from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.net.exchange import Head
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding, header_forwarding
 from gpuserve.front.requests.inference import InferRequest
-from gpuserve.front.v2.types import InferRequest
-from gpuserve.settings.access import header_pattern
 
 
 def forwarded(pattern: str, *headers: tuple[bytes, bytes]) -> dict[str, str]:

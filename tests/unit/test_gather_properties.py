@@ -21,10 +21,8 @@ from gpuserve.front.ipc.batch_messages import run_message
 from gpuserve.front.ipc.gather import Gathered, gather
 from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.ipc.worker_memory import LentBlock, OutputMemory
-from gpuserve.front.models.ensemble_run import Holders, of_response
-from gpuserve.front.requests.inference import (
 from gpuserve.front.models.ensemble_run import ReferenceCount, lend_output
-from gpuserve.front.v2.types import (
+from gpuserve.front.requests.inference import (
     Data,
     InferRequest,
     InferResponse,

@@ -25,9 +25,6 @@ from gpuserve.front.protocols.http.management_endpoints import (
 )
 from gpuserve.front.service.control import AdminControl, SupervisorRequests
 from gpuserve.front.service.inference_service import inference_service
-from gpuserve.front.service.service import inference_service
-from gpuserve.settings.access import ADMIN
-from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 SCALE = Route(Endpoint.ADMIN_MODEL_SCALE, "m")

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from gpuserve.core.errors import InvalidArgument, NotFound, Unavailable
-from gpuserve.errors import InvalidArgument, NotFound, Unavailable
 from gpuserve.front.protocols.access.endpoints import RouteError
 from gpuserve.front.protocols.http.http_responses import (
     JSON_OK,

@@ -18,7 +18,6 @@ from gpuserve.front.protocols.http.http_responses import (
     request_coding,
 )
 from gpuserve.front.requests.limits import InflationLimits
-from gpuserve.front.v2.limits import InflationLimits
 
 COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}
 

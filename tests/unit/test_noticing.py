@@ -8,7 +8,6 @@ import pytest
 
 from gpuserve.core.errors import QueueFull, Unavailable
 from gpuserve.core.event_log import EventKind
-from gpuserve.errors import QueueFull, Unavailable
 from gpuserve.front.observability.metrics.change_detection import BURST, PAUSE_S, ChangeDetector
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 

@@ -25,7 +25,6 @@ from gpuserve.front.protocols.openapi.openapi_document import (
     render_document,
 )
 from gpuserve.model.spec import ModelSpec
-from gpuserve.settings.access import ADMIN, DASHBOARD, TOKEN_HEADER
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, element_count
 
 

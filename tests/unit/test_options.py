@@ -18,22 +18,15 @@ from gpuserve.api.binding import model_spec
 from gpuserve.bench.tune.tune_output import config_with_values
 from gpuserve.config.entries import entry_class_of
 from gpuserve.config.load import load_data, load_file
-from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import mapping_schema
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.core.errors import BadModelConfig, ConfigError
-from gpuserve.declare.model import DynamicBatcher, QueuePolicy
-from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
-from gpuserve.errors import BadModelConfig, ConfigError
 from gpuserve.front.requests.model_config import fill, options_of
-from gpuserve.front.v2.model_config import fill, options_of
-from gpuserve.model import AccessPolicy, Batching, ModelWarmup, Queue, SequenceBatching, WarmupInput
+from gpuserve.model import Batching, ModelWarmup, Policy, Queue, SequenceBatching, WarmupInput
 from gpuserve.model.declaration import DynamicBatcher, QueuePolicy
 from gpuserve.model.options import declared, option, required, rows
 from gpuserve.model.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
-from gpuserve.options import declared, option, required, rows
-from gpuserve.settings.server import ServerSettings, TraceSettings
 
 X = Tensor((1,), "FP32", "x")
 FILE = """\
@@ -145,7 +138,7 @@ def test_a_mistake_behind_tritons_name_is_shown_in_its_place(tmp_path: Path) -> 
 
 
 def test_a_program_may_have_the_names_of_a_file() -> None:
-    policy = AccessPolicy("delay", 5)
+    policy = Policy("delay", 5)
     spec = bound(
         batching=Batching(max_queue_delay_us=9, merge=True), queue=Queue(max_requests=3, policy=policy)
     )

@@ -15,7 +15,6 @@ from gpuserve.cli.serve_command_line import (
     overrides,
     parse_plain_command,
 )
-from gpuserve.config.callable_target import CallableFlags
 from gpuserve.config.repositories import CallableFlags
 
 EVERY_FLAG = [

@@ -14,7 +14,6 @@ from gpuserve import Server
 from gpuserve.config.settings.rate_limits import check_rates, resource_limits
 from gpuserve.config.settings.server import ResourceLimit, ServerSettings
 from gpuserve.core.errors import ConfigError, StartupError
-from gpuserve.errors import ConfigError, StartupError
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.front.scheduling.rate_limiter import (
     InstanceRate,
@@ -32,7 +31,6 @@ from gpuserve.model.spec import (
 from gpuserve.model.spec import (
     RateLimiter as Rate,
 )
-from gpuserve.settings.server import ResourceLimit, ServerSettings
 
 
 def rate(priority: int = 0, **resources: int) -> Rate:

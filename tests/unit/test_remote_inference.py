@@ -14,8 +14,6 @@ import pytest
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
-from gpuserve.declare.spec import QueueSpec
-from gpuserve.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.model_replica import IngressService, ModelPublisher
 from gpuserve.front.ingress.proxied_requests import ProxiedRequests

@@ -17,8 +17,8 @@ from gpuserve.config.settings.values import ADMIN, CONTROL_GROUPS, DASHBOARD, EN
 from gpuserve.core.errors import ConfigError, PermissionDenied, Unavailable
 from gpuserve.front.protocols.access import endpoints
 from gpuserve.front.protocols.access.authorization import GRPC_PREFIX, AccessPolicy, Verdict, token_headers
-from gpuserve.front.protocols.grpc import unary_rpcs
 from gpuserve.front.protocols.access.endpoints import METHODS, Access, AccessKind, Endpoint
+from gpuserve.front.protocols.grpc import unary_rpcs
 
 TOKEN = "right"
 HEADER = b"triton-access-token"

@@ -7,7 +7,6 @@ from gpuserve.front.models.model_workers import (
     REPORT_AFTER_S,
     CallWatch,
     OverdueCall,
-    RunningCall,
 )
 from gpuserve.front.process.generations import poll_period_s
 

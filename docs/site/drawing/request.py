@@ -39,7 +39,7 @@ def _steps() -> tuple[Step, ...]:
         Step("worker", "the callable is called", file("gpuserve_worker/running/loop.py")),
         Step("worker", f"outputs, one {done}", file("gpuserve_worker/memory/output_writer.py")),
         Step("front", "outputs cut apart, by request", file("ipc/scatter.py")),
-        Step("front", "answers encoded and written", file("doors/grpc/responses.py")),
+        Step("front", "answers encoded and written", file("protocols/grpc/infer_encoder.py")),
         Step("client", "response", ""),
     )
 

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from gpuserve.bench.level_results import LatencySummary, LevelResult
 from gpuserve.bench.load_plan import BenchOptionError
-from gpuserve.model.options import DURATION_PATTERN, MICROSECONDS, parse_duration
+from gpuserve.model.options import parse_duration
 from gpuserve.model.spec import MAX_INSTANCES, ModelSpec
 
 #: The value of each axis, in the order of the axes.

@@ -165,7 +165,7 @@ def backend_name(config: Any, files: Collection[str]) -> str:
     )
 
 
-def backend_of(name: str) -> Backend:
+def triton_backend_of(name: str) -> Backend:
     """Return a backend by name; raise UnknownBackend if this server does not have it."""
     if name in BACKENDS:
         return BACKENDS[name]

@@ -19,9 +19,9 @@ from gpuserve.config.triton.backends import (
     Backend,
     UnknownBackend,
     backend_name,
-    backend_of,
     callable_of,
     normalized,
+    triton_backend_of,
 )
 from gpuserve.config.triton.folders import ModelFolder, versions_served
 from gpuserve.config.triton.pbtxt import EntryDraft, Pbtxt, Treatment, findings, listed
@@ -315,7 +315,7 @@ def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -
     files = folder.versions.get(versions[-1], frozenset()) if versions else frozenset()
     try:
         name = backend_name(config, files)
-        backend = None if name == ENSEMBLE else backend_of(name)
+        backend = None if name == ENSEMBLE else triton_backend_of(name)
     except UnknownBackend as error:
         draft.add_fault(("backend",) if config.backend else ("platform",), str(error))
         return Translation(folder, draft, ())
