@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from gpuserve.cli.event_client import EventStream, events
     from gpuserve.model.declaration import DynamicBatcher, ModelConfig, Step, Tensor
     from gpuserve.model.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
-    from gpuserve_worker.calling.context import current_model
-    from gpuserve_worker.calling.failure import UnrecoverableError
-    from gpuserve_worker.calling.questions import ModelCallError
-    from gpuserve_worker.calling.request import Request
-    from gpuserve_worker.calling.request_ids import current_request_ids
-    from gpuserve_worker.calling.response import Response
+    from gpuserve_worker.inference.failure import UnrecoverableError
+    from gpuserve_worker.inference.inference_request import Request, Response
+    from gpuserve_worker.inference.model_calls import ModelCallError
+    from gpuserve_worker.inference.model_context import current_model, current_request_ids
 
 from gpuserve.version import VERSION
 
@@ -50,12 +48,10 @@ _HOMES = {
     "gpuserve.model.declaration": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
     "gpuserve.model.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
     "gpuserve.cli.event_client": ("EventStream", "events"),
-    "gpuserve_worker.calling.questions": ("ModelCallError",),
-    "gpuserve_worker.calling.context": ("current_model",),
-    "gpuserve_worker.calling.failure": ("UnrecoverableError",),
-    "gpuserve_worker.calling.request": ("Request",),
-    "gpuserve_worker.calling.request_ids": ("current_request_ids",),
-    "gpuserve_worker.calling.response": ("Response",),
+    "gpuserve_worker.inference.model_calls": ("ModelCallError",),
+    "gpuserve_worker.inference.model_context": ("current_model", "current_request_ids"),
+    "gpuserve_worker.inference.failure": ("UnrecoverableError",),
+    "gpuserve_worker.inference.inference_request": ("Request", "Response"),
 }
 
 

@@ -33,7 +33,7 @@ from gpuserve.core.errors import (
     inner_code,
     request_error,
 )
-from gpuserve_worker.calling.failure import UnrecoverableError
+from gpuserve_worker.inference.failure import UnrecoverableError
 
 __all__ = [
     "AlreadyExists",

@@ -1,5 +1,6 @@
-"""The worker process of gpuserve: one inference callable instance, and the wire it speaks.
+"""The worker process of gpuserve: one inference callable instance, and its IPC protocol.
 
-This package is the leaf of the project. It imports numpy, msgpack and the standard library, and
-nothing from ``gpuserve``; a test holds it to that, and to never pulling in grpc, zmq or asyncio.
+This package is the lowest layer of the project. Its modules import numpy, msgpack and the standard library,
+and nothing from ``gpuserve``. A test checks this, and that a starting worker imports neither grpc nor zmq nor
+asyncio.
 """

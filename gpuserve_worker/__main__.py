@@ -1,4 +1,6 @@
-"""``python -m gpuserve_worker BOOT_FD LINK_FD [STACKS_FD]``, all inherited: a worker process."""
+"""The command line of a worker process: ``python -m gpuserve_worker BOOT_FD LINK_FD [STACKS_FD]``, all
+inherited descriptors.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,26 @@ import os
 import sys
 from typing import Final
 
-#: So many ticks of the processor's clock, as a power of two, a thread of OpenBLAS looks for work before it
-#: sleeps: 0.4 ms. By default it is a tenth of a second, which each thread of each worker would spend as it
-#: comes up. There are as many threads as ever; with fewer ticks than these, products in a row wait for them.
+#: Spin time of an idle OpenBLAS thread before it sleeps, as a power of two of processor clock ticks: 0.4 ms.
+#: The default is a tenth of a second, which each thread of each worker would burn at its start. The number of
+#: threads is unchanged. With a lower value, consecutive matrix products wait for threads to wake up.
 _BLAS_SPIN: Final = ("OPENBLAS_THREAD_TIMEOUT", "20")
 
-#: Objects until garbage is looked for while modules are imported. What is imported stays, and with Python's
-#: 700 looking is a twentieth of the start. With no collection at all a quarter of a MiB of garbage stays too.
+#: Threshold of garbage collection during imports. Imported objects stay alive, so collecting them is wasted
+#: time: with Python's default of 700, collection is a twentieth of the start time. With collection disabled,
+#: a quarter of a MiB of garbage would stay.
 _YOUNG_OBJECTS: Final = 20_000
 
 
 def main() -> int:
-    """Load what every worker needs, and run one."""
+    """Import the modules that every worker needs, and run one worker. Return its exit status."""
     os.environ.setdefault(*_BLAS_SPIN)
     usual = gc.get_threshold()
     gc.set_threshold(_YOUNG_OBJECTS)
     from gpuserve_worker.process import run
 
     gc.freeze()
-    gc.set_threshold(*usual)  # before any code of the user's
+    gc.set_threshold(*usual)  # user code runs with the default thresholds
     return run()
 
 

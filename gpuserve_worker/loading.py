@@ -1,36 +1,40 @@
-"""From ``Init`` to a loaded ``Model`` and its loop, and the worker's word to the supervisor meanwhile. The
-same for a worker process and for a worker thread; what only a process owes its surroundings is in
-``running/lifecycle.py``.
+"""Loading of a model: from ``Init`` to a loaded ``Model``, its device path and its loop. Worker processes and
+worker threads share this code. Duties of a process alone are in ``execution/lifecycle.py``.
+
+Only this module names kinds of devices. The code of a kind is in a folder of its own, which only a worker
+with such a device imports.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gpuserve_worker.calling.callable import CallableKind, LoadError, build, kind_of, locate
-from gpuserve_worker.calling.calls import OutgoingCalls
-from gpuserve_worker.calling.context import ModelContext, enter_model
-from gpuserve_worker.calling.failure import log_text, log_traceback
-from gpuserve_worker.calling.metrics import MetricRegistry
-from gpuserve_worker.calling.warmup import batches, warmups
-from gpuserve_worker.devices import open_path
+from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.lifecycle import EXIT_DEVICE, Reporter
+from gpuserve_worker.execution.loop import HostPath
+from gpuserve_worker.inference.callable_loading import CallableKind, LoadError, build, kind_of, locate
+from gpuserve_worker.inference.callable_metrics import MetricRegistry
+from gpuserve_worker.inference.failure import log_text, log_traceback
+from gpuserve_worker.inference.model_calls import OutgoingCalls
+from gpuserve_worker.inference.model_context import ModelContext, enter_model
+from gpuserve_worker.inference.warmup import batches, warmups
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import TensorSpec
 from gpuserve_worker.protocol.wire import PROTOCOL, Init
-from gpuserve_worker.running.model import Model
-from gpuserve_worker.running.supervision import Reporter
 
 if TYPE_CHECKING:
-    from gpuserve_worker.running.device_path import WorkerLoop
+    from gpuserve_worker.execution.device_path import WorkerDevicePath, WorkerLoop
 
-#: The method of a callable that is told of the end of its worker.
+#: The optional method of a callable that is called at the end of its worker.
 _HOOK: Final = "close"
-#: Batches that a callable which awaits or yields has under way at once, where nothing else is said.
+#: Concurrent batches of a callable that awaits or yields, unless the model configures a number.
 DEFAULT_CONCURRENCY: Final = 16
 
 
 def load_model(init: Init, reporter: Reporter) -> Model:
-    """Load what ``init`` names; the supervisor is told of each phase, but of no ``LoadError``."""
+    """Load the model that ``init`` describes and report each phase to the supervisor. Raise ``LoadError``
+    without reporting it.
+    """
     if init.protocol != PROTOCOL:
         raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
     context = _context(init, reporter)
@@ -50,30 +54,33 @@ def load_model(init: Init, reporter: Reporter) -> Model:
 
 
 def new_loop(link: Link, model: Model, reporter: Reporter) -> WorkerLoop:
+    """Return the worker loop for the model's kind of callable and device."""
     if not model.concurrent:
         return model.path.new_loop(link, model, reporter)
-    from gpuserve_worker.running.async_loop import AsyncLoop  # brings asyncio, which most workers never need
+    from gpuserve_worker.execution.async_loop import (
+        AsyncLoop,  # imports asyncio, which most workers never need
+    )
 
     return AsyncLoop(link, model, reporter)
 
 
 def warm_up(init: Init, model: Model, loop: WorkerLoop, reporter: Reporter) -> None:
-    """Run the declared warm-ups. One that fails is logged, and the model is served all the same."""
+    """Run the declared warm-ups. Log a warm-up that fails; the model is served anyway."""
     if not init.warmup:
         return
     reporter.phase("warming up")
     for warmup in warmups(init.warmup):
         try:
             for batch in batches(warmup, model.context):
-                loop.try_out(batch)
+                loop.run_warmup(batch)
         except Exception as error:  # the user's code may raise anything
             what = f"warm-up {warmup.name!r} of model {model.name!r} failed: {log_text(error)}"
             reporter.warning(what, log_traceback(error))
 
 
 def close_model(model: Model, reporter: Reporter) -> None:
-    """Tell a callable that has a method ``close`` that its worker ends; no batch is under way. What it raises
-    is logged.
+    """Call the method ``close`` of a callable that has one, at the end of its worker, when no batch is
+    running. Log what the method raises.
     """
     close = getattr(model.call, _HOOK, None)
     if not callable(close):
@@ -101,3 +108,28 @@ def _context(init: Init, reporter: Reporter) -> ModelContext:
         MetricRegistry(),
         reporter.log,
     )
+
+
+def open_path(init: Init, reporter: Reporter) -> WorkerDevicePath:
+    """Open the path to the worker's device, before user code is imported. Raise ``LoadError`` if the device
+    cannot be used.
+    """
+    if init.device != "cpu":
+        from gpuserve_worker.cuda.cuda_path import open_cuda
+
+        return open_cuda(init, reporter) or HostPath()
+    if init.array == "cupy":
+        raise LoadError(
+            f"the inputs of model {init.model!r} are to be CuPy arrays, which instance {init.instance!r} "
+            "on the CPU cannot have: expected an instance on a GPU, or array torch or numpy"
+        )
+    return HostPath()
+
+
+def is_unusable(device: str) -> bool:
+    """Return whether this process cannot use the device that it was given."""
+    if device == "cpu":
+        return False
+    from gpuserve_worker.cuda.probe import exit_status
+
+    return exit_status() == EXIT_DEVICE

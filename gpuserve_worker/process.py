@@ -1,6 +1,5 @@
-"""A worker process, from its two sockets to its end. The boot socket leads to the supervisor, the link to the
-front. Here the two are put together and nothing else is done; the life of the process is in
-``running/lifecycle.py``. stdout and stderr are the user's.
+"""The main function of a worker process: connects the boot socket (to the supervisor) and the link (to the
+front), loads the model and runs its loop. stdout and stderr belong to the user's code.
 """
 
 from __future__ import annotations
@@ -10,21 +9,22 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from gpuserve_worker.calling.callable import LoadError
-from gpuserve_worker.devices import is_unusable
-from gpuserve_worker.loading import close_model, load_model, new_loop, warm_up
+from gpuserve_worker.execution import lifecycle
+from gpuserve_worker.execution.lifecycle import Reporter, SupervisorReceiver
+from gpuserve_worker.inference.callable_loading import LoadError
+from gpuserve_worker.loading import close_model, is_unusable, load_model, new_loop, warm_up
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.protocol.stacks import block_forced_signal, show_on_signal
+from gpuserve_worker.protocol.stack_signals import block_forced_signal, show_on_signal
 from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
-from gpuserve_worker.running import lifecycle
-from gpuserve_worker.running.supervision import Reporter, Supervision
 
 if TYPE_CHECKING:
-    from gpuserve_worker.running.imports import ImportWatch
+    from gpuserve_worker.execution.lifecycle import ImportWatch
 
 
 def run() -> int:
-    """Serve a model until told to stop; the exit status. The command line has the descriptors."""
+    """Serve a model until the supervisor stops the worker. Read the descriptors from the command line and
+    return the exit status.
+    """
     if len(sys.argv) not in (3, 4) or not all(argument.isdigit() for argument in sys.argv[1:]):
         sys.stderr.write("gpuserve_worker is started by the supervisor, with its descriptors\n")
         return lifecycle.EXIT_USAGE
@@ -33,7 +33,7 @@ def run() -> int:
         show_on_signal(fd)
     boot, link = Link.from_fd(boot_fd), Link.from_fd(link_fd)
     lifecycle.prepare_process()
-    lifecycle.keep_from_children(boot, link)
+    lifecycle.close_in_children(boot, link)
     received = boot.receive()
     if received is None or not isinstance(received[0], Init):
         return lifecycle.EXIT_FAILED
@@ -42,26 +42,26 @@ def run() -> int:
 
 def _serve(init: Init, boot: Link, link: Link) -> int:
     lifecycle.set_title(f"gs:{init.model}/{init.instance}")
-    supervision = Supervision(boot)
+    supervision = SupervisorReceiver(boot)
     supervision.start()
     block_forced_signal()
     reporter = Reporter(boot)
     started_s = time.monotonic()
     _place(init, reporter)
-    imports = _imports(reporter) if init.tells_imports else None
+    imports = _imports(reporter) if init.reports_imports else None
     try:
         model = load_model(init, reporter)
     except LoadError as error:
         if imports is not None:
-            imports.tell_failed(error)
+            imports.report_failed(error)
         boot.send(LoadFailed(str(error), error.traceback))
-        # User code fails in words of its own: whether it was the device's fault is for the device to say.
+        # The exception of user code does not show whether the device caused it, so the device is tested.
         return lifecycle.EXIT_DEVICE if is_unusable(init.device) else lifecycle.EXIT_FAILED
     loop = new_loop(link, model, reporter)
     warm_up(init, model, loop, reporter)
     if imports is not None:
         imports.start()
-    gc.freeze()  # what was loaded stays; collections need not walk it again
+    gc.freeze()  # the loaded objects stay alive, so later collections skip them
     supervision.on_stop = loop.stop
     boot.send(Ready(time.monotonic() - started_s, model.slots))
     try:
@@ -74,16 +74,16 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
 
 
 def _imports(reporter: Reporter) -> ImportWatch:
-    from gpuserve_worker.running.imports import ImportWatch  # most servers follow no files
+    from gpuserve_worker.execution.lifecycle import ImportWatch  # most servers do not watch files
 
     return ImportWatch(reporter)
 
 
 def _place(init: Init, reporter: Reporter) -> None:
-    """Go beside the GPU, where there is one and the server wants it."""
+    """Pin the process to the CPUs and the NUMA node of its GPU, if the server configures them."""
     if not init.cpus and init.numa_node < 0:
         return
-    from gpuserve_worker.running.placement import stay_beside_gpu  # most workers have no GPU
+    from gpuserve_worker.execution.lifecycle import bind_near_gpu  # most workers have no GPU
 
-    for refusal in stay_beside_gpu(init.cpus, init.numa_node):
+    for refusal in bind_near_gpu(init.cpus, init.numa_node):
         reporter.info(refusal)

@@ -15,7 +15,7 @@ import pytest
 from exploring import examples
 from hypothesis import HealthCheck, settings
 
-from gpuserve_worker.memory.orphans import ORPHANS
+from gpuserve_worker.memory.arena import ORPHANS
 
 # How fast examples are made says something about the machine, and nothing about what is tested.
 settings.register_profile(

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuserve_worker.calling.context import ModelContext, enter_model
-from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.model_context import ModelContext, enter_model
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 

@@ -13,8 +13,8 @@ from graphs import MEMBERS, tensors
 
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.model.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
-from gpuserve_worker.cuda.device.exports import ExportPool
+from gpuserve_worker.cuda.device.ipc_memory import ExportPool
+from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.protocol import wire
 
 LIMIT_NBYTES = 1 << 30

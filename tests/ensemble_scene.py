@@ -25,12 +25,12 @@ from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
 from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.model.spec import ModelSpec
-from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
+from gpuserve_worker.execution.batch_inputs import copy_fills
+from gpuserve_worker.execution.loop import HostPath
+from gpuserve_worker.execution.session import FrontSession
+from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.running.batch_inputs import fill_all
-from gpuserve_worker.running.host_path import HostPath
-from gpuserve_worker.running.session import FrontSession
 
 EPOCH, ARENA_NBYTES = 1, 1 << 28
 SMALL, LARGE = 4, 1 << 13
@@ -80,7 +80,7 @@ class Worker:
 
     def obey(self, message: wire.Message, fds: list[int]) -> None:
         """Take a message about memory."""
-        self.session.take_memory(message, fds)
+        self.session.process_memory_message(message, fds)
 
     def say(self, message: wire.Message) -> None:
         """Send anything."""
@@ -98,7 +98,7 @@ class Worker:
     def arrays(self, run: wire.Run) -> list[Any]:
         """The inputs of a batch."""
         if run.fills:
-            fill_all(run, self.session.mapping, self.session.regions, self.session.loans)
+            copy_fills(run, self.session.mapping, self.session.regions, self.session.loans)
         return list(self.session.inputs.arrays(run.batch_id, wire.tensors(run.inputs)).values())
 
     def done(

@@ -17,13 +17,12 @@ import numpy as np
 
 from benchmarks.profile.echo import INSTANCE, X, Y, run
 from gpuserve.decorators import batch
-from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.lifecycle import Reporter
+from gpuserve_worker.execution.loop import HostPath, Loop
+from gpuserve_worker.inference.model_context import ModelContext
 from gpuserve_worker.protocol import datagram, wire
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.running.host_path import HostPath
-from gpuserve_worker.running.loop import Loop
-from gpuserve_worker.running.model import Model
-from gpuserve_worker.running.supervision import Reporter
 
 
 @batch

@@ -28,7 +28,7 @@ from gpuserve.model.spec import (
     RateLimiter,
     check_model_name,
 )
-from gpuserve_worker.calling.callable import YIELDING, LoadError, kind_of
+from gpuserve_worker.inference.callable_loading import YIELDING, LoadError, kind_of
 
 #: The ``strict`` mode of PyTriton's programs.
 EXACT: Final = "exact"

@@ -72,9 +72,9 @@ def main() -> int:
     try:
         exec_in_environment(environment, "gpuserve_worker", fds)
     except EnvironmentProblem as problem:
+        from gpuserve_worker.execution.lifecycle import EXIT_FAILED
         from gpuserve_worker.protocol.link import Link  # only now: the import would delay every worker
         from gpuserve_worker.protocol.wire import LoadFailed
-        from gpuserve_worker.running.lifecycle import EXIT_FAILED
 
         Link.from_fd(int(fds[0])).send(LoadFailed(str(problem), ""))
         return EXIT_FAILED

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gpuserve.devices.placement import n_processors
-from gpuserve_worker.calling.callable import LoadError
-from gpuserve_worker.calling.context import ModelContext, current_model
-from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.inference.callable_loading import LoadError
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.model_context import ModelContext, current_model
 
 
 class ModelFileError(LoadError):

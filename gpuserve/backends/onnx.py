@@ -24,7 +24,7 @@ from gpuserve.backends.model_files import (
     threads_per_instance,
 )
 from gpuserve.decorators import batch
-from gpuserve_worker.calling.request import accept_batch
+from gpuserve_worker.inference.inference_request import accept_batch
 from gpuserve_worker.protocol.tensor import BF16, BYTES, numpy_dtype
 
 if TYPE_CHECKING:

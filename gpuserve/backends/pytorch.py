@@ -26,7 +26,7 @@ from gpuserve.backends.model_files import (
     threads_per_instance,
 )
 from gpuserve.decorators import batch
-from gpuserve_worker.calling.torch_tensors import as_tensor
+from gpuserve_worker.protocol.tensor import as_tensor
 
 _EXPORTED: Final = ".pt2"
 #: Names that mean a position: Triton's INPUT__0 and OUTPUT__0.

@@ -27,7 +27,7 @@ from gpuserve.backends.model_files import (
 from gpuserve.backends.sklearn_inputs import Columns, input_form
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.decorators import batch
-from gpuserve_worker.calling.request import Batch, accept_batch
+from gpuserve_worker.inference.inference_request import Batch, accept_batch
 
 #: Rows are cheap, and a request with many rows must fit into a batch.
 MAX_BATCH_SIZE: Final = 1024

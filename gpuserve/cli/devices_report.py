@@ -13,7 +13,7 @@ from gpuserve.devices.machine import EXCLUSIVE, Gpu, MigInstance
 from gpuserve.devices.names import VARIABLE
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.placement import Cupy
-from gpuserve_worker.running.placement import ranges
+from gpuserve_worker.execution.lifecycle import ranges
 
 _EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"
 _UNKNOWN: Final = "-"

@@ -25,7 +25,7 @@ from gpuserve.config.settings.server import ServerSettings
 from gpuserve.devices.placement import n_processors
 from gpuserve.supervisor.control.operator_client import holder_of, listening_names, running
 from gpuserve.supervisor.placement import ServerDevices, installed_cupy
-from gpuserve_worker.memory.available import available_nbytes
+from gpuserve_worker.memory.segments import available_nbytes
 
 
 class Package(NamedTuple):

@@ -27,7 +27,7 @@ from gpuserve.decorators.wrapping import (
     StackError,
     ValuesError,
 )
-from gpuserve_worker.calling.context import ModelContext, current_model
+from gpuserve_worker.inference.model_context import ModelContext, current_model
 
 __all__ = [
     "BatchError",

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gpuserve.decorators.wrapping import BatchError
-from gpuserve_worker.calling.context import ModelContext
-from gpuserve_worker.calling.request import Batch, Request, RequestBatch
+from gpuserve_worker.inference.inference_request import Batch, Request, RequestBatch
+from gpuserve_worker.inference.model_context import ModelContext
 from gpuserve_worker.protocol.payloads import WireRequest
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -85,7 +85,7 @@ def as_inputs_of(model: ModelContext, spec: TensorSpec, value: Any) -> Any:
 
 
 def _torch_tensor(value: Any, there: bool) -> Any:
-    from gpuserve_worker.calling.torch_tensors import as_tensor
+    from gpuserve_worker.protocol.tensor import as_tensor
 
     tensor = as_tensor(value)
     return tensor.cuda() if there else tensor

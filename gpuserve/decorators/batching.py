@@ -44,8 +44,8 @@ from gpuserve.decorators.wrapping import (
     misfit,
     wraps,
 )
-from gpuserve_worker.calling.callable import CallableKind, kind_of
-from gpuserve_worker.calling.request import Batch, BatchedOutputs, accept_batch, function_of
+from gpuserve_worker.inference.callable_loading import CallableKind, kind_of
+from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, accept_batch, function_of
 
 T = TypeVar("T")
 

@@ -46,8 +46,8 @@ from gpuserve.decorators.wrapping import (
     wraps,
     wraps_request_list,
 )
-from gpuserve_worker.calling.context import ModelContext
-from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.model_context import ModelContext
 from gpuserve_worker.protocol.tensor import encode_bytes
 
 PadFunction: TypeAlias = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]

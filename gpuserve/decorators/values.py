@@ -34,8 +34,8 @@ from gpuserve.decorators.wrapping import (
     wraps,
     wraps_request_list,
 )
-from gpuserve_worker.calling.context import ModelContext
-from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.model_context import ModelContext
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of
 
 _ARGUMENT: Final = "model_context"

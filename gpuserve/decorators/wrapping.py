@@ -21,8 +21,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from gpuserve_worker.calling.context import ModelContext, current_model
-from gpuserve_worker.calling.request import accept_batch, accepts_batch, function_of
+from gpuserve_worker.inference.inference_request import accept_batch, accepts_batch, function_of
+from gpuserve_worker.inference.model_context import ModelContext, current_model
 
 
 class DecoratorError(Exception):

@@ -14,7 +14,8 @@ from gpuserve.config.settings.values import AUTO, doors_of
 from gpuserve.devices.names import CPU, EVERY_GPU, number_of
 from gpuserve.export.manifest_templates import Reasoned
 from gpuserve.model.rules import mapping
-from gpuserve_worker.memory.arena import RETAINED_NBYTES, SEGMENT_NBYTES
+from gpuserve_worker.memory.arena import RETAINED_NBYTES
+from gpuserve_worker.memory.segments import SEGMENT_NBYTES
 from gpuserve_worker.protocol.tensor import ITEMSIZE
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 from gpuserve.front import process_setup
-from gpuserve_worker.protocol.stacks import show_on_signal
+from gpuserve_worker.protocol.stack_signals import show_on_signal
 
 #: The messages of the protocol are two modules of this package. The package itself imports a client with
 #: grpcio, which would take a fifth of the memory of a front that never uses it.

@@ -19,8 +19,8 @@ import msgpack
 
 from gpuserve.decorators.wrapping import argument_form_of
 from gpuserve.model.self_description import declaration, target_kind
-from gpuserve_worker.calling.callable import YIELDING, LoadError, locate, module_at
-from gpuserve_worker.running.lifecycle import die_with_parent
+from gpuserve_worker.execution.lifecycle import die_with_parent
+from gpuserve_worker.inference.callable_loading import YIELDING, LoadError, locate, module_at
 
 
 def sole_callable(module: ModuleType, file: str) -> str:

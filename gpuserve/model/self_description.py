@@ -24,8 +24,8 @@ from gpuserve.core.errors import BindError
 from gpuserve.model.declaration import Tensor, tensor_specs
 from gpuserve.model.openai_declaration import declared_openai
 from gpuserve.model.signature import SignatureError, signature_of
-from gpuserve_worker.calling.callable import YIELDING, CallableKind, LoadError, kind_of
-from gpuserve_worker.calling.failure import log_text, log_traceback
+from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, LoadError, kind_of
+from gpuserve_worker.inference.failure import log_text, log_traceback
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 #: Attributes with common names: values of another type are not meant for gpuserve.

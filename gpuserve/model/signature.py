@@ -35,7 +35,7 @@ from gpuserve.decorators.batching import is_parameter_type, parameter_kind
 from gpuserve.decorators.wrapping import BATCH, argument_form_of
 from gpuserve.model.declaration import Tensor
 from gpuserve.typed import DType, Name, Shape
-from gpuserve_worker.calling.request import function_of
+from gpuserve_worker.inference.inference_request import function_of
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of
 
 #: The largest batch of ``@batch`` without an argument.

@@ -57,7 +57,7 @@ from gpuserve.openai.request_types import (
 )
 
 if TYPE_CHECKING:
-    from gpuserve_worker.calling.request import Request
+    from gpuserve_worker.inference.inference_request import Request
 
 #: The names that ``gpuserve/model/openai_declaration.py`` declares.
 _REQUEST: Final = "request"

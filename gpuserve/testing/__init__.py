@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuserve.testing.local_requests import Outputs, WrongCall
     from gpuserve.testing.targets import open_callable, open_triton_model, run_callable, run_triton_model
     from gpuserve.testing.testing_client import TestClient
-    from gpuserve_worker.calling.questions import ModelCallError
+    from gpuserve_worker.inference.model_calls import ModelCallError
 
 __all__ = [
     "LocalModel",
@@ -38,7 +38,7 @@ __all__ = [
 
 _MODULES = {
     "LocalModel": "gpuserve.testing.local_models",
-    "ModelCallError": "gpuserve_worker.calling.questions",
+    "ModelCallError": "gpuserve_worker.inference.model_calls",
     "Outputs": "gpuserve.testing.local_requests",
     "TestClient": "gpuserve.testing.testing_client",
     "WrongCall": "gpuserve.testing.local_requests",

@@ -30,23 +30,24 @@ from gpuserve.testing.local_requests import (
     local_request,
     worker_batch,
 )
-from gpuserve_worker.calling.callable import InferenceCallable, LoadError, build, locate
-from gpuserve_worker.calling.calls import CallReply, OutgoingCalls
-from gpuserve_worker.calling.context import ModelContext, enter_model
-from gpuserve_worker.calling.failure import failure_of
-from gpuserve_worker.calling.metrics import MetricRegistry
-from gpuserve_worker.calling.outputs import OutputError, OutputRules
-from gpuserve_worker.calling.questions import (
+from gpuserve_worker.execution.execution import await_only_result, is_deferred
+from gpuserve_worker.inference.callable_loading import InferenceCallable, LoadError, build, locate
+from gpuserve_worker.inference.callable_metrics import MetricRegistry
+from gpuserve_worker.inference.failure import failure_of
+from gpuserve_worker.inference.inference_request import accepts_batch
+from gpuserve_worker.inference.model_calls import (
     LOAD,
     READY,
     CallOptions,
+    CallReply,
     CallRequest,
     ModelCallError,
     ModelCommand,
+    OutgoingCalls,
     Question,
 )
-from gpuserve_worker.calling.request import accepts_batch
-from gpuserve_worker.calling.results import await_only_result, is_deferred
+from gpuserve_worker.inference.model_context import ModelContext, enter_model
+from gpuserve_worker.inference.outputs import OutputError, OutputRules
 from gpuserve_worker.protocol.wire import WireRequest
 
 Result = TypeVar("Result")
@@ -460,16 +461,16 @@ class OtherModels:
         for reply in replies:
             self.calls.reply(call_id, reply)
 
-    def call_off(self, call_id: int) -> None:
+    def cancel_call(self, call_id: int) -> None:
         """Do nothing, because every call is answered at once."""
 
-    def give_back(self, lease: int) -> None:
+    def return_lease(self, lease: int) -> None:
         """Do nothing, because answers are on the heap, and no shared memory is lent."""
 
     def wait(self, ready: Callable[[], bool]) -> None:
         assert ready(), "every call is answered at once"
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Do nothing, because every call is answered at once, and there is no link to read."""
 
     def wakes(self) -> bool:

@@ -17,9 +17,9 @@ from gpuserve.front.requests.inference import InferRequest, InputTensor
 from gpuserve.front.requests.inference import Sequence as RequestSequence
 from gpuserve.front.requests.validation import CheckedRequest, ModelCheck
 from gpuserve.model.spec import ModelSpec
-from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
-from gpuserve_worker.calling.questions import ModelCallError
-from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.model_calls import ModelCallError
+from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from gpuserve_worker.protocol.wire import WireFailure, WireRequest
 
@@ -100,7 +100,7 @@ def worker_batch(
         for name in present
     }
     if spec.array == "torch":
-        from gpuserve_worker.calling.torch_tensors import as_tensor  # most models do not need torch
+        from gpuserve_worker.protocol.tensor import as_tensor  # most models do not need torch
 
         merged = {name: as_tensor(one) for name, one in merged.items()}
     names = tuple(one.name for one in spec.outputs)

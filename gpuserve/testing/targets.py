@@ -24,7 +24,7 @@ from gpuserve.model.spec import ModelSpec, check_model_name
 from gpuserve.supervisor.placement import ServerDevices
 from gpuserve.testing.local_models import LocalModel, Other, OtherModels
 from gpuserve.testing.local_requests import Outputs, WrongCall
-from gpuserve_worker.calling.questions import CallOptions
+from gpuserve_worker.inference.model_calls import CallOptions
 
 #: A target of a test: callables, a server with bound models, or a path that can be served.
 Target: TypeAlias = Callable[..., Any] | Mapping[str, Callable[..., Any]] | Server | str | PathLike[str]

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, Self
 from gpuserve.testing.local_models import LocalModels, Other
 from gpuserve.testing.local_requests import LocalRequest, Outputs, WrongCall, local_request
 from gpuserve.testing.targets import Target, target_models
-from gpuserve_worker.calling.questions import CallOptions
+from gpuserve_worker.inference.model_calls import CallOptions
 
 _NO_OTHERS: Final[Mapping[str, Other]] = {}
 _OPTIONS: Final = frozenset(CallOptions.__annotations__)

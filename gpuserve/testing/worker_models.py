@@ -20,7 +20,7 @@ from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.processes.lifecycle import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
 from gpuserve.testing.local_requests import LocalRequest, Outputs, input_arrays
-from gpuserve_worker.calling.questions import ModelCallError
+from gpuserve_worker.inference.model_calls import ModelCallError
 from gpuserve_worker.protocol.tensor import BF16, datatype_of
 
 _FINAL: Final = "triton_final_response"

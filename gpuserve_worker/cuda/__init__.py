@@ -1,3 +1,3 @@
-"""All that a worker does with its one GPU. Imported only by a worker that has one; CUDA itself is reached
-through cupy, by ``device/runtime.py`` alone.
+"""The GPU support of a worker, imported only by workers with a GPU. ``device/runtime.py`` alone imports
+cupy.
 """

@@ -1,17 +1,17 @@
-"""The loop of a worker with a GPU whose callable just returns. Calls are made one at a time in its own
-thread, as in ``running/loop.py``; while one is under way two more threads keep the device's copies going::
+"""The loop of a worker with a GPU whose callable returns plain results. The loop's own thread makes one call
+at a time, as in ``execution/loop.py``. During a call, two more threads handle the device's copies::
 
     staging thread    Run k+1: its inputs begin to go to the device
     own thread                 the callable, batch k
-    reply thread                     batch k-1: its outputs have come; Done
+    reply thread                     batch k-1: wait for its outputs; Done
 
-With one batch in flight at a time the loop's own thread does all of it, and no other is woken. They come in
-when a batch was there already at the end of the one before (``_is_busy``), or where this thread would wait
-for the device.
+With one batch at a time the loop's own thread does all of this, and wakes no other. The other threads are
+used if a batch was waiting at the end of the previous one (``_is_busy``), or if this thread would block on
+the device.
 
-A batch for which the device's memory does not suffice is run again in halves. When the process can use its
-device no more, the batch that is to blame is told so, if it is known which one that is. All others are left
-to the successor of this worker, by way of the front, and the loop ends.
+A batch that is too large for the device's memory runs again in halves. If the process loses its device, the
+batch that caused the loss fails, if it is known. The front runs all other batches on the successor of this
+worker, and the loop ends.
 """
 
 from __future__ import annotations
@@ -22,60 +22,58 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from gpuserve_worker.calling.failure import DeviceFailure
-from gpuserve_worker.calling.outputs import BatchAnswers
-from gpuserve_worker.calling.request import Batch
-from gpuserve_worker.calling.request_ids import enter_requests
-from gpuserve_worker.calling.results import only_result, try_result
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.runtime import CudaError
-from gpuserve_worker.cuda.jobs import Job, Jobs
+from gpuserve_worker.cuda.pipeline import Job, Jobs
 from gpuserve_worker.cuda.recovery import CudaRecovery, is_out_of_memory
-from gpuserve_worker.memory.regions import RegionError
+from gpuserve_worker.execution.batch_inputs import BatchInputs, BatchPart, join_answers
+from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.execution import Execution, Stopwatch, only_result, try_result
+from gpuserve_worker.execution.lifecycle import Reporter
+from gpuserve_worker.execution.link_receiver import BatchReceiver
+from gpuserve_worker.execution.session import FrontSession
+from gpuserve_worker.inference.failure import DeviceFailure
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.model_context import enter_requests
+from gpuserve_worker.inference.outputs import BatchAnswers
+from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.wire import WireFailure
-from gpuserve_worker.running.batch_inputs import BatchInputs
-from gpuserve_worker.running.execution import Execution, Stopwatch
-from gpuserve_worker.running.model import Model
-from gpuserve_worker.running.reception import LinkReception
-from gpuserve_worker.running.session import FrontSession
-from gpuserve_worker.running.splitting import BatchPart, join_answers
-from gpuserve_worker.running.supervision import Reporter
 
-#: After so many batches by themselves the next one is expected to be so, too.
+#: After this many single batches the next one is expected to be single too.
 _QUIET: Final = 4
-#: A thread that does not end within this time is at work on a device that does not answer any more.
+#: A thread that does not end within this time is blocked by a device that no longer responds.
 _JOIN_S: Final = 5.0
 
 
 class CudaLoop:
-    """Runs the batches of one model on one GPU; implements ``WorkerLoop``."""
+    """The loop that runs the batches of one model on one GPU; implements ``WorkerLoop``."""
 
     def __init__(self, link: Link, model: Model, device: CudaDevice, reporter: Reporter) -> None:
         self._device = device
         self._reporter = reporter
         self._execution = Execution(model, reporter)
         self._jobs = Jobs(device, self._execution)
-        self._reception: LinkReception[Job] = LinkReception(link, model, self._jobs)
+        self._reception: BatchReceiver[Job] = BatchReceiver(link, model, self._jobs)
         recovery = CudaRecovery(device, self._execution, model, reporter)
         self._loss = recovery.loss
         self._calls = DeviceCalls(model, device, self._execution, self._jobs, recovery)
         self._staging_thread = StagingThread(device, self._reception, self._jobs, self._end)
         self._reply_thread = ReplyThread(device, self._finish_behind, self._end)
-        #: Whether a batch was there already when the one before had ended.
+        #: Whether a batch was waiting when the previous one ended.
         self._is_busy = False
-        #: How many batches have been the only one, one after the other.
+        #: Number of consecutive single batches.
         self._alone = 0
-        #: Whether no batch may be called any more, also of those that are here.
+        #: Whether no further batch may run, including received ones.
         self._is_over = False
 
     @property
     def device_is_lost(self) -> bool:
         return bool(self._loss.text)
 
-    def try_out(self, batch: Batch) -> None:
-        self._calls.try_out(self._reception.session, batch)
+    def run_warmup(self, batch: Batch) -> None:
+        self._calls.run_warmup(self._reception.session, batch)
 
     def run(self) -> None:
         reception = self._reception
@@ -85,11 +83,11 @@ class CudaLoop:
         try:
             while (job := self._next_job()) is not None:
                 self._run(job)
-            while not self._is_over and (job := self._jobs.take()) is not None:
-                self._run(job)  # its inputs are on the device, and its front waits for it here
+            while not self._is_over and (job := self._jobs.dequeue()) is not None:
+                self._run(job)  # its inputs are on the device, and its front waits for it
             self._jobs.drain()
-            reception.raise_fault()
-        except CudaError:  # not of a batch: a client's memory was to be opened
+            reception.raise_error()
+        except CudaError:  # not caused by a batch: while a client's memory was opened
             if not self._loss.find():
                 raise
         finally:
@@ -97,7 +95,7 @@ class CudaLoop:
             self._reply_thread.end()
             self._staging_thread.end()
             if self._loss.text:
-                self._reporter.error(self._loss.last_words())
+                self._reporter.error(self._loss.log_text_of_loss())
 
     def stop(self) -> None:
         self._reception.stop()
@@ -128,41 +126,41 @@ class CudaLoop:
         self._reception.running = False
 
     def _is_lost_before(self, job: Job) -> bool:
-        """Whether the work of earlier batches has left the device unusable before this one is called."""
+        """Return whether earlier batches have left the device unusable before this one is called."""
         try:
             last_watch = self._calls.last_watch
             if last_watch is not None and self._jobs.leaving:
                 last_watch.has_computed()
             return False
         except CudaError:
-            job.is_cleared = True  # while the others are judged
+            job.is_cleared = True  # excluded while the cause is searched
             self._jobs.drain()
             job.is_cleared = False
         return self._loss.find()
 
     def _hand_back(self, job: Job, answers: BatchAnswers) -> None:
-        """Bring the outputs on their way, and see to it that somebody waits for them."""
-        job.pending_reply = self._execution.begin_done(job.session, job.run, answers, job.watch)
+        """Start the copies of the outputs, and choose the thread that waits for them."""
+        job.pending_reply = self._execution.start_reply(job.session, job.run, answers, job.watch)
         nbytes = _nbytes(answers)
-        del answers  # outputs may be views of the inputs
+        del answers  # outputs may be views of the inputs, whose lease must end
         self._reception.receive_waiting()
         self._jobs.returned(job, nbytes)
         if self._has_others(job):
-            self._reply_thread.take(job)
+            self._reply_thread.enqueue(job)
         else:
             self._finish(job)
 
     def _has_others(self, job: Job) -> bool:
-        """Whether this thread has, or may soon have, something better to do than to wait for a batch."""
+        """Return whether this thread has, or may soon have, other work than waiting for a batch."""
         if self._is_busy or self._jobs or self._jobs.leaving > 1:
             return True
         try:
             return self._alone < _QUIET and not job.watch.has_computed()
-        except CudaError:  # which whoever waits for it tells
+        except CudaError:  # the thread that waits for the batch reports the error
             return False
 
     def _finish_behind(self, job: Job) -> None:
-        """In the reply thread, wait for a batch while the work of later ones may go wrong."""
+        """Wait for a batch in the reply thread, while the work of later batches may fail."""
         is_to_blame = self._clear(job)
         self._finish(job, is_to_blame=is_to_blame)
 
@@ -172,13 +170,13 @@ class CudaLoop:
         reply = pending.wait()
         del pending
         if isinstance(reply, wire.Failed) and self._loss.find():
-            self._give_up(job, is_to_blame=is_to_blame)
+            self._abort(job, is_to_blame=is_to_blame)
         elif not self._is_over:
             self._jobs.answer(job, reply)
 
     def _clear(self, job: Job) -> bool:
-        """Wait for the batch's work on the device; True: that has gone wrong, and was still going well when
-        the work of all batches before was over.
+        """Wait for the batch's work on the device. Return True if it failed although all earlier batches had
+        completed without error.
         """
         was_well = False
         try:
@@ -191,28 +189,28 @@ class CudaLoop:
         return False
 
     def _fail(self, job: Job, failure: WireFailure) -> None:
-        """Answer a batch whose call gave no answers, once it is known how those before it ended."""
+        """Reply to a batch whose call failed, when the outcome of earlier batches is known."""
         self._jobs.drain()
         lost = self._loss.find()
         self._jobs.returned(job, 0)
         if lost:
-            self._give_up(job)
+            self._abort(job)
             return
         self._jobs.answer(job, wire.Failed(job.batch_id, failure, False))
-        if self._execution.tell_unrecoverable():
+        if self._execution.report_unrecoverable():
             self._is_over = True
             self.stop()
 
-    def _give_up(self, job: Job, *, is_to_blame: bool = False) -> None:
-        """Tell the batch that is to blame for the loss of the device, if this is the one, and end."""
-        if (is_to_blame or self._jobs.is_only_suspect(job)) and self._loss.take_blame():
+    def _abort(self, job: Job, *, is_to_blame: bool = False) -> None:
+        """Fail the batch that caused the loss of the device, if this is the one, and end the loop."""
+        if (is_to_blame or self._jobs.is_only_possible_cause(job)) and self._loss.claim_blame():
             job.session.reply(wire.Failed(job.batch_id, self._loss.failure(), False))
         self._end(None)
 
     def _end(self, fault: BaseException | None) -> None:
-        """Call and answer no batch any more; ``fault`` is of one of the threads."""
+        """Run and answer no further batch. ``fault`` is that of a thread."""
         self._is_over = True
-        self._jobs.give_up()
+        self._jobs.abort()
         if fault is None:
             self._reception.stop()
         else:
@@ -220,7 +218,7 @@ class CudaLoop:
 
 
 class DeviceCalls:
-    """Calls one model's callable, in the loop's own thread."""
+    """The calls of one model's callable, in the loop's own thread."""
 
     def __init__(
         self, model: Model, device: CudaDevice, execution: Execution, jobs: Jobs, recovery: CudaRecovery
@@ -230,14 +228,14 @@ class DeviceCalls:
         self._execution = execution
         self._jobs = jobs
         self._recovery = recovery
-        #: The watch of the batch that was called last.
+        #: Stopwatch of the last called batch.
         self.last_watch: Stopwatch | None = None
 
-    def try_out(self, session: FrontSession, batch: Batch) -> None:
-        """Call the callable on a warm-up batch; raises what it raises, or what goes wrong on the device."""
+    def run_warmup(self, session: FrontSession, batch: Batch) -> None:
+        """Call the callable on a warm-up batch. Raise its exceptions, and errors of the device."""
         try_result(self._call(self._execution.warm(session, batch)))
         self._device.enter()
-        self._device.runtime.synchronize()  # what went wrong on it is told by now
+        self._device.runtime.synchronize()  # reports errors of the device
 
     def answers(self, job: Job) -> BatchAnswers | WireFailure:
         inputs, job.inputs = job.inputs, None
@@ -250,7 +248,9 @@ class DeviceCalls:
         return self._again(job) if answers is None else answers
 
     def _without_inputs(self, job: Job) -> BatchAnswers | WireFailure:
-        """Try again without inputs that found no memory: a framework may keep for itself what they need."""
+        """Retry the transfer of inputs that found no memory: a framework may hold free memory in its
+        cache.
+        """
         if job.problem is None or not is_out_of_memory(job.problem):
             return self._refused(job)
         job.problem = None
@@ -271,19 +271,19 @@ class DeviceCalls:
             if not is_last:
                 job.watch.called()
                 self.last_watch = job.watch
-            batch = inputs.hand_over()
+            batch = inputs.detach_batch()
             result = only_result(self._call(batch))
-            self._device.enter()  # the callable may have made another device the current one
+            self._device.enter()  # the callable may have selected another device
             job.watch.returned()
-            del batch  # now that the default stream is behind all that reads its arrays
+            del batch  # the default stream is ordered after all work that reads its arrays
             return self._execution.check(job.session, result, run, inputs, apart=is_last)
-        except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
+        except (SystemExit, KeyboardInterrupt):  # which end the process
             raise
-        except BaseException as error:  # user code may raise anything; its batch fails and nothing else
+        except BaseException as error:  # user code may raise anything; only its batch fails
             with suppress(CudaError):
                 self._device.enter()
             was_alone = not self._jobs.leaving and not self._jobs
-            if is_last or not self._recovery.is_worth_it(error, run, was_alone=was_alone):
+            if is_last or not self._recovery.should_retry(error, run, was_alone=was_alone):
                 known = self._recovery.failure(error, run)
                 return known or self._execution.failure_of_call(error, job.session, inputs)
         finally:
@@ -295,7 +295,7 @@ class DeviceCalls:
         return self._model.call(batch if self._execution.takes_batch else batch.as_list())
 
     def _again(self, job: Job) -> BatchAnswers | WireFailure:
-        """Run a batch for which there was too little memory once more, when no other takes any."""
+        """Run a batch again that was too large for the memory, while no other batch runs."""
         self._jobs.drain()
         try:
             parts = self._recovery.parts(job.session, job.run)
@@ -311,12 +311,12 @@ class DeviceCalls:
 
 
 class StagingThread(threading.Thread):
-    """Receives while the callable runs, once it is told to; until something comes while it does not."""
+    """A thread that receives while the callable runs, from ``arm()`` until the call ends."""
 
     def __init__(
         self,
         device: CudaDevice,
-        reception: LinkReception[Job],
+        reception: BatchReceiver[Job],
         jobs: Jobs,
         on_fault: Callable[[BaseException], None],
     ) -> None:
@@ -332,18 +332,18 @@ class StagingThread(threading.Thread):
         self._armed.set()
 
     def end(self) -> None:
-        """End the thread. The link must have been told to receive nothing more."""
+        """End the thread. The link must have been told to stop receiving."""
         self._is_over = True
         self._armed.set()
         self.join(_JOIN_S)
 
     def run(self) -> None:
         try:
-            self._device.enter_beside()
+            self._device.enter_concurrently()
             while self._waits():
-                self._jobs.stage_ahead()
+                self._jobs.stage_waiting()
                 self._reception.turn.receive_until(self._may_rest, self._receive)
-        except BaseException as error:  # it is the loop's own thread that is to raise it
+        except BaseException as error:  # the loop's own thread raises it
             self._on_fault(error)
 
     def _waits(self) -> bool:
@@ -358,11 +358,11 @@ class StagingThread(threading.Thread):
     def _receive(self) -> None:
         self._reception.receive()
         if self._reception.running:
-            self._jobs.stage_ahead()
+            self._jobs.stage_waiting()
 
 
 class ReplyThread(threading.Thread):
-    """Waits for the outputs of batches, in the order in which they are given, and sends the replies."""
+    """A thread that waits for the outputs of batches in order and sends the replies."""
 
     def __init__(
         self, device: CudaDevice, finish: Callable[[Job], None], on_fault: Callable[[BaseException], None]
@@ -373,7 +373,7 @@ class ReplyThread(threading.Thread):
         self._on_fault = on_fault
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
 
-    def take(self, job: Job) -> None:
+    def enqueue(self, job: Job) -> None:
         self._jobs.put(job)
 
     def end(self) -> None:
@@ -382,11 +382,11 @@ class ReplyThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._device.enter_beside()
+            self._device.enter_concurrently()
             while (job := self._jobs.get()) is not None:
                 self._finish(job)
                 del job
-        except BaseException as error:  # it is the loop's own thread that is to raise it
+        except BaseException as error:  # the loop's own thread raises it
             self._on_fault(error)
 
 

@@ -1,5 +1,4 @@
-"""Where each batch of a worker with a device stands, and which of them may go on. Pure: no CUDA, no thread
-and no lock is in here, and nothing is known of what a batch is made of.
+"""The pipeline of a ``CudaLoop``: the stages of each batch, and the queue of batches that its threads share.
 
 ::
 
@@ -8,24 +7,38 @@ and no lock is in here, and nothing is known of what a batch is made of.
         │ dropped            │ dropped
         └────────► DROPPED ◄─┘
 
-The copies to the device, the calls and the copies back overlap, each in the order in which the batches came;
-one call is under way at a time. How many batches there are at once is the front's to bound: it sends no more
-than it has slots for, and is told that one is free early (``wire.Computed``) for one batch at a time, so that
-copies that are slower than the calls do not pile up.
+Copies to the device, calls and copies back overlap, each in the order of the batches; one call runs at a
+time. The front bounds the number of batches: it sends no more than it has slots for. Slots are freed early
+(``wire.Computed``) for one batch at a time, so that slow copies do not accumulate.
+
+``Pipeline`` is pure: no CUDA, thread or lock. ``Jobs`` adds the locks. The receiving thread adds batches, the
+staging thread stages them, the loop's thread calls them, and either the loop's or the reply thread answers
+them.
 """
 
 from __future__ import annotations
 
 import enum
+import threading
 from collections import deque
+from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
-#: A copy back of less than this is over before the front has made use of a slot that is free early.
+from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.runtime import CudaError
+from gpuserve_worker.execution.batch_inputs import BatchInputs
+from gpuserve_worker.execution.execution import Execution, PendingReply, Stopwatch
+from gpuserve_worker.execution.session import BatchReply, FrontSession
+from gpuserve_worker.inference.failure import DeviceFailure
+from gpuserve_worker.memory.client_regions import RegionError
+from gpuserve_worker.protocol.wire import Computed, Run
+
+#: A copy back of fewer bytes ends before the front can use a slot that is freed early.
 ANNOUNCED_NBYTES: Final = 1 << 20
 
 
 class BatchStage(enum.Enum):
-    """Where a batch stands between its message and its answer."""
+    """The stage of a batch between its message and its reply."""
 
     RECEIVED = "its message has come"
     ARRIVING = "its inputs are on their way to the device"
@@ -35,7 +48,7 @@ class BatchStage(enum.Enum):
     DROPPED = "the front that wanted it is gone"
 
 
-#: Where a batch may go on to from each stage.
+#: The possible next stages of each stage.
 NEXT: Final = {
     BatchStage.RECEIVED: (BatchStage.ARRIVING, BatchStage.DROPPED),
     BatchStage.ARRIVING: (BatchStage.COMPUTING, BatchStage.DROPPED),
@@ -45,12 +58,12 @@ NEXT: Final = {
 
 
 class IllegalStep(Exception):
-    """A step that cannot happen at a stage: a defect of the worker."""
+    """A transition that a stage does not allow: a defect of the worker."""
 
 
 class PipelinedBatch:
-    """A batch on its way. ``nbytes`` are those that are copied back. ``is_cleared``: its work on the device
-    has ended well, so a fault that shows later is not of its doing.
+    """A batch in the pipeline. ``nbytes`` is the size of its copies back. ``is_cleared``: its work on the
+    device ended without error, so it did not cause a later fault.
     """
 
     def __init__(self, batch_id: int) -> None:
@@ -60,7 +73,7 @@ class PipelinedBatch:
         self.is_cleared = False
 
     def advance(self, stage: BatchStage) -> None:
-        """Go on to a stage; raises ``IllegalStep`` where the one before does not lead there."""
+        """Move to a stage. Raise ``IllegalStep`` if the present stage does not lead there."""
         if stage not in NEXT.get(self.stage, ()):
             raise IllegalStep(f"batch {self.batch_id}: {stage.name} after {self.stage.name}")
         self.stage = stage
@@ -79,15 +92,15 @@ class Pipeline(Generic[_Batch]):
         self._leaving: deque[_Batch] = deque()
 
     def __len__(self) -> int:
-        """How many batches wait to be called."""
+        """Return the number of batches that wait to be called."""
         return len(self._waiting)
 
     @property
     def leaving(self) -> int:
         return len(self._leaving)
 
-    def is_only_suspect(self, batch: _Batch) -> bool:
-        """Whether a fault of the device can be of nobody's doing but this batch's."""
+    def is_only_possible_cause(self, batch: _Batch) -> bool:
+        """Return whether only this batch can have caused a fault of the device."""
         suspects = [*self._leaving, self._computing]
         return [one for one in suspects if one is not None and not one.is_cleared] == [batch]
 
@@ -98,21 +111,21 @@ class Pipeline(Generic[_Batch]):
         return next((one for one in self._waiting if one.stage is BatchStage.RECEIVED), None)
 
     def next_to_call(self) -> _Batch | None:
-        """The oldest batch that waits, if no other is being called; it may have to be staged first."""
+        """Return the oldest waiting batch if no other is being called. It may still have to be staged."""
         return self._waiting[0] if self._waiting and self._computing is None else None
 
     def staged(self, batch: _Batch) -> None:
         batch.advance(BatchStage.ARRIVING)
 
     def called(self, batch: _Batch) -> None:
-        """Note that the callable is called; raises ``IllegalStep`` where it is not its turn."""
+        """Record the call of a batch. Raise ``IllegalStep`` if it is not the next one."""
         if self.next_to_call() is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is called out of turn")
         batch.advance(BatchStage.COMPUTING)
         self._computing = self._waiting.popleft()
 
     def returned(self, batch: _Batch, nbytes: int) -> None:
-        """Note that a call is over, well or badly, and how many bytes are to be copied back."""
+        """Record the end of a call, successful or not, and the number of bytes to copy back."""
         batch.advance(BatchStage.LEAVING)
         batch.nbytes = nbytes
         self._computing = None
@@ -125,8 +138,8 @@ class Pipeline(Generic[_Batch]):
         self._leaving.popleft()
 
     def computed(self, batch: _Batch) -> _Batch | None:
-        """The work of a batch on the device has ended well. The front is to be told of it now where this is
-        given back: when the copy takes a while, and others are behind it, which have slots of their own.
+        """Record that the work of a batch ended without error. Return the batch if the front is to free its
+        slot now: when the copy takes a while and batches with slots of their own follow.
         """
         batch.is_cleared = True
         if not self._leaving or self._leaving[0] is not batch or batch.nbytes < ANNOUNCED_NBYTES:
@@ -140,3 +153,145 @@ class Pipeline(Generic[_Batch]):
         for batch in dropped:
             batch.advance(BatchStage.DROPPED)
         return dropped
+
+
+class Job(PipelinedBatch):
+    """One batch and its objects at each stage. ``problem`` is the reason for missing inputs."""
+
+    def __init__(self, session: FrontSession, run: Run) -> None:
+        super().__init__(run.batch_id)
+        self.session = session
+        self.run = run
+        #: Replaced by a stopwatch of the device when the batch is staged.
+        self.watch = Stopwatch()
+        self.inputs: BatchInputs | None = None
+        self.problem: RegionError | DeviceFailure | None = None
+        self.pending_reply: PendingReply | None = None
+
+
+class Jobs:
+    """All batches that have not ended; implements ``Backlog``. Any thread may call any method."""
+
+    def __init__(self, device: CudaDevice, execution: Execution) -> None:
+        self._device = device
+        self._execution = execution
+        self._pipeline: Pipeline[Job] = Pipeline()
+        self._changed = threading.Condition()
+        #: Held while the transfer of inputs is started.
+        self._staging = threading.Lock()
+        self._is_over = False
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    @property
+    def leaving(self) -> int:
+        return self._pipeline.leaving
+
+    def enqueue(self, session: FrontSession, run: Run) -> None:
+        with self._changed:
+            self._pipeline.receive(Job(session, run))
+
+    def cancel(self, batch_id: int, position: int) -> None:
+        """Do nothing: the inputs may be in transfer to the device, so the batch runs."""
+
+    def clear(self) -> None:
+        with self._changed:
+            for job in self._pipeline.drop_waiting():
+                job.inputs = None
+
+    def wait_idle(self) -> None:
+        self.drain()
+        with suppress(CudaError):  # after an error no copy is running
+            self._device.enter()
+            self._device.wait_idle()
+
+    def stage_waiting(self) -> None:
+        while True:
+            with self._changed:
+                job = self._pipeline.next_to_stage()
+            if job is None or not self._stage(job, ahead=True):
+                return
+
+    def dequeue(self) -> Job | None:
+        """Return the next batch to call, with its inputs in transfer, or None."""
+        with self._changed:
+            job = self._pipeline.next_to_call()
+        if job is None:
+            return None
+        if job.stage is BatchStage.RECEIVED:
+            self._stage(job, ahead=False)
+        with self._changed:
+            if job.stage is not BatchStage.ARRIVING:
+                job.inputs = None
+                return None
+            self._pipeline.called(job)
+        return job
+
+    def returned(self, job: Job, nbytes: int) -> None:
+        with self._changed:
+            self._pipeline.returned(job, nbytes)
+
+    def computed(self, job: Job) -> None:
+        """Record that a batch's work on the device ended without error, and tell the front if that helps."""
+        with self._changed:
+            announced = self._pipeline.computed(job)
+        if announced is not None:
+            announced.session.send(Computed((announced.batch_id,)))
+
+    def answer(self, job: Job, reply: BatchReply) -> None:
+        job.session.reply(reply)
+        with self._changed:
+            self._pipeline.answered(job)
+            self._changed.notify_all()
+
+    def is_only_possible_cause(self, job: Job) -> bool:
+        with self._changed:
+            return self._pipeline.is_only_possible_cause(job)
+
+    def drain(self) -> None:
+        """Wait until all called batches are answered, or until ``abort``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or not self._pipeline.leaving)
+
+    def abort(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _stage(self, job: Job, *, ahead: bool) -> bool:
+        """Start the transfer of a batch's inputs. Return whether it has started or never will. A failed
+        attempt ``ahead`` of the batch's turn is repeated in its turn.
+        """
+        if not self._is_open(job, ahead=ahead):
+            return False
+        with self._staging:
+            if job.stage is not BatchStage.RECEIVED:
+                return True
+            inputs: BatchInputs | None = None
+            job.session.leases.begin(job.batch_id)
+            try:
+                job.watch = self._execution.new_watch()
+                inputs = self._execution.read_inputs(job.session, job.run)
+                job.watch.staged()
+            except (RegionError, DeviceFailure) as error:
+                if ahead:
+                    return False
+                job.problem = error
+            with self._changed:
+                if job.stage is BatchStage.RECEIVED:
+                    job.inputs = inputs
+                    self._pipeline.staged(job)
+        return True
+
+    def _is_open(self, job: Job, *, ahead: bool) -> bool:
+        """Return whether memory of other processes that the batch names is open, or known to be unavailable.
+        Block for it only in the batch's turn; other batches keep their order meanwhile.
+        """
+        device = job.session.device
+        assert device is not None, "there is one in a loop of it"
+        if device.is_open(job.run):
+            return True
+        if not ahead:
+            device.wait_open(job.run)
+        return not ahead

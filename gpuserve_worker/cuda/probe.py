@@ -1,5 +1,6 @@
-"""``python -m gpuserve_worker.cuda.probe``: whether a new process can use CUDA, told by its exit status. 0: a
-device could be opened. ``EXIT_DEVICE``: none could. ``EXIT_FAILED``: that cannot be told, without cupy.
+"""The program ``python -m gpuserve_worker.cuda.probe``: a test whether a new process can use CUDA. Exit
+status 0: a device could be opened. ``EXIT_DEVICE``: none could. ``EXIT_FAILED``: unknown, because cupy is
+missing.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import os
 import sys
 
 from gpuserve_worker.cuda.device.runtime import CudaError, CudaUnavailable, Runtime, load_runtime
-from gpuserve_worker.running import lifecycle
+from gpuserve_worker.execution import lifecycle
 
 
 def exit_status() -> int:
-    """Try every device that this process sees, until one can be used."""
+    """Return the exit status after trying the visible devices until one can be used."""
     if importlib.util.find_spec("cupy") is None:
         return lifecycle.EXIT_FAILED
     try:
@@ -30,13 +31,13 @@ def _works(runtime: Runtime, number: int) -> bool:
         runtime.destroy_stream(runtime.create_stream())
         runtime.synchronize()
     except CudaError as error:
-        return error.is_out_of_memory  # others fill it, which passes
+        return error.is_out_of_memory  # temporary: other processes use the memory
     return True
 
 
 def main() -> int:
     lifecycle.prepare_process()
-    # The standard streams are the server's, whose log may be JSON to the last line.
+    # The standard streams are those of the server, whose log may be JSON throughout.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -1,10 +1,10 @@
-"""What a worker on a GPU does after a failure: whether the batch is run again because memory did not suffice,
-whether this process can use the device any more, and which batch is to blame. No callable is called here.
+"""Recovery of a worker on a GPU after failures: a second run after the memory was too small, and the
+detection of a lost device and of the batch that caused the loss. No callable is called here.
 
-CUDA's errors come in the exceptions of whatever library the callable uses. None of them is imported here.
-For a second run the caches are emptied, and the batch is cut in two where it has several requests. It needs
-new inputs, since the callable may have written to the first: large ones on the host are there only once, so
-that batch fails at once unless they are read-only.
+CUDA's errors come as exceptions of whatever library the callable uses; none of these libraries is imported
+here. Before a second run the caches are emptied, and a batch with several requests is split in two. The run
+needs new inputs, since the callable may have written to the first ones. Large inputs on the host exist only
+once, so such a batch fails at once unless its inputs are read-only.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import sys
 import threading
 from typing import Final
 
-from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, client_text, log_text
-from gpuserve_worker.cuda.copies.staging import device_inputs
+from gpuserve_worker.cuda.copies.cuda_session import device_inputs
 from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.execution.batch_inputs import BatchPart, split_batch
+from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.execution import Execution
+from gpuserve_worker.execution.lifecycle import Reporter
+from gpuserve_worker.execution.session import FrontSession
+from gpuserve_worker.inference.failure import INTERNAL, DeviceFailure, client_text, log_text
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES
 from gpuserve_worker.protocol.wire import Run, Split, WireFailure, requests
-from gpuserve_worker.running.execution import Execution
-from gpuserve_worker.running.model import Model
-from gpuserve_worker.running.session import FrontSession
-from gpuserve_worker.running.splitting import BatchPart, split_batch
-from gpuserve_worker.running.supervision import Reporter
 
-#: (package, class) of the exceptions that mean it, whatever their text says.
+#: (package, class) of out-of-memory exceptions, whatever their text.
 _OUT_OF_MEMORY: Final = frozenset({("cupy", "OutOfMemoryError"), ("torch", "OutOfMemoryError")})
-#: Where the text tells: the words of the runtime and of the driver, those of torch, and what cuBLAS, cuDNN,
-#: cuSOLVER, cuSPARSE, cuFFT and cuRAND have in common.
+#: Texts of out-of-memory errors: of the runtime, the driver, torch, and the common part of cuBLAS, cuDNN,
+#: cuSOLVER, cuSPARSE, cuFFT and cuRAND.
 _TEXTS: Final = (
     "cudaErrorMemoryAllocation",
     "CUDA_ERROR_OUT_OF_MEMORY",
@@ -39,21 +39,21 @@ _TEXTS: Final = (
     "ALLOC_FAILED",
     "ALLOCATION_FAILED",
 )
-#: What cupy raises where it finds a library of CUDA's neither among the packages nor elsewhere: that of
-#: cuda-pathfinder from cupy 14 on, and the words of those before.
+#: Errors of cupy for a CUDA library that is neither in a package nor elsewhere: cuda-pathfinder's from cupy
+#: 14 on, and the text of earlier versions.
 _NOT_FOUND: Final = ("cuda", "DynamicLibNotFoundError")
 _NOT_LOADED: Final = "CuPy failed to load"
 
 
 def is_without_library(error: BaseException) -> bool:
-    """Whether an exception says that cupy has not all of CUDA's libraries, as its compiler."""
+    """Return whether an exception says that a CUDA library, such as the compiler, is missing."""
     if _NOT_FOUND in _names(error):
         return True
     return isinstance(error, RuntimeError | ImportError) and _NOT_LOADED in str(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or one that it was raised from, says that the device's memory did not suffice."""
+    """Return whether an exception, or one of its causes, says that the device's memory was too small."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:
@@ -71,13 +71,13 @@ def _says_out_of_memory(error: BaseException) -> bool:
 
 
 def _names(error: BaseException) -> set[tuple[str, str]]:
-    """(package, class) of an exception and of what it is derived from."""
+    """Return (package, class) of an exception's class and its base classes."""
     return {(one.__module__.partition(".")[0], one.__name__) for one in type(error).__mro__}
 
 
 def free_memory(device: CudaDevice) -> None:
-    """Have every cache of the device's memory given up, as far as nothing is in it."""
-    gc.collect()  # what the callable made may be in a cycle, as the frames of what it raised are
+    """Empty all caches of device memory."""
+    gc.collect()  # the callable's objects may be in reference cycles, as are the frames of its exceptions
     device.buffers.trim()
     device.runtime.cupy.get_default_memory_pool().free_all_blocks()
     torch = sys.modules.get("torch")
@@ -85,8 +85,10 @@ def free_memory(device: CudaDevice) -> None:
         torch.cuda.empty_cache()
 
 
-class Loss:
-    """Whether the process can use its device no more, and why (``text``). Any thread may find it out."""
+class DeviceLoss:
+    """The loss of the process's device. ``text`` is the reason, or "" if the device is usable.
+    Thread-safe.
+    """
 
     def __init__(self, device: CudaDevice, model: str, instance: str) -> None:
         self._device = device
@@ -96,12 +98,12 @@ class Loss:
         self.text = ""
 
     def find(self) -> bool:
-        """Look at the device, after a failure of any kind; whether it is lost."""
+        """Check the device after a failure of any kind. Return whether it is lost."""
         with self._lock:
             self.text = self.text or self._device.why_lost() or ""
         return bool(self.text)
 
-    def take_blame(self) -> bool:
+    def claim_blame(self) -> bool:
         with self._lock:
             is_first, self._has_blamed = not self._has_blamed, True
         return is_first
@@ -109,12 +111,12 @@ class Loss:
     def failure(self) -> WireFailure:
         return WireFailure(INTERNAL, f"{self._of} failed while it ran this request: {self.text}")
 
-    def last_words(self) -> str:
+    def log_text_of_loss(self) -> str:
         return f"{self._of} can be used by this process no more, which ends: {self.text}"
 
 
 class CudaRecovery:
-    """Implements ``Recovery`` on a GPU, for one model."""
+    """The recovery of one model on a GPU; implements ``Recovery``."""
 
     def __init__(self, device: CudaDevice, execution: Execution, model: Model, reporter: Reporter) -> None:
         self._device = device
@@ -122,13 +124,13 @@ class CudaRecovery:
         self._model = model
         self._reporter = reporter
         self._on_device = device_inputs(model.context.inputs)
-        self.loss = Loss(device, model.name, model.context.instance)
+        self.loss = DeviceLoss(device, model.name, model.context.instance)
 
     @property
     def device_is_lost(self) -> bool:
         return bool(self.loss.text)
 
-    def is_worth_it(self, error: BaseException, run: Run, *, was_alone: bool) -> bool:
+    def should_retry(self, error: BaseException, run: Run, *, was_alone: bool) -> bool:
         if not is_out_of_memory(error) or (
             was_alone and (len(run.requests) == 1 or not self._model.context.batching)
         ):
@@ -166,13 +168,13 @@ class CudaRecovery:
         self._reporter.error(f"{text}: {log_text(error)}")
         return WireFailure("RESOURCE_EXHAUSTED", text)
 
-    async def judge(self, failed: wire.Failed, *, was_alone: bool) -> wire.Failed | None:
+    async def resolve_failure(self, failed: wire.Failed, *, was_alone: bool) -> wire.Failed | None:
         was_known = self.device_is_lost
         if not was_known and not await asyncio.to_thread(self.loss.find):
             return failed
         if not was_known:
-            self._reporter.error(self.loss.last_words())
-        if was_alone and self.loss.take_blame():
+            self._reporter.error(self.loss.log_text_of_loss())
+        if was_alone and self.loss.claim_blame():
             return failed._replace(failure=self.loss.failure())
         return None
 

@@ -1,1 +1,3 @@
-"""Memory that a worker shares: arenas, clients' regions, inputs read from it and outputs written to it."""
+"""Shared memory of a worker: arenas, clients' regions, input arrays over shared memory and outputs written to
+it.
+"""

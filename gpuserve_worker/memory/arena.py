@@ -1,129 +1,131 @@
-"""Tensor memory shared between processes: sealed memfds without a name. ``Arena`` owns memory: it creates
-segments, hands out blocks and takes them back. ``Mapping`` borrows: it maps what another process owns.
+"""Tensor memory shared between processes: an allocator of blocks in sealed memfds without a name. ``Arena``
+owns memory: it creates segments, allocates blocks and frees them. ``Mapping`` maps segments that another
+process owns.
 
-A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can take pages away under a mapping (SIGBUS). Its
-pages are reserved with ``posix_fallocate``, after a look at what the machine and our control group have left:
-a full machine is an error here, never a SIGBUS or an OOM kill later. A block that somebody only claims is
-reserved while it is filled. How pages come to be there is in ``segments.py``. Empty segments are kept up to
-``RETAINED_NBYTES``, because making one (reserve, clear, map, send) costs as much as copying into it; beyond
-that they are given up, and when nothing has used them for a while (``Arena.shrink``). Where pages are locked,
-which costs several times as much, all is kept that was in use at once of late.
+A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can remove pages under a mapping (SIGBUS). Its pages
+are reserved with ``posix_fallocate``, after a check of the available memory of the machine and of our control
+group: a full machine is an error here, never a SIGBUS or an OOM kill later. A claimed block is reserved while
+it is filled. ``segments.py`` reserves pages.
+
+Empty segments up to ``RETAINED_NBYTES`` are kept, because making one (reserve, clear, map, send) costs as
+much as copying into it. Others are closed, and so are segments that were unused for a while
+(``Arena.shrink``). If pages are locked, which costs several times as much, the arena keeps the peak of recent
+use.
+
+Memory that Python deletes before its owner frees it is reclaimed by ``Orphans``.
 """
 
 from __future__ import annotations
 
-import bisect
 import fcntl
 import mmap
 import os
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from gpuserve_worker.memory.available import available_nbytes
-from gpuserve_worker.memory.orphans import ARENA_BLOCK, ORPHANS
-from gpuserve_worker.memory.segments import OwnedSegment, huge_pages_are_given, unmap
+from gpuserve_worker.memory.segments import (
+    SEGMENT_NBYTES,
+    SPARED_NBYTES,
+    ArenaSegment,
+    available_nbytes,
+    unmap,
+)
 
-#: Blocks start on this boundary: enough for any vector load, and rows of a batch stay aligned.
+
+class Owner(Protocol):
+    """An object that holds memory. ``memory_kind`` is a label of the metric of reclaimed memory."""
+
+    @property
+    def memory_kind(self) -> str: ...
+
+    def reclaim(self) -> None:
+        """Free the memory."""
+
+
+#: The values of ``memory_kind``, which are metric labels.
+ARENA_BLOCK: Final = "arena_block"
+LENT_BLOCK: Final = "lent_block"
+OUTPUT_LEASE: Final = "output_lease"
+INTAKE_SHARE: Final = "intake_share"
+KINDS: Final = (ARENA_BLOCK, LENT_BLOCK, OUTPUT_LEASE, INTAKE_SHARE)
+
+
+class Orphans:
+    """Owners of memory that were deleted before they freed it, and how many of each kind have been reclaimed.
+
+    An owner of memory that must be freed by a call (a block of an arena, a lease of a worker's outputs, a
+    share of the intake) adds itself in ``__del__``. No reference to a deleted owner is left, so nothing else
+    can use or free its memory. ``__del__`` may run in any thread and inside any other call, so it only
+    records the owner; the event loop frees the memory later, by ``reclaim``.
+    """
+
+    def __init__(self) -> None:
+        self._found: deque[Owner] = deque()
+        self._reclaimed: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+
+    def add(self, owner: Owner) -> None:
+        """Record an owner that is being deleted. Safe in any thread and in ``__del__``."""
+        self._found.append(owner)
+
+    def reclaim(self) -> Counter[str]:
+        """Free the memory of all recorded owners, in the event loop's thread. Return their number by kind."""
+        counted: Counter[str] = Counter()
+        while self._found:
+            owner = self._found.popleft()
+            counted[owner.memory_kind] += 1
+            self._reclaimed[owner.memory_kind] += 1
+            owner.reclaim()
+        return counted
+
+    @property
+    def reclaimed(self) -> Counter[str]:
+        """The number of reclaimed owners of each kind since the start of the process."""
+        return self._reclaimed
+
+
+#: The only instance of the process, because any thread may delete an owner.
+ORPHANS: Final = Orphans()
+
+
+#: Alignment of blocks: enough for any vector load, and rows of a batch stay aligned.
 ALIGNMENT: Final = 64
-#: What a segment measures at least; a larger block gets a segment of its own size.
-SEGMENT_NBYTES: Final = 16 << 20
-#: How much empty memory an arena keeps for the next burst.
+#: Empty memory that an arena keeps for the next burst.
 RETAINED_NBYTES: Final = 256 << 20
-#: Blocks of the largest size of late for which locked memory is kept: three batches under way, and the next.
+#: Blocks of the largest recent size for which locked memory is kept: three running batches and the next one.
 _LOCKED_BLOCKS: Final = 4
-#: What is left for whoever does not ask: reserving the last byte wakes the OOM killer.
-SPARED_NBYTES: Final = 32 << 20
-#: Segments that claims may leave without some of their pages; each takes two descriptors.
+#: Limit of segments with unreserved pages, which claims make; each takes two descriptors.
 MAX_SPARSE_SEGMENTS: Final = 32
-#: An arena is full if blocks hold so large a part of its limit.
+#: An arena is full if blocks hold this part of its limit.
 _FULL: Final = 7 / 8
-#: A client may hold so many times what is left free: 7/8 of a limit if it is alone, 7/15 beside another
-#: client that takes all it can get, and so on. (The dynamic thresholds of buffers that switches share.)
+#: A client may hold this many times the free memory: 7/8 of a limit if it is alone, 7/15 beside another
+#: client that uses all it can get, and so on. (The dynamic thresholds of shared switch buffers.)
 SHARE_OF_FREE: Final = 7
-#: So much is reserved until the machine is asked again what it has left.
+#: Memory is reserved in steps of this size; the available memory is checked before each.
 _STEP_NBYTES: Final = 4 << 20
 
 
-#: The address of a client, as connections are counted by it.
+#: The address of a client, in the form by which connections are counted.
 Source: TypeAlias = str | bytes
 
 
 class OutOfMemory(Exception):
-    """The arena's limit, or the machine's memory, does not allow this block."""
+    """The limit of the arena, or the machine's memory, does not allow this block."""
 
 
 class PageLocks(Protocol):
-    """Who is told of every mapping while it is there, to lock its pages for a device."""
+    """An observer of mappings that locks their pages for a device."""
 
     def lock(self, memory: memoryview) -> None: ...
 
     def unlock(self, memory: memoryview) -> None: ...
 
 
-class Spares(Protocol):
-    """Who makes segments before they are needed."""
+class SegmentSupplier(Protocol):
+    """A supplier of segments that were made in advance."""
 
-    def take(self) -> ArenaSegment | None:
-        """A whole segment of ``SEGMENT_NBYTES``; None where there is none at the moment."""
-
-
-class Allocator:
-    """Offsets of free space in one segment: first fit, neighbours merge. Free runs are kept sorted; there are
-    few, since small tensors never come here, so a linear search is short.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._offsets = [0]
-        self._lengths = [nbytes]
-
-    def allocate(self, nbytes: int) -> int | None:
-        """The offset of a free run of ``nbytes`` (already aligned), or None."""
-        for position, length in enumerate(self._lengths):
-            if length >= nbytes:
-                offset = self._offsets[position]
-                if length == nbytes:
-                    del self._offsets[position], self._lengths[position]
-                else:
-                    self._offsets[position] += nbytes
-                    self._lengths[position] -= nbytes
-                return offset
-        return None
-
-    def free(self, offset: int, nbytes: int) -> None:
-        position = bisect.bisect(self._offsets, offset)
-        self._offsets.insert(position, offset)
-        self._lengths.insert(position, nbytes)
-        for left in (position, position - 1):
-            right = left + 1
-            if left < 0 or right >= len(self._offsets):
-                continue
-            if self._offsets[left] + self._lengths[left] == self._offsets[right]:
-                self._lengths[left] += self._lengths[right]
-                del self._offsets[right], self._lengths[right]
-
-    @property
-    def free_nbytes(self) -> int:
-        return sum(self._lengths)
-
-    @property
-    def empty(self) -> bool:
-        return self._lengths == [self._nbytes]
-
-
-class ArenaSegment(OwnedSegment):
-    """A segment and the free space in it. ``is_told``: borrowers know of it. ``is_idle``: it was empty when
-    the arena was to shrink, and nothing has used it since.
-    """
-
-    __slots__ = ("allocator", "is_idle", "is_told")
-
-    def __init__(self, nbytes: int, *, is_claim: bool) -> None:
-        # What a client only claims takes no more than came of it: small pages.
-        super().__init__(nbytes, in_huge_pages=not is_claim and huge_pages_are_given())
-        self.is_idle = False
-        self.is_told = False
-        self.allocator = Allocator(nbytes)
+    def pop(self) -> ArenaSegment | None:
+        """Return a fully reserved segment of ``SEGMENT_NBYTES``, or None if none is ready."""
 
 
 def _no_memory(nbytes: int, error: OSError) -> OutOfMemory:
@@ -131,8 +133,8 @@ def _no_memory(nbytes: int, error: OSError) -> OutOfMemory:
 
 
 class Block:
-    """``nbytes`` in an arena of this process, at ``offset`` of a segment, and a writable view of them. Of a
-    free block ``arena`` is None. A block that is deleted before is an orphan, and is reclaimed.
+    """``nbytes`` of an arena of this process at ``offset`` of a segment, with a writable view. ``arena`` is
+    None after the block is freed. A block that is deleted before is reclaimed by ``Orphans``.
     """
 
     __slots__ = ("arena", "counted_nbytes", "nbytes", "offset", "segment", "source", "view")
@@ -147,7 +149,7 @@ class Block:
         self.offset = offset
         self.nbytes = nbytes
         self.view = view
-        #: The client whose share of the arena it counts to, and how much of it does.
+        #: The client to whose share of the arena the block counts, and how many of its bytes count.
         self.source: Source = ""
         self.counted_nbytes = 0
 
@@ -159,7 +161,7 @@ class Block:
             ORPHANS.add(self)
 
     def free(self) -> None:
-        """Give the block back; does nothing if the block is free already."""
+        """Free the block, unless it is free already."""
         if self.arena is not None:
             self.arena.free(self)
 
@@ -168,14 +170,16 @@ class Block:
 
     def reserve(self, nbytes: int, source: Source = "") -> int:
         """Reserve the first ``nbytes`` of a claimed block for a client ("": unknown, and not counted). Return
-        how many can be written. Raise OutOfMemory if the client's share, the arena's limit or the machine
-        does not allow it.
+        the number of writable bytes. Raise ``OutOfMemory`` if the client's share, the arena's limit or the
+        machine does not allow it.
         """
         return self.nbytes if self.arena is None else self.arena.reserve(self, nbytes, source)
 
 
 class ArenaStatistics(NamedTuple):
-    """A moment of an arena. ``allocated - freed == blocks``; ``blocks`` is 0 when nothing is in flight."""
+    """A snapshot of an arena's statistics. ``allocated - freed == blocks``; ``blocks`` is 0 when no block is
+    in use.
+    """
 
     segments: int
     nbytes: int
@@ -186,15 +190,15 @@ class ArenaStatistics(NamedTuple):
 
 
 class _RecentUse(NamedTuple):
-    """The most that was in blocks at once, and the largest of them."""
+    """The peak of allocated bytes, and the largest block, since the last ``shrink``."""
 
     peak_nbytes: int
     largest_nbytes: int
 
 
 class Arena:
-    """Shared memory that this process owns. Not thread-safe. ``on_segment(segment, fd, nbytes)`` is told of
-    each new segment, which borrowers are to be sent, and ``on_drop(segment)`` of each one given up.
+    """Shared memory that this process owns. Not thread-safe. ``on_segment(segment, fd, nbytes)`` is called
+    for each new segment, which must be sent to borrowers, and ``on_drop(segment)`` for each closed one.
     """
 
     def __init__(
@@ -203,7 +207,7 @@ class Arena:
         on_segment: Callable[[int, int, int], None],
         on_drop: Callable[[int], None],
         locks: PageLocks | None = None,
-        spares: Spares | None = None,
+        spares: SegmentSupplier | None = None,
     ) -> None:
         self.limit_nbytes = limit_nbytes
         self._on_segment = on_segment
@@ -215,20 +219,22 @@ class Arena:
         self._nbytes = 0
         self._empty_nbytes = 0
         self._block_nbytes = 0
-        #: Since the last call of ``shrink``; kept where pages are locked.
+        #: Recorded only if pages are locked.
         self._recent = _RecentUse(0, 0)
         self._allocated = 0
         self._freed = 0
-        #: What claimed blocks hold, altogether and by client.
+        #: Reserved bytes of claimed blocks, in total and by client.
         self._counted_nbytes = 0
         self._by_source: dict[Source, int] = {}
 
     def allocate(self, nbytes: int) -> Block:
-        """A block, not cleared; ``OutOfMemory``: the arena's limit or the machine does not allow it."""
+        """Return a block with undefined contents. Raise ``OutOfMemory`` if the arena's limit or the machine
+        does not allow it.
+        """
         block = self._place(nbytes, is_claim=False)
         assert block is not None, "only claims are bounded"
         segment = self._segments[block.segment]
-        if segment.reserved_nbytes < segment.nbytes:  # it was made for a claim
+        if segment.reserved_nbytes < segment.nbytes:  # the segment was made for a claim
             try:
                 self._reserve(block, nbytes)
             except OutOfMemory:
@@ -237,13 +243,16 @@ class Arena:
         return block
 
     def claim(self, nbytes: int) -> Block | None:
-        """A block of which nothing is there yet, to be filled from its beginning on, each part after
-        ``Block.reserve``; None: too many are being filled. ``OutOfMemory``: the machine does not allow it.
+        """Return a block without reserved pages, to be filled from its beginning, each part after
+        ``Block.reserve``. Return None if too many blocks are being filled. Raise ``OutOfMemory`` if the
+        machine does not allow it.
         """
         return self._place(nbytes, is_claim=True)
 
     def reserve(self, block: Block, nbytes: int, source: Source = "") -> int:
-        """As ``Block.reserve``. What bodies take will take as much again, for joined batches and answers."""
+        """Reserve as ``Block.reserve``. Bodies of requests need as much memory again, for joined batches and
+        responses, so the check of available memory is stricter.
+        """
         counts = bool(source) and self.has(block)
         if counts:
             self._check_share(block, nbytes, source)
@@ -254,7 +263,7 @@ class Arena:
         return there
 
     def _check_share(self, block: Block, nbytes: int, source: Source) -> None:
-        """Raise OutOfMemory if a client would hold too much; its only block may have any size."""
+        """Raise ``OutOfMemory`` if a client would hold too much. Its only block may have any size."""
         held_nbytes = self._by_source.get(source, 0)
         more_nbytes = nbytes - block.counted_nbytes
         free_nbytes = self.limit_nbytes - self._counted_nbytes - more_nbytes
@@ -266,7 +275,7 @@ class Arena:
             )
 
     def _count(self, block: Block, nbytes: int) -> None:
-        """Count so much of a block to its client's share."""
+        """Set the bytes of a block that count to its client's share."""
         more_nbytes = nbytes - block.counted_nbytes
         block.counted_nbytes = nbytes
         self._counted_nbytes += more_nbytes
@@ -277,20 +286,22 @@ class Arena:
             self._by_source.pop(block.source, None)
 
     def _reserve(self, block: Block, nbytes: int, *, is_body: bool = False) -> int:
-        """Borrowers are told of a segment once a block of it is all there: they need it no earlier."""
+        """Reserve the beginning of a block. Borrowers learn of a segment when its first block is fully
+        reserved, because they need it no earlier.
+        """
         segment, begin = self._segments.get(block.segment), block.offset
-        if segment is None:  # given up with its model: what still comes takes its pages as it is written
+        if segment is None:  # the model is gone: later data take pages as they are written
             return block.nbytes
-        if segment.reserved_nbytes == segment.nbytes and segment.is_told:
+        if segment.reserved_nbytes == segment.nbytes and segment.is_announced:
             return block.nbytes
         self._fill(segment, begin, begin + max(nbytes, 1), is_body=is_body)
         there = min(segment.missing(begin, begin + max(block.nbytes, 1))[0] - begin, block.nbytes)
-        if there == block.nbytes and not segment.is_told:
+        if there == block.nbytes and not segment.is_announced:
             self._tell(block.segment, segment)
         return there
 
     def _fill(self, segment: ArenaSegment, start: int, end: int, *, is_body: bool = False) -> None:
-        """Have this range of a segment be there, in steps: other processes may reserve at the same time."""
+        """Reserve this range of a segment in steps, because other processes may reserve at the same time."""
         while (missing := segment.missing(start, end))[0] < missing[1]:
             first, last = missing[0], min(missing[1], missing[0] + _STEP_NBYTES)
             self._make_room(last - first, is_body=is_body)
@@ -301,16 +312,16 @@ class Arena:
             self._nbytes += last - first
 
     def has(self, block: Block) -> bool:
-        """Return whether the segment of a block is still there: not given up with its model."""
+        """Return whether the segment of a block is still open. The unload of a model closes its segments."""
         return block.segment in self._segments
 
     def free(self, block: Block) -> None:
-        """Take a block back. Its view must not be used any more. It may come back after ``close()``."""
+        """Free a block, also after ``close()``. Its view must not be used afterwards."""
         block.arena = None
         size = max(ALIGNMENT, -(-block.nbytes // ALIGNMENT) * ALIGNMENT)
         block.view.release()
         segment = self._segments.get(block.segment)
-        if segment is None:  # given up already, and its memory gone with this view
+        if segment is None:  # the segment is closed, and this view was the last user of its memory
             return
         if block.counted_nbytes:
             self._count(block, 0)
@@ -319,14 +330,14 @@ class Arena:
         self._block_nbytes -= size
         if segment.allocator.empty:
             self._empty_nbytes += segment.reserved_nbytes
-            if segment.is_told:
+            if segment.is_announced:
                 self._trim(self._retained_nbytes)
-            else:  # nothing was ever filled
-                self._give_up(block.segment)
+            else:  # no block of the segment was ever filled
+                self._abort(block.segment)
 
     def shrink(self) -> None:
-        """Called now and then: give up what was empty at the last call, and was not used since. The oldest
-        segment of the least size stays, for whoever comes now and then.
+        """Close segments that were empty at the last call and unused since. The oldest segment of minimal
+        size stays open for occasional requests. Called periodically.
         """
         self._recent = _RecentUse(self._block_nbytes, 0)
         is_oldest = True
@@ -334,14 +345,14 @@ class Arena:
             if segment.nbytes <= SEGMENT_NBYTES and is_oldest:
                 is_oldest = False
             elif segment.allocator.empty and segment.is_idle:
-                self._give_up(number)
+                self._abort(number)
             else:
                 segment.is_idle = segment.allocator.empty
 
     @property
     def is_full(self) -> bool:
-        """Return whether blocks hold most of what the limit allows. Free parts of a segment count once all of
-        its pages are there.
+        """Whether blocks hold most of the arena's limit. Free parts of a segment count as free only when all
+        pages of the segment are reserved.
         """
         held_nbytes = 0
         for segment in self._segments.values():
@@ -354,8 +365,8 @@ class Arena:
         return max(RETAINED_NBYTES, self._recent.peak_nbytes, _LOCKED_BLOCKS * self._recent.largest_nbytes)
 
     def segments(self) -> list[tuple[int, int, int]]:
-        """(segment, fd, nbytes) of every segment that borrowers know, for one that comes later."""
-        return [(number, one.fd, one.nbytes) for number, one in self._segments.items() if one.is_told]
+        """Return (segment, fd, nbytes) of every announced segment, for a borrower that attaches later."""
+        return [(number, one.fd, one.nbytes) for number, one in self._segments.items() if one.is_announced]
 
     def statistics(self) -> ArenaStatistics:
         return ArenaStatistics(
@@ -368,8 +379,8 @@ class Arena:
         )
 
     def abandon(self) -> None:
-        """Begin anew with other segments. Blocks that are not freed yet lie in memory that nobody uses again,
-        and do not count any more.
+        """Close all segments and start with new ones. Blocks that are not freed yet keep their memory but no
+        longer count.
         """
         self.close()
         self._empty_nbytes = self._block_nbytes = self._counted_nbytes = 0
@@ -397,8 +408,8 @@ class Arena:
         return Block(number, offset, nbytes, view, self)
 
     def _find(self, size: int) -> tuple[int, int] | None:
-        """Room in a segment that is there. Small blocks go to a large one only where no other has room: they
-        would keep all of it.
+        """Return a free range of an open segment. Small blocks use a large segment only if no other has room,
+        because they would keep all of it open.
         """
         for is_last in (False, True):
             for number, segment in self._segments.items():
@@ -414,7 +425,9 @@ class Arena:
         return None
 
     def _add(self, size: int, *, is_claim: bool) -> tuple[int, int]:
-        """Room in a new segment, of which all is reserved unless it is made for a claim."""
+        """Return a free range of a new segment. All of the segment is reserved unless it is made for a
+        claim.
+        """
         nbytes = max(SEGMENT_NBYTES, _page_align(size))
         segment = self._sparse(nbytes) if is_claim else self._whole(nbytes)
         number = self._next_segment
@@ -434,7 +447,7 @@ class Arena:
 
     def _whole(self, nbytes: int) -> ArenaSegment:
         self._keep_limit(nbytes)
-        if self._spares is not None and nbytes == SEGMENT_NBYTES and (spare := self._spares.take()):
+        if self._spares is not None and nbytes == SEGMENT_NBYTES and (spare := self._spares.pop()):
             self._nbytes += nbytes
             return spare
         self._make_room(nbytes)
@@ -451,7 +464,7 @@ class Arena:
         return segment
 
     def _tell(self, number: int, segment: ArenaSegment) -> None:
-        segment.is_told = True
+        segment.is_announced = True
         if self._locks is not None:
             self._locks.lock(segment.view)
         self._on_segment(number, segment.fd, segment.nbytes)
@@ -461,10 +474,12 @@ class Arena:
             if self._empty_nbytes <= retained_nbytes:
                 return
             if self._segments[number].allocator.empty:
-                self._give_up(number)
+                self._abort(number)
 
     def _make_room(self, nbytes: int, *, is_body: bool = False) -> None:
-        """As ``_keep_limit``; ``OutOfMemory`` also where the machine would have too little left."""
+        """Check the limit as ``_keep_limit``. Raise ``OutOfMemory`` also if the machine would have too little
+        memory left.
+        """
         self._keep_limit(nbytes)
         available = available_nbytes()
         spared_nbytes = max(SPARED_NBYTES, self._nbytes if is_body else 0)
@@ -475,7 +490,9 @@ class Arena:
             )
 
     def _keep_limit(self, nbytes: int) -> None:
-        """Give empty segments up where so much more would not be allowed; ``OutOfMemory``: in vain."""
+        """Close empty segments if ``nbytes`` more would exceed the limit. Raise ``OutOfMemory`` if that is
+        not enough.
+        """
         if self._nbytes + nbytes > self.limit_nbytes:
             self._trim(0)
         if self._nbytes + nbytes > self.limit_nbytes:
@@ -484,14 +501,14 @@ class Arena:
                 f"over its limit of {self.limit_nbytes}"
             )
 
-    def _give_up(self, number: int) -> None:
+    def _abort(self, number: int) -> None:
         self._empty_nbytes -= self._segments[number].reserved_nbytes
         self._drop(number)
 
     def _drop(self, number: int) -> None:
         segment = self._segments.pop(number)
         self._nbytes -= segment.reserved_nbytes
-        if segment.is_told:
+        if segment.is_announced:
             self._on_drop(number)
             if self._locks is not None:
                 self._locks.unlock(segment.view)
@@ -499,14 +516,18 @@ class Arena:
 
 
 class Mapping:
-    """Shared memory that another process owns, mapped here. It can be read and written, never freed."""
+    """Mapped shared memory of another process, by segment number. The memory can be read and written, never
+    freed.
+    """
 
     def __init__(self, locks: PageLocks | None = None) -> None:
         self._maps: dict[int, tuple[mmap.mmap, memoryview]] = {}
         self._locks = locks
 
     def attach(self, segment: int, fd: int, nbytes: int) -> None:
-        """Map a segment; ``fd`` stays the caller's. ``ValueError``: it is too short, or not sealed."""
+        """Map a segment; the caller keeps ``fd``. Raise ``ValueError`` if the memory is too short or not
+        sealed.
+        """
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size < nbytes:
             raise ValueError(f"segment {segment} is not a sealed memory of {nbytes} bytes")
         mapped = mmap.mmap(fd, nbytes)
@@ -516,7 +537,7 @@ class Mapping:
         self._maps[segment] = (mapped, view)
 
     def view(self, segment: int, offset: int, nbytes: int) -> memoryview:
-        """A new view of exactly those bytes. Raises ``ValueError`` where not inside a mapped segment."""
+        """Return a new view of these bytes. Raise ``ValueError`` if they are not inside a mapped segment."""
         _, whole = self._maps.get(segment, (None, None))
         if whole is None or offset < 0 or nbytes < 0 or offset + nbytes > len(whole):
             raise ValueError(f"no {nbytes} bytes at {offset} of segment {segment}")

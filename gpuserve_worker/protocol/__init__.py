@@ -1,1 +1,1 @@
-"""The messages between a worker and its server, and how tensors are written in them."""
+"""The IPC protocol between a worker and its server: messages, their encoding, and the layout of tensors."""

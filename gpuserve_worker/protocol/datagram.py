@@ -1,33 +1,39 @@
-"""Messages as SOCK_SEQPACKET datagrams, with descriptors beside them. Stateless. A message larger than the
-socket's send buffer travels in a sealed memfd instead: the datagram is the byte ``SPILLED``, which
-msgpack never uses, and the memfd its first descriptor.
+"""Encoding and transport of messages: msgpack arrays in SOCK_SEQPACKET datagrams, with file descriptors
+beside them.
 
-A sender keeps its descriptors; what ``receive`` returns is the caller's; on an error what came is closed.
+A message larger than the socket's send buffer is sent in a sealed memfd. The datagram is then the byte
+``SPILLED``, which msgpack never uses, and the memfd is its first descriptor. A sender keeps its descriptors.
+The caller of ``receive`` owns the received descriptors; after an error they are closed.
 
-``_socket`` is what ``socket`` wraps, without its enums: a thirtieth of a worker's start and half a MiB of it.
+The module uses ``_socket``, which ``socket`` wraps, because the enums of ``socket`` take a thirtieth of a
+worker's start time and half a MiB of its memory.
 """
 
 from __future__ import annotations
 
 import _socket
 import array
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
-#: Larger messages spill. Half of what a socket takes by default (net.core.wmem_default, 208 KiB).
+import msgpack
+
+#: Larger messages are sent in a memfd. The limit is half of a socket's default send buffer
+#: (net.core.wmem_default, 208 KiB).
 MAX_DATAGRAM_NBYTES: Final = 96 * 1024
-#: Several messages in one datagram are no more than this together, their array's head aside.
+#: Limit of several messages in one datagram together, without the head of their array.
 MAX_TOGETHER_NBYTES: Final = MAX_DATAGRAM_NBYTES - 3
-#: As many descriptors as one message may carry, plus the spilled message itself.
+#: Limit of descriptors in a datagram: those of one message, and the memfd of a spilled message.
 MAX_FDS: Final = 8
 SPILLED: Final = 0xC1
 _FD_NBYTES: Final = array.array("i").itemsize
 _ANCILLARY_NBYTES: Final = _socket.CMSG_SPACE(MAX_FDS * _FD_NBYTES)
-#: As a plain number: with the members of the enum, every message costs nearly a microsecond more.
+#: A plain number: enum members would cost nearly a microsecond a message.
 _CUT_OFF: Final = int(_socket.MSG_TRUNC | _socket.MSG_CTRUNC)
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _CLOEXEC: Final = int(_socket.MSG_CMSG_CLOEXEC)
@@ -35,7 +41,7 @@ _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 
 
 def send(sock: _socket.socket, data: bytes, fds: Sequence[int] = (), flags: int = 0) -> None:
-    """Send one message. The descriptors stay the caller's. ``flags`` are those of ``sendmsg``."""
+    """Send one message. ``flags`` are those of ``sendmsg``. The descriptors stay the caller's."""
     if len(data) <= MAX_DATAGRAM_NBYTES:
         if fds:
             _send_with(sock, data, fds, flags)
@@ -50,20 +56,21 @@ def send(sock: _socket.socket, data: bytes, fds: Sequence[int] = (), flags: int 
 
 
 def receive_buffer() -> memoryview:
-    """What ``receive`` reads into, one for each end. Mapped, not a ``bytearray``, which is cleared: only
-    pages that a message has reached take memory, and a server of many models has two ends for each instance.
+    """Return a buffer for ``receive``; each socket end has its own. The buffer is mapped memory and not a
+    ``bytearray``, which would be cleared: only pages that a message has reached take memory, and a server of
+    many models has two ends for each instance.
     """
     return memoryview(mmap.mmap(-1, MAX_DATAGRAM_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def receive(sock: _socket.socket, buffer: memoryview) -> tuple[memoryview | bytes, list[int]]:
-    """Receive one message into a ``receive_buffer()``; empty: the peer closed. The descriptors are the
-    caller's to close. Raises ``OSError``, also for a datagram that is too large or lacks its memfd, and with
-    ``EMFILE`` where this process had no descriptor left for what came: then the message is lost.
+    """Receive one message into a ``receive_buffer()``; the message is empty if the peer has closed the
+    socket. The caller closes the descriptors. Raise ``OSError`` also for a datagram that is too large or has
+    no memfd, and with ``EMFILE`` if this process had no descriptor left, in which case the message is lost.
     """
     try:
         nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_NBYTES, _CLOEXEC)
-    except ConnectionResetError:  # told once, of a peer that left something unread; what it sent comes now
+    except ConnectionResetError:  # raised once if the peer closed with unread data; its messages follow
         nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_NBYTES, _CLOEXEC)
     fds = _descriptors(ancillary) if ancillary else []
     try:
@@ -82,12 +89,14 @@ def receive(sock: _socket.socket, buffer: memoryview) -> tuple[memoryview | byte
 
 
 def is_starved(error: object) -> bool:
-    """Whether an error says that this process, or the machine, has no descriptor left."""
+    """Return whether an error says that this process or the machine has no descriptor left."""
     return isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR
 
 
 def read_spill(fd: int) -> bytes:
-    """The whole of a spilled message: read and not mapped, so no peer can take the pages away meanwhile."""
+    """Return a whole spilled message. The memfd is read and not mapped, so no peer can remove its pages
+    meanwhile.
+    """
     try:
         with open(fd, "rb", closefd=False) as spilled:
             spilled.seek(0)
@@ -97,7 +106,7 @@ def read_spill(fd: int) -> bytes:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything: one ``write`` takes at most 2 GiB."""
+    """Write all data: one ``write`` writes at most 2 GiB."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -130,3 +139,93 @@ def _spill(data: bytes) -> int:
         os.close(fd)
         raise
     return fd
+
+
+#: First byte of a msgpack array of up to 15 elements, and of up to 65,535 elements.
+_FEW: Final = 0x90
+_MANY: Final = 0xDC
+_MOST_FEW: Final = 15
+
+
+class WireError(Exception):
+    """Data from the peer that are not a message of this protocol."""
+
+
+class MessageCodec:
+    """The encoder and decoder of one channel's messages. ``classes`` maps tags to message classes; other
+    classes are refused.
+    """
+
+    def __init__(self, classes: dict[int, Any]) -> None:
+        self._classes = classes
+        self._tags = {cls: tag for tag, cls in classes.items()}
+        #: Packers that are not in use. Another thread, or a finalizer, may encode at the same time.
+        self._packers: list[msgpack.Packer] = []
+
+    def encode(self, message: Any) -> bytes:
+        fields = (self._tags[type(message)], *message)
+        try:
+            packer = self._packers.pop()
+        except IndexError:
+            packer = msgpack.Packer()
+        packed: bytes
+        try:
+            packed = packer.pack(fields)
+        except UnicodeEncodeError:  # half a surrogate pair, for example in a file name that is not UTF-8
+            return bytes(msgpack.packb(fields, unicode_errors="backslashreplace"))
+        self._packers.append(packer)
+        return packed
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """Return the only message in a datagram. Raise ``WireError`` for any other number of messages."""
+        messages = self.decode_all(data)
+        if len(messages) != 1:
+            raise WireError(f"{len(messages)} messages where one should be")
+        return messages[0]
+
+    def decode_all(self, data: bytes | memoryview) -> list[Any]:
+        """Return the messages in a datagram. Raise ``WireError`` if the data are malformed. Nested tuples
+        arrive as plain tuples; ``tensors()``, ``requests()`` and ``responses()`` restore their field names.
+        """
+        try:
+            found = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+            if type(found[0]) is tuple:
+                return [self._classes[tag](*fields) for tag, *fields in found]
+            tag, *fields = found
+            return [self._classes[tag](*fields)]
+        except (ValueError, LookupError, TypeError, msgpack.UnpackException) as error:
+            raise WireError(f"not a message of this channel: {error}") from error
+
+
+def joined(encoded: Sequence[bytes]) -> bytes:
+    """Return one datagram with these encoded messages. At least one message is required."""
+    n = len(encoded)
+    if n == 1:
+        return encoded[0]
+    head = bytes((_FEW | n,)) if n <= _MOST_FEW else bytes((_MANY, n >> 8, n & 255))
+    return b"".join((head, *encoded))
+
+
+class SpareDescriptor:
+    """A reserved file descriptor of one listener, so that a process without free descriptors can still accept
+    a connection.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def hold(self) -> None:
+        """Reserve a descriptor, unless one is reserved already or none is free."""
+        if self._fd < 0:
+            with contextlib.suppress(OSError):
+                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def release(self) -> bool:
+        """Close the reserved descriptor so that another file can use its number. Return False if none was
+        reserved.
+        """
+        if self._fd < 0:
+            return False
+        os.close(self._fd)
+        self._fd = -1
+        return True

@@ -1,6 +1,5 @@
-"""The worker's blocking end of a socket: whole messages in, whole messages out. How messages become a
-datagram is in ``datagram.py``, which the asynchronous ends use as well. What the messages mean is not known
-here.
+"""The worker's blocking end of a socket, which sends and receives whole messages. ``datagram.py`` has the
+transport, which the asynchronous ends share.
 """
 
 from __future__ import annotations
@@ -15,24 +14,28 @@ from typing import Final
 from gpuserve_worker.protocol import datagram
 from gpuserve_worker.protocol.wire import WORKER, Lend, Message, Region, Segment, WireError
 
-#: A descriptor rides beside these, and beside no other.
+#: Messages that carry exactly one descriptor. All others carry none.
 _WITH_MEMORY: Final = frozenset({Segment, Region, Lend})
 
 
 class Link:
-    """A blocking end. One thread receives; any thread may send, since a datagram is sent whole."""
+    """A blocking socket end. One thread receives. Any thread may send, because a datagram is sent as a
+    whole.
+    """
 
     def __init__(self, sock: _socket.socket) -> None:
         self._socket = sock
         self._buffer = datagram.receive_buffer()
-        #: What came in the last datagram and has not been taken.
+        #: Received messages of the last datagram that ``receive`` has not returned yet.
         self.pending: deque[Message] = deque()
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
     @classmethod
     def from_fd(cls, fd: int) -> Link:
-        """The end behind an inherited descriptor, which from now on no program started here inherits."""
+        """Return the end behind an inherited descriptor, and mark the descriptor as not inheritable by child
+        processes.
+        """
         os.set_inheritable(fd, False)
         return cls(_socket.socket(fileno=fd))
 
@@ -43,8 +46,8 @@ class Link:
         return bool(self.pending or self._readable.poll(0))
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """The next message and its descriptors, which are the caller's; None when the peer is gone. Raises
-        ``OSError``, or ``WireError`` where it is no message, or has not the descriptors that belong to it.
+        """Return the next message and its descriptors, which the caller closes, or None if the peer is gone.
+        Raise ``OSError``, or ``WireError`` if the data are no message or the number of descriptors is wrong.
         """
         if self.pending:
             return self.pending.popleft(), []
@@ -70,15 +73,17 @@ class Link:
         return message, fds
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send a message; waits while the peer's buffer is full. ``OSError``: the peer is gone."""
+        """Send a message; block while the peer's buffer is full. Raise ``OSError`` if the peer is gone."""
         datagram.send(self._socket, WORKER.encode(message), fds)
 
     def send_encoded(self, data: bytes) -> None:
-        """Send what is encoded already, and has no descriptors; as ``send``."""
+        """Send an encoded message without descriptors, as ``send`` does."""
         datagram.send(self._socket, data)
 
     def try_send(self, message: Message) -> bool:
-        """Send a message if that needs no waiting and the peer is there. Says whether it was sent."""
+        """Send a message if the send does not block and the peer exists. Return whether the message was
+        sent.
+        """
         try:
             datagram.send(self._socket, WORKER.encode(message), (), _socket.MSG_DONTWAIT)
         except OSError:
@@ -86,7 +91,7 @@ class Link:
         return True
 
     def stop_receiving(self) -> None:
-        """Let ``receive``, in whichever thread it waits, see the end. Sending goes on."""
+        """Make ``receive`` return None in whichever thread blocks in it. Sending still works."""
         self._socket.shutdown(_socket.SHUT_RD)
 
     def close(self) -> None:

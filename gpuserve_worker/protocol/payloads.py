@@ -1,9 +1,10 @@
-"""What the messages between front and worker say of tensors, requests and memory, and how it is read back.
-Pure, as ``wire.py``, which holds the messages themselves.
+"""The parts of messages that describe tensors, requests and memory, and their decoding. Pure, as ``wire.py``,
+which has the messages.
 
-Memory is referred to by numbers that its sender gave out: a segment of an arena of the sender (``Ref``), a
-region that a client registered (``Place``), a segment of another worker's arena that the front lends
-(``Loan``), and what stays on a device (``Exported`` by its worker, lent as a ``DeviceLoan``).
+Memory is referred to by numbers that the sender of the memory assigned: a segment of the sender's arena
+(``Ref``), a region that a client registered (``Place``), a segment of another worker's arena that the front
+lends (``Loan``), and exported memory of a device (``Exported`` by its worker, lent to other workers as
+``DeviceLoan``).
 """
 
 import functools
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 INLINE_NBYTES: Final = 16 * 1024
 
 
-#: What tells a place in a region, and one in a loan, from other numbers.
+#: Values of ``kind``.
 REGION: Final = "region"
 LOAN: Final = "loan"
 PARTS: Final = "parts"
@@ -24,7 +25,7 @@ DEVICE_LOAN: Final = "device loan"
 
 
 class Ref(NamedTuple):
-    """Where bytes lie in an arena of the sender: a segment, an offset in it, a length."""
+    """A range of bytes in an arena of the sender: segment, offset and length."""
 
     segment: int
     offset: int
@@ -32,7 +33,7 @@ class Ref(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where bytes lie in a client's region; ``kind`` tells a place from other triples of numbers."""
+    """A range of bytes in a client's region. ``kind`` distinguishes a place from other tuples of numbers."""
 
     region: int
     offset: int
@@ -41,7 +42,9 @@ class Place(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """Where bytes lie in a segment of another worker's arena, by the number it was lent under."""
+    """A range of bytes in a segment of another worker's arena, under the number that the front lent the
+    segment by.
+    """
 
     segment: int
     offset: int
@@ -50,7 +53,7 @@ class Loan(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """Where an output lies in the sender's exports, on its device; it is complete by now."""
+    """The location of an output in the sender's exported device memory. The output is complete."""
 
     segment: int
     offset: int
@@ -59,8 +62,9 @@ class Exported(NamedTuple):
 
 
 class DeviceLoan(NamedTuple):
-    """Where bytes lie in the exports of another worker, by the number they were lent under. ``in_place``: the
-    callable may be given these very bytes, which are on its own device.
+    """A range of bytes in another worker's exported device memory, under the number that the front lent the
+    memory by. If ``in_place``, the callable may be given these bytes without a copy, because they are on its
+    own device.
     """
 
     segment: int
@@ -71,8 +75,8 @@ class DeviceLoan(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The rows of a batch that nobody has joined: the payload of each request, in their order. Only for an
-    input that goes to a device: the copy there joins them.
+    """The rows of a batch that are not joined: one payload for each request, in request order. Only inputs
+    that go to a device come as parts; the copy to the device joins them.
     """
 
     parts: tuple[bytes | Ref | Place | Loan | DeviceLoan, ...]
@@ -80,12 +84,12 @@ class Parts(NamedTuple):
 
 
 _KINDS: Final[dict[str, Any]] = {REGION: Place, LOAN: Loan, DEVICE_LOAN: DeviceLoan, EXPORTED: Exported}
-#: The bytes of a tensor: themselves when small, a place in some memory otherwise.
+#: The bytes of a tensor: inline if small, otherwise a location in some memory.
 Payload: TypeAlias = bytes | Ref | Place | Loan | Parts | Exported | DeviceLoan
 
 
 class WireTensor(NamedTuple):
-    """One tensor of a whole batch. ``shape`` is complete, batch dimension included."""
+    """One tensor of a whole batch. ``shape`` is complete, with the batch dimension."""
 
     name: str
     datatype: str
@@ -94,7 +98,9 @@ class WireTensor(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """Which sequence a request belongs to: its correlation id, and whether it is its first, its last."""
+    """The sequence of a request: its correlation id, and whether the request is the first or the last of the
+    sequence.
+    """
 
     id: int | str
     start: bool
@@ -102,8 +108,8 @@ class Sequence(NamedTuple):
 
 
 class RequestDetails(NamedTuple):
-    """What a client said of its request besides what it asks: its ``id`` ("": none), its ``priority`` (0:
-    that of the model) and its time limit (0: none).
+    """Optional attributes that a client gave its request: ``id`` ("": none), ``priority`` (0: the model's
+    default) and time limit (0: none).
     """
 
     id: str = ""
@@ -112,12 +118,11 @@ class RequestDetails(NamedTuple):
 
 
 class WireRequest(NamedTuple):
-    """What a batch knows of one of its requests besides its rows of the tensors. One without parameters, and
-    of which nothing else is said, travels as the number of its rows. ``placements`` are the outputs that are
-    to be written into a client's region, by name: a response then has them with a ``Place`` of as many bytes
-    as were written. ``sequence`` is (id, start, end) of a request that belongs to a sequence. ``kept`` are
-    the outputs that other workers read, and may stay on the device. ``details`` are ``RequestDetails``, for
-    models that want them.
+    """The attributes of one request of a batch, besides its rows of the tensors. A request without any
+    attribute is encoded as its number of rows. ``placements`` are the outputs to write into a client's
+    region, by name; the response then has a ``Place`` with the number of written bytes. ``sequence`` is (id,
+    start, end). ``kept`` are the outputs that other workers read and that may stay on the device. ``details``
+    are ``RequestDetails``, for models that ask for them.
     """
 
     rows: int
@@ -130,15 +135,15 @@ class WireRequest(NamedTuple):
 
 
 class WireFailure(NamedTuple):
-    """Why one request, or a whole batch, has no outputs. ``code`` is a name of ``errors.Code``."""
+    """The failure of one request or of a whole batch. ``code`` is a name of ``errors.Code``."""
 
     code: str
     text: str
 
 
 class Fill(NamedTuple):
-    """Copy bytes of a client's region, or of a loan, to ``offset`` of a segment of the front's arena, for an
-    input of the request at ``position`` in its batch. ``elements`` is how many they are.
+    """A copy of bytes from a client's region or a loan to ``offset`` of a segment of the front's arena, for
+    an input of the request at ``position`` in its batch. ``elements`` is the number of elements.
     """
 
     position: int
@@ -150,7 +155,9 @@ class Fill(NamedTuple):
 
 
 def payload(raw: Any) -> Payload:
-    """A payload field as decoded: bytes stay, numbers get their name back; ``ValueError``: no such kind."""
+    """Return a decoded payload field with its class restored; bytes stay bytes. Raise ``ValueError`` for an
+    unknown kind.
+    """
     if isinstance(raw, bytes):
         return raw
     if len(raw) == len(Parts._fields):
@@ -183,18 +190,20 @@ def requests(raw: Iterable[Any]) -> tuple[WireRequest, ...]:
 
 
 def requests_as_tuples(raw: Iterable[Any]) -> list[WireRequest]:
-    """A decoded field of requests, each as a tuple of all fields, with or without their names."""
+    """Return a decoded field of requests, each as a tuple of all fields, with or without field names."""
     return [plain_request(one) if isinstance(one, int) else one for one in raw]
 
 
 @functools.lru_cache(maxsize=1024)
 def plain_request(rows: int) -> WireRequest:
-    """A request of which there is nothing to say but its rows; its parameters are nobody's to change."""
+    """Return a request that has nothing but rows. Callers must not change its parameters, because the result
+    is cached.
+    """
     return WireRequest(rows, {}, ())
 
 
 def responses(raw: tuple[Any, ...]) -> tuple[tuple[WireTensor, ...] | WireFailure | None, ...]:
-    """A decoded field of responses: a failure is told by its first element being a string."""
+    """Return a decoded field of responses. A response whose first element is a string is a failure."""
     return tuple(None if one is None else _response(one) for one in raw)
 
 

@@ -1,9 +1,10 @@
-"""What a tensor is on the wire: the v2 datatypes, their numpy types, and the BYTES layout. Pure. The table is
-the only place in the project that pairs a v2 datatype with a numpy type.
+"""Tensors on the wire: the v2 datatypes, their numpy types, the BYTES layout, and conversions to and from
+torch. No other module pairs v2 datatypes with numpy types.
 
-A tensor on the wire is row-major, little-endian, unpadded. BYTES is, for each element, a little-endian
-``uint32`` length and that many bytes (Open Inference Protocol v2, binary tensor data extension).
-numpy is imported when an array is made: the supervisor, which holds none, does without its 17 MB.
+A tensor on the wire is row-major, little-endian and unpadded. BYTES is, for each element, a little-endian
+``uint32`` length and that many bytes (Open Inference Protocol v2, binary tensor data extension). numpy is
+imported when the first array is made, because the supervisor makes none and saves 17 MB. torch is imported
+when the first torch tensor is made. Conversions to torch share memory and do not move data between devices.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _TYPES: Final = (
 ITEMSIZE: Final = {datatype: nbytes for datatype, _, nbytes in _TYPES}
 _NUMPY_OF_DATATYPE: Final = {datatype: name for datatype, name, _ in _TYPES}
 _DATATYPE_OF_NUMPY: Final = {name: datatype for datatype, name, _ in _TYPES}
-#: Words people write for a byte-string tensor.
+#: Accepted names of the BYTES datatype.
 _BYTES_WORDS: Final = frozenset({"bytes", "object", "string", "bytes_", "type_string"})
 #: numpy's kinds that have no v2 datatype -> what to use.
 _INSTEAD: Final[dict[str, str]] = {
@@ -51,19 +52,20 @@ _INSTEAD: Final[dict[str, str]] = {
     "m": 'use int64 ("INT64"), counted in a unit of your own',
     "V": "use one tensor for each field",
 }
-#: What goes before each element of BYTES.
+#: Size of the length prefix of each BYTES element.
 _PREFIX_NBYTES: Final = 4
 _pack_length = struct.Struct("<I").pack
 _unpack_length = struct.Struct("<I").unpack_from
-#: Up to so many lengths are compared without numpy.
+#: Up to this many lengths are compared without numpy.
 _FEW_ELEMENTS: Final = 256
-#: Elements up to this size are cut out by numpy; for larger ones the copying is what takes the time.
+#: Up to this element size numpy splits the payload; beyond, copying dominates the time.
 _LONGEST_CUT_NBYTES: Final = 1 << 16
 
 
 class TensorSpec(NamedTuple):
-    """One declared input or output. ``shape`` is without the batch dimension where the model batches; -1
-    stands for any size. An input whose ``memory`` is "gpu" is given on the GPU of its instance, if any.
+    """One declared input or output. ``shape`` excludes the batch dimension of a batching model; -1 stands for
+    any size. An input whose ``memory`` is "gpu" is placed on the GPU of its instance, if the instance has
+    one.
     """
 
     name: str
@@ -75,8 +77,8 @@ class TensorSpec(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """The numpy type of a v2 datatype; ``object`` for BYTES. Raises ``KeyError``, and ``ImportError`` for
-    BF16 without ``ml_dtypes`` installed.
+    """Return the numpy type of a v2 datatype: ``object`` for BYTES. Raise ``KeyError`` for an unknown
+    datatype, and ``ImportError`` for BF16 if ``ml_dtypes`` is not installed.
     """
     import numpy as np
 
@@ -89,10 +91,10 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
 
 
 def datatype_of(dtype: Any) -> str:
-    """The v2 datatype a user means by a numpy dtype, a scalar type, or a word. Accepts
+    """Return the v2 datatype of a numpy dtype, a scalar type or a word, as users write them:
     ``np.dtype("float32")``, ``np.float32``, ``bool``/``bytes``/``object``, "float32", "FP32", "TYPE_FP32",
-    "bf16", "bytes". Raises ``ValueError`` where nothing in v2 corresponds; the text says what came, and what
-    to use.
+    "bf16", "bytes". Raise ``ValueError`` if v2 has no such type; the text names the given value and an
+    alternative.
     """
     if isinstance(dtype, str):
         word = dtype.removeprefix("TYPE_")
@@ -108,7 +110,7 @@ def datatype_of(dtype: Any) -> str:
         resolved = np.dtype(dtype)
     except TypeError:
         raise ValueError(f"{dtype!r} is no tensor datatype") from None
-    # numpy takes None for float64, and any class for object.
+    # numpy interprets None as float64, and any class as object.
     if dtype is None or (
         resolved.kind == "O" and isinstance(dtype, type) and not issubclass(np.object_, dtype)
     ):
@@ -124,7 +126,7 @@ def datatype_of(dtype: Any) -> str:
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """How many elements a shape holds, in Python ints so that nothing overflows; 1 for rank 0."""
+    """Return the number of elements of a shape as a Python int, which cannot overflow; 1 for rank 0."""
     count = 1
     for dim in shape:
         count *= dim
@@ -132,14 +134,16 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def fits_shape(shape: Sequence[int], declared: Sequence[int]) -> bool:
-    """Whether a shape is one of a declared shape, in which -1 stands for any size."""
+    """Return whether a shape matches a declared shape, in which -1 stands for any size."""
     return len(shape) == len(declared) and all(
         want in (-1, dim) for want, dim in zip(declared, shape, strict=True)
     )
 
 
 def encode_bytes(elements: Iterable[Any]) -> bytes:
-    """Elements in row-major order as the v2 BYTES layout, ``str`` as UTF-8; ``TypeError``: one is neither."""
+    """Return elements, in row-major order, in the v2 BYTES layout, ``str`` as UTF-8. Raise ``TypeError`` if
+    an element is neither bytes nor str.
+    """
     strings = elements if type(elements) is list else list(elements)
     if set(map(type, strings)) != {bytes}:
         strings = [_as_bytes(one) for one in strings]
@@ -163,8 +167,8 @@ def _as_bytes(element: Any) -> bytes:
 
 
 def common_length(data: memoryview | bytes, count: int) -> int | None:
-    """The length of every element of a BYTES payload of exactly ``count``, at least one, all of one length;
-    else None. Strings of a fixed width and single strings are common, and need no step an element.
+    """Return the length of every element of a BYTES payload with exactly ``count`` elements of equal length,
+    or None. Strings of fixed width and single strings are common, and need no step for each element.
     """
     nbytes = len(data)
     if not count or nbytes < _PREFIX_NBYTES * count:
@@ -177,7 +181,7 @@ def common_length(data: memoryview | bytes, count: int) -> int | None:
 
 
 def _repeats(data: memoryview | bytes, count: int, step: int) -> bool:
-    """Whether each of ``count`` parts of ``step`` bytes begins with the same length."""
+    """Return whether each of ``count`` parts of ``step`` bytes begins with the same length prefix."""
     if type(data) is bytes and count <= _FEW_ELEMENTS:  # a third of what numpy takes
         return (
             data[::step] == data[:1] * count
@@ -192,7 +196,9 @@ def _repeats(data: memoryview | bytes, count: int, step: int) -> bool:
 
 
 def holds_elements(data: memoryview | bytes, count: int) -> bool:
-    """Whether ``data`` is the BYTES layout of exactly ``count`` elements. Why it is not: ``check_bytes``."""
+    """Return whether ``data`` is the BYTES layout of exactly ``count`` elements. ``check_bytes`` gives the
+    reason if not.
+    """
     nbytes = len(data)
     if nbytes < _PREFIX_NBYTES * count or not count:
         return count == nbytes == 0
@@ -208,8 +214,8 @@ def holds_elements(data: memoryview | bytes, count: int) -> bool:
 
 
 def element_ends(data: memoryview | bytes, counts: Sequence[int]) -> list[int]:
-    """Where in a BYTES payload the first ``counts[0]`` elements end, the next ``counts[1]``, and so on.
-    Raises ``ValueError`` where it does not hold exactly as many.
+    """Return the end offsets of consecutive groups of elements in a BYTES payload: ``counts[0]`` elements,
+    then ``counts[1]``, and so on. Raise ``ValueError`` unless the payload has exactly that many elements.
     """
     length = common_length(data, sum(counts))
     if length is not None:
@@ -229,8 +235,10 @@ def element_ends(data: memoryview | bytes, counts: Sequence[int]) -> list[int]:
 
 
 def decode_bytes(data: memoryview | bytes, count: int) -> list[bytes]:
-    """``count`` elements out of the v2 BYTES layout; raises ``ValueError`` with what ``check_bytes`` says."""
-    whole = bytes(data)  # nobody changes it between two looks at it
+    """Return ``count`` elements of a v2 BYTES payload. Raise ``ValueError`` with the text of
+    ``check_bytes``.
+    """
+    whole = bytes(data)  # a copy, so that the client cannot change the data during decoding
     elements = []
     position = 0
     try:
@@ -246,7 +254,7 @@ def decode_bytes(data: memoryview | bytes, count: int) -> list[bytes]:
 
 
 def check_bytes(data: memoryview | bytes, count: int) -> str | None:
-    """What is wrong with a BYTES payload that should hold ``count`` elements; None where nothing is."""
+    """Return the defect of a BYTES payload that should have ``count`` elements, or None."""
     if holds_elements(data, count):
         return None
     position, end, seen = 0, len(data), 0
@@ -271,7 +279,9 @@ def check_bytes(data: memoryview | bytes, count: int) -> str | None:
 
 
 def bytes_array(data: memoryview | bytes, shape: Sequence[int]) -> NDArray[np.object_]:
-    """A BYTES payload as an object array of ``bytes`` of the given shape; raises as ``decode_bytes``."""
+    """Return a BYTES payload as an object array of ``bytes`` of the given shape. Raise as
+    ``decode_bytes``.
+    """
     import numpy as np
 
     count = element_count(shape)
@@ -283,3 +293,37 @@ def bytes_array(data: memoryview | bytes, shape: Sequence[int]) -> NDArray[np.ob
         return fixed.astype(object).reshape(tuple(shape))
     array = np.fromiter(decode_bytes(data, count), object, count)
     return array.reshape(tuple(shape))
+
+
+#: Carrier types for datatypes that not every version of DLPack or torch supports.
+CARRIERS: Final = {BF16: "int16", "BOOL": "uint8"}
+
+
+def as_tensor(array: Any) -> Any:
+    """Return a torch tensor over the memory of a numeric numpy array. Return any other value unchanged."""
+    import numpy as np
+    import torch
+
+    if not isinstance(array, np.ndarray) or array.dtype.kind == "O":
+        return array
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def bfloat16_array(tensor: Any) -> NDArray[Any]:
+    """Return a numpy array over the memory of a torch tensor of bfloat16 on the host."""
+    import torch
+
+    array: NDArray[Any] = tensor.view(torch.int16).numpy().view(numpy_dtype(BF16))
+    return array
+
+
+def from_device(array: Any, datatype: str) -> Any:
+    """Return a torch tensor over the memory of a device array, whose type is the carrier of ``datatype``."""
+    import torch
+
+    tensor = torch.from_dlpack(array)
+    if datatype not in CARRIERS:
+        return tensor
+    return tensor.view(torch.bfloat16 if datatype == BF16 else torch.bool)

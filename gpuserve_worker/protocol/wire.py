@@ -1,14 +1,14 @@
-"""Every message that a worker process sends or receives. What they say of tensors, requests and memory is in
-``payloads.py``.
+"""The messages that a worker process sends or receives. ``payloads.py`` has their parts that describe
+tensors, requests and memory.
 
 A message is a small named tuple. On the wire it is a msgpack array ``[TAG, *fields]`` in one
-SOCK_SEQPACKET datagram (see ``datagram.py`` for those that would be too large); file descriptors
-ride beside it. Nothing here is pickled, and a tag that is not in the table is an error of the peer.
+SOCK_SEQPACKET datagram (``datagram.py`` handles messages that are too large); file descriptors are
+sent beside the message. Nothing is pickled, and an unknown tag is an error of the peer.
 
-Batches that are sent in one turn travel together, and so do answers that may wait: the datagram is
-an array of messages then. Messages about memory come by themselves.
+Batches that the front sends in one iteration of its event loop share a datagram, and so do replies that
+may wait. The datagram is then an array of messages. A message with a descriptor has a datagram of its own.
 
-Who says what::
+Senders and receivers::
 
     supervisor -> worker   Init, Stop                           (the boot socket)
     worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Log, Imported
@@ -16,23 +16,23 @@ Who says what::
                            Region, CudaRegion, DropRegion, Lend, Unlend, Answer
                            StartExports, FreeExports, LendExport, UnlendExport
     worker -> front        Attached, Segment, DropSegment, Yield, Computed, Split, Done, Failed
-                           Released, RegionOpened, Call, CallOff, Return, ExportSegment, ExportOpened
+                           Released, RegionOpened, Call, CancelCall, Return, ExportSegment, ExportOpened
                            Metrics, Command
 
-A batch is answered by one ``Done`` or ``Failed``; that of a decoupled model by any number of ``Yield`` and
-then by one ``Done`` without outputs, or by ``Failed``.
+The reply to a batch is one ``Done`` or ``Failed``. The reply of a decoupled model is any number of ``Yield``,
+then one ``Done`` without outputs, or ``Failed``.
 
 The supervisor keeps a duplicate of the front's end of every link, so a front may die and be
-replaced while the worker keeps its model. A new front opens with ``Attach``; whatever arrives on
-the link before the worker's ``Attached`` of the same epoch was meant for the previous front and is
-dropped.
+replaced while the worker keeps its model. A new front sends ``Attach`` first. It drops messages that
+arrive before the worker's ``Attached`` of the same epoch, because the previous front was their receiver.
 """
 
-# Without postponed annotations: ``NamedTuple`` compiles each that is text, which here and in ``payloads.py``
-# is a fiftieth of a worker's start.
+# Annotations are not postponed: ``NamedTuple`` compiles each annotation that is text, which for this file and
+# ``payloads.py`` is a fiftieth of a worker's start time.
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve_worker.protocol.metrics import MetricChange
+from gpuserve_worker.protocol.datagram import MessageCodec, WireError
+from gpuserve_worker.protocol.metric_changes import MetricChange
 from gpuserve_worker.protocol.payloads import (
     INLINE_NBYTES,
     DeviceLoan,
@@ -51,33 +51,35 @@ from gpuserve_worker.protocol.payloads import (
     responses,
     tensors,
 )
-from gpuserve_worker.protocol.vocabulary import Vocabulary, WireError
 
 __all__ = ["INLINE_NBYTES", "DeviceLoan", "Exported", "Fill", "Loan", "Parts", "Payload", "Place", "Ref"]
-__all__ += ["Vocabulary", "WireError", "WireFailure", "WireRequest", "WireTensor"]
+__all__ += ["MessageCodec", "WireError", "WireFailure", "WireRequest", "WireTensor"]
 __all__ += ["payload", "requests", "responses", "tensors"]
 
-#: Raised whenever a field of a message changes meaning, or a worker must know another message.
+#: Protocol version: incremented when a field changes its meaning or a worker must support a new message.
 PROTOCOL: Final = 11
 
-#: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``. The
-#: first travels alone: the front has let it out when it gives credit for the rest of the window.
+#: Limit of ``Yield`` messages of one batch that clients have not received; then the worker waits for
+#: ``Credit``. The window starts at one: the front gives credit for the rest when it has sent the first
+#: response.
 YIELD_WINDOW: Final = 64
 
 
 class Init(NamedTuple):
-    """Load this callable and say ``Ready``. ``source`` is ``{"path": "linear.py:Linear", "base_dir":
-    "/models", "kwargs": {…}}`` or ``{"pickle": b"…", "sys_path": […]}`` (cloudpickle, written by the
-    ``bind()`` of the same user, never by a client; the paths are where that program finds its modules), or
-    empty for a worker that is a thread and has its callable. Tensors are ``[name, datatype, shape, optional,
-    memory]``. ``concurrency`` 0: as the kind of the callable asks for. What ``strict`` and ``exact`` say of
-    outputs: ``calling/outputs.py``. ``all_lines``: clients are told every line of what the callable raised. A
-    warm-up is ``(name, batch size, count, inputs)``, with ``(name, datatype, shape, "zero", "random" or
+    """Load this callable, then reply ``Ready``.
+
+    ``source`` is ``{"path": "linear.py:Linear", "base_dir": "/models", "kwargs": {…}}``, or ``{"pickle":
+    b"…", "sys_path": […]}`` (cloudpickle, written by ``bind()`` of the same user, never by a client; the
+    paths are the module paths of that program), or empty for a worker thread, which has its callable. Tensors
+    are ``[name, datatype, shape, optional, memory]``. ``concurrency`` 0 means the default of the callable's
+    kind. ``inference/outputs.py`` documents ``strict`` and ``exact``. If ``all_lines``, clients receive every
+    line of the callable's exceptions.
+
+    A warm-up is ``(name, batch size, count, inputs)``, with ``(name, datatype, shape, "zero", "random" or
     "file", path)`` for each input. ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array``
-    is the kind of array that inputs come as: "numpy", "cupy" or "torch". The worker keeps to ``cpus`` (all,
-    where empty) and takes its memory from ``numa_node`` (-1: from any). Of what clients lend it of the host's
-    memory it may page-lock ``lent_limit_nbytes``. ``tells_imports``: it says which files it
-    has ``Imported``.
+    is the kind of input arrays: "numpy", "cupy" or "torch". The worker runs on ``cpus`` (empty: all) and
+    allocates memory from ``numa_node`` (-1: any). It may page-lock ``lent_limit_nbytes`` of the host memory
+    that clients registered. If ``reports_imports``, the worker reports its imported files by ``Imported``.
     """
 
     protocol: int
@@ -101,41 +103,45 @@ class Init(NamedTuple):
     numa_node: int = -1
     lent_limit_nbytes: int = 0
     all_lines: bool = False
-    tells_imports: bool = False
+    reports_imports: bool = False
 
 
 class Stop(NamedTuple):
-    """Finish the batch at hand and exit with status 0."""
+    """Finish the running batch and exit with status 0."""
 
 
 class Phase(NamedTuple):
-    """The worker's state while it is not ready yet: "importing", "loading"."""
+    """The phase of a worker that is not ready yet: "importing", "loading", "warming up"."""
 
     name: str
 
 
 class Ready(NamedTuple):
-    """The callable is loaded; ``load_s`` seconds were spent on it. It takes ``slots`` batches at once."""
+    """The callable is loaded, which took ``load_s`` seconds. The worker accepts ``slots`` concurrent
+    batches.
+    """
 
     load_s: float
     slots: int
 
 
 class LoadFailed(NamedTuple):
-    """The callable could not be loaded. ``text`` is one line, ``traceback`` is for the log."""
+    """The callable could not be loaded. ``text`` is one line; ``traceback`` is for the log."""
 
     text: str
     traceback: str
 
 
 class Unrecoverable(NamedTuple):
-    """The callable said that no further inference is possible. ``text`` is one line."""
+    """The callable raised ``UnrecoverableError``: it can run no further inference. ``text`` is one line."""
 
     text: str
 
 
 class Log(NamedTuple):
-    """A log record of the worker's own. ``level`` is a ``logging`` number, ``request_ids`` of what ran."""
+    """A log record of the worker. ``level`` is a ``logging`` number; ``request_ids`` are those of the running
+    batch.
+    """
 
     level: int
     text: str
@@ -144,25 +150,27 @@ class Log(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """The files of the user's that this worker has imported so far: its callable's, and what that imports. A
-    load that failed comes with those that it came through.
+    """The user's files that this worker has imported so far: the file of its callable and that file's
+    imports. After a failed load, the files in the traceback are included.
     """
 
     files: tuple[str, ...]
 
 
 class Attach(NamedTuple):
-    """A front (a new one, where the epoch is new) takes the link over."""
+    """A front takes over the link. The epoch of a new front is new."""
 
     epoch: int
 
 
 class Run(NamedTuple):
-    """Call the inference callable on one batch. Every request shares the tensors' inner shapes. ``fills``
-    come before the call: the front touches no byte of a client's region. The ``Place`` of an input is read
-    where it is, which only a model with read-only inputs is asked to do. ``dropped`` sequences have ended
-    since the last batch, without their last request. ``may_wait``: its answer may leave together with that of
-    the next one, which has begun by then. ``request_ids`` are there where lines of the log are to name them.
+    """Call the inference callable on one batch. All requests share the inner shapes of the tensors.
+
+    The worker executes ``fills`` before the call, because the front accesses no byte of a client's region. An
+    input ``Place`` is read in place, which the front requests only of models with read-only inputs.
+    ``dropped`` are the sequences that have ended since the last batch without their last request. If
+    ``may_wait``, the reply may be sent together with the reply of the next batch, which has started by then.
+    ``request_ids`` are present if log lines are to name them.
     """
 
     batch_id: int
@@ -175,23 +183,23 @@ class Run(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Nobody waits any more for the answers to one request of a batch, told by its position."""
+    """The client of one request of a batch, given by its position, is gone."""
 
     batch_id: int
     position: int
 
 
 class Credit(NamedTuple):
-    """The front has sent, or dropped, so many more ``Yield`` of a batch."""
+    """The front has sent or dropped this number of ``Yield`` messages of a batch."""
 
     batch_id: int
     yields: int
 
 
 class Answer(NamedTuple):
-    """What became of a ``Call``: its response, or its failure; ``final`` says that no more will come. The end
-    of a stream is an answer without outputs (None) and without a failure. The memory of every ``Loan`` in it
-    is this worker's until it says ``Return`` with the number ``lease``, where that is not 0.
+    """A response or the failure of a ``Call``. ``final`` marks the last response. The end of a stream is an
+    answer without outputs (None) and without a failure. The worker may use the memory of every ``Loan`` in
+    the answer until it sends ``Return`` with the number ``lease``, unless that is 0.
     """
 
     call_id: int
@@ -203,16 +211,16 @@ class Answer(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """The worker obeyed ``Attach``; what follows belongs to that epoch."""
+    """The worker has processed ``Attach``; its later messages belong to that epoch."""
 
     epoch: int
 
 
 class Call(NamedTuple):
-    """The callable asks another model of this server. Inputs lie in this message or in the worker's arena,
-    whose blocks come back by ``Free`` as those of outputs do. ``timeout_s`` 0 is no limit. ``sequence`` is
-    its id, and whether it starts and ends. ``stream``: any number of responses may come. ``waits``: the
-    worker runs nothing else before it is answered.
+    """The callable calls another model of this server. Inputs are in this message or in the worker's arena,
+    whose blocks the front frees by ``Free``, as those of outputs. ``timeout_s`` 0 means no limit.
+    ``sequence`` is the id, and whether the sequence starts and ends. If ``stream``, any number of responses
+    may come. If ``waits``, the worker runs nothing else before the answer.
     """
 
     call_id: int
@@ -229,8 +237,8 @@ class Call(NamedTuple):
 
 
 class Command(NamedTuple):
-    """The callable asks for a model to be loaded ("load") or unloaded ("unload"), or whether it is "ready".
-    What becomes of it is told by an ``Answer`` without outputs.
+    """The callable asks the server to load ("load") or unload ("unload") a model, or whether the model is
+    "ready". The reply is an ``Answer`` without outputs.
     """
 
     call_id: int
@@ -239,24 +247,29 @@ class Command(NamedTuple):
     parameters: dict[str, Any]
 
 
-class CallOff(NamedTuple):
-    """Nobody waits for the answer to a call any more. If none was sent, an empty one is, as an echo."""
+class CancelCall(NamedTuple):
+    """The callable no longer waits for the answer to a call. If no answer was sent yet, the front
+    acknowledges with an empty one.
+    """
 
     call_id: int
 
 
 class Metrics(NamedTuple):
-    """What became of the callable's own metrics since this front was last told; ``MetricChange`` for each."""
+    """Changes of the callable's own metrics since the last message to this front, one ``MetricChange``
+    each.
+    """
 
     changes: tuple[MetricChange, ...]
 
 
 class Yield(NamedTuple):
-    """One response for some or all requests of a batch of a decoupled model; more may follow. As in ``Done``;
-    besides, None in ``responses`` is a request without a response this time, and a ``WireFailure`` is the
-    last response of its request. ``parameters`` are those that the callable gave each response, or empty
-    where it gave none. ``last`` are the requests that have ended, by their positions: their response here, if
-    any, was the last one.
+    """One response for some or all requests of a batch of a decoupled model; more may follow.
+
+    The fields are those of ``Done``. In addition, None in ``responses`` is a request without a response this
+    time, and a ``WireFailure`` is the last response of its request. ``parameters`` has the parameters of each
+    response, or is empty if the callable set none. ``last`` has the positions of the requests that have ended
+    with this message.
     """
 
     batch_id: int
@@ -267,25 +280,24 @@ class Yield(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """The work of these batches is done, and only the copies of their outputs from the device are under way:
-    they hold nothing back. Each is answered by its ``Done`` or ``Failed`` as ever.
+    """The computation of these batches is done and only the copies of their outputs from the device are
+    running, so their slots are free. The reply to each follows as ``Done`` or ``Failed``.
     """
 
     batch_ids: tuple[int, ...]
 
 
 class Split(NamedTuple):
-    """The memory of the device did not suffice for a batch, which is run again in two halves."""
+    """The device memory was too small for a batch, which the worker runs again in two halves."""
 
     batch_id: int
 
 
 class Done(NamedTuple):
-    """A batch ran. Exactly one of the two is given: ``outputs`` (one tensor for the whole batch, rows in the
-    order of the requests; the front slices) or ``responses`` (a tuple of tensors, or a ``WireFailure``, for
-    each request); neither at the end of a batch of a decoupled model. ``inputs_free`` says that nothing in
-    the worker refers to the batch's input blocks any more; otherwise ``Released`` follows when that comes
-    true.
+    """A batch has run. Exactly one of two fields is given: ``outputs`` (one tensor for the whole batch, rows
+    in request order, which the front slices) or ``responses`` (a tuple of tensors or a ``WireFailure`` for
+    each request). Both are None at the end of a batch of a decoupled model. ``inputs_free`` says that nothing
+    in the worker refers to the batch's input blocks; otherwise ``Released`` follows.
     """
 
     batch_id: int
@@ -299,34 +311,34 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The callable raised or answered nonsense: the whole batch fails with this."""
+    """The callable raised, or returned invalid outputs: the whole batch fails."""
 
     batch_id: int
     failure: WireFailure
     inputs_free: bool
 
 
-# Memory is made known between the processes, and given back: segments of arenas, clients' regions, loans
-# between workers, exports of a device's memory.
+# Messages about shared memory: segments of arenas, clients' regions, loans between workers, exports of device
+# memory.
 
 
 class Segment(NamedTuple):
-    """The sender's arena has a new segment; its memfd rides beside this message."""
+    """The sender's arena has a new segment. Its memfd is sent beside this message."""
 
     segment: int
     nbytes: int
 
 
 class DropSegment(NamedTuple):
-    """The sender's arena gave a segment up; nothing will refer to it again."""
+    """The sender's arena has closed a segment. No later message refers to the segment."""
 
     segment: int
 
 
 class Region(NamedTuple):
-    """A client's region of system shared memory; its file rides beside this. The region is ``nbytes`` from
-    ``offset`` of the file on; places in it count from there. The file is the client's: it may be written or
-    shrunk at any time.
+    """A client's region of system shared memory. Its file descriptor is sent beside this message. The region
+    is ``nbytes`` from ``offset`` of the file; places count from there. The client owns the file and may write
+    to it or shrink it at any time.
     """
 
     region: int
@@ -335,7 +347,9 @@ class Region(NamedTuple):
 
 
 class CudaRegion(NamedTuple):
-    """A client's region of device memory, as a ``cudaIpcMemHandle_t`` of 64 bytes. See ``RegionOpened``."""
+    """A client's region of device memory, as a ``cudaIpcMemHandle_t`` of 64 bytes. The reply is
+    ``RegionOpened``.
+    """
 
     region: int
     device_id: int
@@ -344,20 +358,22 @@ class CudaRegion(NamedTuple):
 
 
 class DropRegion(NamedTuple):
-    """No batch will name this client's region any more."""
+    """No later batch refers to this client's region."""
 
     region: int
 
 
 class Lend(NamedTuple):
-    """A segment of another worker's arena, by a number of the front's; its memfd rides beside it."""
+    """A segment of another worker's arena, under a number of the front's. Its memfd is sent beside this
+    message.
+    """
 
     segment: int
     nbytes: int
 
 
 class Unlend(NamedTuple):
-    """No batch will name this lent segment any more."""
+    """No later batch refers to this lent segment."""
 
     segment: int
 
@@ -369,16 +385,18 @@ class Free(NamedTuple):
 
 
 class Shrink(NamedTuple):
-    """Said every few seconds to a worker with a large output arena: give up what nothing has used since."""
+    """Close memory of the output arena that was unused since the last ``Shrink``. The front sends this every
+    few seconds to a worker with a large output arena.
+    """
 
 
 class StartExports(NamedTuple):
-    """Outputs are to be kept on the device for other workers; one that cannot says nothing."""
+    """Keep outputs for other workers on the device. A worker that cannot do so does not reply."""
 
 
 class ExportSegment(NamedTuple):
-    """The sender has memory of its device for outputs that other workers read, and all of this may be seen by
-    them: ``handle`` is its ``cudaIpcMemHandle_t``. It is not given up while the sender lives.
+    """The sender has allocated device memory for outputs that other workers read. ``handle`` is the
+    ``cudaIpcMemHandle_t`` of the whole allocation. The memory is not freed while the sender lives.
     """
 
     segment: int
@@ -387,13 +405,15 @@ class ExportSegment(NamedTuple):
 
 
 class FreeExports(NamedTuple):
-    """Nobody reads these blocks of the worker's exports any more: (segment, offset) each."""
+    """No worker reads these blocks of the worker's exports any more: (segment, offset) each."""
 
     blocks: tuple[tuple[int, int], ...]
 
 
 class LendExport(NamedTuple):
-    """An ``ExportSegment`` of another worker, by a number of the front's. See ``ExportOpened``."""
+    """An ``ExportSegment`` of another worker, under a number of the front's. The reply is
+    ``ExportOpened``.
+    """
 
     segment: int
     nbytes: int
@@ -401,33 +421,37 @@ class LendExport(NamedTuple):
 
 
 class ExportOpened(NamedTuple):
-    """What a ``LendExport`` lent can be read; or why it cannot, in one sentence."""
+    """The memory of a ``LendExport`` can be read, or ``problem`` gives the reason why not, in one
+    sentence.
+    """
 
     segment: int
     problem: str
 
 
 class UnlendExport(NamedTuple):
-    """No batch will name what this ``LendExport`` lent any more."""
+    """No later batch refers to the memory of this ``LendExport``."""
 
     segment: int
 
 
 class RegionOpened(NamedTuple):
-    """A ``CudaRegion`` can be used; or why it cannot, in one sentence."""
+    """A ``CudaRegion`` can be used, or ``problem`` gives the reason why not, in one sentence."""
 
     region: int
     problem: str
 
 
 class Return(NamedTuple):
-    """The last array over what these answers lent has died; an answer of a stream is taken as well."""
+    """The last array over the memory of these leases has been deleted; also acknowledges an answer of a
+    stream.
+    """
 
     leases: tuple[int, ...]
 
 
 class Released(NamedTuple):
-    """The last array over the inputs of these batches died after their ``Done``."""
+    """The last arrays over the inputs of these batches were deleted after their ``Done``."""
 
     batch_ids: tuple[int, ...]
 
@@ -435,13 +459,13 @@ class Released(NamedTuple):
 Message: TypeAlias = (
     Init | Stop | Phase | Ready | LoadFailed | Unrecoverable | Log | Segment | DropSegment | Attach |
     Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
-    | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CallOff
+    | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CancelCall
     | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
     | UnlendExport | Imported
 )  # fmt: skip
 
 
-WORKER: Final = Vocabulary(
+WORKER: Final = MessageCodec(
     {
         1: Init,
         2: Stop,
@@ -473,7 +497,7 @@ WORKER: Final = Vocabulary(
         47: Split,
         48: Shrink,
         50: Call,
-        51: CallOff,
+        51: CancelCall,
         52: Answer,
         53: Return,
         54: Metrics,

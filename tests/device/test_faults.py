@@ -13,8 +13,8 @@ import pytest
 from gpu_machine import GPU_0, GpuMachine, RealMachine
 from worker_process import WorkerProcess, floats, loaded, model, output, values
 
+from gpuserve_worker.execution import lifecycle
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.running import lifecycle
 
 pytestmark = pytest.mark.thorough
 

@@ -13,7 +13,7 @@ from gpu_machine import GpuMachine, RealMachine
 from test_device_inputs import on_gpu
 from worker_process import floats, output
 
-from gpuserve_worker.memory.arena import SEGMENT_NBYTES
+from gpuserve_worker.memory.segments import SEGMENT_NBYTES
 
 Machine = GpuMachine | RealMachine
 PROGRAM = Path(__file__).parent.parent / "programs" / "host_memory.py"

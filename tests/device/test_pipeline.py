@@ -14,8 +14,8 @@ from gpu_machine import GpuMachine, RealMachine
 from worker_process import WorkerProcess, floats, loaded, model, output
 
 from gpuserve_worker.cuda.pipeline import ANNOUNCED_NBYTES
+from gpuserve_worker.execution import lifecycle
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.running import lifecycle
 
 pytestmark = pytest.mark.thorough
 

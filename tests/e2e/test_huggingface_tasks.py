@@ -20,7 +20,7 @@ from gpuserve.backends.huggingface.generation import TextGeneration
 from gpuserve.backends.huggingface.model_folders import ModelSettings
 from gpuserve.backends.huggingface.text_writer import TextWriter
 from gpuserve.core.errors import InvalidArgument
-from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.inference.callable_loading import LoadError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.thorough

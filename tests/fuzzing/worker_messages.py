@@ -6,7 +6,7 @@ import msgpack
 from hypothesis import strategies as st
 
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.protocol.vocabulary import joined
+from gpuserve_worker.protocol.datagram import joined
 
 TENSOR = wire.WireTensor("x", "FP32", (2, 3), b"\x00" * 24)
 ELSEWHERE = wire.WireTensor("y", "BYTES", (0,), wire.Ref(3, 1 << 40, 5))
@@ -68,7 +68,7 @@ MESSAGES: list[wire.Message] = [
     wire.Call(1, "m", "", (TENSOR,), ("y",), {"k": 1}, 0.5, False, True),
     wire.Call(1, "m", "", (), (), {}, 0.5, False, True, "id", ("s", True, False)),
     wire.Command(1, "load", "m", {"config": "{}"}),
-    wire.CallOff(1),
+    wire.CancelCall(1),
     wire.Answer(1, 5, (BORROWED, PLACED), {}, None, True),
     wire.Return((1, 2)),
     wire.Metrics((("c", "counter", "Text.", {"k": "v"}, (), False, (1.0,)),)),

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpuserve.decorators import batch, fill_optionals, first_value, group_by_values, pad_batch, sample
-from gpuserve_worker.calling.context import current_model
-from gpuserve_worker.cuda.device.page_locks import PageLocker
+from gpuserve_worker.cuda.device.host_memory import PageLocker
+from gpuserve_worker.inference.model_context import current_model
 
 
 @batch

@@ -11,7 +11,7 @@ from typing import Any
 import cupy
 
 from gpuserve.decorators import batch
-from gpuserve_worker.calling.context import current_model
+from gpuserve_worker.inference.model_context import current_model
 
 #: A request that begins with this value is the one that goes wrong.
 POISON = 13.0

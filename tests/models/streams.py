@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuserve.core.errors import InvalidArgument
-from gpuserve_worker.calling.failure import UnrecoverableError
+from gpuserve_worker.inference.failure import UnrecoverableError
 
 Requests = list[Any]
 

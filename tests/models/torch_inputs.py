@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gpuserve.decorators import batch, pad_batch
-from gpuserve_worker.calling.context import current_model
+from gpuserve_worker.inference.model_context import current_model
 
 
 @batch

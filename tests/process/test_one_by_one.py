@@ -17,7 +17,7 @@ from worker_process import WorkerProcess, floats, loaded, output
 from worker_process import model as init
 
 from gpuserve_worker.protocol import datagram, wire
-from gpuserve_worker.protocol.vocabulary import joined
+from gpuserve_worker.protocol.datagram import joined
 
 POISON = -13.0
 

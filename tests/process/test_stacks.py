@@ -11,7 +11,7 @@ from typing import Final
 from operated import MODELS, OperatedServer, config
 from serving import GPUSERVE
 
-from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
+from gpuserve_worker.protocol.stack_signals import STACKS_SIGNAL
 
 #: With a handler in C, which reads frames while other threads change them, the first few killed the worker.
 N_SIGNALS: Final = 3000

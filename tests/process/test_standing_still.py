@@ -26,7 +26,7 @@ from gpuserve.supervisor.control.heartbeat import (
     heartbeat_period_s,
     state_of,
 )
-from gpuserve_worker.protocol.stacks import STACKS_SIGNAL
+from gpuserve_worker.protocol.stack_signals import STACKS_SIGNAL
 
 HANG_S = 0.6
 

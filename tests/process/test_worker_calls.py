@@ -109,7 +109,7 @@ def test_an_answer_that_nobody_waits_for_is_returned() -> None:
         lender = Lender(worker)
         worker.start([floats("x", [1])])
         call = asked(worker)
-        assert worker.hear(worker.link) == wire.CallOff(call.call_id)
+        assert worker.hear(worker.link) == wire.CancelCall(call.call_id)
         y = np.ones((1, LARGE // 4), np.float32)
         worker.link.send(wire.Answer(call.call_id, 11, (lender.tensor(y),), {}, None, True))
         assert {type(worker.hear(worker.link)) for _ in range(2)} == {wire.Return, wire.Done}
@@ -121,7 +121,7 @@ def test_who_gives_up_in_an_event_loop_of_its_own_goes_on_with_the_echo() -> Non
         for batch_id in range(1, 4):
             worker.start([floats("x", [1])], batch_id=batch_id)
             call = asked(worker)
-            assert worker.hear(worker.link) == wire.CallOff(call.call_id)
+            assert worker.hear(worker.link) == wire.CancelCall(call.call_id)
             worker.link.send(wire.Answer(call.call_id, 0, None, {}, None, True))
             assert output(worker, worker.answer()).tolist() == [[0]]
 

@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
-from gpuserve_worker.cuda.copies.cuda_session import CudaSession
-from gpuserve_worker.cuda.copies.staging import Staging
-from gpuserve_worker.cuda.device.background import Background
+from gpuserve_worker.cuda.copies.cuda_session import CudaSession, Staging
+from gpuserve_worker.cuda.cuda_path import CudaPath
 from gpuserve_worker.cuda.device.device import CudaDevice, open_device
-from gpuserve_worker.cuda.device.page_locks import PageLocker, address_of
+from gpuserve_worker.cuda.device.host_memory import Background, PageLocker, address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, Runtime
-from gpuserve_worker.cuda.path import CudaPath
+from gpuserve_worker.execution.session import FrontSession
+from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.payloads import Place, WireRequest, WireTensor
-from gpuserve_worker.running.session import FrontSession
 
 NBYTES = 2 << 20
 #: ``cudaMemoryTypeHost``: what CUDA calls page-locked memory.
@@ -112,7 +110,7 @@ def given_up_meanwhile() -> dict[str, Any]:
     """Who gives memory up that CUDA is locking does not wait, and it stays mapped until CUDA has done it."""
     device = open_device()
     slow: Any = Slow(device.runtime)
-    background = Background(device.enter_beside)
+    background = Background(device.enter_concurrently)
     locks = PageLocker(slow, background, device.host.uses, 0, print)
     one, view = mapped()
     address = address_of(view)
@@ -139,7 +137,7 @@ def waits_for_its_copies_alone() -> dict[str, Any]:
     source = runtime.cupy.full(NBYTES, 7, "uint8")  # a kernel
     computed, landed = device.events.take(), device.events.take()
     runtime.record(computed, DEFAULT_STREAM)
-    runtime.stream_waits(device.d2h, computed)
+    runtime.stream_wait_event(device.d2h, computed)
     runtime.copy(address_of(used), source.data.ptr, NBYTES, Copy.DEVICE_TO_HOST, device.d2h)
     runtime.record(landed, device.d2h)
     device.host.uses.begin(landed, [(address_of(used) + 4096, NBYTES - 4096)])
@@ -228,7 +226,7 @@ class Region:
         array = self.device.runtime.cupy.full(self.place.nbytes, value, "uint8")
         output = CheckedOutput("y", "UINT8", array.shape, array.nbytes, np.dtype(np.uint8), [array])
         requests = [WireRequest(1, {}, (), (("y", self.place),))]
-        copies = self.session.begin_outputs(BatchAnswers(None, [[output]]), requests)
+        copies = self.session.start_output_copies(BatchAnswers(None, [[output]]), requests)
         is_direct = not self.front.writer._blocks
         written = copies.wait()
         assert written.responses == ((WireTensor("y", "UINT8", array.shape, self.place),),)

@@ -11,9 +11,9 @@ from typing import Any
 import cupy
 
 from gpuserve.decorators import batch
-from gpuserve_worker.calling.outputs import OutputRules
-from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.cuda.device.device import open_device
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.outputs import OutputRules
 from gpuserve_worker.protocol.payloads import WireRequest
 from gpuserve_worker.protocol.tensor import TensorSpec
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuserve_worker.memory.arena import Arena, OutOfMemory
-from gpuserve_worker.memory.available import available_nbytes
+from gpuserve_worker.memory.segments import available_nbytes
 
 GIB = 1 << 30
 

@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from gpuserve.decorators import batch
-from gpuserve_worker.calling.callable import CallableKind, LoadError, build, kind_of, locate
+from gpuserve_worker.inference.callable_loading import CallableKind, LoadError, build, kind_of, locate
 
 MODELS = Path(__file__).parent.parent / "models"
 
@@ -97,7 +97,7 @@ def test_pickles() -> None:
 
 
 def test_a_decorated_callable_survives_pickling_as_one_that_takes_batches() -> None:
-    from gpuserve_worker.calling.request import accepts_batch
+    from gpuserve_worker.inference.inference_request import accepts_batch
 
     @batch
     def call(x: Any) -> Any:

@@ -11,9 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve_worker.calling.calls import CallReply, ModelCall, OutgoingCalls
-from gpuserve_worker.calling.context import ModelContext
-from gpuserve_worker.calling.questions import CallRequest, ModelCallError, Question, call_request
+from gpuserve_worker.inference.model_calls import (
+    CallReply,
+    CallRequest,
+    ModelCall,
+    ModelCallError,
+    OutgoingCalls,
+    Question,
+    call_request,
+)
+from gpuserve_worker.inference.model_context import ModelContext
 
 TIMEOUT_S = 10.0
 FAILED = ModelCallError("INTERNAL", "it failed")
@@ -40,10 +47,10 @@ class Line:
             assert self.reply is not None
             assert self.reply(call_id, one)
 
-    def call_off(self, call_id: int) -> None:
+    def cancel_call(self, call_id: int) -> None:
         self.called_off.append(call_id)
 
-    def give_back(self, lease: int) -> None:
+    def return_lease(self, lease: int) -> None:
         self.given_back.append(lease)
 
     def wait(self, ready: Callable[[], bool]) -> None:
@@ -95,7 +102,7 @@ def test_what_was_lent_is_given_back_once_taken(calls: OutgoingCalls, line: Line
     calls.reply(call.call_id, outputs(1, lease=7, final=False))
     calls.reply(call.call_id, outputs(2, lease=8))
     assert line.given_back == []
-    call.take()
+    call.next_reply()
     assert line.given_back == [7]
     calls.forget(call)
     assert line.given_back == [7, 8]
@@ -156,7 +163,7 @@ def test_at_the_end_whoever_waits_is_told_and_nobody_may_ask(
     call = ask(calls)
     calls.close("it ends")
     with pytest.raises(ModelCallError, match="it ends"):
-        raise call.take().error or AssertionError
+        raise call.next_reply().error or AssertionError
     with pytest.raises(ModelCallError, match="it ends"):
         context.infer("other", {})
     with pytest.raises(ModelCallError, match="it ends"):
@@ -166,7 +173,7 @@ def test_at_the_end_whoever_waits_is_told_and_nobody_may_ask(
 def test_whoever_waits_hears_of_a_lost_front(calls: OutgoingCalls, line: Line) -> None:
     call = ask(calls)
     heard: list[CallReply] = []
-    waiting = threading.Thread(target=lambda: heard.append(call.take()))
+    waiting = threading.Thread(target=lambda: heard.append(call.next_reply()))
     waiting.start()
     with line.changed:
         calls.fail_all("gone")

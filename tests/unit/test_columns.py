@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve_worker.calling.columns import alike_columns
-from gpuserve_worker.calling.outputs import BatchAnswers, OutputError, OutputRules
+from gpuserve_worker.inference.outputs import BatchAnswers, OutputError, OutputRules, alike_columns
 from gpuserve_worker.protocol.tensor import TensorSpec, numpy_dtype
 from gpuserve_worker.protocol.wire import WireRequest
 

@@ -14,7 +14,7 @@ from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
 from gpuserve.compat.pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 from gpuserve.compat.pytriton.proxy import telemetry
 from gpuserve.compat.pytriton.proxy.types import Request
-from gpuserve_worker.calling.context import ModelContext, enter_model
+from gpuserve_worker.inference.model_context import ModelContext, enter_model
 from gpuserve_worker.protocol.tensor import TensorSpec as DeclaredTensor
 
 MODEL = ModelContext(

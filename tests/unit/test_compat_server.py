@@ -28,7 +28,7 @@ from gpuserve.compat.pytriton.model_config.triton_model_config import (
 )
 from gpuserve.compat.pytriton.proxy.types import Request, Requests, Response, Responses, traced_span
 from gpuserve.compat.pytriton.triton import RemoteTriton, Triton
-from gpuserve_worker.calling.failure import UnrecoverableError
+from gpuserve_worker.inference.failure import UnrecoverableError
 
 FLOATS = [Tensor((1,), np.float32)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuserve_worker.memory.copying import STEP_NBYTES, copy, copy_bytes
+from gpuserve_worker.memory.client_regions import STEP_NBYTES, copy, copy_bytes
 
 #: Below the size from which it goes in steps, a whole number of steps, and with a rest.
 SIZES = (0, 1, 4 * STEP_NBYTES - 1, 4 * STEP_NBYTES, 6 * STEP_NBYTES + 13)

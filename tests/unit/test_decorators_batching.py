@@ -12,7 +12,7 @@ import pytest
 from decorating import rows, worker_batch
 
 from gpuserve.decorators import BatchError, batch, first_value, sample
-from gpuserve_worker.calling.request import Batch, BatchedOutputs, Request, accepts_batch
+from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, Request, accepts_batch
 
 
 def given_forms() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from gpuserve.decorators import (
     group_by_keys,
     group_by_values,
 )
-from gpuserve_worker.calling.request import Request, RequestBatch, accepts_batch
+from gpuserve_worker.inference.inference_request import Request, RequestBatch, accepts_batch
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 

@@ -24,8 +24,8 @@ from gpuserve.decorators import (
     pad_batch,
     sample,
 )
-from gpuserve_worker.calling.callable import CallableKind, kind_of
-from gpuserve_worker.calling.request import BatchedOutputs, Request, accepts_batch
+from gpuserve_worker.inference.callable_loading import CallableKind, kind_of
+from gpuserve_worker.inference.inference_request import BatchedOutputs, Request, accepts_batch
 
 DECORATORS: dict[str, Any] = {
     "batch": batch,

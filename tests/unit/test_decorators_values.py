@@ -18,7 +18,7 @@ from gpuserve.decorators import (
     fill_optionals,
     first_value,
 )
-from gpuserve_worker.calling.request import Batch, Request, RequestBatch, accepts_batch
+from gpuserve_worker.inference.inference_request import Batch, Request, RequestBatch, accepts_batch
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 

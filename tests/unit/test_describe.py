@@ -18,7 +18,7 @@ from gpuserve.core.errors import BindError
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.describe import CallableQuestion, ask_callables
 from gpuserve.model.self_description import declaration
-from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 MODELS = """\

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve_worker.cuda.copies.staging import SMALL_NBYTES, Piece, layout, runs
-from gpuserve_worker.cuda.device.buffers import ALIGNMENT
-from gpuserve_worker.cuda.device.shelf import Shelf, size_class
+from gpuserve_worker.cuda.copies.cuda_session import SMALL_NBYTES, Piece, layout, runs
+from gpuserve_worker.cuda.device.buffers import ALIGNMENT, SizedCache, size_class
 from gpuserve_worker.protocol import wire
 
 
@@ -19,7 +18,7 @@ def ready(item: object) -> bool:
 
 
 def test_the_smallest_that_fits_and_of_those_the_longest_unused() -> None:
-    shelf: Shelf[str] = Shelf(1000)
+    shelf: SizedCache[str] = SizedCache(1000)
     for nbytes, name in ((300, "large"), (100, "old"), (100, "new"), (50, "small")):
         shelf.put(nbytes, name)
     assert [shelf.take(90, ready), shelf.take(90, ready), shelf.take(90, ready)] == ["old", "new", "large"]
@@ -28,14 +27,14 @@ def test_the_smallest_that_fits_and_of_those_the_longest_unused() -> None:
 
 
 def test_what_is_far_too_large_is_left_for_others() -> None:
-    shelf: Shelf[str] = Shelf(10_000)
+    shelf: SizedCache[str] = SizedCache(10_000)
     shelf.put(1000, "large")
     assert shelf.take(100, ready) is None
     assert shelf.take(300, ready) == "large"
 
 
 def test_what_is_still_in_use_is_passed_over() -> None:
-    shelf: Shelf[str] = Shelf(1000)
+    shelf: SizedCache[str] = SizedCache(1000)
     shelf.put(100, "in use")
     shelf.put(200, "free")
     assert shelf.take(100, lambda item: item == "free") == "free"
@@ -43,7 +42,7 @@ def test_what_is_still_in_use_is_passed_over() -> None:
 
 
 def test_what_is_over_the_limit_goes_the_longest_unused_first() -> None:
-    shelf: Shelf[int] = Shelf(250)
+    shelf: SizedCache[int] = SizedCache(250)
     for number in range(4):
         shelf.put(100, number)
     assert shelf.surplus() == [0, 1]
@@ -54,7 +53,7 @@ def test_what_is_over_the_limit_goes_the_longest_unused_first() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 1 << 20)), max_size=60))
 def test_nothing_is_given_twice_and_nothing_is_lost(steps: list[tuple[bool, int]]) -> None:
-    shelf: Shelf[int] = Shelf(4 << 20)
+    shelf: SizedCache[int] = SizedCache(4 << 20)
     sizes: list[int] = []
     inside: set[int] = set()
     for puts, nbytes in steps:
@@ -82,7 +81,7 @@ def test_what_is_given_is_the_smallest_that_is_ready_and_wastes_no_more_than_is_
     there: list[int], wanted: int, slack: int, in_use: set[int]
 ) -> None:
     """By the sizes that are asked for, a block of 32 MiB is never given to who wants 64 KiB."""
-    shelf: Shelf[int] = Shelf(1 << 40, slack)
+    shelf: SizedCache[int] = SizedCache(1 << 40, slack)
     for number, nbytes in enumerate(there):
         shelf.put(size_class(nbytes), number)
     given = shelf.take(size_class(wanted), lambda number: number not in in_use)

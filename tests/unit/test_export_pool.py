@@ -10,7 +10,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve_worker.cuda.device.exports import OF_THIS_PROCESS, SEGMENT_NBYTES, ExportPool
+from gpuserve_worker.cuda.device.ipc_memory import OF_THIS_PROCESS, SEGMENT_NBYTES, ExportPool
 from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.protocol.wire import ExportSegment
 

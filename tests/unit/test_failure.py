@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve_worker.calling.failure import TEXT_LIMIT, TRACEBACK_LIMIT, client_text, log_text, log_traceback
+from gpuserve_worker.inference.failure import (
+    TEXT_LIMIT,
+    TRACEBACK_LIMIT,
+    client_text,
+    log_text,
+    log_traceback,
+)
 
 
 class Unprintable(Exception):

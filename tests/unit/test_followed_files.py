@@ -17,7 +17,7 @@ from gpuserve.supervisor.reload.file_polling import (
     ImportedFile,
     SourceFolder,
 )
-from gpuserve_worker.running.imports import user_files
+from gpuserve_worker.execution.lifecycle import user_files
 
 
 def test_the_files_of_a_model_are_those_of_its_last_two_loads() -> None:

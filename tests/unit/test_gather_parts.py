@@ -46,7 +46,7 @@ def fetched(made: Plane, payload: Any) -> bytes:
     """What a worker copies to its device."""
     while (received := made._received()) is not None:
         message, fds = received
-        made.session.take_memory(message, fds)
+        made.session.process_memory_message(message, fds)
         for fd in fds:
             os.close(fd)
     match wire.payload(payload):

@@ -30,13 +30,13 @@ from gpuserve.front.requests.inference import (
     OutputTensor,
     RegionSlice,
 )
+from gpuserve_worker.execution.batch_inputs import copy_fills
+from gpuserve_worker.execution.loop import HostPath
+from gpuserve_worker.execution.session import FrontSession
 from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import encode_bytes, numpy_dtype
-from gpuserve_worker.running.batch_inputs import fill_all
-from gpuserve_worker.running.host_path import HostPath
-from gpuserve_worker.running.session import FrontSession
 
 KINDS = ("bytes", "view", "block", "region", "lent", "shared")
 DATATYPES = ("INT32", "BOOL", "BYTES")
@@ -110,11 +110,11 @@ class Plane:
         """What the worker makes of a batch."""
         while (received := self._received()) is not None:
             message, fds = received
-            self.session.take_memory(message, fds)
+            self.session.process_memory_message(message, fds)
             for fd in fds:
                 os.close(fd)
         run = wire.WORKER.decode(wire.WORKER.encode(run))  # type: ignore[assignment]
-        assert fill_all(run, self.session.mapping, self.session.regions, self.session.loans) == {}
+        assert copy_fills(run, self.session.mapping, self.session.regions, self.session.loans) == {}
         return self.session.inputs.arrays(run.batch_id, run.inputs)["x"]
 
     def _received(self) -> Any:

@@ -19,7 +19,7 @@ from gpuserve.backends.huggingface.model_folders import (
     sentence_pooling,
     task_of,
 )
-from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.inference.callable_loading import LoadError
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gpuserve_worker.memory.arena import Arena, Mapping
-from gpuserve_worker.memory.inputs import Inputs, Leases
-from gpuserve_worker.memory.regions import ClientRegions
+from gpuserve_worker.memory.batch_tensors import InputLeases, Inputs
+from gpuserve_worker.memory.client_regions import ClientRegions
 from gpuserve_worker.protocol.tensor import ITEMSIZE, encode_bytes, numpy_dtype
 from gpuserve_worker.protocol.wire import Ref, WireTensor
 
@@ -26,7 +26,7 @@ class Front:
         self.mapping = Mapping()
         self.arena = Arena(1 << 30, self.mapping.attach, lambda _: None)
         self.reported: list[int] = []
-        self.leases = Leases(self.reported.append)
+        self.leases = InputLeases(self.reported.append)
         self.inputs = Inputs(self.mapping, ClientRegions(), Mapping(), self.leases, read_only=False)
 
     def lend(self, array: np.ndarray[Any, Any], name: str = "x") -> WireTensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.execution.execution import track_sequences
+from gpuserve_worker.execution.lifecycle import Reporter
+from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.protocol.payloads import WireRequest
-from gpuserve_worker.running.execution import known_sequences
-from gpuserve_worker.running.supervision import Reporter
 
 
 class Log(Reporter):
@@ -41,7 +41,7 @@ def request(*sequence: Any) -> WireRequest:
 
 def test_a_callable_is_told_once() -> None:
     told = Told()
-    known = known_sequences(told, Log())
+    known = track_sequences(told, Log())
     assert known is not None
     known.before([request("a", True, False), request("b", True, False), request()], ())
     known.before([request("a", False, True)], ("b",))
@@ -52,7 +52,7 @@ def test_a_callable_is_told_once() -> None:
 
 def test_without_its_front_it_forgets_all_that_had_begun() -> None:
     told = Told()
-    known = known_sequences(told, Log())
+    known = track_sequences(told, Log())
     assert known is not None
     known.before([request(2, True, False), request("x", True, False), request(1, True, True)], ())
     known.forget()
@@ -62,7 +62,7 @@ def test_without_its_front_it_forgets_all_that_had_begun() -> None:
 
 def test_what_it_raises_is_logged_and_nothing_else() -> None:
     told, log = Told(), Log()
-    known = known_sequences(told, log)
+    known = track_sequences(told, log)
     assert known is not None
     known.before([], ("bad", "good"))
     assert told.dropped == ["bad", "good"]
@@ -70,7 +70,7 @@ def test_what_it_raises_is_logged_and_nothing_else() -> None:
 
 
 def test_who_does_not_ask_is_not_told() -> None:
-    assert known_sequences(lambda requests: requests, Log()) is None
+    assert track_sequences(lambda requests: requests, Log()) is None
 
 
 def test_a_request_says_which_sequence_it_belongs_to() -> None:

@@ -35,11 +35,11 @@ BESIDE_NUMPY = frozenset(
 ALLOWED = {
     "gpuserve":
         "gpuserve/api gpuserve/cli gpuserve/model gpuserve/follow gpuserve/config/settings "
-        "gpuserve_worker/calling",
+        "gpuserve_worker/inference",
     "gpuserve/api":
         "gpuserve/control gpuserve/model gpuserve/model/describe gpuserve/devices gpuserve/display "
         "gpuserve/errors gpuserve/model/options gpuserve/placement gpuserve/config/settings gpuserve/supervisor "
-        "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve_worker/calling "
+        "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve_worker/inference "
         "gpuserve_worker/protocol",
     "gpuserve/bench": "gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server",
     "gpuserve/bench/calls": "gpuserve/bench/plan",
@@ -68,19 +68,19 @@ ALLOWED = {
         "gpuserve/supervisor/core gpuserve/bench/tune gpuserve_worker/protocol",
     "gpuserve/cli/views":
         "gpuserve/config gpuserve/model gpuserve/devices gpuserve/placement gpuserve/config/settings "
-        "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/execution",
     "gpuserve/client": "gpuserve/model gpuserve/display gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat": "gpuserve/compat/pytriton",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":
         "gpuserve/api gpuserve/client gpuserve/compat/pytriton/check gpuserve/compat/pytriton/client "
         "gpuserve/compat/pytriton/utils gpuserve/compat/tritonserver gpuserve/model gpuserve/decorators "
-        "gpuserve/errors gpuserve/config/settings gpuserve_worker/calling",
+        "gpuserve/errors gpuserve/config/settings gpuserve_worker/inference",
     "gpuserve/compat/pytriton/client": "gpuserve/client",
     "gpuserve/compat/pytriton/model_config":
         "gpuserve/client gpuserve/compat/pytriton gpuserve/model gpuserve/errors gpuserve/front/requests "
-        "gpuserve_worker/calling gpuserve_worker/protocol",
-    "gpuserve/compat/pytriton/proxy": "gpuserve/compat/pytriton gpuserve_worker/calling",
+        "gpuserve_worker/inference gpuserve_worker/protocol",
+    "gpuserve/compat/pytriton/proxy": "gpuserve/compat/pytriton gpuserve_worker/inference",
     "gpuserve/compat/tritonserver": "gpuserve/model/options gpuserve/config/settings",
     "gpuserve/config":
         "gpuserve/config/entries gpuserve/model gpuserve/model/describe gpuserve/devices gpuserve/errors "
@@ -91,13 +91,13 @@ ALLOWED = {
     "gpuserve/control": "gpuserve/errors gpuserve/journal gpuserve_worker/protocol",
     "gpuserve/model":
         "gpuserve/devices gpuserve/errors gpuserve/model/options gpuserve/config/settings gpuserve_worker/protocol",
-    "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/decorators": "gpuserve_worker/inference gpuserve_worker/protocol",
     "gpuserve/model/describe":
         "gpuserve/model gpuserve/decorators gpuserve/environments gpuserve/errors gpuserve/config/settings "
-        "gpuserve/typed gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/typed gpuserve_worker/inference gpuserve_worker/protocol gpuserve_worker/execution",
     "gpuserve/devices": "gpuserve/errors",
-    "gpuserve/environments": "gpuserve_worker/protocol gpuserve_worker/running",
-    "gpuserve/errors": "gpuserve_worker/calling",
+    "gpuserve/environments": "gpuserve_worker/protocol gpuserve_worker/execution",
+    "gpuserve/errors": "gpuserve_worker/inference",
     "gpuserve/export":
         "gpuserve/config gpuserve/devices gpuserve/errors gpuserve/export/envoy gpuserve/export/manifests "
         "gpuserve/export/sizing gpuserve/export/templates gpuserve/config/settings",
@@ -185,7 +185,7 @@ ALLOWED = {
         "gpuserve/front/observability/live gpuserve/front/ipc gpuserve/front/models gpuserve/front/models "
         "gpuserve/front/observability gpuserve/front/observability/gpu_health gpuserve/front/ingress "
         "gpuserve/front/ingress gpuserve/front/net gpuserve/front/service gpuserve/front/requests "
-        "gpuserve/config/settings gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config/settings gpuserve_worker/inference gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/scheduling": "gpuserve/model gpuserve/errors gpuserve/front/requests gpuserve/core/states",
     "gpuserve/front/ingress":
         "gpuserve/model gpuserve/errors gpuserve/front/scheduling gpuserve/front/net "
@@ -205,17 +205,17 @@ ALLOWED = {
     "gpuserve/front/requests":
         "gpuserve/model gpuserve/devices gpuserve/errors gpuserve/model/options gpuserve/config/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/openai": "gpuserve/model gpuserve_worker/calling",
+    "gpuserve/openai": "gpuserve/model gpuserve_worker/inference",
     "gpuserve/placement": "gpuserve/model gpuserve/devices gpuserve/errors",
     "gpuserve/cli/new": "gpuserve/errors gpuserve/backends",
-    "gpuserve/backends/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/backends/python_backend": "gpuserve_worker/inference gpuserve_worker/protocol",
     "gpuserve/backends/python_backend/importable": "gpuserve/backends/python_backend",
     "gpuserve/config/triton":
         "gpuserve/config gpuserve/model gpuserve/decorators gpuserve/model/describe gpuserve/devices "
         "gpuserve/errors gpuserve/front/requests gpuserve/model/options gpuserve/placement gpuserve/backends "
-        "gpuserve/config/settings gpuserve/config/fingerprints gpuserve_worker/calling",
+        "gpuserve/config/settings gpuserve/config/fingerprints gpuserve_worker/inference",
     "gpuserve/backends":
-        "gpuserve/decorators gpuserve/errors gpuserve/config/settings gpuserve_worker/calling "
+        "gpuserve/decorators gpuserve/errors gpuserve/config/settings gpuserve_worker/inference "
         "gpuserve_worker/protocol",
     "gpuserve/backends/huggingface": "gpuserve/errors gpuserve/openai gpuserve/backends",
     "gpuserve/config/settings": "gpuserve/errors gpuserve/model/options",
@@ -229,7 +229,7 @@ ALLOWED = {
         "gpuserve/core/states gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/core":
         "gpuserve/control gpuserve/errors gpuserve/journal gpuserve/config/settings gpuserve/core/states gpuserve_worker "
-        "gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve_worker/inference gpuserve_worker/protocol gpuserve_worker/execution",
     "gpuserve/supervisor/models":
         "gpuserve/control gpuserve/model gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/config/settings gpuserve/core/states gpuserve/supervisor/attach gpuserve/supervisor/core "
@@ -248,28 +248,28 @@ ALLOWED = {
     "gpuserve/supervisor/workers":
         "gpuserve/control gpuserve/model gpuserve/devices gpuserve/errors gpuserve/journal "
         "gpuserve/config/settings gpuserve/core/states gpuserve/supervisor/core gpuserve_worker/protocol "
-        "gpuserve_worker/running",
+        "gpuserve_worker/execution",
     "gpuserve/testing":
         "gpuserve/api gpuserve/config gpuserve/model gpuserve/model/describe gpuserve/display gpuserve/errors "
         "gpuserve/front/scheduling gpuserve/front/models gpuserve/front/requests gpuserve/placement "
         "gpuserve/config/triton gpuserve/config/settings gpuserve/supervisor gpuserve/supervisor/core "
-        "gpuserve_worker/calling gpuserve_worker/protocol",
+        "gpuserve_worker/inference gpuserve_worker/protocol",
     "gpuserve/bench/tune":
         "gpuserve/bench gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server gpuserve/client "
         "gpuserve/config gpuserve/model gpuserve/model/options",
-    "gpuserve/typed": "gpuserve/model gpuserve/decorators gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/typed": "gpuserve/model gpuserve/decorators gpuserve_worker/inference gpuserve_worker/protocol",
     "gpuserve_worker":
-        "gpuserve_worker/calling gpuserve_worker/cuda gpuserve_worker/protocol gpuserve_worker/running",
-    "gpuserve_worker/calling": "gpuserve_worker/protocol",
+        "gpuserve_worker/inference gpuserve_worker/cuda gpuserve_worker/protocol gpuserve_worker/execution",
+    "gpuserve_worker/inference": "gpuserve_worker/protocol",
     "gpuserve_worker/cuda":
-        "gpuserve_worker/calling gpuserve_worker/cuda/copies gpuserve_worker/cuda/device "
-        "gpuserve_worker/memory gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve_worker/inference gpuserve_worker/cuda/copies gpuserve_worker/cuda/device "
+        "gpuserve_worker/memory gpuserve_worker/protocol gpuserve_worker/execution",
     "gpuserve_worker/cuda/copies":
-        "gpuserve_worker/calling gpuserve_worker/cuda/device gpuserve_worker/memory gpuserve_worker/protocol "
-        "gpuserve_worker/running",
-    "gpuserve_worker/cuda/device": "gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve_worker/memory": "gpuserve_worker/calling gpuserve_worker/protocol",
-    "gpuserve_worker/running": "gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve_worker/inference gpuserve_worker/cuda/device gpuserve_worker/memory gpuserve_worker/protocol "
+        "gpuserve_worker/execution",
+    "gpuserve_worker/cuda/device": "gpuserve_worker/inference gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve_worker/memory": "gpuserve_worker/inference gpuserve_worker/protocol",
+    "gpuserve_worker/execution": "gpuserve_worker/inference gpuserve_worker/memory gpuserve_worker/protocol",
 }  # fmt: skip
 #: Folders that still import each other.
 RINGS: set[frozenset[str]] = set()

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from gpuserve_worker.memory.arena import (
     ALIGNMENT,
     MAX_SPARSE_SEGMENTS,
+    ORPHANS,
     RETAINED_NBYTES,
-    SEGMENT_NBYTES,
-    Allocator,
     Arena,
     Mapping,
     OutOfMemory,
 )
-from gpuserve_worker.memory.orphans import ORPHANS
+from gpuserve_worker.memory.segments import SEGMENT_NBYTES, Allocator
 
 
 class Borrower:

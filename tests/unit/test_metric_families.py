@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gpuserve.front.observability.metrics import prometheus
 from gpuserve.front.observability.metrics.callable_metrics import CallableMetrics
 from gpuserve.metrics import MetricFamily
-from gpuserve_worker.calling.metrics import Metric, MetricError, MetricKind, MetricRegistry
-from gpuserve_worker.protocol.metrics import MAX_SERIES, MetricChange
+from gpuserve_worker.inference.callable_metrics import Metric, MetricError, MetricKind, MetricRegistry
+from gpuserve_worker.protocol.metric_changes import MAX_SERIES, MetricChange
 
 OWNER = ("m", 1)
 OTHER = ("n", 1)

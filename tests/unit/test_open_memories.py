@@ -13,14 +13,14 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve_worker.cuda.copies.client_regions import (
+from gpuserve_worker.cuda.copies.ipc_regions import (
     CudaMemoryRegion,
     DeviceRegions,
 )
 from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.runtime import CudaError, Runtime
-from gpuserve_worker.memory.regions import ClientRegions, RegionError
+from gpuserve_worker.memory.client_regions import ClientRegions, RegionError
 from gpuserve_worker.protocol.payloads import Place
 
 #: CUDA's allocations lie as far apart here.

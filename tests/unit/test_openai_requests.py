@@ -52,7 +52,7 @@ from gpuserve.openai.adapter import (
 from gpuserve.openai.answers import AnswerChoice, StoppableText, StopSequences
 from gpuserve.openai.documents import embedding_document, split_vectors
 from gpuserve.openai.request_types import parse_request, request_for_each_answer
-from gpuserve_worker.calling.request import Request
+from gpuserve_worker.inference.inference_request import Request
 
 # ---- stop sequences --------------------------------------------------------------------------------
 

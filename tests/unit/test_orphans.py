@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.front.ipc.heap_memory import Intake, Share
-from gpuserve_worker.memory.arena import Arena, Block
-from gpuserve_worker.memory.orphans import ARENA_BLOCK, INTAKE_SHARE, ORPHANS
+from gpuserve_worker.memory.arena import ARENA_BLOCK, INTAKE_SHARE, ORPHANS, Arena, Block
 
 MIB = 1 << 20
 

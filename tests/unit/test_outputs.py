@@ -10,12 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuserve_worker.calling.outputs import BatchAnswers, OutputError, OutputRules
-from gpuserve_worker.calling.request import BatchedOutputs, Request
-from gpuserve_worker.calling.response import Response
+from gpuserve_worker.inference.inference_request import BatchedOutputs, Request, Response
+from gpuserve_worker.inference.outputs import BatchAnswers, OutputError, OutputRules
 from gpuserve_worker.memory.arena import Arena, OutOfMemory
-from gpuserve_worker.memory.output_writer import OutputWriter
-from gpuserve_worker.memory.regions import ClientRegions
+from gpuserve_worker.memory.batch_tensors import OutputWriter
+from gpuserve_worker.memory.client_regions import ClientRegions
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, decode_bytes, element_count, numpy_dtype
 

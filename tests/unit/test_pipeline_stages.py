@@ -132,14 +132,14 @@ def test_it_is_for_one_batch_at_a_time() -> None:
 def test_who_is_to_blame_for_a_fault_is_known_of_one_suspect() -> None:
     pipeline, (first, second, third) = pipeline_of(3)
     compute(pipeline, first)
-    assert pipeline.is_only_suspect(first)
+    assert pipeline.is_only_possible_cause(first)
     call(pipeline, second)
-    assert not pipeline.is_only_suspect(first)
-    assert not pipeline.is_only_suspect(second)
+    assert not pipeline.is_only_possible_cause(first)
+    assert not pipeline.is_only_possible_cause(second)
     first.is_cleared = True
-    assert pipeline.is_only_suspect(second)
-    assert not pipeline.is_only_suspect(first)
-    assert not pipeline.is_only_suspect(third)
+    assert pipeline.is_only_possible_cause(second)
+    assert not pipeline.is_only_possible_cause(first)
+    assert not pipeline.is_only_possible_cause(third)
 
 
 @given(st.lists(st.sampled_from(["receive", "stage", "call", "return", "answer", "drop"]), max_size=60))

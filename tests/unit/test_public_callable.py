@@ -8,7 +8,7 @@ import types
 import pytest
 
 from gpuserve.model.describe_child import sole_callable
-from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.inference.callable_loading import LoadError
 
 HEAD = """
 import functools

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuserve.backends.python_backend.triton_model import TritonModel
-from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.inference.callable_loading import LoadError
 
 RIGHT = """
 import triton_python_backend_utils as pb_utils

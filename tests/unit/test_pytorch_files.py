@@ -13,8 +13,8 @@ import pytest
 
 from gpuserve.backends.model_files import ModelFileError
 from gpuserve.backends.pytorch import PytorchModel
-from gpuserve_worker.calling.context import ModelContext, enter_model
-from gpuserve_worker.calling.request import Request, RequestBatch
+from gpuserve_worker.inference.inference_request import Request, RequestBatch
+from gpuserve_worker.inference.model_context import ModelContext, enter_model
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

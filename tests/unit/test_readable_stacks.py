@@ -8,7 +8,7 @@ import sys
 from gpuserve.supervisor.processes.child_supervision import missing_stacks_reason, readable_stacks, user_frame
 
 STACKS = f"""Current thread 0x00007f0000000001 (most recent call first):
-  File "{os.getcwd()}/gpuserve_worker/running/supervision.py", line 62 in _listen
+  File "{os.getcwd()}/gpuserve_worker/execution/lifecycle.py", line 62 in _listen
   File "{sys.prefix}/lib/python3.11/threading.py", line 982 in run
 
 Thread 0x00007f0000000002 (most recent call first):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpuserve_worker.running.reception import ReceivingTurn
+from gpuserve_worker.execution.link_receiver import ReceiveLock
 
 TIMEOUT_S = 20.0
 
@@ -17,7 +17,7 @@ class Mail:
     """Messages, each for one of the threads; at most one thread may receive at a time."""
 
     def __init__(self) -> None:
-        self.turns = ReceivingTurn()
+        self.turns = ReceiveLock()
         self.sent: queue.Queue[int] = queue.Queue()
         self.came: set[int] = set()
         self.received = 0
@@ -54,7 +54,7 @@ def test_every_thread_gets_its_own_whoever_receives(mail: Mail) -> None:
             one.result(TIMEOUT_S)
     assert mail.came == set(range(threads * each))
     assert mail.received == threads * each
-    assert mail.turns.try_take()
+    assert mail.turns.try_acquire()
 
 
 def test_answers_in_any_order(mail: Mail) -> None:
@@ -71,7 +71,7 @@ def test_who_has_the_turn_lets_those_go_on_for_whom_nothing_is_left_to_receive(m
     """As the loop does between two batches, and while a callable runs."""
     with ThreadPoolExecutor(1) as pool:
         for number in range(100):
-            assert mail.turns.try_take()
+            assert mail.turns.try_acquire()
             asked = threading.Event()
 
             def wait(number: int = number, asked: threading.Event = asked) -> None:
@@ -97,7 +97,7 @@ def test_a_failure_to_receive_is_the_threads_own_and_the_turn_goes_on(mail: Mail
         raise OSError("gone")
 
     with ThreadPoolExecutor(1) as pool:
-        assert mail.turns.try_take()
+        assert mail.turns.try_acquire()
         other = pool.submit(mail.wait_for, 1)
         mail.turns.give()
         mail.sent.put(2)
@@ -105,4 +105,4 @@ def test_a_failure_to_receive_is_the_threads_own_and_the_turn_goes_on(mail: Mail
         other.result(TIMEOUT_S)
     with pytest.raises(OSError, match="gone"):
         mail.turns.receive_until(lambda: False, fail)
-    assert mail.turns.try_take()
+    assert mail.turns.try_acquire()

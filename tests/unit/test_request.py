@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuserve_worker.calling.request import Batch, Request
+from gpuserve_worker.inference.inference_request import Batch, Request
 from gpuserve_worker.protocol.payloads import requests, requests_as_tuples
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuserve.decorators import batch, sample
 from gpuserve.decorators.batching import ParameterError
 from gpuserve.typed import Float32, Parameter
-from gpuserve_worker.calling.request import Batch, Request
+from gpuserve_worker.inference.inference_request import Batch, Request
 
 CALLS: list[tuple[int, int]] = []
 

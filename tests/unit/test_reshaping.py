@@ -11,9 +11,8 @@ import pytest
 
 from gpuserve.config.triton.reshaping import reshaped
 from gpuserve.decorators import batch
-from gpuserve_worker.calling.callable import CallableKind, kind_of
-from gpuserve_worker.calling.request import Batch, BatchedOutputs, Request, RequestBatch
-from gpuserve_worker.calling.response import Response
+from gpuserve_worker.inference.callable_loading import CallableKind, kind_of
+from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, Request, RequestBatch, Response
 from gpuserve_worker.protocol.payloads import WireRequest
 
 SHAPES = {"x": ((6,), (2, 3))}

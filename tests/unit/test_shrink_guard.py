@@ -13,8 +13,8 @@ _SETTING = """
 import faulthandler, gc, mmap, os, signal, sys, threading, time
 import numpy as np
 from gpuserve_worker.protocol.payloads import Place
-from gpuserve_worker.memory.regions import RegionError, ClientRegions, SystemRegion
-from gpuserve_worker.memory.shrink_guard import GUARD
+from gpuserve_worker.memory.client_regions import RegionError, ClientRegions, SystemRegion
+from gpuserve_worker.memory.client_regions import GUARD
 PAGE = mmap.PAGESIZE
 NBYTES = 64 * PAGE
 fd = os.memfd_create("client")

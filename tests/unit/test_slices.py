@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpuserve_worker.running.async_batches import Slices
+from gpuserve_worker.execution.async_loop import TimeSlices
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,6 @@ def test_a_generator_gives_way_when_its_time_is_over(response_ns: int, expected:
     async def both() -> None:
         await asyncio.gather(*(generate(name, expected.count(name)) for name in "ab"))
 
-    slices = Slices(lambda: now_ns)
+    slices = TimeSlices(lambda: now_ns)
     asyncio.run(both())
     assert made == expected

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpuserve_worker.memory.arena import SEGMENT_NBYTES, Arena, OutOfMemory
-from gpuserve_worker.memory.spare_segment import SpareSegment
+from gpuserve_worker.memory.arena import Arena, OutOfMemory
+from gpuserve_worker.memory.segments import SEGMENT_NBYTES, SpareSegment
 
 
 class CountedLocks:

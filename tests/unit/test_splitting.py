@@ -11,13 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
-from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.cuda.recovery import is_out_of_memory, is_without_library
+from gpuserve_worker.execution.batch_inputs import (
+    BatchInputs,
+    BatchPart,
+    join_answers,
+    split_batch,
+    split_position,
+)
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.protocol.wire import Run, WireFailure, WireRequest
-from gpuserve_worker.running.batch_inputs import BatchInputs
-from gpuserve_worker.running.splitting import BatchPart, join_answers, split_batch, split_position
 
 NO_ROOM = WireFailure("RESOURCE_EXHAUSTED", "no room")
 

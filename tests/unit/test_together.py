@@ -18,9 +18,9 @@ from gpuserve.core.errors import RequestError
 from gpuserve.front.requests.inference import InferResponse
 from gpuserve.model.spec import QueueSpec
 from gpuserve_worker.protocol import datagram, wire
+from gpuserve_worker.protocol.datagram import joined
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import TensorSpec
-from gpuserve_worker.protocol.vocabulary import joined
 
 #: One instance, which holds several requests ahead, each by itself.
 TENSORS = {"inputs": (TensorSpec("x", "FP32", (1, 1)),), "outputs": (TensorSpec("y", "FP32", (1, 1)),)}

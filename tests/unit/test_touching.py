@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 
-from gpuserve_worker.memory.touching import touch
+from gpuserve_worker.memory.segments import touch
 
 NBYTES = 9 << 20
 

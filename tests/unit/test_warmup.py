@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from decorating import model
 
-from gpuserve_worker.calling.request import Batch
-from gpuserve_worker.calling.warmup import warmup_batches
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.warmup import warmup_batches
 from gpuserve_worker.protocol.tensor import ITEMSIZE, encode_bytes, numpy_dtype
 
 BATCHING = model()

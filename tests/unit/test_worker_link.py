@@ -18,7 +18,8 @@ import pytest
 from processes import measured, until
 
 from gpuserve.front.ipc.worker_link import WorkerLink
-from gpuserve_worker.memory.arena import SEGMENT_NBYTES, Arena
+from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.memory.segments import SEGMENT_NBYTES
 from gpuserve_worker.protocol import datagram, wire
 from gpuserve_worker.protocol.link import Link
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from gpuserve_worker.running.placement import ranges
+from gpuserve_worker.execution.lifecycle import ranges
 
 PROGRAM = """
 import json, os, sys, threading
-from gpuserve_worker.running import placement
+from gpuserve_worker.execution import lifecycle as placement
 go, done = threading.Event(), threading.Event()
 thread = threading.Thread(target=lambda: (go.set(), done.wait()))
 thread.start()
 go.wait()
 {first}
-refused = placement.stay_beside_gpu({cpus}, {node})
+refused = placement.bind_near_gpu({cpus}, {node})
 threads = [sorted(os.sched_getaffinity(int(one))) for one in os.listdir("/proc/self/task")]
 with open("/proc/self/numa_maps") as file:
     policies = sorted({{line.split()[1] for line in file}})

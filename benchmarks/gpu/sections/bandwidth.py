@@ -15,17 +15,16 @@ import numpy as np
 
 from benchmarks.gpu.running.section import Findings, Site, ratio_figure
 from benchmarks.scenarios.figures import Figure, Goal
-from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
-from gpuserve_worker.cuda.copies.cuda_session import CudaSession
+from gpuserve_worker.cuda.copies.cuda_session import CudaSession, StagedInputs, Staging
 from gpuserve_worker.cuda.copies.output_copies import CudaOutputCopies
-from gpuserve_worker.cuda.copies.staging import StagedInputs, Staging
+from gpuserve_worker.cuda.cuda_path import CudaPath
 from gpuserve_worker.cuda.device.device import CudaDevice, open_device
 from gpuserve_worker.cuda.device.runtime import Copy
-from gpuserve_worker.cuda.path import CudaPath
+from gpuserve_worker.execution.session import FrontSession
+from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.payloads import Ref, WireTensor
-from gpuserve_worker.running.session import FrontSession
 
 _SIZES: Final = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 #: From here on a copy is long against what begins it; below there is no goal.
@@ -148,7 +147,7 @@ class _Taking:
         under_way: deque[CudaOutputCopies] = deque()
         for index in range(count):
             answers = BatchAnswers([self._outputs[index % _UNDER_WAY]], None)
-            under_way.append(self._session.begin_outputs(answers, ()))
+            under_way.append(self._session.start_output_copies(answers, ()))
             if len(under_way) > _UNDER_WAY:
                 self._end(under_way.popleft())
         while under_way:

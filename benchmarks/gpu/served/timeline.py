@@ -1,6 +1,6 @@
 """From the lines that workers write of their device to a picture: spans, a window of them, SVG. No I/O.
 
-What a line is says ``gpuserve_worker/cuda/device/timeline.py``.
+What a line is says ``gpuserve_worker/cuda/device/runtime.py``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, NamedTuple
 
-from gpuserve_worker.calling.failure import ToldError
+from gpuserve_worker.inference.failure import ClientFacingError
 
 
 class TritonModelException(Exception):
@@ -76,7 +76,7 @@ _NUMBERS: Final = {
 }
 
 
-class TritonRequestError(ToldError):
+class TritonRequestError(ClientFacingError):
     """A ``TritonError`` in the worker's form. The worker reads ``code``."""
 
     def __init__(self, error: TritonError) -> None:

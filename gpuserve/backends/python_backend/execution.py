@@ -26,7 +26,7 @@ from gpuserve.backends.python_backend.responses import (
     InferenceResponse,
     to_worker_answer,
 )
-from gpuserve_worker.calling.request import Request
+from gpuserve_worker.inference.inference_request import Request
 
 #: Unfinished batches of a decoupled model, with and without dynamic batching.
 _MERGED_CONCURRENCY: Final = 16

@@ -16,9 +16,14 @@ from gpuserve.backends.python_backend.responses import (
     parameters_json,
 )
 from gpuserve.backends.python_backend.tensors import Tensor, array_of, received_tensor
-from gpuserve_worker.calling.calls import CallReply, ModelCall, OutgoingCalls
-from gpuserve_worker.calling.questions import ModelCallError, call_request
-from gpuserve_worker.calling.request import Request
+from gpuserve_worker.inference.inference_request import Request
+from gpuserve_worker.inference.model_calls import (
+    CallReply,
+    ModelCall,
+    ModelCallError,
+    OutgoingCalls,
+    call_request,
+)
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
@@ -133,7 +138,7 @@ class InferenceRequest:
         except ModelCallError as error:
             return _failed_response(error)
         try:
-            return _response(call.take())
+            return _response(call.next_reply())
         finally:
             calls.forget(call)
 
@@ -146,7 +151,7 @@ class InferenceRequest:
         except ModelCallError as error:
             return _failed_response(error)
         try:
-            return _response(await call.take_async())
+            return _response(await call.next_reply_async())
         finally:
             calls.forget(call)
 
@@ -308,7 +313,7 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         if self._failed is not None:
             failed, self._failed = self._failed, None
             return failed
-        found = None if self._call is None else self._next(self._call.take())
+        found = None if self._call is None else self._next(self._call.next_reply())
         if found is None:
             raise StopIteration
         return found
@@ -320,7 +325,7 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         if self._failed is not None:
             failed, self._failed = self._failed, None
             return failed
-        found = None if self._call is None else self._next(await self._call.take_async())
+        found = None if self._call is None else self._next(await self._call.next_reply_async())
         if found is None:
             raise StopAsyncIteration
         return found

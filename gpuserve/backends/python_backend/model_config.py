@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpuserve_worker.calling.callable import LoadError
-from gpuserve_worker.calling.failure import log_text, log_traceback
+from gpuserve_worker.inference.callable_loading import LoadError
+from gpuserve_worker.inference.failure import log_text, log_traceback
 
 _OPTIONAL: Final = "optional"
 _INPUT_PROPERTIES: Final = ("name", "data_type", "dims", _OPTIONAL)

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from gpuserve.backends.python_backend.errors import TritonModelException
-from gpuserve_worker.calling import metrics
-from gpuserve_worker.calling.context import ALONE, ModelContext, current_model
-from gpuserve_worker.calling.metrics import MetricError, MetricKind
-from gpuserve_worker.calling.questions import ModelCallError
+from gpuserve_worker.inference import callable_metrics as metrics
+from gpuserve_worker.inference.callable_metrics import MetricError, MetricKind
+from gpuserve_worker.inference.model_calls import ModelCallError
+from gpuserve_worker.inference.model_context import ALONE, ModelContext, current_model
 
 T = TypeVar("T")
 

@@ -13,9 +13,8 @@ from typing import Any, Final
 from gpuserve.backends.python_backend.errors import TritonError, TritonModelException, TritonRequestError
 from gpuserve.backends.python_backend.model_server import worker_context
 from gpuserve.backends.python_backend.tensors import Tensor, tensor_named
-from gpuserve_worker.calling.outputs import OutputError
-from gpuserve_worker.calling.request import Request
-from gpuserve_worker.calling.response import PARAMETER, Response, StreamStep, is_parameter
+from gpuserve_worker.inference.inference_request import PARAMETER, Request, Response, StreamStep, is_parameter
+from gpuserve_worker.inference.outputs import OutputError
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
 
@@ -108,7 +107,7 @@ def is_request_cancelled(request: Request) -> bool:
     messages of the server, so they are read here.
     """
     if not request.cancelled:
-        worker_context().calls.look()
+        worker_context().calls.poll()
     return request.cancelled
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuserve.backends.python_backend.errors import TritonModelException
-from gpuserve_worker.calling.outputs import is_on_device
+from gpuserve_worker.inference.outputs import is_on_device
 from gpuserve_worker.protocol.tensor import BF16, datatype_of, encode_bytes, numpy_dtype
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Tensor:
                 f"Tensor {self._name!r} has strings, and DLPack does not have support for string tensors"
             )
         if value.dtype.name == "bfloat16":
-            from gpuserve_worker.calling.torch_tensors import as_tensor
+            from gpuserve_worker.protocol.tensor import as_tensor
 
             return as_tensor(value)
         return value
@@ -170,7 +170,7 @@ def _stays_in_library(value: Any) -> bool:
 def _on_host(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        from gpuserve_worker.calling.torch_tensors import bfloat16_array
+        from gpuserve_worker.protocol.tensor import bfloat16_array
 
         return bfloat16_array(value) if value.dtype == torch.bfloat16 else value.detach().numpy()
     return np.asarray(value)

@@ -23,9 +23,9 @@ from gpuserve.backends.python_backend.model_config import (
     using_decoupled_model_transaction_policy,
 )
 from gpuserve.backends.python_backend.model_server import ServedModel, set_served_model
-from gpuserve_worker.calling.callable import LoadError, UncachedSource
-from gpuserve_worker.calling.context import current_model
-from gpuserve_worker.calling.failure import log_text, log_traceback
+from gpuserve_worker.inference.callable_loading import LoadError, UncachedSource
+from gpuserve_worker.inference.failure import log_text, log_traceback
+from gpuserve_worker.inference.model_context import current_model
 
 _FILE: Final = "model.py"
 _CLASS: Final = "TritonPythonModel"

@@ -22,8 +22,8 @@ from gpuserve.decorators import (
 )
 from gpuserve.decorators.batch_data import named
 from gpuserve.decorators.wrapping import wraps_request_list
-from gpuserve_worker.calling.context import ModelContext
-from gpuserve_worker.calling.request import Request
+from gpuserve_worker.inference.inference_request import Request
+from gpuserve_worker.inference.model_context import ModelContext
 
 if TYPE_CHECKING:
     from gpuserve.client.client_config import ClientModelConfig

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from gpuserve import errors
-from gpuserve_worker.calling.failure import UnrecoverableError
+from gpuserve_worker.inference.failure import UnrecoverableError
 
 
 class PyTritonError(Exception):

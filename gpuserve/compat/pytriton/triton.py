@@ -45,7 +45,7 @@ from gpuserve.core.errors import AttachError, BadModelConfig
 from gpuserve.model.build import warmup_as_given
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.spec import ModelSpec
-from gpuserve_worker.calling.callable import YIELDING, CallableKind, kind_of
+from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, kind_of
 
 __all__ = [
     "DEFAULT_PROTECTED_ENDPOINTS",

@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from gpuserve.decorators.results import map_result
-from gpuserve_worker.calling.callable import build, locate
-from gpuserve_worker.calling.context import current_model, enter_model
-from gpuserve_worker.calling.request import (
+from gpuserve_worker.inference.callable_loading import build, locate
+from gpuserve_worker.inference.inference_request import (
     Batch,
     BatchedOutputs,
     RequestBatch,
+    Response,
     accept_batch,
     accepts_batch,
     function_of,
 )
-from gpuserve_worker.calling.response import Response
+from gpuserve_worker.inference.model_context import current_model, enter_model
 
 #: By the name of a tensor, the shapes before and after, without the batch axis.
 Shapes: TypeAlias = Mapping[str, tuple[Sequence[int], Sequence[int]]]

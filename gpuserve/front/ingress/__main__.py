@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 from gpuserve.front import process_setup
-from gpuserve_worker.protocol.stacks import show_on_signal
+from gpuserve_worker.protocol.stack_signals import show_on_signal
 
 _STDERR: Final = 2
 

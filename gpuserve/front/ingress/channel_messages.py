@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve_worker.protocol.wire import Vocabulary
+from gpuserve_worker.protocol.wire import MessageCodec
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
@@ -413,7 +413,7 @@ class UnlendSegment(NamedTuple):
 
 
 # fmt: off
-CHANNEL_MESSAGES: Final = Vocabulary(dict(enumerate((
+CHANNEL_MESSAGES: Final = MessageCodec(dict(enumerate((
     IngressSetup, Connect, ReceivedConnections, ClosedConnections, ChangeSettings, ChangeLogSettings,
     AnnounceShutdown, ReloadTls, StopIngress, IngressStatus, RequestOpened, RequestBody, RequestAborted,
     WholeResponsePart, WholeResponse, ResponseStart, ResponseData, ResponseCredit, DropUnsent, ResponseEnd,

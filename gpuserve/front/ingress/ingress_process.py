@@ -42,7 +42,7 @@ from gpuserve.front.protocols.router import (
     refuse,
 )
 from gpuserve.supervisor.control.front_messages import CONTROL
-from gpuserve_worker.memory.orphans import ORPHANS
+from gpuserve_worker.memory.arena import ORPHANS
 from gpuserve_worker.protocol import datagram
 
 logger = logging.getLogger(__name__)

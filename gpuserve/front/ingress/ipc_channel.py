@@ -18,7 +18,7 @@ from gpuserve.core.errors import RequestError, Unavailable
 from gpuserve.front.ingress.channel_messages import CHANNEL_MESSAGES
 from gpuserve.front.net.exchange import Piece
 from gpuserve_worker.protocol import datagram
-from gpuserve_worker.protocol.vocabulary import joined
+from gpuserve_worker.protocol.datagram import joined
 
 #: The most datagrams that are read before other work of the event loop runs.
 _BURST: Final = 16

@@ -30,7 +30,7 @@ from gpuserve.front.ingress.proxied_requests import IngressSession
 from gpuserve.front.net.admission import Admission
 from gpuserve.front.net.server import IngressCounts
 from gpuserve.supervisor.control.heartbeat import LoopWatchdog, cpu_times, describe_process_state
-from gpuserve_worker.protocol.stacks import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
+from gpuserve_worker.protocol.stack_signals import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from gpuserve.front.requests.inference import InferRequest, InferResponse, Outpu
 from gpuserve.front.scheduling import refusals
 from gpuserve.front.scheduling.scheduler import SchedulerStatistics
 from gpuserve.model.spec import ModelSpec
-from gpuserve_worker.memory.orphans import ORPHANS, OUTPUT_LEASE
+from gpuserve_worker.memory.arena import ORPHANS, OUTPUT_LEASE
 
 if TYPE_CHECKING:
     from gpuserve.front.models.pending_request import RequestObserver

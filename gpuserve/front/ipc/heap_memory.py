@@ -25,9 +25,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gpuserve.core.errors import NoMemory
-from gpuserve_worker.memory.arena import SHARE_OF_FREE, SPARED_NBYTES, Block, OutOfMemory
-from gpuserve_worker.memory.available import available_nbytes
-from gpuserve_worker.memory.orphans import INTAKE_SHARE, ORPHANS
+from gpuserve_worker.memory.arena import INTAKE_SHARE, ORPHANS, SHARE_OF_FREE, Block, OutOfMemory
+from gpuserve_worker.memory.segments import SPARED_NBYTES, available_nbytes
 
 logger = logging.getLogger(__name__)
 

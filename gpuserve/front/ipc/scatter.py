@@ -15,7 +15,7 @@ from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.ipc.worker_memory import KeptTensor, OutputMemory
 from gpuserve.front.requests.inference import NOTHING, InferRequest, InferResponse, OutputTensor
 from gpuserve.model.spec import ModelSpec
-from gpuserve_worker.memory.orphans import ORPHANS, OUTPUT_LEASE
+from gpuserve_worker.memory.arena import ORPHANS, OUTPUT_LEASE
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, element_count, element_ends
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpuserve.front.ipc.worker_memory import Exports, OutputMemory
-from gpuserve_worker.memory.arena import SEGMENT_NBYTES
+from gpuserve_worker.memory.segments import SEGMENT_NBYTES
 from gpuserve_worker.protocol import datagram, wire
-from gpuserve_worker.protocol.vocabulary import joined
+from gpuserve_worker.protocol.datagram import joined
 
 logger = logging.getLogger(__name__)
 

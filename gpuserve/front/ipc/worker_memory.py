@@ -24,8 +24,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from gpuserve.front.requests.inference import OutputTensor
-from gpuserve_worker.memory.arena import Block, Mapping
-from gpuserve_worker.memory.orphans import LENT_BLOCK, ORPHANS
+from gpuserve_worker.memory.arena import LENT_BLOCK, ORPHANS, Block, Mapping
 from gpuserve_worker.protocol.tensor import ITEMSIZE, element_count
 from gpuserve_worker.protocol.wire import (
     INLINE_NBYTES,

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.net.admission import Admission, source_of
 from gpuserve.front.net.connection import Connection
-from gpuserve_worker.protocol.spare_descriptor import SpareDescriptor
+from gpuserve_worker.protocol.datagram import SpareDescriptor
 
 #: The kernel's default maximum (net.core.somaxconn).
 BACKLOG: Final = 4096

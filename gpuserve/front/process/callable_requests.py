@@ -22,7 +22,7 @@ from gpuserve.front.process.listeners import Spawn
 from gpuserve.front.requests.inference import Data, InferRequest, InferResponse, InputTensor, OutputTensor
 from gpuserve.front.requests.parameters import sequence_of
 from gpuserve.front.service.inference_service import InferenceService
-from gpuserve_worker.calling.questions import LOAD, READY, UNLOAD
+from gpuserve_worker.inference.model_calls import LOAD, READY, UNLOAD
 from gpuserve_worker.protocol import wire
 
 logger = logging.getLogger(__name__)
@@ -73,14 +73,14 @@ class CallableRequests:
         link.on_close.append(self._remove_caller)
 
     def handle(
-        self, link: WorkerLink, message: wire.Call | wire.CallOff | wire.Return | wire.Command
+        self, link: WorkerLink, message: wire.Call | wire.CancelCall | wire.Return | wire.Command
     ) -> None:
         """Handle a worker's message. Raise WireError, ValueError or TypeError if it is invalid."""
         caller = self._callers[link]
         match message:
             case wire.Call():
                 self._start_call(caller, message)
-            case wire.CallOff(call_id):
+            case wire.CancelCall(call_id):
                 self._cancel(caller, call_id)
             case wire.Command():
                 self._commands.handle(link, caller.driver.spec.name, message)

@@ -276,7 +276,7 @@ class Generations:
                 self._service.control.regions.opened(link, region, problem)
             case wire.ExportSegment() | wire.ExportOpened():
                 link.exports.receive(message)
-            case wire.Call() | wire.CallOff() | wire.Return() | wire.Command():
+            case wire.Call() | wire.CancelCall() | wire.Return() | wire.Command():
                 self._calls.handle(link, message)
             case wire.Metrics(changes):
                 self._callable_metrics.apply(owner, changes)

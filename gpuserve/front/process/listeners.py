@@ -42,7 +42,7 @@ from gpuserve.front.protocols.router import (
 from gpuserve.front.service.control import NotifySupervisor
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp, StartIngress
-from gpuserve_worker.memory.orphans import KINDS, ORPHANS
+from gpuserve_worker.memory.arena import KINDS, ORPHANS
 
 if TYPE_CHECKING:
     from gpuserve.front.protocols.grpcio.grpcio_server import GrpcAioServer

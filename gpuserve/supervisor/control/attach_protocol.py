@@ -29,7 +29,7 @@ from urllib.parse import SplitResult, urlsplit
 from gpuserve.core.errors import AttachError
 from gpuserve.supervisor.control.reactor import Channel, Reactor
 from gpuserve_worker.protocol import datagram
-from gpuserve_worker.protocol.wire import Vocabulary, WireError
+from gpuserve_worker.protocol.wire import MessageCodec, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Ended(NamedTuple):
     reason: str
 
 
-ATTACH: Final = Vocabulary(
+ATTACH: Final = MessageCodec(
     {
         1: Hello,
         2: BindModel,

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from gpuserve.core.event_log import EventWire
-from gpuserve_worker.protocol.wire import Vocabulary
+from gpuserve_worker.protocol.wire import MessageCodec
 
 
 class Setup(NamedTuple):
@@ -379,7 +379,7 @@ class AttachFront(NamedTuple):
 
 # Both ends have the same version, so a message's tag is its position in this list.
 # fmt: off
-CONTROL: Final = Vocabulary(dict(enumerate((
+CONTROL: Final = MessageCodec(dict(enumerate((
     Setup, AddModel, RemoveModel, ServeModel, Resize, RetireInstance, ModelStates, Outcome, InstanceUp,
     InstanceDown, Serving, Drain, Quiesce, Resume, RequestCensus, Quit, FrontReady, Retired, InstanceRetired,
     LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import InvalidArgument, NotFound, RequestError
-from gpuserve_worker.protocol.vocabulary import Vocabulary
+from gpuserve_worker.protocol.datagram import MessageCodec
 
 #: Incremented whenever a field of a message changes meaning.
 PROTOCOL: Final = 1
@@ -46,7 +46,7 @@ class CommandOutcome(NamedTuple):
     result: dict[str, Any]
 
 
-OPERATOR_VOCABULARY: Final = Vocabulary(
+OPERATOR_VOCABULARY: Final = MessageCodec(
     {1: OperatorCommand, 20: CommandProgress, 21: CommandOutcome, 22: CommandKeepAlive}
 )
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from gpuserve_worker.protocol import datagram
-from gpuserve_worker.protocol.wire import Vocabulary
+from gpuserve_worker.protocol.wire import MessageCodec
 
 Callback: TypeAlias = Callable[[], object]
 #: Receives an unexpected exception of a callback. If it raises the exception again, ``run()`` ends with it.
@@ -179,7 +179,7 @@ class Channel:
     """One end of a SEQPACKET pair. Sending to a dead peer is no error: its pidfd reports its death."""
 
     def __init__(
-        self, sock: socket.socket, vocabulary: Vocabulary, send_timeout_s: float = SEND_TIMEOUT_S
+        self, sock: socket.socket, vocabulary: MessageCodec, send_timeout_s: float = SEND_TIMEOUT_S
     ) -> None:
         self._sock = sock
         self._vocabulary = vocabulary

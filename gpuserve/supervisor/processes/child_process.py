@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gpuserve.core.errors import StartupError
 from gpuserve.supervisor.control.reactor import channel_pair
-from gpuserve_worker.protocol.stacks import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
+from gpuserve_worker.protocol.stack_signals import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
 
 
 class Child(Protocol):

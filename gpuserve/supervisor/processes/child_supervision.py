@@ -1,4 +1,4 @@
-"""Supervision of one child: its channel, its death, the relay of its output into the supervisor's log, and
+"""SupervisorReceiver of one child: its channel, its death, the relay of its output into the supervisor's log, and
 the stacks of its threads.
 
 A child writes its stacks, in the format of ``faulthandler``, to a file that it shares with the supervisor.
@@ -271,7 +271,10 @@ _NOT_USERS: Final = re.compile(r"/site-packages/|/dist-packages/|/lib(64)?/pytho
 _HERE: Final = Path(gpuserve_worker.__file__).parent.parent
 _OURS: Final = (f"{_HERE}/gpuserve/", f"{_HERE}/gpuserve_worker/")
 #: Two threads of each worker that only wait: for messages of the supervisor, and for the signal for stacks.
-_WAITING_THREADS: Final = ("/gpuserve_worker/running/supervision.py", "/gpuserve_worker/protocol/stacks.py")
+_WAITING_THREADS: Final = (
+    "/gpuserve_worker/execution/lifecycle.py",
+    "/gpuserve_worker/protocol/stack_signals.py",
+)
 #: The outermost frame of a program's main thread.
 _FOOT: Final = ("<frozen runpy>", "/runpy.py")
 

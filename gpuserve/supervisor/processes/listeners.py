@@ -22,7 +22,7 @@ from gpuserve.core.errors import StartupError
 from gpuserve.supervisor.control.attach_protocol import may_attach, peer_credentials
 from gpuserve.supervisor.control.operator_client import holder_of
 from gpuserve.supervisor.control.reactor import Reactor
-from gpuserve_worker.protocol.spare_descriptor import SpareDescriptor
+from gpuserve_worker.protocol.datagram import SpareDescriptor
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from gpuserve.supervisor.processes.child_process import ChildProcess, spawn
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore
 from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor
-from gpuserve_worker.running.lifecycle import EXIT_DEVICE
+from gpuserve_worker.execution.lifecycle import EXIT_DEVICE
 
 logger = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from gpuserve.supervisor.processes.lifecycle import (
 from gpuserve.supervisor.processes.log_lines import LogLines, OutputRate
 from gpuserve.supervisor.workers.worker_thread import start_thread
 from gpuserve.supervisor.workers.worker_watchdogs import Hang, LoadWatchdog, SlowLoad, report_overdue_call
+from gpuserve_worker.execution.lifecycle import EXIT_DEVICE
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.running.lifecycle import EXIT_DEVICE
 
 logger = logging.getLogger(__name__)
 

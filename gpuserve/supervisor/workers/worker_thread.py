@@ -19,8 +19,8 @@ from gpuserve.core.errors import StartupError
 from gpuserve.supervisor.control.reactor import channel_pair
 
 if TYPE_CHECKING:
+    from gpuserve_worker.execution.device_path import WorkerLoop
     from gpuserve_worker.protocol.link import Link
-    from gpuserve_worker.running.device_path import WorkerLoop
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class WorkerThread:
 
     def _run(self, ended: int) -> None:
         # Imported here, because a server without worker threads does not need numpy.
+        from gpuserve_worker.execution.async_loop import event_loop_of_thread
         from gpuserve_worker.protocol.link import Link
-        from gpuserve_worker.running.thread_loop import event_loop_of_thread
 
         boot, link = map(Link, self._sockets)
         try:
@@ -114,10 +114,10 @@ class WorkerThread:
             os.close(ended)
 
     def _serve(self, boot: Link, link: Link) -> None:
-        from gpuserve_worker.calling.callable import LoadError
+        from gpuserve_worker.execution.lifecycle import Reporter
+        from gpuserve_worker.inference.callable_loading import LoadError
         from gpuserve_worker.loading import load_model, new_loop, warm_up
         from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
-        from gpuserve_worker.running.supervision import Reporter
 
         received = boot.receive()
         if received is None or not isinstance(received[0], Init):

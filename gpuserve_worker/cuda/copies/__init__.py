@@ -1,1 +1,1 @@
-"""The copies of one front's inputs and outputs to, from and within the device. No callable is called here."""
+"""Copies of one front's inputs and outputs to, from and within the device. No callable is called here."""

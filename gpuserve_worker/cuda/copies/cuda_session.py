@@ -1,27 +1,58 @@
-"""The memory that one front shares with a worker on a GPU, and the copies from and to it: ``CudaSession``
-puts together what the files beside it do.
+"""One front's session with a worker on a GPU, and the staging of inputs: one buffer a batch, with as few
+copies as possible.
+
+The host waits for no copy. Bytes in page-locked segments are copied directly. Small inputs, inputs in
+messages and inputs in clients' host regions are first copied to the worker's own host blocks and then in one
+copy to the device, except for large inputs in a page-locked region. Inputs on the device are copied within
+it, or given to the callable without a copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gpuserve_worker.cuda.copies.client_regions import DeviceRegions, end_reads
-from gpuserve_worker.cuda.copies.exchange import ExportExchange
+import numpy as np
+
+from gpuserve_worker.cuda.copies.ipc_regions import (
+    DeviceRegions,
+    ExportExchange,
+    ExportUnavailable,
+    wait_reads,
+)
 from gpuserve_worker.cuda.copies.output_copies import DeviceWriter
-from gpuserve_worker.cuda.copies.staging import StagedInputs, Staging, named_by
+from gpuserve_worker.cuda.device.buffers import ALIGNMENT, Buffer
 from gpuserve_worker.cuda.device.device import CudaDevice
-from gpuserve_worker.cuda.device.opened import OpenedMemory
+from gpuserve_worker.cuda.device.host_memory import Span, address_of
+from gpuserve_worker.cuda.device.ipc_memory import OpenedMemory
+from gpuserve_worker.cuda.device.runtime import Copy, CudaError
+from gpuserve_worker.execution.batch_inputs import input_defect
 from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.payloads import (
+    DEVICE_LOAN,
+    LOAN,
+    PARTS,
+    REGION,
+    DeviceLoan,
+    Fill,
+    Place,
+    WireFailure,
+    WireTensor,
+    requests_as_tuples,
+)
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of, element_count, numpy_dtype
+from gpuserve_worker.protocol.wire import Run
 
 if TYPE_CHECKING:
-    from gpuserve_worker.running.session import FrontSession
+    from gpuserve_worker.execution.session import FrontSession
 
 
 class CudaSession:
-    """Implements ``DeviceSession`` on a GPU, for the front of ``front``."""
+    """The device's part of a session on a GPU, for ``front``; implements ``DeviceSession``."""
 
     def __init__(self, device: CudaDevice, staging: Staging, front: FrontSession, arena: Arena) -> None:
         self._staging = staging
@@ -30,14 +61,14 @@ class CudaSession:
         self.reader = device.arrays
         self.regions = DeviceRegions(device, front.regions, front.fail)
         self.open_region = self.regions.open
-        self.end_reads = partial(end_reads, device)
-        #: What is kept on the device for other workers, and lent of theirs.
+        self.wait_reads = partial(wait_reads, device)
+        #: Exports for other workers, and loans of theirs.
         self.exchange = ExportExchange(device, front.send, front.fail)
-        self.take = self.exchange.take
+        self.process_message = self.exchange.process_message
         self.retire = self.exchange.retire
         self.writer = DeviceWriter(arena, front.regions, device, self.regions, self.exchange)
-        self.begin_outputs = self.writer.begin
-        #: Inputs that may still be on their way to the device, by batch.
+        self.start_output_copies = self.writer.begin
+        #: Inputs that may still be in transfer, by batch.
         self._arrivals: dict[int, StagedInputs] = {}
 
     def is_open(self, run: wire.Run) -> bool:
@@ -52,25 +83,427 @@ class CudaSession:
     ) -> tuple[dict[str, Any], StagedInputs | None]:
         arrays, arrival = self._staging.stage(self, run, failures)
         if arrival is not None:
-            self.settle_inputs(run.batch_id)  # those of its first attempt
+            self.wait_inputs_read(run.batch_id)  # the inputs of the first attempt
             self._arrivals[run.batch_id] = arrival
         return arrays, arrival
 
     def warm(self, arrays: dict[str, Any]) -> dict[str, Any]:
         return self._staging.warm(self, arrays)
 
-    def settle_inputs(self, batch_id: int) -> None:
+    def wait_inputs_read(self, batch_id: int) -> None:
         arrival = self._arrivals.pop(batch_id, None)
         if arrival is not None:
-            arrival.settle()
+            arrival.wait_idle()
 
     def close(self) -> None:
-        """No batch of the front runs any more: what it lent is its own again."""
+        """Close the memory that the front lent. No batch of the front runs any more."""
         for batch_id in list(self._arrivals):
-            self.settle_inputs(batch_id)
+            self.wait_inputs_read(batch_id)
         self.exchange.close()
 
     def _opening(self, run: wire.Run) -> list[OpenedMemory]:
-        regions, segments = named_by(run)
+        regions, segments = memory_named_by(run)
         named = [*map(self.regions.opening, regions), *map(self.exchange.opening, segments)]
         return [one for one in named if one is not None]
+
+
+#: Up to this size a copy by the host is faster than the start of a separate device copy.
+SMALL_NBYTES: Final = 32 << 10
+_BOOL: Final = "BOOL"
+#: Alignment of a tensor for use in place: kernels may require it, and CUDA's error for less ends the process.
+_IN_PLACE_ALIGNMENT: Final = 256
+
+
+class Piece(NamedTuple):
+    """Bytes for one place in a buffer. ``source`` is the bytes or their decoded location; ``request`` is the
+    position of their request, None for a whole batch. ``device_place`` is their place in a region of device
+    memory, if any; ``is_locked``: they are in a page-locked host region that the device can read.
+    """
+
+    offset: int
+    nbytes: int
+    source: Any
+    datatype: str
+    request: int | None
+    device_place: Place | None = None
+    is_locked: bool = False
+
+    @property
+    def is_staged(self) -> bool:
+        source = self.source
+        if self.device_place is not None or self.is_locked or device_loan(source) is not None:
+            return False
+        return isinstance(source, bytes) or self.nbytes <= SMALL_NBYTES or _kind(source) == REGION
+
+
+class StagedInputs:
+    """The inputs of one batch in transfer; implements ``Arrival``. ``spans`` are the host memory that the
+    device reads meanwhile.
+    """
+
+    __slots__ = ("_arrived", "_device")
+
+    def __init__(self, device: CudaDevice, spans: Sequence[Span]) -> None:
+        self._device = device
+        #: A separate event, because the buffer may be released before the reply is sent. 0: the copies have
+        #: ended.
+        self._arrived = device.events.acquire()
+        device.runtime.record(self._arrived, device.h2d)
+        device.host.uses.begin(self._arrived, spans)
+
+    def admit(self) -> None:
+        for stream in self._device.arrays.streams() if self._arrived else ():
+            self._device.runtime.stream_wait_event(stream, self._arrived)
+
+    def wait_idle(self) -> None:
+        """Block the host until no copy is running, whether the copies succeeded or not."""
+        event, self._arrived = self._arrived, 0
+        if not event:
+            return
+        with suppress(CudaError):  # no copy runs after an error; the next user of the device sees it
+            if not self._device.runtime.is_complete(event):
+                self._device.runtime.wait(event)
+        self._device.host.uses.end(event)
+        self._device.events.release(event)
+
+
+def device_inputs(specs: Iterable[TensorSpec]) -> frozenset[str]:
+    """Return the names of the inputs that are given on the device. BYTES inputs never are."""
+    return frozenset(one.name for one in specs if one.memory == "gpu" and one.datatype != BYTES)
+
+
+class Staging:
+    """The transfer of one model's inputs in ``names`` to the device. ``kind`` is "cupy" or "torch". If inputs
+    are ``read_only``, those that are on the device already are used in place.
+    """
+
+    def __init__(
+        self, device: CudaDevice, names: frozenset[str], kind: str, *, read_only: bool = False
+    ) -> None:
+        self._uses_in_place = read_only
+        self._device = device
+        self._names = names
+        self._kind = kind
+
+    def stage(
+        self, session: CudaSession, run: Run, failures: dict[int, WireFailure]
+    ) -> tuple[dict[str, Any], StagedInputs | None]:
+        """Return all inputs of a batch as arrays by name, and the arrival of those for the device, or None.
+        Add requests whose bytes cannot be read to ``failures``, by position. Raise as ``start_transfer``.
+        """
+        front = session.front
+        if not self._names:
+            return front.inputs.arrays(run.batch_id, run.inputs), None
+        ours = [one for one in run.inputs if one[0] in self._names]
+        others = tuple([one for one in run.inputs if one[0] not in self._names])
+        arrays: dict[str, Any] = front.inputs.arrays(run.batch_id, others)
+        if self._uses_in_place and session.regions.any_open:
+            ours = self._use_in_place(ours, arrays, lambda one: self._in_region(one, session.regions))
+        if session.exchange.has_loans:
+            of_batch = front.leases.grant(run.batch_id)
+            ours = self._use_in_place(ours, arrays, lambda one: self._lent(one, session.exchange, of_batch))
+        if not ours:
+            return arrays, None
+        brought, arrival = self.start_transfer(session, ours, failures)
+        arrays |= brought
+        return {one[0]: arrays[one[0]] for one in run.inputs}, arrival
+
+    def _use_in_place(
+        self, tensors: Sequence[WireTensor], arrays: dict[str, Any], over: Callable[[WireTensor], Any | None]
+    ) -> list[WireTensor]:
+        """Add the arrays of tensors that are used in place. Return the other tensors."""
+        left = []
+        for tensor in tensors:
+            array = over(tensor)
+            if array is None:
+                left.append(tensor)
+            else:
+                arrays[tensor[0]] = array
+        return left
+
+    def _in_region(self, tensor: WireTensor, regions: DeviceRegions) -> Any | None:
+        """Return the array over an input that is within one region, which stays open, or None if it must be
+        copied.
+        """
+        place = device_place(tensor[3], regions)
+        if place is None or not place.nbytes:
+            return None
+        region = regions.get(place.region)
+        assert region is not None, "device_place found the region"
+        address = region.address(place)
+        if address % _IN_PLACE_ALIGNMENT:
+            return None
+        return self._over(address, place.nbytes, region.lease(), tensor)
+
+    def _lent(self, tensor: WireTensor, exchange: ExportExchange, of_batch: object) -> Any | None:
+        """Return the array over another worker's export on this device, or None if it must be copied.
+        ``of_batch`` lives until the device has read it. Raise as ``ExportExchange.opened``.
+        """
+        _, datatype, shape, source = tensor
+        loan = device_loan(source)
+        if loan is None or not loan.in_place or not loan.nbytes:
+            return None
+        opened = exchange.opened(loan)
+        mapped = opened.mapped()
+        if not mapped.is_here:
+            return None
+        if loan.nbytes != element_count(shape) * numpy_dtype(datatype).itemsize:
+            raise ValueError(f"a loan of {loan.nbytes} bytes for {datatype} of shape {tuple(shape)}")
+        lease = self._device.returns.lease(opened, of_batch)
+        return self._over(mapped.address + loan.offset, loan.nbytes, lease, tensor)
+
+    def _over(self, address: int, nbytes: int, owner: object, tensor: WireTensor) -> Any:
+        arrays = self._device.arrays
+        memory = arrays.memory(address, nbytes, owner)
+        return arrays.over(memory, 0, tensor[1], tuple(tensor[2]), self._kind)
+
+    def warm(self, session: CudaSession, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Return the same arrays, with the device inputs on the device; the default stream waits for them."""
+        if not self._names:
+            return arrays
+        ours = [
+            WireTensor(name, datatype_of(array.dtype), array.shape, array.tobytes())
+            for name, array in arrays.items()
+            if name in self._names
+        ]
+        brought, arrival = self.start_transfer(session, ours, {})
+        arrival.admit()
+        arrival.wait_idle()
+        return {name: brought.get(name, array) for name, array in arrays.items()}
+
+    def start_transfer(
+        self, session: CudaSession, tensors: Sequence[WireTensor], failures: dict[int, WireFailure]
+    ) -> tuple[dict[str, Any], StagedInputs]:
+        """Start copying tensors of one batch. Return arrays on the device by name, and their arrival. Raise
+        ``RegionError`` if the region of the only request cannot be read, ``ValueError`` if a tensor is not in
+        announced memory or does not match its description.
+        """
+        offsets, pieces, nbytes = layout(tensors)
+        device, regions = self._device, session.regions
+        if regions.any_open:
+            pieces = [one._replace(device_place=device_place(one.source, regions)) for one in pieces]
+        known = session.front.regions
+        if len(known) and any(map(may_be_locked, pieces)):
+            pieces = [
+                one._replace(is_locked=may_be_locked(one) and known.is_locked(one.source[0]))
+                for one in pieces
+            ]
+        buffer = device.buffers.acquire(nbytes)
+        memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
+        copying = _Copying(device, session, buffer, failures)
+        try:
+            for run in runs(pieces):
+                copying.copy(run)
+        except BaseException:
+            with suppress(CudaError):  # started copies read memory that its owner may reuse after the reply
+                device.runtime.synchronize_stream(device.h2d)
+            raise
+        arrival = StagedInputs(device, copying.spans)
+        arrays = {
+            name: device.arrays.over(memory, offset, datatype, tuple(shape), self._kind)
+            for (name, datatype, shape, _), offset in zip(tensors, offsets, strict=True)
+        }
+        return arrays, arrival
+
+
+class _Copying:
+    """The copies of one batch's pieces into a buffer."""
+
+    def __init__(
+        self, device: CudaDevice, session: CudaSession, buffer: Buffer, failures: dict[int, WireFailure]
+    ) -> None:
+        self._device = device
+        self._session = session
+        self._buffer = buffer
+        self._failures = failures
+        #: Memory of others that the copies read.
+        self.spans: list[Span] = []
+
+    def copy(self, run: Sequence[Piece]) -> None:
+        if run[0].is_staged:
+            self._copy_staged(run)
+            return
+        (piece,) = run
+        if piece.device_place is not None:
+            self._copy_region(piece, piece.device_place)
+        elif (loan := device_loan(piece.source)) is not None:
+            self._copy_loan(piece, loan)
+        elif piece.is_locked:
+            self._copy_locked(piece)
+        else:
+            self._copy_from(self._view(piece.source), piece)
+
+    def _copy_from(self, memory: memoryview, piece: Piece) -> None:
+        address = address_of(memory)
+        self.spans.append((address, piece.nbytes))
+        self._to_device(piece.offset, address, piece.nbytes)
+
+    def _copy_locked(self, piece: Piece) -> None:
+        """Copy a piece from a page-locked host region. If its client truncates the file during the copy, the
+        locked pages stay until the copy ends.
+        """
+        place = Place(*piece.source)
+        try:
+            memory = self._session.front.regions.view(place)
+        except RegionError as error:
+            self._refuse(piece, place.nbytes, error)
+            return
+        self._copy_from(memory, piece)
+
+    def _refuse(self, piece: Piece, nbytes: int, error: RegionError) -> None:
+        """Clear the rows of a piece and refuse its request. For a piece of a whole batch raise the error."""
+        if piece.request is None:
+            raise error
+        device = self._device
+        device.runtime.clear(self._buffer.address + piece.offset, nbytes, device.h2d)
+        self._failures[piece.request] = WireFailure(error.code, str(error))
+
+    def _copy_region(self, piece: Piece, place: Place) -> None:
+        """Copy a piece from a client's region of device memory. If the region cannot be read, refuse the
+        request.
+        """
+        device = self._device
+        region = self._session.regions.get(place.region)
+        assert region is not None, "a place in device memory was looked for"
+        to = self._buffer.address + piece.offset
+        try:
+            region.start_copy(place, to, device.h2d)
+        except RegionError as error:
+            self._refuse(piece, place.nbytes, error)
+
+    def _copy_loan(self, piece: Piece, loan: DeviceLoan) -> None:
+        device, to = self._device, self._buffer.address + piece.offset
+        try:
+            source = self._session.exchange.opened(loan).mapped().address + loan.offset
+        except ExportUnavailable as error:
+            self._refuse(piece, loan.nbytes, error)
+            return
+        if loan.nbytes:
+            device.runtime.copy(to, source, loan.nbytes, Copy.DEVICE_TO_DEVICE, device.h2d)
+
+    def _copy_staged(self, run: Sequence[Piece]) -> None:
+        """Copy consecutive pieces into a host block, in the layout of the buffer, and copy the block to the
+        device.
+        """
+        device = self._device
+        start, last = run[0].offset, run[-1]
+        nbytes = last.offset + last.nbytes - start
+        block = device.host.blocks.acquire(nbytes)
+        try:
+            for piece in run:
+                self._put(piece, block.memory[piece.offset - start :][: piece.nbytes])
+            self._to_device(start, block.address, nbytes)
+        finally:
+            device.runtime.record(block.event, device.h2d)
+            device.host.blocks.release(block)
+
+    def _put(self, piece: Piece, target: memoryview) -> None:
+        if isinstance(piece.source, bytes):
+            target[:] = piece.source
+        elif _kind(piece.source) != REGION:
+            target[:] = self._view(piece.source)
+        elif piece.request is None:
+            self._session.front.regions[piece.source[0]].read(Place(*piece.source), target)
+        elif (problem := self._read_part(piece, target)) is not None:
+            np.frombuffer(target, np.uint8)[:] = 0
+            self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", problem)
+
+    def _read_part(self, piece: Piece, target: memoryview) -> str | None:
+        """Copy a request's rows from a client's region. Return the reason if they cannot be read or are
+        invalid.
+        """
+        try:
+            self._session.front.regions[piece.source[0]].read(Place(*piece.source), target)
+        except RegionError as error:
+            return str(error)
+        return input_defect(piece.datatype, 0, target)
+
+    def _to_device(self, offset: int, source: int, nbytes: int) -> None:
+        if nbytes:
+            device, to = self._device, self._buffer.address + offset
+            device.runtime.copy(to, source, nbytes, Copy.HOST_TO_DEVICE, device.h2d)
+
+    def _view(self, source: Any) -> memoryview:
+        front = self._session.front
+        memory = front.loans if _kind(source) == LOAN else front.mapping
+        segment, offset, nbytes = source[:3]
+        return memory.view(segment, offset, nbytes)
+
+
+def device_place(source: Any, regions: DeviceRegions) -> Place | None:
+    """Return the place in a region of device memory that a decoded payload names, or None."""
+    if not regions.any_open or isinstance(source, bytes) or len(source) < len(Place._fields):
+        return None
+    is_there = source[3] == REGION and regions.get(source[0]) is not None
+    return Place(*source) if is_there else None
+
+
+def memory_named_by(run: Run) -> tuple[set[int], set[int]]:
+    """Return the numbers of clients' regions and of other workers' exports that a batch names."""
+    regions = {place[0] for one in requests_as_tuples(run.requests) for _, place in one[3]}
+    segments = set()
+    sources = [source for one in run.inputs for _, source in _sources(one[3])]
+    for source in (*sources, *[Fill(*one).source for one in run.fills]):
+        if not isinstance(source, bytes):
+            kind = _kind(source)
+            if kind == REGION:
+                regions.add(source[0])
+            elif kind == DEVICE_LOAN:
+                segments.add(source[0])
+    return regions, segments
+
+
+def may_be_locked(piece: Piece) -> bool:
+    """Return whether a piece is copied directly if its region is page-locked. BOOL inputs are never: their
+    bytes are checked in a copy that the client cannot change.
+    """
+    if isinstance(piece.source, bytes) or piece.nbytes <= SMALL_NBYTES or piece.datatype == _BOOL:
+        return False
+    return piece.device_place is None and _kind(piece.source) == REGION
+
+
+def device_loan(source: Any) -> DeviceLoan | None:
+    if isinstance(source, bytes) or len(source) < len(DeviceLoan._fields) or source[3] != DEVICE_LOAN:
+        return None
+    return DeviceLoan(*source)
+
+
+def _kind(source: Any) -> str:
+    return source[3] if len(source) > 3 else ""
+
+
+def layout(tensors: Sequence[WireTensor]) -> tuple[list[int], list[Piece], int]:
+    """Return the offset of each tensor in a buffer, the pieces to copy, and the size of the buffer."""
+    offsets: list[int] = []
+    pieces: list[Piece] = []
+    end = 0
+    for name, datatype, shape, payload in tensors:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        offsets.append(offset)
+        end = offset
+        for request, source in _sources(payload):
+            nbytes = len(source) if isinstance(source, bytes) else source[2]
+            pieces.append(Piece(end, nbytes, source, datatype, request))
+            end += nbytes
+        if end - offset != element_count(shape) * numpy_dtype(datatype).itemsize:
+            raise ValueError(f"input {name!r} of shape {tuple(shape)} has {end - offset} bytes")
+    return offsets, pieces, end
+
+
+def _sources(payload: Any) -> Iterable[tuple[int | None, Any]]:
+    if not isinstance(payload, bytes) and len(payload) == 2 and payload[1] == PARTS:
+        return enumerate(payload[0])
+    return [(None, payload)]
+
+
+def runs(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """Return the pieces grouped into copies: staged pieces together if they are consecutive (padding between
+    tensors is copied too), each other piece by itself.
+    """
+    found: list[list[Piece]] = []
+    for piece in pieces:
+        if found and piece.is_staged and found[-1][0].is_staged:
+            found[-1].append(piece)
+        else:
+            found.append([piece])
+    return found

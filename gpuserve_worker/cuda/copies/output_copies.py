@@ -1,7 +1,6 @@
-"""The outputs of batches on their way back to the host: from the device into blocks of the page-locked output
-arena; or, for other workers, to where those can read them. The host waits for them only when it is asked to.
-Outputs are contiguous and of their declared type by now, which ``outputs.py`` has seen to on the device. What
-is on the host already is written as by any worker.
+"""Copies of outputs from the device: into blocks of the page-locked output arena, into clients' regions, or
+into exports for other workers. The host waits only when asked to. ``inference/outputs.py`` has made the
+outputs contiguous and of their declared type. Outputs on the host are written as by any worker.
 """
 
 from __future__ import annotations
@@ -14,17 +13,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
-from gpuserve_worker.cuda.copies.client_regions import CudaMemoryRegion, DeviceRegions
-from gpuserve_worker.cuda.copies.exchange import ExportExchange
+from gpuserve_worker.cuda.copies.ipc_regions import CudaMemoryRegion, DeviceRegions, ExportExchange
 from gpuserve_worker.cuda.device.device import CudaDevice
-from gpuserve_worker.cuda.device.host_uses import Span
-from gpuserve_worker.cuda.device.page_locks import address_of
+from gpuserve_worker.cuda.device.host_memory import Span, address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError
+from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.memory.arena import Arena, Block
-from gpuserve_worker.memory.copying import copy_bytes
-from gpuserve_worker.memory.output_writer import Budget, OutputWriter, Written, as_bytes, fill, used_place
-from gpuserve_worker.memory.regions import ClientRegions, RegionError, RegionMemory
+from gpuserve_worker.memory.batch_tensors import Budget, OutputWriter, Written, as_bytes, fill, filled_place
+from gpuserve_worker.memory.client_regions import ClientRegions, RegionError, RegionMemory, copy_bytes
 from gpuserve_worker.protocol.payloads import (
     INLINE_NBYTES,
     Exported,
@@ -37,17 +33,17 @@ from gpuserve_worker.protocol.payloads import (
     requests_as_tuples,
 )
 
-#: About as long as a thread takes to fall asleep and to be woken up: who asks for so long, and sleeps then,
-#: spends at most twice of what was needed, and small answers are not late.
+#: About the time to suspend and wake a thread: polling this long before blocking takes at most twice the
+#: needed time, and small outputs are not delayed.
 _SPIN_NS: Final = 50_000
 
 _Response: TypeAlias = tuple[WireTensor, ...] | WireFailure | None
 
 
 class _Landing(NamedTuple):
-    """Stands in the place of a payload until its bytes have come: those of a block, which then go into the
-    message or, where there is a ``place``, into a client's region. ``is_placed``: they go there by now, and
-    the block, if any, is only kept meanwhile.
+    """A placeholder of a payload until its bytes have arrived: those of a block, which then go into the
+    message or, if there is a ``place``, into a client's region. ``is_placed``: they go to the region
+    directly, and the block, if any, is only kept meanwhile.
     """
 
     block: Block | None
@@ -56,20 +52,20 @@ class _Landing(NamedTuple):
 
 
 class _UnderWay(threading.local):
-    """The memory of the host that copies use which the write of this thread has begun."""
+    """The host memory used by the copies that this thread's current write has started."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
     def use(self, memory: memoryview) -> int:
-        """Where memory begins that is copied from or to from now on."""
+        """Record memory that is copied from or to, and return its address."""
         address = address_of(memory)
         self.spans.append((address, len(memory)))
         return address
 
 
 class CudaOutputCopies:
-    """The outputs of one batch on their way; implements ``OutputCopies``. Made by ``DeviceWriter.begin``."""
+    """The copies of one batch's outputs; implements ``OutputCopies``. Made by ``DeviceWriter.begin``."""
 
     def __init__(
         self,
@@ -82,19 +78,21 @@ class CudaOutputCopies:
         self._device = device
         self._writer = writer
         self._written = written
-        # What is copied must not be given to anybody else before it is.
+        # Keeps the source memory from being reused during the copies.
         self._answers = answers
         self._event = event
         self._thread = threading.get_ident()
 
     def is_ready(self) -> bool:
         try:
-            return not self._event or self._device.runtime.has_come(self._event)
+            return not self._event or self._device.runtime.is_complete(self._event)
         except CudaError:
             return True
 
     def wait(self) -> Written:
-        """The answers as they are sent, once they are there. To be called once; an error keeps nothing."""
+        """Wait for the copies and return the responses as they are sent. Call this once. After an error all
+        blocks are freed.
+        """
         try:
             if self._event and not self._comes_soon():
                 self._device.runtime.wait(self._event)
@@ -106,24 +104,28 @@ class CudaOutputCopies:
         if not self._event:
             return self._written
         self._device.host.uses.end(self._event)
-        self._device.events.give(self._event)
-        return self._writer.landed(self._written)
+        self._device.events.release(self._event)
+        return self._writer.completed(self._written)
 
     def _comes_soon(self) -> bool:
-        """Whether the copies are over within a moment; the errors are those of ``wait``. Only the thread that
-        began them asks more than once: in another one it would keep that from its next batch.
+        """Poll briefly whether the copies have ended. Raise as ``wait``. Only the thread that started the
+        copies polls more than once, because another thread's polling would delay the next batch of that
+        thread.
         """
         if threading.get_ident() != self._thread:
-            self._device.enter_beside()
+            self._device.enter_concurrently()
             return False
         until_ns = perf_counter_ns() + _SPIN_NS
-        while not (has_come := self._device.runtime.has_come(self._event)) and perf_counter_ns() < until_ns:
+        while (
+            not (is_complete := self._device.runtime.is_complete(self._event))
+            and perf_counter_ns() < until_ns
+        ):
             pass
-        return has_come
+        return is_complete
 
 
 class DeviceWriter(OutputWriter):
-    """Puts checked outputs, on the device or not, where the front reads them."""
+    """A writer of outputs, on the device or on the host, to memory that the front reads."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class DeviceWriter(OutputWriter):
         super().__init__(arena, regions)
         self._device_regions = device_regions
         self._exchange = exchange
-        #: What was begun to be exported by the one write that is under way.
+        #: Exports of the write in progress.
         self._exported: list[Exported] = []
         self._device = device
         self._array = device.runtime.cupy.ndarray
@@ -146,38 +148,40 @@ class DeviceWriter(OutputWriter):
         return self.begin(answers, requests).wait()
 
     def begin(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> CudaOutputCopies:
-        """Begin to copy the answers to these requests, after the work that is in the default stream now.
-        After an error nothing is kept.
+        """Start copying the responses to these requests, ordered after the present work of the default
+        stream. After an error all blocks are freed.
         """
         outputs = list(_outputs(answers))
         on_device = any(map(self._is_on_device, outputs))
         if not on_device and not self._meets_device_regions(answers, requests):
             return CudaOutputCopies(self._device, self, super().write(answers, requests), None, 0)
         runtime, stream = self._device.runtime, self._device.d2h
-        event = self._device.events.take()
+        event = self._device.events.acquire()
         runtime.record(event, DEFAULT_STREAM)
-        runtime.stream_waits(stream, event)
+        runtime.stream_wait_event(stream, event)
         spans: list[Span] = []
         self._under_way.spans = spans
         written = super().write(answers, requests)
         runtime.record(event, stream)
         self._device.host.uses.begin(event, spans)
-        if any(one.is_kept for one in outputs):  # the next call may write to it, and begins after the copy
+        if any(
+            one.is_kept for one in outputs
+        ):  # the next call may write to the output, so the call starts after the copy
             for one in self._device.arrays.streams():
-                runtime.stream_waits(one, event)
+                runtime.stream_wait_event(one, event)
         return CudaOutputCopies(self._device, self, written, answers, event)
 
-    def landed(self, written: Written) -> Written:
-        """The same when the copies are over: what was copied for a message or a region goes there."""
+    def completed(self, written: Written) -> Written:
+        """Return the responses after the end of the copies, with bytes moved into the message or a region."""
         with self._lock:
             if self._closed:
                 return Written(None, None, ())
             outputs = written.outputs
             if outputs is not None:
-                outputs = tuple([self._landed_tensor(one) for one in outputs])
+                outputs = tuple([self._completed_tensor(one) for one in outputs])
             responses = written.responses
             if responses is not None:
-                responses = tuple([self._landed_response(one) for one in responses])
+                responses = tuple([self._completed_response(one) for one in responses])
             return Written(outputs, responses, written.parameters)
 
     def abandon(self, written: Written) -> None:
@@ -188,8 +192,8 @@ class DeviceWriter(OutputWriter):
                     self._release(tensor.payload)
 
     def _meets_device_regions(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> bool:
-        """Whether an answer goes into a client's region of device memory, or the callable was given the
-        memory of one: then the work of the device has to be over before anything is sent.
+        """Return whether a response goes to a client's region of device memory, or the callable was given
+        such memory. The work of the device must then end before the reply is sent.
         """
         if not self._device_regions.any_open:
             return False
@@ -212,9 +216,9 @@ class DeviceWriter(OutputWriter):
 
     def _payload(self, output: CheckedOutput, inline: Budget, taken: list[Block]) -> Payload:
         if not output.nbytes or not self._is_on_device(output):
-            return as_bytes(output) if inline.take(output.nbytes) else self._in_block(output, taken)
+            return as_bytes(output) if inline.consume(output.nbytes) else self._in_block(output, taken)
         block = self._begun(output, taken)
-        if inline.take(output.nbytes):
+        if inline.consume(output.nbytes):
             landing: Any = _Landing(block, None)
             return landing  # type: ignore[no-any-return]
         return Ref(block.segment, block.offset, output.nbytes)
@@ -228,7 +232,7 @@ class DeviceWriter(OutputWriter):
     ) -> tuple[WireTensor, ...] | WireFailure:
         exported: dict[str, WireTensor] = {}
         for one in outputs if request[5] else ():
-            if one.name in request[5] and (place := self._begin_export(one)):
+            if one.name in request[5] and (place := self._start_export(one)):
                 self._exported.append(place)
                 exported[one.name] = WireTensor(one.name, one.datatype, one.shape, place)
         if not exported:
@@ -244,28 +248,28 @@ class DeviceWriter(OutputWriter):
         region = self._device_regions.get(place.region)
         if not output.nbytes or (region is None and not self._is_on_device(output)):
             return super()._placed(output, place, taken)
-        used = used_place(output, place)
+        used = filled_place(output, place)
         payload: Any = used
         if region is None and self._regions.is_locked(used.region):
-            self._begin_to_host(output, self._regions.view(used))
+            self._start_to_host(output, self._regions.view(used))
             payload = _Landing(None, used, is_placed=True)
         elif region is None:
             payload = _Landing(self._begun(output, taken), used)
-        elif (block := self._begin_to_region(region, output, used, taken)) is not None:
+        elif (block := self._start_to_region(region, output, used, taken)) is not None:
             payload = _Landing(block, used, is_placed=True)
         return WireTensor(output.name, output.datatype, output.shape, payload)
 
-    def _begin_to_region(
+    def _start_to_region(
         self, region: CudaMemoryRegion, output: CheckedOutput, place: Place, taken: list[Block]
     ) -> Block | None:
-        """Begin to copy an output to a place of its size. The block from which a part of it comes, if any
-        does, is to be kept until the copies are over.
+        """Start copying an output to a place of its size. Return the block from which a part comes, if any;
+        it must be kept until the copies end.
         """
         stream = self._device.d2h
         if not self._is_on_device(output):
             block = self._block(output, taken)
             fill(block.view, output)
-            region.begin_write(place, self._under_way.use(block.view), Copy.HOST_TO_DEVICE, stream)
+            region.start_write(place, self._under_way.use(block.view), Copy.HOST_TO_DEVICE, stream)
             return block
         kept: Block | None = None
         position = 0
@@ -273,18 +277,18 @@ class DeviceWriter(OutputWriter):
             nbytes = part.size * output.dtype.itemsize
             at = place._replace(offset=place.offset + position, nbytes=nbytes)
             if isinstance(part, self._array):
-                region.begin_write(at, part.data.ptr, Copy.DEVICE_TO_DEVICE, stream)
+                region.start_write(at, part.data.ptr, Copy.DEVICE_TO_DEVICE, stream)
             elif nbytes:
                 kept = kept or self._block(output, taken)
                 _put(part, output.dtype, kept.view, position)
                 source = self._under_way.use(kept.view[position : position + nbytes])
-                region.begin_write(at, source, Copy.HOST_TO_DEVICE, stream)
+                region.start_write(at, source, Copy.HOST_TO_DEVICE, stream)
             position += nbytes
         return kept
 
-    def _begin_export(self, output: CheckedOutput) -> Exported | None:
-        """Begin to copy an output to where other workers can read it on the device. None where it has to go
-        to the host: it is there in part, there is no room, or it is so small that it travels in a message.
+    def _start_export(self, output: CheckedOutput) -> Exported | None:
+        """Start copying an output to exported memory. Return None if the output must go to the host: a part
+        is on the host, there is no room, or the output is small enough for a message.
         """
         if output.nbytes <= INLINE_NBYTES or not all(isinstance(part, self._array) for part in output.parts):
             return None
@@ -300,10 +304,10 @@ class DeviceWriter(OutputWriter):
 
     def _begun(self, output: CheckedOutput, taken: list[Block]) -> Block:
         block = self._block(output, taken)
-        self._begin_to_host(output, block.view)
+        self._start_to_host(output, block.view)
         return block
 
-    def _begin_to_host(self, output: CheckedOutput, memory: memoryview) -> None:
+    def _start_to_host(self, output: CheckedOutput, memory: memoryview) -> None:
         address, position = self._under_way.use(memory), 0
         for part in output.parts:
             if not isinstance(part, self._array):
@@ -314,23 +318,23 @@ class DeviceWriter(OutputWriter):
             position += part.size * output.dtype.itemsize
 
     def _abandon(self, taken: list[Block]) -> None:
-        with suppress(CudaError):  # then nothing is copied any more
+        with suppress(CudaError):  # after an error no copy is running
             self._device.runtime.synchronize_stream(self._device.d2h)
         for place in self._exported:
             self._release(place)
         super()._abandon(taken)
 
-    def _landed_response(self, response: _Response) -> _Response:
+    def _completed_response(self, response: _Response) -> _Response:
         if response is None or isinstance(response, WireFailure):
             return response
         try:
-            return tuple([self._landed_tensor(one) for one in response])
+            return tuple([self._completed_tensor(one) for one in response])
         except RegionError as error:
             for tensor in response:
                 self._release(tensor.payload)
             return WireFailure("INVALID_ARGUMENT", str(error))
 
-    def _landed_tensor(self, tensor: WireTensor) -> WireTensor:
+    def _completed_tensor(self, tensor: WireTensor) -> WireTensor:
         landing: Any = tensor.payload
         if not isinstance(landing, _Landing):
             return tensor
@@ -360,8 +364,8 @@ class DeviceWriter(OutputWriter):
 
 
 def _put_in_place(landing: _Landing, region: RegionMemory, place: Place) -> None:
-    """Have the bytes of a landing in a client's region. Raises ``RegionError``."""
-    if landing.block is None:  # they have been copied there
+    """Put the bytes of a landing into a client's region. Raise ``RegionError``."""
+    if landing.block is None:  # the bytes are there already
         region.check(place)
     elif not landing.is_placed:
         view = landing.block.view
@@ -369,9 +373,9 @@ def _put_in_place(landing: _Landing, region: RegionMemory, place: Place) -> None
 
 
 def _put(part: Any, dtype: np.dtype[Any], memory: memoryview, position: int) -> None:
-    """Copy a part that is on the host to a position in memory, cast as it goes."""
+    """Copy a part on the host to a position in memory, cast during the copy."""
     if part.size:
-        with np.errstate(all="ignore"):  # a NaN cast to an integer is the callable's business
+        with np.errstate(all="ignore"):  # a NaN cast to an integer is the callable's responsibility
             np.copyto(np.ndarray(part.shape, dtype, memory, position), part, casting="unsafe")
 
 

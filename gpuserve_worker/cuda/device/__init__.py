@@ -1,1 +1,1 @@
-"""One CUDA device as a worker uses it: the runtime, arrays over its memory, and the memory that is kept."""
+"""One CUDA device of a worker: the runtime, arrays over its memory, and caches of device and host memory."""

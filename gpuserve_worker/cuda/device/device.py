@@ -1,5 +1,5 @@
-"""A worker's device: CUDA itself, the two streams that copies run on, and the memory that they need. Opened
-once in the life of a worker, before any code of the user is there. What is copied is not decided here.
+"""A worker's CUDA device: the runtime, the two streams of copies, and their memory. The device is opened once
+in the life of a worker, before user code runs.
 
 ::
 
@@ -7,7 +7,7 @@ once in the life of a worker, before any code of the user is there. What is copi
     default stream           the callable, batch k (and whatever it starts)
     d2h stream                       outputs k-1 -> arena
 
-No stream waits for another one but by an event, and the host waits only for the end of the last.
+Streams wait for each other by events only, and the host waits only for the end of the last one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,23 @@ from contextlib import suppress
 from typing import Final
 
 from gpuserve_worker.cuda.device.arrays import CudaArrays
-from gpuserve_worker.cuda.device.background import Background
 from gpuserve_worker.cuda.device.buffers import Buffers
-from gpuserve_worker.cuda.device.exports import OF_THIS_PROCESS, ExportPool
-from gpuserve_worker.cuda.device.host_memory import HostMemory
-from gpuserve_worker.cuda.device.loans import Returns
-from gpuserve_worker.cuda.device.opened import OpenedMemories
+from gpuserve_worker.cuda.device.host_memory import Background, HostMemory
+from gpuserve_worker.cuda.device.ipc_memory import OF_THIS_PROCESS, ExportPool, OpenedHandles, Returns
 from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime, load_runtime
 
-#: Of the device's memory, so much is kept for inputs between batches: a part of it, and at least some. As
-#: much may be taken for outputs that other workers read, once somebody asks for them.
+#: Device memory that is kept for inputs between batches: a part of the device, and at least this size. The
+#: same amount may be used for outputs that other workers read, once they are requested.
 _RETAINED_PART: Final = 16
 _RETAINED_NBYTES: Final = 256 << 20
-#: ``cudaErrorStreamCapture...``: of a graph that a thread of the callable is making just now.
+#: ``cudaErrorStreamCapture...``: errors of a graph that a thread of the callable is capturing.
 _CAPTURE: Final = range(900, 909)
 
 
 class CudaDevice:
-    """Made by ``open_device``. Any thread may use it. ``h2d`` and ``d2h`` are streams; ``buffers`` are memory
-    of the device, ``host`` is that of the host; ``exports`` is what other workers may read,
-    ``opened`` and ``returns`` what is lent of theirs.
+    """A CUDA device, opened by ``open_device``. Any thread may use it. ``h2d`` and ``d2h`` are streams;
+    ``buffers`` are device memory, ``host`` is host memory; ``exports`` are readable by other workers,
+    ``opened`` and ``returns`` handle their exports.
     """
 
     def __init__(
@@ -56,32 +53,32 @@ class CudaDevice:
         self.events = Events(runtime)
         self.arrays = CudaArrays(runtime, self.events, number)
         self.buffers = Buffers(runtime, retained_nbytes)
-        self.host = HostMemory(runtime, self.events, self.enter_beside, lent_limit_nbytes, warn)
+        self.host = HostMemory(runtime, self.events, self.enter_concurrently, lent_limit_nbytes, warn)
         self.exports = ExportPool(runtime, retained_nbytes)
-        self.opened = OpenedMemories(
-            runtime, number, Background(self.enter_beside, "gs-handles"), OF_THIS_PROCESS
+        self.opened = OpenedHandles(
+            runtime, number, Background(self.enter_concurrently, "gs-handles"), OF_THIS_PROCESS
         )
         self.returns = Returns(runtime, number, self.events, self.opened)
 
     def enter(self) -> None:
-        """Make it the current device of the calling thread; every thread that uses it begins with this."""
+        """Select the device in the calling thread. Every thread must do this before it uses the device."""
         self.runtime.use_device(self.number)
 
-    def enter_beside(self) -> None:
-        """As ``enter``, beside the thread of the callable, which may capture a graph there."""
+    def enter_concurrently(self) -> None:
+        """Select the device beside the thread of the callable, which may capture a graph."""
         self.enter()
         self.runtime.tolerate_captures()
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         self.runtime.synchronize_stream(self.h2d)
         self.runtime.synchronize_stream(self.d2h)
 
     def why_lost(self) -> str | None:
-        """Why this process can use its device no more, in CUDA's words; None where it can."""
+        """Return CUDA's reason why this process can no longer use its device, or None if it can."""
         first = self._fault()
         if first is None or first.is_sticky:
             return None if first is None else str(first)
-        second = self._fault()  # what earlier work did wrong is told once, unless it stays
+        second = self._fault()  # errors of earlier work are reported once, unless they are permanent
         stays = second is not None and not second.is_out_of_memory and second.code not in _CAPTURE
         return str(second) if stays else None
 
@@ -94,9 +91,9 @@ class CudaDevice:
         return None
 
     def close(self) -> None:
-        """Give up all of it, as far as no array of the user's is over it."""
-        with suppress(CudaError):  # it cannot be used any more, and ends with the process
-            self.settle()
+        """Free everything that no array of user code uses."""
+        with suppress(CudaError):  # the device is unusable, and its memory is freed with the process
+            self.wait_idle()
             self.host.close()
             self.returns.close()
             self.opened.close()
@@ -110,9 +107,9 @@ class CudaDevice:
 def open_device(
     number: int = 0, warn: Callable[[str], None] = lambda _: None, lent_limit_nbytes: int = 0
 ) -> CudaDevice:
-    """Open a device of this process, the only one as a rule. ``warn`` is told what is to be logged; of the
-    memory that clients lend, ``lent_limit_nbytes`` may be locked. Raises ``CudaUnavailable`` without cupy or
-    a driver.
+    """Open a device of this process, usually the only one. ``warn`` logs warnings; at most
+    ``lent_limit_nbytes`` of clients' memory is page-locked. Raise ``CudaUnavailable`` without cupy or a
+    driver.
     """
     runtime = load_runtime()
     runtime.use_device(number)

@@ -1,6 +1,5 @@
-"""The CUDA runtime as a worker uses it: plain numbers in, plain numbers out, and one kind of exception. The
-only module that imports cupy. What is done with streams, events and memory is not decided here. Every method
-that can wait lets other threads run meanwhile. Whatever uses CUDA may raise ``CudaError``.
+"""The CUDA runtime as a worker uses it, with plain numbers as arguments and one kind of exception
+(``CudaError``). The only module that imports cupy. Every blocking method releases the GIL.
 """
 
 from __future__ import annotations
@@ -8,17 +7,20 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+import json
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from gpuserve_worker.calling.failure import DeviceFailure
+from gpuserve_worker.inference.failure import DeviceFailure
 
 _Class = TypeVar("_Class")
 
-#: The stream on which frameworks compute unless told otherwise; others that may block wait for it.
+#: The stream on which frameworks compute by default; other blocking streams wait for it.
 DEFAULT_STREAM: Final = 0
 #: ``CU_STREAM_CAPTURE_MODE_RELAXED``.
 _RELAXED: Final = 2
@@ -31,17 +33,17 @@ _OUT_OF_MEMORY: Final = 2
 HANDLE_NBYTES: Final = 64
 #: ``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS``.
 _LAZY_PEER_ACCESS: Final = 1
-#: After these nothing works in the process any more (the CUDA runtime's documentation of ``cudaError``:
-#: "leaves the process in an inconsistent state", or a device that is gone).
+#: Errors after which nothing works in the process any more (the CUDA runtime's documentation of
+#: ``cudaError``: "leaves the process in an inconsistent state", or a device that is gone).
 _STICKY: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999})
 
 
 class CudaUnavailable(Exception):
-    """There is no CUDA to work with. The text says what is missing, in one sentence."""
+    """CUDA is not available. The text names the missing part in one sentence."""
 
 
 class CudaError(DeviceFailure):
-    """CUDA refused. ``code`` is its ``cudaError`` number; the text is CUDA's own."""
+    """An error that CUDA returned. ``code`` is the ``cudaError`` number; the text is CUDA's own."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -56,18 +58,18 @@ class CudaError(DeviceFailure):
 
     @property
     def is_sticky(self) -> bool:
-        """Whether this process can use its device no more."""
+        """Whether this process can no longer use its device."""
         return self.code in _STICKY
 
 
 class _Handle(ctypes.Structure):
-    """``CUipcMemHandle``, which the driver takes by value."""
+    """The struct ``CUipcMemHandle``, which the driver takes by value."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_NBYTES),)
 
 
 class Copy(enum.IntEnum):
-    """The direction of a copy; the numbers are ``cudaMemcpyKind``."""
+    """The direction of a copy; the values are those of ``cudaMemcpyKind``."""
 
     HOST_TO_DEVICE = 1
     DEVICE_TO_HOST = 2
@@ -97,8 +99,8 @@ def _all_raising(cls: type[_Class]) -> type[_Class]:
 
 @_all_raising
 class Runtime:
-    """CUDA in this process, one method for each of its calls that is used; so there are more than twenty.
-    Made by ``load_runtime``. Addresses, streams and events are plain numbers.
+    """CUDA in this process, with one method for each call in use, hence more than twenty. Made by
+    ``load_runtime``. Addresses, streams and events are plain numbers.
     """
 
     def __init__(self, cupy: Any, driver: Any) -> None:
@@ -112,12 +114,12 @@ class Runtime:
         return int(self._cuda.getDeviceCount())
 
     def use_device(self, number: int) -> None:
-        """Make a device the current one of the calling thread, and open it where it is not yet."""
+        """Select a device in the calling thread, and initialise it at the first call."""
         self._cuda.setDevice(number)
 
     def tolerate_captures(self) -> None:
-        """Let the calling thread go on while another one captures work into a graph: otherwise waiting for
-        events and allocating fail meanwhile, and spoil the capture.
+        """Let the calling thread work while another one captures a graph. Otherwise waiting for events and
+        allocating fail during a capture, and invalidate it.
         """
         mode = ctypes.c_int(_RELAXED)
         status = int(self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)))
@@ -127,7 +129,7 @@ class Runtime:
             )
 
     def synchronize(self) -> None:
-        """Wait for all work of this process on the device; tells of whatever went wrong in it."""
+        """Wait for all work of this process on the device. Raise its errors."""
         self._cuda.deviceSynchronize()
 
     def memory_nbytes(self) -> tuple[int, int]:
@@ -143,21 +145,21 @@ class Runtime:
         self._cuda.free(address)
 
     def page_lock(self, address: int, nbytes: int) -> None:
-        """Lock pages of the host in memory, so that copies from and to them need no staging."""
+        """Lock host pages in memory, so that copies from and to them need no staging."""
         self._cuda.hostRegister(address, nbytes, 0)
 
     def page_unlock(self, address: int) -> None:
         self._cuda.hostUnregister(address)
 
     def copy(self, to: int, source: int, nbytes: int, kind: Copy, stream: int) -> None:
-        """Copy after what is in the stream already; returns at once where the host's pages are locked."""
+        """Enqueue a copy in the stream. Returns at once if the host's pages are locked."""
         self._cuda.memcpyAsync(to, source, nbytes, int(kind), stream)
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
         self._cuda.memsetAsync(address, 0, nbytes, stream)
 
     def address_range(self, address: int) -> tuple[int, int]:
-        """Where the allocation that an address of the device is in begins, and how many bytes it has."""
+        """Return the start and the size of the allocation that contains a device address."""
         base, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
         status = self._driver.cuMemGetAddressRange_v2(
             ctypes.byref(base), ctypes.byref(nbytes), ctypes.c_uint64(address)
@@ -174,14 +176,14 @@ class Runtime:
     # ---- streams and events ---------------------------------------------------------------
 
     def create_stream(self) -> int:
-        """A stream that neither waits for the default stream nor is waited for by it."""
+        """Create a stream that is not synchronised with the default stream."""
         return int(self._cuda.streamCreateWithFlags(self._cuda.streamNonBlocking))
 
     def synchronize_stream(self, stream: int) -> None:
         self._cuda.streamSynchronize(stream)
 
-    def stream_waits(self, stream: int, event: int) -> None:
-        """Later work of the stream begins when the event, as last recorded, has come. The host goes on."""
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """Order later work of the stream after the event's last recording. The host does not block."""
         self._cuda.streamWaitEvent(stream, event)
 
     def destroy_stream(self, stream: int) -> None:
@@ -196,19 +198,19 @@ class Runtime:
     def record(self, event: int, stream: int) -> None:
         self._cuda.eventRecord(event, stream)
 
-    def has_come(self, event: int) -> bool:
-        """Whether an event has come; raises what went wrong in the work before it."""
-        status = int(self._cuda.eventQuery(event))  # which cupy gives, and does not raise
+    def is_complete(self, event: int) -> bool:
+        """Return whether an event is complete. Raise errors of the work before it."""
+        status = int(self._cuda.eventQuery(event))  # cupy returns this error instead of raising it
         if status not in (_SUCCESS, _NOT_READY):
             raise self._cuda.CUDARuntimeError(status)
         return status == _SUCCESS
 
     def wait(self, event: int) -> None:
-        """Wait on the host for an event; raises what went wrong in the work before it."""
+        """Block the host until an event is complete. Raise errors of the work before it."""
         self._cuda.eventSynchronize(event)
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """Nanoseconds between two events with timing that have come."""
+        """Return the nanoseconds between two complete events with timing."""
         return int(self._cuda.eventElapsedTime(start, end) * 1e6)
 
     def destroy_event(self, event: int) -> None:
@@ -217,10 +219,11 @@ class Runtime:
     # ---- other processes ------------------------------------------------------------------
 
     def export_memory(self, address: int) -> bytes:
-        """The ``cudaIpcMemHandle_t`` (64 bytes) of the whole allocation at this address."""
+        """Return the ``cudaIpcMemHandle_t`` (64 bytes) of the whole allocation at this address."""
         return bytes(self._cuda.ipcGetMemHandle(address))
 
-    # By the driver: it takes milliseconds for these, in which cupy lets no other thread run, and ctypes does.
+    # Called by ctypes, which releases the GIL: these driver calls take milliseconds, in which cupy keeps the
+    # GIL.
 
     def open_memory(self, handle: bytes) -> int:
         address = ctypes.c_uint64()
@@ -235,27 +238,27 @@ class Runtime:
         self._check(self._driver.cuIpcCloseMemHandle(ctypes.c_uint64(address)))
 
     def _check(self, status: int) -> None:
-        """Raise what the driver says, which has the runtime's numbers."""
+        """Raise the driver's error, whose numbers are those of the runtime."""
         if status:
             raise self._cuda.CUDARuntimeError(int(status))
 
 
 class Events:
-    """CUDA events to be used again and again, by any thread: to make one costs more than to record it."""
+    """A cache of CUDA events for any thread, because creating one costs more than recording it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        # Operations on a deque are atomic; a lock could be asked for in the middle of a collection.
+        # Operations on a deque are atomic; a lock could be requested inside a garbage collection.
         self._plain: deque[int] = deque()
         self._timing: deque[int] = deque()
 
-    def take(self, *, timing: bool = False) -> int:
+    def acquire(self, *, timing: bool = False) -> int:
         try:
             return (self._timing if timing else self._plain).popleft()
         except IndexError:
             return self._runtime.create_event(timing=timing)
 
-    def give(self, event: int, *, timing: bool = False) -> None:
+    def release(self, event: int, *, timing: bool = False) -> None:
         (self._timing if timing else self._plain).append(event)
 
     def close(self) -> None:
@@ -265,7 +268,9 @@ class Events:
 
 
 def load_runtime() -> Runtime:
-    """CUDA, by way of cupy; no device is opened. ``CudaUnavailable``: there is no cupy, or no driver."""
+    """Load CUDA through cupy, without opening a device. Raise ``CudaUnavailable`` if cupy or the driver is
+    missing.
+    """
     try:
         import cupy
     except ImportError as error:
@@ -277,7 +282,108 @@ def load_runtime() -> Runtime:
     except OSError:
         raise CudaUnavailable("there is no NVIDIA driver: libcuda.so.1 was not found") from None
     if timeline := os.environ.get("GPUSERVE_CUDA_TIMELINE"):
-        from gpuserve_worker.cuda.device.timeline import TimedRuntime
+        from gpuserve_worker.cuda.device.runtime import TimedRuntime
 
         return TimedRuntime(cupy, driver, timeline)
     return Runtime(cupy, driver)
+
+
+_KINDS: Final = {Copy.HOST_TO_DEVICE: "h2d", Copy.DEVICE_TO_HOST: "d2h", Copy.DEVICE_TO_DEVICE: "d2d"}
+
+
+class _Copied(NamedTuple):
+    """A copy of ``nbytes``, issued at ``issued_ns`` between the events ``start`` and ``end``."""
+
+    kind: str
+    stream: int
+    nbytes: int
+    issued_ns: int
+    start: int
+    end: int
+
+
+class TimedRuntime(Runtime):
+    """A runtime that writes the times of copies and calls, on the device's clock, to a file: for profiles,
+    not for service. Any thread may use it.
+
+    ``load_runtime`` returns it if the environment variable ``GPUSERVE_CUDA_TIMELINE`` has a file name, to
+    which each worker appends its process id. Each line is JSON, written after the event: ``kind`` (h2d, d2h,
+    d2d; or call, the time that the worker measured between two events), ``stream``, ``nbytes``, ``start_ns``
+    and ``end_ns`` on the device, and ``issued_ns`` on the host, all relative to the same origin.
+    """
+
+    def __init__(self, cupy: Any, driver: Any, file: str) -> None:
+        super().__init__(cupy, driver)
+        self._file = f"{file}.{os.getpid()}"
+        self._lock = threading.Lock()
+        self._copies: deque[_Copied] = deque()
+        #: Events with timing: the host's time of the recording, and the stream.
+        self._recorded: dict[int, tuple[int, int]] = {}
+        self._origin: int | None = None
+        self._origin_ns = 0
+
+    def copy(self, to: int, source: int, nbytes: int, kind: Copy, stream: int) -> None:
+        with self._lock:
+            issued_ns, start = self._now_ns(), self._mark(stream)
+            super().copy(to, source, nbytes, kind, stream)
+            self._copies.append(_Copied(_KINDS[kind], stream, nbytes, issued_ns, start, self._mark(stream)))
+            self._write_copies()
+
+    def create_event(self, *, timing: bool = False) -> int:
+        event = super().create_event(timing=timing)
+        if timing:
+            with self._lock:
+                self._recorded[event] = self._now_ns(), -1
+        return event
+
+    def record(self, event: int, stream: int) -> None:
+        super().record(event, stream)
+        if event in self._recorded:
+            self._recorded[event] = time.perf_counter_ns() - self._origin_ns, stream
+
+    def elapsed_ns(self, start: int, end: int) -> int:
+        """Return the elapsed time as ``Runtime``, and write a call: an interval on the default stream."""
+        took_ns = super().elapsed_ns(start, end)
+        (issued_ns, stream), (_, end_stream) = self._recorded[start], self._recorded[end]
+        if stream == end_stream == DEFAULT_STREAM:
+            with self._lock:
+                self._write("call", stream, 0, issued_ns, start, took_ns)
+        return took_ns
+
+    def _now_ns(self) -> int:
+        """Return the nanoseconds since the origin, which the first call sets while the device is idle."""
+        if self._origin is None:
+            self._origin = self._mark(DEFAULT_STREAM)
+            self.wait(self._origin)
+            self._origin_ns = time.perf_counter_ns()
+        return time.perf_counter_ns() - self._origin_ns
+
+    def _mark(self, stream: int) -> int:
+        event = super().create_event(timing=True)
+        super().record(event, stream)
+        return event
+
+    def _write_copies(self) -> None:
+        try:
+            while self._copies and self.is_complete(self._copies[0].end):
+                one = self._copies.popleft()
+                took_ns = super().elapsed_ns(one.start, one.end)
+                self._write(one.kind, one.stream, one.nbytes, one.issued_ns, one.start, took_ns)
+                self.destroy_event(one.start)
+                self.destroy_event(one.end)
+        except CudaError:
+            self._copies.clear()  # the device is lost, which its users detect
+
+    def _write(self, kind: str, stream: int, nbytes: int, issued_ns: int, start: int, took_ns: int) -> None:
+        assert self._origin is not None, "what is written was issued after the origin"
+        start_ns = super().elapsed_ns(self._origin, start)
+        line = {
+            "kind": kind,
+            "stream": stream,
+            "nbytes": nbytes,
+            "issued_ns": issued_ns,
+            "start_ns": start_ns,
+            "end_ns": start_ns + took_ns,
+        }
+        with open(self._file, "a", encoding="ascii") as file:
+            file.write(json.dumps(line) + "\n")

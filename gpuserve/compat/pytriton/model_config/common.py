@@ -9,8 +9,8 @@ from gpuserve.client.client_config import DeviceKind
 from gpuserve.compat.pytriton.exceptions import pytriton_errors
 from gpuserve.model.build import warmups
 from gpuserve.model.declaration import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction, WarmupInput
-from gpuserve_worker.calling.context import ModelContext
-from gpuserve_worker.calling.request import Request
+from gpuserve_worker.inference.inference_request import Request
+from gpuserve_worker.inference.model_context import ModelContext
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 __all__ = [
@@ -54,7 +54,7 @@ def generate_warmup_requests(
 
 
 def _requests(model_warmup: ModelWarmup) -> list[Request]:
-    from gpuserve_worker.calling.warmup import warmup_batches
+    from gpuserve_worker.inference.warmup import warmup_batches
 
     given = model_warmup.inputs.items()
     inputs = tuple(TensorSpec(name, datatype_of(one.dtype), tuple(one.shape or ())) for name, one in given)

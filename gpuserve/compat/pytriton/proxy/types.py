@@ -6,7 +6,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuserve.compat.pytriton.proxy.telemetry import traced_span
-from gpuserve_worker.calling.request import Request
+from gpuserve_worker.inference.inference_request import Request
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.front.observability.metrics.prometheus import Family, sample
-from gpuserve_worker.protocol.metrics import (
+from gpuserve_worker.protocol.metric_changes import (
     GAUGE,
     HISTOGRAM,
     MetricChange,

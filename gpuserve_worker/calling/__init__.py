@@ -1,1 +1,0 @@
-"""The inference callable: where it comes from, what it is given, what it gives back."""

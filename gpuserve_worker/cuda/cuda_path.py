@@ -1,0 +1,161 @@
+"""The device path of a worker with a GPU (``CudaPath``), and the stopwatch of its batches. The path is opened
+before user code runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from time import perf_counter_ns
+from typing import Final
+
+from gpuserve_worker.cuda.copies.cuda_session import CudaSession, Staging, device_inputs
+from gpuserve_worker.cuda.cuda_loop import CudaLoop
+from gpuserve_worker.cuda.device.device import CudaDevice, open_device
+from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, CudaError, CudaUnavailable
+from gpuserve_worker.cuda.recovery import CudaRecovery
+from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.execution import Execution, Stopwatch
+from gpuserve_worker.execution.lifecycle import Reporter
+from gpuserve_worker.inference.callable_loading import LoadError
+from gpuserve_worker.inference.failure import client_text
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.tensor import BF16, TensorSpec
+from gpuserve_worker.protocol.wire import Init
+
+
+class CudaPath:
+    """The device path of one GPU; implements ``WorkerDevicePath``."""
+
+    def __init__(self, device: CudaDevice, staging: Staging) -> None:
+        self._device = device
+        self._staging = staging
+        self.page_locks = device.host.locks
+        self.spares = device.host.spare
+        self.reader = device.arrays
+        self.new_watch = partial(CudaStopwatch, device)
+        self.open_session = partial(CudaSession, device, staging)
+        self.enter_concurrently = device.enter_concurrently
+        self.close = device.close
+
+    def new_loop(self, link: Link, model: Model, reporter: Reporter) -> CudaLoop:
+        return CudaLoop(link, model, self._device, reporter)
+
+    def new_recovery(self, execution: Execution, model: Model, reporter: Reporter) -> CudaRecovery:
+        return CudaRecovery(self._device, execution, model, reporter)
+
+
+def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
+    """Open the path to a worker's GPU. Return None if CUDA cannot be used and no input needs it; otherwise
+    raise ``LoadError``.
+    """
+    needed = init.array != "numpy" or any(TensorSpec(*one).memory == "gpu" for one in init.inputs)
+    if not needed and importlib.util.find_spec("cupy") is None:
+        return None
+    try:
+        number = int(init.device.partition(":")[2] or 0)
+        device = open_device(number, reporter.warning, init.lent_limit_nbytes)
+        if init.array == "cupy":
+            _check_types(init, device)
+        device.host.spare.make()  # no request waits yet
+    except (CudaUnavailable, CudaError) as error:
+        if needed:
+            raise LoadError(
+                f"device {init.device} of the worker cannot be used: {client_text(error)}"
+            ) from None
+        reporter.warning(f"outputs on the device cannot be taken from there: {client_text(error)}")
+        return None
+    names = device_inputs(TensorSpec(*one) for one in init.inputs)
+    return CudaPath(device, Staging(device, names, init.array, read_only=init.read_only_inputs))
+
+
+def _check_types(init: Init, device: CudaDevice) -> None:
+    """Raise ``LoadError`` if CuPy lacks the type of an input."""
+    for spec in (TensorSpec(*one) for one in init.inputs):
+        if spec.memory != "gpu" or spec.datatype != BF16:
+            continue
+        try:
+            device.arrays.over(device.arrays.memory(0, 0, None), 0, BF16, (0,), "cupy")
+        except (TypeError, ValueError):
+            raise LoadError(
+                f"input {spec.name!r} is BF16, which this version of CuPy has no arrays of: expected CuPy 14 "
+                "or newer, or array torch"
+            ) from None
+
+
+#: Indexes of a batch's events in time order; an event of 0 does not exist.
+_TAKEN, _ARRIVED, _START, _END, _LANDED = range(5)
+_EVENTS: Final = 5
+
+
+class CudaStopwatch(Stopwatch):
+    """A stopwatch of the host and the device. Its methods raise ``CudaError``, except ``phases``.
+
+    Work on the device continues after the host's call returns, so events on its streams measure each phase,
+    independently of overlapping batches. No method but ``wait_computed`` blocks.
+
+    ::
+
+        h2d stream       | inputs |
+        default stream              |  the callable's work  |
+        d2h stream                                          | outputs |
+    """
+
+    __slots__ = ("_device", "_events", "_left_ns", "_staged_ns")
+
+    def __init__(self, device: CudaDevice) -> None:
+        super().__init__()
+        self._device = device
+        self._events = [0] * _EVENTS
+        self._staged_ns = self._left_ns = 0
+        self._record(_TAKEN, device.h2d)
+
+    def staged(self) -> None:
+        self._staged_ns = perf_counter_ns()
+        self._record(_ARRIVED, self._device.h2d)
+
+    def called(self) -> None:
+        super().called()
+        self._record(_START, DEFAULT_STREAM)
+
+    def returned(self) -> None:
+        super().returned()
+        self._device.arrays.join()  # so that work of other streams is included
+        self._record(_END, DEFAULT_STREAM)
+
+    def leaving(self) -> None:
+        self._left_ns = perf_counter_ns()
+        self._record(_LANDED, self._device.d2h)
+
+    def has_computed(self) -> bool:
+        return not self._events[_END] or self._device.runtime.is_complete(self._events[_END])
+
+    def wait_computed(self) -> None:
+        self._device.runtime.wait(self._events[_END])
+
+    def phases(self) -> tuple[int, int, int]:
+        before_ns = (self._staged_ns or self.called_ns) - self.received_ns
+        # Earlier work on the stream is in the host's time, but not in that of the events.
+        infer_ns = self._elapsed_ns(_START, _END) or self.returned_ns - self.called_ns
+        after_ns = (self._left_ns or perf_counter_ns()) - self.returned_ns
+        return (
+            max(before_ns, self._elapsed_ns(_TAKEN, _ARRIVED)),
+            infer_ns,
+            max(after_ns, self._elapsed_ns(_END, _LANDED)),
+        )
+
+    def __del__(self) -> None:
+        for event in self._events:
+            if event:
+                self._device.events.release(event, timing=True)
+
+    def _record(self, which: int, stream: int) -> None:
+        event = self._events[which] = self._events[which] or self._device.events.acquire(timing=True)
+        self._device.runtime.record(event, stream)
+
+    def _elapsed_ns(self, start: int, end: int) -> int:
+        first, last = self._events[start], self._events[end]
+        try:
+            return max(0, self._device.runtime.elapsed_ns(first, last)) if first and last else 0
+        except CudaError:  # not recorded yet; the reply reports errors
+            return 0

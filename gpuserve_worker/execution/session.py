@@ -1,0 +1,190 @@
+"""The session of a worker with one front: the front's memory, the worker's output arena, and the sending of
+replies.
+
+A batch that runs while another front takes over runs to its end on this memory, but its reply is dropped. The
+session is therefore closed in two steps: ``retire`` stops sending, and ``close`` frees the memory when no
+batch uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gpuserve_worker.memory.arena import Arena, Mapping
+from gpuserve_worker.memory.batch_tensors import InputLeases, Inputs, OutputWriter
+from gpuserve_worker.memory.client_regions import ClientRegions
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.datagram import MAX_TOGETHER_NBYTES, joined
+from gpuserve_worker.protocol.link import Link
+
+if TYPE_CHECKING:
+    from gpuserve_worker.execution.device_path import WorkerDevicePath
+
+BatchReply: TypeAlias = wire.Done | wire.Failed
+
+
+class FrontSession:
+    """The shared memory and the sending side of one front. Any thread may send, because any thread may delete
+    an array or call a model. ``device`` is the device's part of the session, None on the host. ``fail`` ends
+    the worker's loop with a fault found in another thread.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        path: WorkerDevicePath,
+        fail: Callable[[BaseException], None],
+        *,
+        read_only_inputs: bool,
+    ) -> None:
+        self._link = link
+        self.fail = fail
+        self._retired = False
+        #: Replies that are sent together with the next one, and their batches.
+        self.held: list[bytes] = []
+        self._held_nbytes = 0
+        self._held_batches: list[int] = []
+        # Reentrant, because arrays may be deleted in any line, also below in this thread.
+        self._lock = threading.RLock()
+        self.mapping = Mapping(path.page_locks)
+        self.loans = Mapping(path.page_locks)
+        self.regions = ClientRegions(path.page_locks)
+        memories = (self.mapping, self.regions, self.loans)
+        self.leases = InputLeases(lambda batch_id: self.send_best_effort(wire.Released((batch_id,))))
+        self.inputs = Inputs(*memories, self.leases, read_only=read_only_inputs)
+        #: Arrays in answers of other models.
+        returned = InputLeases(lambda lease: self.send_best_effort(wire.Return((lease,))))
+        self._answers = Inputs(*memories, returned, read_only=False)
+        # The front bounds the memory in use; this limit only stops a reply that no machine could hold.
+        machine_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        arena = Arena(machine_nbytes, self._announce, self._drop, path.page_locks, path.spares)
+        self.device = path.open_session(self, arena)
+        self.writer = OutputWriter(arena, self.regions) if self.device is None else self.device.writer
+
+    def process_memory_message(self, message: wire.Message, fds: list[int]) -> None:
+        """Process a message about memory. Raise ``WireError``, ``KeyError`` or ``ValueError`` for any other
+        message.
+        """
+        match message:
+            case wire.Free(blocks):
+                self.writer.free(blocks)
+            case wire.Shrink():
+                self.writer.shrink()
+            case wire.Segment(segment, nbytes):
+                self.mapping.attach(segment, fds[0], nbytes)
+            case wire.DropSegment(segment):
+                self.mapping.detach(segment)
+            case wire.Region(region, offset, nbytes):
+                self.regions.attach(region, fds[0], offset, nbytes)
+            case wire.CudaRegion(
+                region, _, nbytes, raw_handle
+            ):  # the front has matched the device to this worker
+                told = partial(self._tell_of_region, region)
+                self.regions.attach_on_device(region, nbytes, raw_handle, self.device, told)
+            case wire.DropRegion(region):
+                self.regions.detach(region)
+            case wire.Lend(segment, nbytes):
+                self.loans.attach(segment, fds[0], nbytes)
+            case wire.Unlend(segment):
+                self.loans.detach(segment)
+            case wire.StartExports() if self.device is None:
+                pass  # a worker without cupy exports no device memory
+            case _:
+                if self.device is None or not self.device.process_message(message):
+                    raise wire.WireError(f"{type(message).__name__} is not for a worker's link")
+
+    def send(self, message: wire.Message, fds: Sequence[int] = ()) -> bool:
+        """Send a message unless another front has taken over the link. Return whether the message was
+        sent.
+        """
+        with self._lock:
+            if self.held:
+                self.flush()
+            if not self._retired:
+                self._link.send(message, fds)
+            return not self._retired
+
+    def send_best_effort(self, message: wire.Message) -> None:
+        """Send a message that a dead front does not need, from wherever an array is deleted. Errors are
+        ignored, because the loop detects the end of the front.
+        """
+        with suppress(OSError):
+            self.send(message)
+
+    def borrow(self, lease: int, tensors: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
+        """Return the arrays in an answer of another model, and whether the lease ends with the last of
+        them.
+        """
+        arrays = self._answers.arrays(lease, tensors)
+        return arrays, bool(lease) and not self._answers.leases.is_free(lease)
+
+    def reply(self, reply: BatchReply, *, waits: bool = False) -> None:
+        """Send the final reply of a batch, or hold it until the next message or ``flush``. The caller must
+        have dropped its references to the batch's arrays.
+        """
+        batch_id = reply.batch_id
+        if self.device is not None:
+            self.device.wait_inputs_read(batch_id)
+        data = wire.WORKER.encode(_with_inputs(reply, free=self.leases.is_free(batch_id)))
+        with self._lock:
+            if self.held and self._held_nbytes + len(data) > MAX_TOGETHER_NBYTES:
+                self.flush()
+            if waits or self.held:
+                self.held.append(data)
+                self._held_nbytes += len(data)
+                self._held_batches.append(batch_id)
+                if not waits:
+                    self.flush()
+            elif not self._retired:
+                self._link.send_encoded(data)
+                self.leases.answered(batch_id)
+
+    def flush(self) -> None:
+        """Send the held replies."""
+        with self._lock:
+            held, self.held, self._held_nbytes = self.held, [], 0
+            batches, self._held_batches = self._held_batches, []
+            if held and not self._retired:
+                self._link.send_encoded(joined(held))
+                for batch_id in batches:  # until now, deleted arrays of the batch were not reported
+                    self.leases.answered(batch_id)
+
+    def retire(self) -> None:
+        with self._lock:
+            self._retired = True
+        if self.device is not None:
+            self.device.retire()
+
+    def close(self) -> None:
+        """Unmap and free the memory on both sides, except for memory under arrays of user code."""
+        self.retire()
+        self.leases.close()
+        if self.device is not None:
+            self.device.close()
+        self.mapping.close()
+        self.regions.close()
+        self._answers.leases.close()
+        self.loans.close()
+        self.writer.close()
+
+    def _tell_of_region(self, region: int, problem: str) -> None:
+        self.send_best_effort(wire.RegionOpened(region, problem))
+
+    def _announce(self, segment: int, fd: int, nbytes: int) -> None:
+        self.send(wire.Segment(segment, nbytes), (fd,))
+
+    def _drop(self, segment: int) -> None:
+        self.send_best_effort(wire.DropSegment(segment))
+
+
+def _with_inputs(reply: BatchReply, *, free: bool) -> BatchReply:
+    """Return the same reply with ``inputs_free`` set; much faster than ``_replace``."""
+    if isinstance(reply, wire.Failed):
+        return wire.Failed(reply.batch_id, reply.failure, free)
+    batch_id, outputs, responses, _, input_ns, infer_ns, output_ns, parameters = reply
+    return wire.Done(batch_id, outputs, responses, free, input_ns, infer_ns, output_ns, parameters)

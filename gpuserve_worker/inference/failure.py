@@ -1,0 +1,116 @@
+"""Failure texts for exceptions in user code: one line for the client, and the full traceback for the log.
+Clients never receive a path or a traceback. Pure functions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from types import TracebackType
+from typing import Final
+
+from gpuserve_worker.protocol.wire import WireFailure
+
+#: ``errors.Code.INTERNAL``, the code of a failure of the inference callable.
+INTERNAL: Final = "INTERNAL"
+#: The values of ``errors.Code`` with which a callable may fail a request.
+CODES: Final = frozenset(
+    {
+        "ALREADY_EXISTS",
+        "CANCELLED",
+        "DEADLINE_EXCEEDED",
+        "INTERNAL",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "RESOURCE_EXHAUSTED",
+        "UNAVAILABLE",
+        "UNIMPLEMENTED",
+    }
+)
+TEXT_LIMIT: Final = 4096
+#: Limit of a traceback in the log.
+TRACEBACK_LIMIT: Final = 16384
+_OWN_DIRECTORY: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+#: A quoted absolute path may contain spaces; an unquoted one ends at a space. URLs are left unchanged.
+_QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"\n]*?([^'"/\n]*)\1""")
+_BARE_PATH: Final = re.compile(r"""(?<![\w:/.~'"\\-])/(?:[^\s/'"<>:,;()]+/)*([^\s/'"<>:,;()]+)""")
+
+
+class UnrecoverableError(Exception):
+    """Raised by an inference callable if its model can run no further inference.
+
+    The client receives the text. The model's ``on_unrecoverable`` decides about the server.
+    """
+
+
+class ClientFacingError(Exception):
+    """An error whose whole text was written for the client."""
+
+
+class DeviceFailure(Exception):
+    """An error of an instance's device."""
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the device's memory was too small; nothing else is lost then."""
+        return False
+
+
+def client_text(error: BaseException, *, all_lines: bool = False) -> str:
+    """Return one line, or all lines, of ``error``'s text for a client, at most ``TEXT_LIMIT`` characters.
+    File paths are cut to file names.
+    """
+    name = type(error).__name__
+    text = _text(error)
+    told = (text if all_lines else text.splitlines()[0].strip()) if text else name
+    if isinstance(error, KeyError) and text:
+        told = f"{name}: {told}"  # the text alone would be just a quoted key
+    return _without_paths(told[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
+
+
+def failure_of(error: BaseException, *, all_lines: bool = False) -> WireFailure:
+    """Return the failure that a client receives for an error: its text, and its ``code`` if the value is in
+    ``CODES``.
+    """
+    code = getattr(getattr(error, "code", None), "value", None)
+    is_announced = isinstance(error, ClientFacingError)
+    text = cut(str(error), TEXT_LIMIT) if is_announced else client_text(error, all_lines=all_lines)
+    return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, text)
+
+
+def log_text(error: BaseException) -> str:
+    return cut(" ".join(f"{type(error).__name__}: {_text(error)[: 4 * TEXT_LIMIT]}".split()), TEXT_LIMIT)
+
+
+def log_traceback(error: BaseException) -> str:
+    """Return the traceback of ``error``, from the first frame of user code on."""
+    import traceback  # most workers never need it
+
+    frames: TracebackType | None = error.__traceback__
+    while frames is not None and _is_ours(frames) and (frames.tb_next or isinstance(error, SyntaxError)):
+        frames = frames.tb_next  # the text of a syntax error names the user's file
+    return cut("".join(traceback.format_exception(type(error), error, frames)), TRACEBACK_LIMIT)
+
+
+def cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error).strip()
+    except Exception:  # the user's own __str__ may raise anything
+        return ""
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    file = frame.tb_frame.f_code.co_filename
+    return file.startswith((_OWN_DIRECTORY, "<frozen importlib"))
+
+
+def _without_paths(line: str) -> str:
+    return _BARE_PATH.sub(r"\1", _QUOTED_PATH.sub(r"\1\2\1", line))

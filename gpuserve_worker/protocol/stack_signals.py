@@ -1,0 +1,45 @@
+"""Stack dumps of all threads of this process for the process that started it, requested by a signal.
+
+``STACKS_SIGNAL`` wakes a thread that writes the stacks while it holds the GIL, so no other thread changes its
+frames meanwhile. ``FORCED_STACKS_SIGNAL`` has a handler in C, which also works while C code holds the GIL.
+That handler reads the frames of threads that may be running, and can crash the process
+(https://github.com/python/cpython/issues/116008), so the supervisor sends this signal only if the first one
+had no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+from typing import Final
+
+# No common library uses these two signals.
+STACKS_SIGNAL: Final = signal.SIGRTMAX - 7
+FORCED_STACKS_SIGNAL: Final = signal.SIGRTMAX - 8
+
+
+def show_on_signal(fd: int) -> None:
+    """Write the stacks of all threads to ``fd``, an inherited descriptor, on each of the two signals."""
+    os.set_inheritable(fd, False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})  # also in every thread started from now on
+    threading.Thread(target=_write_on_signal, args=(fd,), name="gpuserve-stacks", daemon=True).start()
+    faulthandler.register(FORCED_STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def block_forced_signal() -> None:
+    """Block ``FORCED_STACKS_SIGNAL`` in the calling thread and in threads started from now on.
+
+    Threads that exist already handle the signal, so it interrupts no system call of user code, and user code
+    cannot wait for it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {FORCED_STACKS_SIGNAL})
+
+
+def _write_on_signal(fd: int) -> None:
+    while True:
+        signal.sigwait({STACKS_SIGNAL})
+        with contextlib.suppress(OSError):
+            faulthandler.dump_traceback(file=fd, all_threads=True)
