@@ -15,7 +15,7 @@ def drop(device: CudaDevice, arrays: list[Any]) -> None:
 
 def main() -> None:
     device = open_device()
-    buffer = device.buffers.take(1000)
+    buffer = device.buffers.acquire(1000)
     memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
     arrays = [device.arrays.over(memory, 0, "FP32", (10,), "cupy")]
     del memory
@@ -23,9 +23,9 @@ def main() -> None:
     thread.start()
     thread.join()
     device.runtime.synchronize()
-    device.buffers.take(1 << 20)  # looks at what came back, and has no use for it
+    device.buffers.acquire(1 << 20)  # looks at what came back, and has no use for it
     device.runtime.synchronize()
-    print(device.buffers.take(1000) is buffer)
+    print(device.buffers.acquire(1000) is buffer)
 
 
 if __name__ == "__main__":

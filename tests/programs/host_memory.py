@@ -135,16 +135,16 @@ def waits_for_its_copies_alone() -> dict[str, Any]:
         locks.lock_now(view)
     idle, used = views
     source = runtime.cupy.full(NBYTES, 7, "uint8")  # a kernel
-    computed, landed = device.events.take(), device.events.take()
+    computed, landed = device.events.acquire(), device.events.acquire()
     runtime.record(computed, DEFAULT_STREAM)
     runtime.stream_wait_event(device.d2h, computed)
     runtime.copy(address_of(used), source.data.ptr, NBYTES, Copy.DEVICE_TO_HOST, device.d2h)
     runtime.record(landed, device.d2h)
     device.host.uses.begin(landed, [(address_of(used) + 4096, NBYTES - 4096)])
     locks.unlock(idle)
-    beside = not runtime.has_come(computed)
+    beside = not runtime.is_complete(computed)
     locks.unlock(used)
-    return {"beside": beside, "after": runtime.has_come(landed), "there": bytes(used[-3:]) == b"\7\7\7"}
+    return {"beside": beside, "after": runtime.is_complete(landed), "there": bytes(used[-3:]) == b"\7\7\7"}
 
 
 def lent_up_to_a_limit() -> dict[str, Any]:
@@ -164,12 +164,12 @@ def blocks_of_their_size() -> dict[str, Any]:
     """A large block is for who needs it, and is used again only when the copy from it is over."""
     device = open_device()
     blocks, runtime = device.host.blocks, device.runtime
-    large, small = blocks.take(32 << 20), blocks.take(1000)
+    large, small = blocks.acquire(32 << 20), blocks.acquire(1000)
     for block in (large, small):
         runtime.record(block.event, device.h2d)
-        blocks.give(block)
+        blocks.release(block)
     runtime.synchronize()
-    found = [blocks.take(nbytes) for nbytes in (64 << 10, 64 << 10, 30 << 20)]
+    found = [blocks.acquire(nbytes) for nbytes in (64 << 10, 64 << 10, 30 << 20)]
     return {
         "sizes": [len(one.memory) for one in found],
         "same": [found[0] is small, found[2] is large],
@@ -179,12 +179,12 @@ def blocks_of_their_size() -> dict[str, Any]:
 def surplus_blocks_are_unlocked() -> dict[str, Any]:
     device = open_device()
     blocks, runtime = device.host.blocks, device.runtime
-    taken = [blocks.take(20 << 20) for _ in range(6)]
+    taken = [blocks.acquire(20 << 20) for _ in range(6)]
     device.host.wait()
     addresses = [one.address for one in taken]
     for block in taken:
         runtime.record(block.event, device.h2d)
-        blocks.give(block)
+        blocks.release(block)
     del taken, block
     device.host.wait()
     kept = sum(type_of(device, one) == LOCKED for one in addresses)
@@ -215,9 +215,9 @@ class Region:
     def bring(self, datatype: str = "UINT8") -> tuple[bool, bool]:
         """Bring all of it to the device: whether it came from there at once, and whether it is there."""
         tensors = [WireTensor("x", datatype, (self.place.nbytes,), self.place)]
-        arrays, arrival = self._staging.bring(self.session, tensors, {})
+        arrays, arrival = self._staging.start_transfer(self.session, tensors, {})
         is_direct = len(self.device.host.uses) == 1
-        arrival.settle()
+        arrival.wait_idle()
         here = os.pread(self.fd, self.place.nbytes, 0)
         return is_direct, bytes(arrays["x"].get()) == here
 
@@ -268,10 +268,10 @@ def regions_that_go() -> Any:
     before = type_of(region.device, address) == LOCKED
     here = os.pread(region.fd, NBYTES, 0)
     tensors = [WireTensor("x", "UINT8", (NBYTES,), region.place)]
-    arrays, arrival = region._staging.bring(region.session, tensors, {})
-    under_way = not region.device.runtime.has_come(arrival._arrived)
+    arrays, arrival = region._staging.start_transfer(region.session, tensors, {})
+    under_way = not region.device.runtime.is_complete(arrival._arrived)
     region.front.regions.detach(1)
-    over = region.device.runtime.has_come(arrival._arrived)
+    over = region.device.runtime.is_complete(arrival._arrived)
     after = type_of(region.device, address) == LOCKED
     with open("/proc/self/maps", encoding="ascii") as maps:
         is_mapped = "memfd:client" in maps.read()

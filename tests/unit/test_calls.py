@@ -94,7 +94,7 @@ def test_answers_are_told_apart(calls: OutgoingCalls) -> None:
     assert calls.reply(second.call_id, outputs(2))
     assert not first.ready
     assert calls.reply(first.call_id, outputs(1))
-    assert [one.take().outputs for one in (first, second)] == [{"y": [1.0]}, {"y": [2.0]}]
+    assert [one.next_reply().outputs for one in (first, second)] == [{"y": [1.0]}, {"y": [2.0]}]
 
 
 def test_what_was_lent_is_given_back_once_taken(calls: OutgoingCalls, line: Line) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuserve_worker.memory.client_regions import STEP_NBYTES, copy, copy_bytes
+from gpuserve_worker.memory.client_regions import COPY_STEP_NBYTES, copy, copy_bytes
 
 #: Below the size from which it goes in steps, a whole number of steps, and with a rest.
-SIZES = (0, 1, 4 * STEP_NBYTES - 1, 4 * STEP_NBYTES, 6 * STEP_NBYTES + 13)
+SIZES = (0, 1, 4 * COPY_STEP_NBYTES - 1, 4 * COPY_STEP_NBYTES, 6 * COPY_STEP_NBYTES + 13)
 
 
 def noise(nbytes: int) -> np.ndarray:
@@ -26,11 +26,11 @@ def test_every_byte_arrives_and_no_other_changes(nbytes: int) -> None:
     assert target == source.tobytes()
 
 
-@pytest.mark.parametrize("shift", [-STEP_NBYTES, -3, 0, 3, STEP_NBYTES])
+@pytest.mark.parametrize("shift", [-COPY_STEP_NBYTES, -3, 0, 3, COPY_STEP_NBYTES])
 def test_overlapping_memory_is_copied_as_if_it_were_not(shift: int) -> None:
-    nbytes = 5 * STEP_NBYTES
-    whole = bytearray(noise(nbytes + 2 * STEP_NBYTES).tobytes())
-    start = STEP_NBYTES
+    nbytes = 5 * COPY_STEP_NBYTES
+    whole = bytearray(noise(nbytes + 2 * COPY_STEP_NBYTES).tobytes())
+    start = COPY_STEP_NBYTES
     expected = bytes(whole[start : start + nbytes])
     view = memoryview(whole)
     copy_bytes(view[start + shift : start + shift + nbytes], view[start : start + nbytes])
@@ -39,7 +39,7 @@ def test_overlapping_memory_is_copied_as_if_it_were_not(shift: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "?"])
 def test_arrays_of_any_layout_are_copied(dtype: str) -> None:
-    rows = noise(8 * STEP_NBYTES).reshape(2048, -1)
+    rows = noise(8 * COPY_STEP_NBYTES).reshape(2048, -1)
     source = (rows > 100).astype(dtype)
     for layout in (source, source[::2], source.T, source[:, 1:]):
         target = np.zeros(layout.shape, dtype)

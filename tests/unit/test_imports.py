@@ -84,7 +84,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_a_worker_without_a_gpu_imports_nothing_of_one() -> None:
     program = (
-        "import sys, types, gpuserve_worker.process; from gpuserve_worker import devices\n"
+        "import sys, types, gpuserve_worker.process; from gpuserve_worker import loading as devices\n"
         "devices.open_path(types.SimpleNamespace(device='cpu', array='numpy'), None)\n"
         "print(devices.is_unusable('cpu'), *(one for one in sys.modules if 'cuda' in one or 'cupy' in one))"
     )

@@ -36,36 +36,36 @@ def test_what_workers_counted_is_added_up_and_told_once() -> None:
     for number, registry in enumerate(workers, 1):
         metric = counter(registry, of="rows")
         metric.increment(number)
-        front.apply(OWNER, registry.take())
+        front.apply(OWNER, registry.collect())
         metric.increment(10)
-        front.apply(OWNER, registry.take())
-        assert registry.take() == ()
+        front.apply(OWNER, registry.collect())
+        assert registry.collect() == ()
     assert lines(front) == ['c{of="rows"} 36.0']
 
 
 def test_a_new_front_is_told_all_of_it() -> None:
     registry = MetricRegistry()
     count, level, moved = counter(registry), gauge(registry), gauge(registry, "moved")
-    CallableMetrics().apply(OWNER, registry.take())
+    CallableMetrics().apply(OWNER, registry.collect())
     count.increment(3)
     level.set(7)
     moved.increment(-2)
-    CallableMetrics().apply(OWNER, registry.take())
+    CallableMetrics().apply(OWNER, registry.collect())
     registry.start_over()
     front = CallableMetrics()
-    front.apply(OWNER, registry.take())
+    front.apply(OWNER, registry.collect())
     assert lines(front) == ["c 3.0", "g 7.0", "moved -2.0"]
 
 
 def test_a_gauge_is_what_it_was_set_to_last_and_moves_from_there() -> None:
     front, one, other = CallableMetrics(), MetricRegistry(), MetricRegistry()
     gauge(one).set(5)
-    front.apply(OWNER, one.take())
+    front.apply(OWNER, one.collect())
     gauge(other).increment(2)
-    front.apply(OWNER, other.take())
+    front.apply(OWNER, other.collect())
     assert lines(front) == ["g 7.0"]
     gauge(one).increment(1)
-    front.apply(OWNER, one.take())
+    front.apply(OWNER, one.collect())
     assert lines(front) == ["g 8.0"]
 
 
@@ -76,9 +76,9 @@ def test_every_observed_value_is_in_its_bucket(values: list[float], bounds: list
     family = registry.family("h", "", MetricKind.HISTOGRAM)
     for value in values:
         registry.series(family, None, bounds).observe(value)
-        front.apply(OWNER, registry.take())
+        front.apply(OWNER, registry.collect())
     registry.series(family, None, bounds)
-    front.apply(OWNER, registry.take())
+    front.apply(OWNER, registry.collect())
     expected = [*(sum(value <= bound for value in values) for bound in bounds), len(values)]
     shown = [float(line.rpartition(" ")[2]) for line in lines(front) if "_bucket" in line]
     assert shown == expected
@@ -91,7 +91,7 @@ def test_whoever_follows_is_woken_once_for_what_changes_together() -> None:
     assert len(woken) == 1  # what was before
     metric.increment()
     assert len(woken) == 1
-    registry.take()
+    registry.collect()
     metric.increment()
     metric.increment()
     assert len(woken) == 2
@@ -104,10 +104,10 @@ def test_threads_lose_no_count() -> None:
     for one in threads:
         one.start()
     while any(one.is_alive() for one in threads):
-        total += sum(change.values[0] for change in registry.take())
+        total += sum(change.values[0] for change in registry.collect())
     for one in threads:
         one.join()
-    assert total + sum(change.values[0] for change in registry.take()) == metric.value() == 8000
+    assert total + sum(change.values[0] for change in registry.collect()) == metric.value() == 8000
 
 
 @pytest.mark.parametrize(

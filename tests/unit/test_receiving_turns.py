@@ -81,7 +81,7 @@ def test_who_has_the_turn_lets_those_go_on_for_whom_nothing_is_left_to_receive(m
             waiting = pool.submit(wait)
             assert asked.wait(TIMEOUT_S)
             mail.came.add(number)
-            mail.turns.give()
+            mail.turns.release()
             waiting.result(TIMEOUT_S)
     assert mail.received == 0
 
@@ -99,7 +99,7 @@ def test_a_failure_to_receive_is_the_threads_own_and_the_turn_goes_on(mail: Mail
     with ThreadPoolExecutor(1) as pool:
         assert mail.turns.try_acquire()
         other = pool.submit(mail.wait_for, 1)
-        mail.turns.give()
+        mail.turns.release()
         mail.sent.put(2)
         mail.sent.put(1)
         other.result(TIMEOUT_S)

@@ -52,7 +52,7 @@ def scene() -> Iterator[Scene]:
 def test_it_is_whole_and_locked_when_it_is_taken(scene: Scene) -> None:
     scene.spare.make()
     assert scene.locks.locked == 1
-    segment = scene.spare.take()
+    segment = scene.spare.pop()
     assert segment is not None
     assert segment.missing(0, SEGMENT_NBYTES) == (SEGMENT_NBYTES, SEGMENT_NBYTES)
     assert os.fstat(segment.fd).st_blocks * 512 == SEGMENT_NBYTES
@@ -62,11 +62,11 @@ def test_it_is_whole_and_locked_when_it_is_taken(scene: Scene) -> None:
 def test_the_next_one_is_made_later_and_there_is_one_at_most(scene: Scene) -> None:
     scene.spare.make()
     scene.spare.make()
-    first = scene.spare.take()
+    first = scene.spare.pop()
     assert first is not None
-    assert scene.spare.take() is None
+    assert scene.spare.pop() is None
     scene.do_what_is_left()
-    second = scene.spare.take()
+    second = scene.spare.pop()
     assert second is not None
     assert scene.locks.locked == 2
     for one in (first, second):
@@ -104,6 +104,6 @@ def test_an_arena_at_its_limit_leaves_it(scene: Scene) -> None:
 def test_nothing_is_kept_after_its_end(scene: Scene) -> None:
     scene.spare.make()
     scene.spare.close()
-    assert (scene.locks.locked, scene.spare.take()) == (0, None)
+    assert (scene.locks.locked, scene.spare.pop()) == (0, None)
     scene.spare.make()
-    assert (scene.locks.locked, scene.spare.take()) == (0, None)
+    assert (scene.locks.locked, scene.spare.pop()) == (0, None)
