@@ -1,1 +1,0 @@
-"""The protocol: codecs, one service layer, and the servers that carry it."""
