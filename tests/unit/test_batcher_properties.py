@@ -32,7 +32,7 @@ def expected_batch(
 ) -> list[QueuedRequest]:
     """B-1 and B-3 … B-5 over a list; [] is to wait. At ``-inf`` no delay has run out, not even one of 0.
 
-    The shape whose first request is next goes first; if it is to wait, the first shape of which a batch is full.
+    The shape whose first request is next goes first; if it is to wait, the first shape that fills a batch.
     """
     if not batching.merge or max_batch_size == 0:
         return waiting[:1]
