@@ -1,5 +1,5 @@
-"""Supervision of one child: its channel, its death, the relay of its output into the supervisor's log, and the
-stacks of its threads.
+"""Supervision of one child: its channel, its death, the relay of its output into the log of the supervisor,
+and the stacks of its threads.
 
 A child writes its stacks, in the format of ``faulthandler``, to a file that it shares with the supervisor.
 The child does not mark the end of its stacks: they count as complete when the file has stopped growing.
