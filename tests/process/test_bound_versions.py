@@ -170,7 +170,7 @@ def test_only_some_models_are_loaded_at_the_start() -> None:
 
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(
-        ConfigError, match="model_control must be one of 'none', 'explicit', 'poll', got 'yes'"
+        ConfigError, match="model_control must be one of 'none', 'explicit' or 'poll', got 'yes'"
     ):
         Server(model_control="yes")
     with pytest.raises(ConfigError, match="model_control='poll' follows the files of a server's models"):
