@@ -70,7 +70,7 @@ def infer_json(server: Addresses, body: Any, name: str = "echo_FP32") -> tuple[i
 
 @pytest.fixture(autouse=True)
 def valid_requests(server: Addresses) -> Iterator[list[str]]:
-    """Check that no request reached a worker, besides those that a random test lists because they were valid."""
+    """Check that no request reached a worker, except valid ones, which a random test lists."""
     before = metric(server, "gpuserve_batch_size_count")
     valid: list[str] = []
     yield valid
