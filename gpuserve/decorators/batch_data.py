@@ -138,7 +138,7 @@ def join_requests(requests: Any, decorator: str) -> Batch:
         raise not_requests(decorator, requests)
     data = [data_of(one) for one in requests]
     rows = [row_count(one) for one in data]
-    arrays = dict(data[0]) if len(data) == 1 else _concatenated(data)
+    arrays = join_data(data)
     output_names = getattr(requests, "output_names", ())
     return Batch(arrays, [WireRequest(count, {}, ()) for count in rows], output_names, is_batching(requests))
 
@@ -189,7 +189,7 @@ def restore_order(groups: Sequence[Group], answers: Sequence[Any], count: int, d
 
 def _like(requests: Any, made: list[Any]) -> Any:
     if isinstance(requests, RequestBatch):
-        return RequestBatch(made, requests.output_names, requests.batching)
+        return RequestBatch(made, requests.output_names, requests.batching, requests.ragged)
     return made
 
 
@@ -199,9 +199,14 @@ def row_count(data: Data) -> int:
     return int(first.shape[0]) if first is not None and first.ndim else 1
 
 
-def _concatenated(data: Sequence[Data]) -> dict[str, Any]:
-    if not data:
-        return {}
+def join_data(data: Sequence[Data]) -> dict[str, Any]:
+    """Return each input with the rows of all requests.
+
+    Raises:
+        BatchError: The requests have different inputs, or inputs of different shapes.
+    """
+    if len(data) < 2:
+        return dict(data[0]) if data else {}
     names = data[0].keys()
     for one in data:
         if one.keys() != names:

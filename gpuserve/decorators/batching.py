@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -31,13 +31,22 @@ from gpuserve.decorators.batch_data import (
     restore_order,
     select_requests,
 )
+from gpuserve.decorators.ragged import (
+    NO_LENGTHS,
+    Lengths,
+    Padding,
+    arguments,
+    cut_outputs,
+    join_ragged,
+    refusals,
+)
 from gpuserve.decorators.results import call_in_sequence, is_deferred, map_result
 from gpuserve.decorators.wrapping import (
     BATCH,
     SAMPLE,
     BatchError,
-    DecoratorError,
     F,
+    RequestError,
     checked_function,
     is_misfit,
     mark_argument_form,
@@ -46,6 +55,7 @@ from gpuserve.decorators.wrapping import (
 )
 from gpuserve_worker.inference.callable_loading import CallableKind, kind_of
 from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, accept_batch, function_of
+from gpuserve_worker.inference.ragged import Axes
 
 T = TypeVar("T")
 
@@ -70,16 +80,8 @@ _KINDS: Final[dict[type, tuple[tuple[type, ...], str]]] = {
 _SHOWN: Final = 64
 
 
-class _Code(enum.Enum):
-    """The gRPC status of an error, by the names of the server's codes, which this package does not import."""
-
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-
-
-class ParameterError(DecoratorError, ValueError):
+class ParameterError(RequestError):
     """A request with a wrong or missing value for a parameter of the function."""
-
-    code: Final = _Code.INVALID_ARGUMENT
 
 
 class RequestedParameter(NamedTuple):
@@ -166,19 +168,35 @@ def by_parameters(
     of_batch = isinstance(requests, Batch)
     given = [one[1] for one in requests.requests] if of_batch else [_parameters_of(one) for one in requests]
     labels = [_values(asked, one) for one in given]
+
+    def call_with(values: tuple[Any, ...], of_values: Any) -> Any:
+        return call(of_values, **dict(zip(asked, values, strict=True)))
+
+    return by_labels(call_with, function, labels, requests)
+
+
+def by_labels(call: Callable[[Any, Any], Any], function: Any, labels: Sequence[Any], requests: Any) -> Any:
+    """Return the responses of ``call(label, requests)``, called once for all requests with equal labels.
+
+    A label that is a ``RequestError`` is the response of its request.
+    """
     groups = grouped(labels)
-    if len(groups) == 1 and isinstance(labels[0], tuple):
-        return call(requests, **dict(zip(asked, labels[0], strict=True)))
-    listed = requests.as_list() if of_batch else requests
-    calls = [
-        _call(call, function, asked, labels[group[0]], select_requests(listed, group)) for group in groups
-    ]
+    if len(groups) == 1 and not isinstance(labels[0], RequestError):
+        return call(labels[0], requests)
+    listed = requests.as_list() if isinstance(requests, Batch) else requests
+    calls: list[Callable[[], Any]] = []
+    for group in groups:
+        label, chosen = labels[group[0]], select_requests(listed, group)
+        if isinstance(label, RequestError):
+            calls.append(partial(_refusal, kind_of(function), [label] * len(group)))
+        else:
+            calls.append(partial(call, label, chosen))
 
     def spread(position: int, responses: Any) -> list[Any]:
-        return restore_order([groups[position]], [responses], len(listed), "Parameter")
+        return restore_order([groups[position]], [responses], len(listed), "@batch")
 
     return call_in_sequence(
-        calls, lambda answers: restore_order(groups, answers, len(listed), "Parameter"), spread
+        calls, lambda answers: restore_order(groups, answers, len(listed), "@batch"), spread
     )
 
 
@@ -195,19 +213,7 @@ def _values(asked: Mapping[str, RequestedParameter], parameters: Mapping[str, An
         return error
 
 
-def _call(
-    call: Callable[..., Any],
-    function: Any,
-    asked: Mapping[str, RequestedParameter],
-    label: Any,
-    requests: Any,
-) -> Callable[[], Any]:
-    if isinstance(label, ParameterError):
-        return partial(_refusal, kind_of(function), [label] * len(requests))
-    return partial(call, requests, **dict(zip(asked, label, strict=True)))
-
-
-def _refusal(kind: CallableKind, answer: list[ParameterError]) -> Any:
+def _refusal(kind: CallableKind, answer: list[RequestError]) -> Any:
     """Return an answer in the form of results of this kind of function."""
     match kind:
         case CallableKind.COROUTINE:
@@ -239,8 +245,28 @@ _AT_HAND = frozenset({dict, list, tuple, np.ndarray})
 @overload
 def batch(decorated: F, /) -> F: ...
 @overload
-def batch(*, max_batch_size: int) -> Callable[[F], F]: ...
-def batch(decorated: Any = None, /, *, max_batch_size: int | None = None) -> Any:
+def batch(
+    *,
+    max_batch_size: int | None = ...,
+    pad: Any = ...,
+    lengths: str | Mapping[str, str] | None = ...,
+    side: Literal["right", "left"] = ...,
+    pad_to_multiple_of: int = ...,
+    max_length: int | None = ...,
+    dtype: Any = ...,
+) -> Callable[[F], F]: ...
+def batch(
+    decorated: Any = None,
+    /,
+    *,
+    max_batch_size: int | None = None,
+    pad: Any = None,
+    lengths: str | Mapping[str, str] | None = None,
+    side: str = "right",
+    pad_to_multiple_of: int = 1,
+    max_length: int | None = None,
+    dtype: Any = None,
+) -> Any:
     """Call the function once for a whole batch, with one keyword argument for each input.
 
     Each argument is an array ``[rows, …]`` with the rows of all requests, one after the other. The function
@@ -250,26 +276,50 @@ def batch(decorated: Any = None, /, *, max_batch_size: int | None = None) -> Any
     sets the largest number of rows if the model does not. A direct call with arrays calls the function
     itself.
 
+    An input that is declared ``ragged`` is a list with one array for each row. With ``pad`` it is one array,
+    padded on its variable axes to the longest row. An output that is declared ``ragged`` is a list with one
+    array for each row, or an array of the padded sizes, which is cut to the lengths of the input.
+
+    Args:
+        max_batch_size: Largest number of rows of a batch.
+        pad: The value of added elements. None: ragged inputs are lists.
+        lengths: The name of a further argument: the lengths of the first ragged input, int64 ``[rows]``, or
+            ``[rows, axes]`` if several of its axes are variable. Or such names by input.
+        side: The side of the added elements.
+        pad_to_multiple_of: A number that divides every padded size.
+        max_length: Largest size of a variable axis; a request with more gets INVALID_ARGUMENT.
+        dtype: The dtype of padded inputs, by default that of the input.
+
     Raises:
         TypeError: The object is no function; when called: the function does not take the inputs.
         BatchError: (when called) The requests have different inputs, or the outputs do not fit the batch.
     """
-    if max_batch_size is None:
-        return _over_batches(checked_function(decorated, "@batch"))
-    if not isinstance(max_batch_size, int) or max_batch_size < 1:
+    if decorated is not None:
+        return _over_batches(checked_function(decorated, "@batch"), None)
+    padding = None if pad is None else Padding(pad, lengths, side, pad_to_multiple_of, max_length, dtype)
+    if padding is not None:
+        padding.check()
+    elif (lengths, side, pad_to_multiple_of, max_length, dtype) != (None, "right", 1, None, None):
+        raise TypeError(
+            "lengths, side, pad_to_multiple_of, max_length and dtype of @batch have no effect without pad"
+        )
+    elif max_batch_size is None:
+        checked_function(None, "@batch")  # raises
+    if max_batch_size is not None and (not isinstance(max_batch_size, int) or max_batch_size < 1):
         raise TypeError(
             f"max_batch_size of @batch must be an integer of at least 1, got {max_batch_size!r:.99}"
         )
 
     def decorate(decorated: Any) -> Any:
-        call = _over_batches(checked_function(decorated, "@batch"))
-        call.max_batch_size = max_batch_size
+        call = _over_batches(checked_function(decorated, "@batch"), padding)
+        if max_batch_size is not None:
+            call.max_batch_size = max_batch_size
         return call
 
     return decorate
 
 
-def _over_batches(function: Any) -> Any:
+def _over_batches(function: Any, padding: Padding | None) -> Any:
     asked: dict[str, RequestedParameter] | None = None
 
     @wraps(function)
@@ -286,18 +336,24 @@ def _over_batches(function: Any) -> Any:
         if asked and not given.keys() >= asked.keys():
             return by_parameters(partial(call, *bound, **given), function, without(asked, given), requests)
         if not is_batch:
-            requests = join_requests(requests, "@batch")
+            requests = join_ragged(requests, padding)
+        ragged = requests.ragged
+        if labels := ragged.inputs and refusals(requests, padding):
+            return by_labels(lambda _, others: call(*bound, others, **given), function, labels, requests)
+        arrays, lengths = arguments(requests, padding) if ragged.inputs else (requests.arrays, NO_LENGTHS)
         try:
-            result = function(*bound, **given, **requests.arrays)
+            result = function(*bound, **given, **arrays)
         except TypeError as error:
             if is_misfit(error):
-                raise misfit(error, function, requests.arrays) from None
+                raise misfit(error, function, arrays) from None
             raise
         rows, names, batching = requests.rows, requests.output_names, requests.batching
         if type(result) not in _AT_HAND and is_deferred(result):
-            del requests  # the result may live as long as a stream
-            return map_result(lambda answer: _batched(answer, rows, names, batching), result)
-        return _batched(result, rows, names, batching)
+            del requests, arrays  # the result may live as long as a stream
+            return map_result(
+                lambda answer: _batched(answer, rows, names, batching, ragged.outputs, lengths), result
+            )
+        return _batched(result, rows, names, batching, ragged.outputs, lengths)
 
     accept_batch(call)
     mark_argument_form(BATCH, call)
@@ -351,12 +407,21 @@ def _by_hand(decorator: str, function: Any, args: tuple[Any, ...], given: dict[s
     return function(*args, **given)
 
 
-def _batched(result: Any, rows: tuple[int, ...], names: Sequence[str], batching: bool) -> Any:
+def _batched(
+    result: Any,
+    rows: tuple[int, ...],
+    names: Sequence[str],
+    batching: bool,
+    ragged: Mapping[str, Axes],
+    lengths: Sequence[Lengths],
+) -> Any:
     if type(result) is SomeRows:
         return per_request(result, rows)
     outputs = named(result, names)
     if not batching:
         return [outputs]
+    if ragged:
+        return cut_outputs(outputs, rows, ragged, lengths)
     check_rows(outputs, sum(rows))
     return BatchedOutputs(outputs, rows)
 

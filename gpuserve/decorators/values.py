@@ -36,6 +36,7 @@ from gpuserve.decorators.wrapping import (
 )
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.model_context import ModelContext
+from gpuserve_worker.inference.ragged import RaggedInput
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of
 
 _ARGUMENT: Final = "model_context"
@@ -221,7 +222,12 @@ def _filled(requests: Any, values: Mapping[str, Any], model: ModelContext) -> An
         if not missing:
             return requests
         arrays = _with(requests.arrays, values, missing, sum(requests.rows) if batching else None, model)
-        return Batch(arrays, requests.requests, requests.output_names, requests.batching)
+        for name in missing:
+            if name in requests.ragged.inputs:
+                shapes = [(count, *arrays[name].shape[1:]) for count in requests.rows]
+                flat = arrays[name].reshape(-1)
+                arrays[name] = RaggedInput(flat, shapes, requests.ragged.inputs[name])
+        return requests.with_arrays(arrays)
 
     def fill(data: Data) -> dict[str, Any]:
         missing = [name for name in values if name not in data]

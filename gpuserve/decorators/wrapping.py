@@ -5,6 +5,7 @@ that looks like the function, and access to the served model.
 
     DecoratorError
     ├── BatchError      (ValueError)    requests, inputs or outputs that do not fit together
+    ├── RequestError    (ValueError)    a request that the function cannot be called with
     ├── ValuesError     (ValueError)    rows that must be equal, or made equal, and cannot be
     ├── DefaultsError   (ValueError)    defaults of @fill_optionals that do not fit the model
     ├── StackError      (RuntimeError)  a decorator at a place in the stack where it cannot work
@@ -15,6 +16,7 @@ Wrong uses of a decorator that are visible at once raise ``TypeError``.
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import os
@@ -31,6 +33,18 @@ class DecoratorError(Exception):
 
 class BatchError(DecoratorError, ValueError):
     """Requests, inputs or outputs of a batch that do not fit together."""
+
+
+class _Code(enum.Enum):
+    """The gRPC status of an error, by the names of the server's codes, which this package does not import."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+
+
+class RequestError(DecoratorError, ValueError):
+    """A request with a value that the function cannot be called with; the client gets INVALID_ARGUMENT."""
+
+    code: Final = _Code.INVALID_ARGUMENT
 
 
 class ValuesError(DecoratorError, ValueError):

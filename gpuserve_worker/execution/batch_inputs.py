@@ -206,8 +206,11 @@ def join_answers(
 def _part(run: Run, inputs: BatchInputs, start: int, end: int) -> BatchPart:
     whole = inputs.batch
     rows = slice(sum(whole.rows[:start]), sum(whole.rows[:end]))
-    arrays = {name: array[rows] for name, array in whole.arrays.items()}
-    batch = Batch(arrays, whole.requests[start:end], whole.output_names, whole.batching)
+    arrays = {
+        name: array[start:end] if name in whole.ragged.inputs else array[rows]
+        for name, array in whole.arrays.items()
+    }
+    batch = Batch(arrays, whole.requests[start:end], whole.output_names, whole.batching, whole.ragged)
     failures = {at - start: one for at, one in inputs.failures.items() if start <= at < end}
     return BatchPart(
         run._replace(requests=run.requests[start:end], request_ids=run.request_ids[start:end]),

@@ -30,6 +30,7 @@ from gpuserve_worker.inference.failure import (
 )
 from gpuserve_worker.inference.inference_request import Batch, accepts_batch
 from gpuserve_worker.inference.outputs import BatchAnswers, OutputError, OutputRules
+from gpuserve_worker.inference.ragged import RaggedInput, ragged_names, split_ragged
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
@@ -189,6 +190,7 @@ class Execution:
         self._reporter = reporter
         self._output_names = tuple(spec.name for spec in model.context.outputs)
         self._batching = model.context.batching
+        self._ragged = ragged_names(model.context.inputs, model.context.outputs)
         #: Whether the callable accepts the whole ``Batch``; otherwise it is given a list of requests.
         self.takes_batch = accepts_batch(model.call)
         self._rules = OutputRules(
@@ -225,13 +227,19 @@ class Execution:
             self._sequences.before(requests, run.dropped)
         failures = copy_fills(run, session.mapping, session.regions, session.loans) if run.fills else {}
         in_place = in_place_regions(run) if self._model.read_only_inputs else ()
+        shapes: Mapping[str, list[tuple[int, ...]]] = {}
+        if self._ragged.inputs:
+            inputs, shapes = split_ragged(run.inputs)
+            run = run._replace(inputs=inputs)
         if session.device is None:
             arrays, arrival = session.inputs.arrays(run.batch_id, run.inputs), None
         else:
             arrays, arrival = session.device.stage(run, failures)
         if self._on_host is not None:
             arrays = {name: self._on_host(array) for name, array in arrays.items()}
-        batch = Batch(arrays, requests, self._output_names, self._batching)
+        for name, of_requests in shapes.items():
+            arrays[name] = RaggedInput(arrays[name], of_requests, self._ragged.inputs[name])
+        batch = Batch(arrays, requests, self._output_names, self._batching, self._ragged)
         return BatchInputs(batch, failures, in_place, arrival)
 
     def warm(self, session: FrontSession, batch: Batch) -> Batch:
@@ -243,7 +251,10 @@ class Execution:
             arrays = session.device.warm(arrays)
         if self._on_host is not None:
             arrays = {name: self._on_host(array) for name, array in arrays.items()}
-        return Batch(arrays, batch.requests, batch.output_names, batch.batching)
+        for name, axes in self._ragged.inputs.items():
+            if name in arrays:
+                arrays[name] = RaggedInput(arrays[name].reshape(-1), [tuple(arrays[name].shape)], axes)
+        return Batch(arrays, batch.requests, batch.output_names, batch.batching, self._ragged)
 
     def check(
         self, session: FrontSession, result: Any, run: wire.Run, inputs: BatchInputs, *, apart: bool = False

@@ -13,6 +13,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
+from gpuserve_worker.inference.ragged import NOTHING_RAGGED, RaggedNames
 from gpuserve_worker.protocol import payloads
 from gpuserve_worker.protocol.payloads import WireRequest
 
@@ -129,22 +130,30 @@ class _RequestWithData(Request):
 
 class RequestBatch(list[Request]):
     """The requests of one call, in order. ``output_names`` are the declared outputs in order, for callables
-    that return lists by position. ``batching``: axis 0 of the arrays is a batch axis.
+    that return lists by position. ``batching``: axis 0 of the arrays is a batch axis. ``ragged`` are the
+    tensors whose shapes may differ between the requests.
     """
 
-    def __init__(self, requests: Sequence[Request], output_names: Sequence[str], batching: bool) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        output_names: Sequence[str],
+        batching: bool,
+        ragged: RaggedNames = NOTHING_RAGGED,
+    ) -> None:
         super().__init__(requests)
         self.output_names = tuple(output_names)
         self.batching = batching
+        self.ragged = ragged
 
 
 class Batch:
     """One call's inputs before they are split into requests. ``arrays`` has one array for each input, with
-    the rows of all requests; ``rows`` is the number of rows of each request. ``requests`` are
-    ``WireRequest``, or plain tuples of its fields.
+    the rows of all requests, or a ``RaggedInput``; ``rows`` is the number of rows of each request.
+    ``requests`` are ``WireRequest``, or plain tuples of its fields.
     """
 
-    __slots__ = ("arrays", "batching", "output_names", "requests", "rows")
+    __slots__ = ("arrays", "batching", "output_names", "ragged", "requests", "rows")
 
     def __init__(
         self,
@@ -152,23 +161,35 @@ class Batch:
         requests: Sequence[WireRequest],
         output_names: tuple[str, ...],
         batching: bool,
+        ragged: RaggedNames = NOTHING_RAGGED,
     ) -> None:
         self.arrays = arrays
         self.requests = requests
         self.rows = tuple([one[0] for one in requests])
         self.output_names = output_names
         self.batching = batching
+        self.ragged = ragged
+
+    def with_arrays(self, arrays: Arrays) -> Batch:
+        """Return the same requests with other arrays of the same rows."""
+        return Batch(arrays, self.requests, self.output_names, self.batching, self.ragged)
 
     def as_list(self) -> RequestBatch:
         """Return the batch as the list of requests that user code is given; its arrays are views."""
-        return RequestBatch(list(self._cut()), self.output_names, self.batching)
+        return RequestBatch(list(self._cut()), self.output_names, self.batching, self.ragged)
 
     def _cut(self) -> Iterator[Request]:
         start = 0
+        ragged = {name: iter(self.arrays[name]) for name in self.ragged.inputs if name in self.arrays}
         for rows, parameters, requested, *more in self.requests:
             stop = start + rows
             data = self.arrays
-            if self.batching:
+            if ragged:
+                data = {
+                    name: next(ragged[name]) if name in ragged else array[start:stop]
+                    for name, array in data.items()
+                }
+            elif self.batching:
                 data = {name: array[start:stop] for name, array in data.items()}
             request = Request(data, parameters, None, list(requested or self.output_names))
             if len(more) > 1:

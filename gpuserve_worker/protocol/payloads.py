@@ -89,11 +89,15 @@ Payload: TypeAlias = bytes | Ref | Place | Loan | Parts | Exported | DeviceLoan
 
 
 class WireTensor(NamedTuple):
-    """One tensor of a whole batch. ``shape`` is complete, with the batch dimension."""
+    """One tensor of a whole batch. ``shape`` is complete, with the batch dimension.
+
+    A ragged input has the elements of all requests one after the other. Its ``shape`` is a tuple with the
+    shape of each request.
+    """
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     payload: Payload
 
 

@@ -65,7 +65,7 @@ _LONGEST_CUT_NBYTES: Final = 1 << 16
 class TensorSpec(NamedTuple):
     """One declared input or output. ``shape`` excludes the batch dimension of a batching model; -1 stands for
     any size. An input whose ``memory`` is "gpu" is placed on the GPU of its instance, if the instance has
-    one.
+    one. The requests of one batch may have different shapes of a ``ragged`` tensor.
     """
 
     name: str
@@ -73,6 +73,7 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
     optional: bool = False
     memory: str = "cpu"
+    ragged: bool = False
 
 
 @functools.lru_cache(maxsize=32)

@@ -77,9 +77,9 @@ def reshaped(made: Callable[[Any], Any], inputs: Shapes, outputs: Shapes) -> Cal
 def _reshaped_inputs(requests: Any, shapes: Shapes) -> Any:
     if isinstance(requests, Batch):
         arrays = _reshaped(requests.arrays, shapes, requests.batching)
-        return Batch(arrays, requests.requests, requests.output_names, requests.batching)
+        return requests.with_arrays(arrays)
     changed = [one.with_data(_reshaped(one.data, shapes, requests.batching)) for one in requests]
-    return RequestBatch(changed, requests.output_names, requests.batching)
+    return RequestBatch(changed, requests.output_names, requests.batching, requests.ragged)
 
 
 def _reshaped_answer(shapes: Shapes, batching: bool, answer: Any) -> Any:

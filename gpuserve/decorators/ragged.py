@@ -1,0 +1,321 @@
+"""Ragged inputs under ``@batch``, as one array for each row, or as one padded array and its lengths; and the
+outputs of each request, cut out of what the function returned.
+
+Padding costs one copy of each row. Rows that have one shape already are not copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from gpuserve.decorators.batch_data import (
+    data_of,
+    is_batching,
+    join_data,
+    join_requests,
+    library_of,
+    row_count,
+)
+from gpuserve.decorators.wrapping import BatchError, RequestError
+from gpuserve_worker.inference.inference_request import Batch
+from gpuserve_worker.inference.ragged import NOTHING_RAGGED, Axes, RaggedInput, RaggedNames, Shape
+from gpuserve_worker.protocol.payloads import WireRequest
+from gpuserve_worker.protocol.tensor import element_count
+
+_RIGHT: Final = "right"
+_SIDES: Final = (_RIGHT, "left")
+
+
+class Padding(NamedTuple):
+    """The padding of ragged inputs.
+
+    Attributes:
+        value: The value of added elements; for byte strings, an empty one if it is a number.
+        lengths: The name of the argument with the lengths of the first ragged input, or such names by input.
+        side: Where elements are added, "right" or "left".
+        multiple_of: The padded size of every variable axis is a multiple of this number.
+        max_length: Largest size of a variable axis; a request with more is refused.
+        dtype: The dtype of padded arrays; None is that of the input.
+    """
+
+    value: Any = 0
+    lengths: str | Mapping[str, str] | None = None
+    side: str = _RIGHT
+    multiple_of: int = 1
+    max_length: int | None = None
+    dtype: Any = None
+
+    def check(self) -> None:
+        """Raise TypeError if a value is wrong."""
+        names = self.lengths.values() if isinstance(self.lengths, Mapping) else [self.lengths or "x"]
+        if not all(isinstance(one, str) and one.isidentifier() for one in names):
+            raise TypeError(
+                "lengths of @batch must be the name of an argument, or such names by input, "
+                f"got {self.lengths!r:.100}"
+            )
+        if self.side not in _SIDES:
+            raise TypeError(f"side of @batch must be 'right' or 'left', got {self.side!r:.100}")
+        for name, number in (("pad_to_multiple_of", self.multiple_of), ("max_length", self.max_length or 1)):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise TypeError(f"{name} of @batch must be an integer of at least 1, got {number!r:.100}")
+
+    def size(self, longest: int) -> int:
+        """Return the padded size of an axis whose longest row has this size."""
+        size = -(-longest // self.multiple_of) * self.multiple_of
+        return size if self.max_length is None else max(longest, min(size, self.max_length))
+
+    def lengths_argument(self, name: str, *, is_first: bool) -> str | None:
+        """Return the name of the argument with the lengths of an input, or None if there is none."""
+        if isinstance(self.lengths, Mapping):
+            return self.lengths.get(name)
+        return self.lengths if is_first else None
+
+
+class Lengths(NamedTuple):
+    """The sizes of rows of a padded input on its variable axes, ``[rows, axes]``, and the padded sizes."""
+
+    sizes: Any
+    padded: Shape
+    side: str
+
+
+NO_LENGTHS: Final[Sequence[Lengths]] = ()
+
+
+def arguments(batch: Batch, padding: Padding | None) -> tuple[dict[str, Any], Sequence[Lengths]]:
+    """Return the keyword arguments for a batch with ragged inputs, and the lengths of padded inputs.
+
+    Without padding, a ragged input is a list with one array for each row.
+    """
+    given: dict[str, Any] = {}
+    found: list[Lengths] = []
+    for name, array in batch.arrays.items():
+        if not isinstance(array, RaggedInput):
+            given[name] = array
+        elif padding is None:
+            given[name] = array.rows()
+        else:
+            given[name], lengths = padded(array, padding)
+            found.append(lengths)
+            argument = padding.lengths_argument(name, is_first=len(found) == 1)
+            if argument is not None:
+                given[argument] = lengths.sizes[:, 0] if lengths.sizes.shape[1] == 1 else lengths.sizes
+    return given, found
+
+
+def refusals(batch: Batch, padding: Padding | None) -> list[RequestError | None]:
+    """Return one entry for each request, an error if an input is longer than ``max_length``; nothing if no
+    request is refused.
+    """
+    max_length = None if padding is None else padding.max_length
+    if max_length is None:
+        return []
+    found: list[RequestError | None] = [None] * len(batch.requests)
+    for name, array in batch.arrays.items():
+        if not isinstance(array, RaggedInput):
+            continue
+        for position, shape in enumerate(array.shapes):
+            longest = max([shape[axis + 1] for axis in array.axes], default=0)
+            if longest > max_length:
+                found[position] = RequestError(
+                    f"input {name!r} has the length {longest}, expected at most {max_length}"
+                )
+    return found if any(found) else []
+
+
+# ---- from a list of requests ------------------------------------------------------------------------
+
+
+def join_ragged(requests: Any, padding: Padding | None) -> Batch:
+    """Return a list of requests as one batch, which may have ragged inputs.
+
+    Outside a server, the padded inputs are those that ``lengths`` names, or those whose shapes differ, or the
+    first.
+
+    Raises:
+        BatchError: The requests have different inputs, or shapes that do not go together.
+    """
+    ragged: RaggedNames = getattr(requests, "ragged", NOTHING_RAGGED)
+    axes: Mapping[str, Axes | None] = ragged.inputs
+    if padding is None and not axes:
+        return join_requests(requests, "@batch")
+    data = [data_of(one) for one in requests]
+    if not axes and padding is not None and data:
+        given = padding.lengths if isinstance(padding.lengths, Mapping) else ()
+        differ = [name for name in data[0] if len({np.shape(one.get(name))[1:] for one in data}) > 1]
+        axes = dict.fromkeys(given or differ or list(data[0])[:1])
+    alike = join_data([{name: one[name] for name in one if name not in axes} for one in data])
+    arrays = {}
+    for name in data[0] if data else ():
+        if name not in axes:
+            arrays[name] = alike[name]
+            continue
+        if any(name not in one for one in data):
+            raise BatchError(f"Cannot batch requests of which some have no input {name!r}")
+        arrays[name] = ragged_input(name, [one[name] for one in data], axes[name])
+    known = {name: one.axes for name, one in arrays.items() if isinstance(one, RaggedInput)}
+    wire = [WireRequest(row_count(one), {}, ()) for one in data]
+    output_names = tuple(getattr(requests, "output_names", ()))
+    return Batch(arrays, wire, output_names, is_batching(requests), RaggedNames(known, ragged.outputs))
+
+
+def ragged_input(name: str, arrays: Sequence[Any], axes: Axes | None) -> RaggedInput:
+    """Return the arrays ``[rows, …]`` of requests as a ragged input; by default, axes that differ vary.
+
+    Raises:
+        BatchError: The arrays differ in their number of axes, or have the batch axis only.
+    """
+    shapes = [tuple(one.shape) for one in arrays]
+    inner = [shape[1:] for shape in shapes]
+    if len({len(one) for one in inner}) != 1 or not inner[0]:
+        raise BatchError(
+            f"Cannot pad input {name!r} with the shapes {' and '.join(sorted(set(map(str, shapes))))}: "
+            "expected the same number of axes, and at least one besides the batch axis"
+        )
+    if axes is None:
+        sizes = zip(*inner, strict=True)
+        axes = tuple([axis for axis, found in enumerate(sizes) if len(set(found)) > 1]) or (0,)
+    library = library_of(arrays[0])
+    flat = [one.reshape(-1) for one in arrays]
+    if library == "numpy":
+        return RaggedInput(np.concatenate(flat), shapes, axes)
+    module = sys.modules[library]
+    return RaggedInput((module.cat if library == "torch" else module.concatenate)(flat), shapes, axes)
+
+
+# ---- padding --------------------------------------------------------------------------------------
+
+
+def padded(given: RaggedInput, padding: Padding) -> tuple[Any, Lengths]:
+    """Return the rows of an input as one padded array ``[rows, …]``, and their lengths."""
+    axes = given.axes
+    columns = [[shape[axis + 1] for shape in given.shapes for _ in range(shape[0])] for axis in axes]
+    target = list(given.shapes[0][1:])
+    for axis, column in zip(axes, columns, strict=True):
+        target[axis] = padding.size(max(column))
+    sizes = np.array(columns, np.int64).T
+    lengths = Lengths(sizes, tuple([target[axis] for axis in axes]), padding.side)
+    flat = given.flat
+    if padding.dtype is None:
+        if all(min(column) == target[axis] for axis, column in zip(axes, columns, strict=True)):
+            return flat.reshape((len(columns[0]), *target)), lengths
+        if axes == (0,) and isinstance(flat, np.ndarray) and flat.dtype.kind != "O":
+            return _joined_rows(flat, columns[0], target, padding), lengths
+    return _assigned_rows(given, target, padding), lengths
+
+
+def _joined_rows(flat: Any, row_lengths: Sequence[int], target: Sequence[int], padding: Padding) -> Any:
+    """Return padded rows whose first axis is the only variable one: each row is one range of bytes.
+
+    One join of rows and pieces of padding takes less time than an assignment for each row.
+    """
+    itemsize = flat.dtype.itemsize
+    step = element_count(target[1:]) * itemsize
+    row_nbytes = target[0] * step
+    source = memoryview(flat.view(np.uint8))
+    filler = memoryview(np.full(row_nbytes // itemsize, padding.value, flat.dtype).view(np.uint8))
+    parts: list[memoryview] = []
+    start = 0
+    for length in row_lengths:
+        end = start + length * step
+        parts.append(source[start:end])
+        parts.append(filler[: row_nbytes - end + start])
+        start = end
+    if padding.side != _RIGHT:
+        parts[::2], parts[1::2] = parts[1::2], parts[::2]
+    return np.ndarray((len(row_lengths), *target), flat.dtype, bytearray().join(parts))
+
+
+def _assigned_rows(given: RaggedInput, target: Sequence[int], padding: Padding) -> Any:
+    """Return padded rows of any library and with any variable axes."""
+    flat, library, rows = given.flat, library_of(given.flat), given.rows()
+    if library == "numpy":
+        dtype = flat.dtype if padding.dtype is None else np.dtype(padding.dtype)
+        value = b"" if dtype.kind == "O" and isinstance(padding.value, int | float) else padding.value
+        whole: Any = np.full((len(rows), *target), value, dtype)
+    else:
+        place = {"device": flat.device} if library == "torch" else {}
+        dtype = flat.dtype if padding.dtype is None else padding.dtype
+        whole = sys.modules[library].full((len(rows), *target), padding.value, dtype=dtype, **place)
+    for number, row in enumerate(rows):
+        if padding.side == _RIGHT:
+            part = tuple([slice(size) for size in row.shape])
+        else:
+            part = tuple([slice(end - size, end) for size, end in zip(row.shape, target, strict=True)])
+        whole[(number, *part)] = row
+    return whole
+
+
+# ---- outputs --------------------------------------------------------------------------------------
+
+
+def cut_outputs(
+    outputs: Mapping[str, Any], rows: Sequence[int], ragged: Mapping[str, Axes], lengths: Sequence[Lengths]
+) -> list[dict[str, Any] | BatchError]:
+    """Return the outputs of each request. A ragged output is a list with one array for each row, or a padded
+    array, which is cut to the lengths of the input that was padded to its sizes.
+
+    Raises:
+        BatchError: An output has not one entry for each row, or sizes that no padded input has.
+    """
+    total = sum(rows)
+    columns: dict[str, Any] = {}
+    for name, value in outputs.items():
+        is_list = isinstance(value, list | tuple)
+        count = (
+            len(value)
+            if is_list
+            else row_count({name: value if hasattr(value, "shape") else np.asarray(value)})
+        )
+        if count != total:
+            raise BatchError(f"Received output {name!r} with {count} rows, but the batch has {total}")
+        is_cut = name in ragged and not is_list
+        columns[name] = _cut_rows(name, value, ragged[name], lengths) if is_cut else value
+    answers: list[dict[str, Any] | BatchError] = []
+    start = 0
+    for count in rows:
+        end = start + count
+        try:
+            answers.append({name: _own_rows(name, one[start:end]) for name, one in columns.items()})
+        except BatchError as error:
+            answers.append(error)
+        start = end
+    return answers
+
+
+def _cut_rows(name: str, value: Any, axes: Axes, lengths: Sequence[Lengths]) -> list[Any]:
+    if not lengths:
+        return list(value)
+    sizes = tuple([value.shape[axis + 1] for axis in axes])
+    found = next((one for one in lengths if one.padded == sizes), None)
+    if found is None:
+        given = " and ".join(str(list(one.padded)) for one in lengths)
+        raise BatchError(
+            f"The ragged output {name!r} has the sizes {list(sizes)}, but inputs were padded to {given}: "
+            "return such an array, or a list with one array for each row"
+        )
+    rows = []
+    for row, row_sizes in zip(value, found.sizes.tolist(), strict=True):
+        part = [slice(None)] * (axes[-1] + 1)
+        for axis, size, end in zip(axes, row_sizes, found.padded, strict=True):
+            part[axis] = slice(size) if found.side == _RIGHT else slice(end - size, end)
+        rows.append(row[tuple(part)])
+    return rows
+
+
+def _own_rows(name: str, rows: Any) -> Any:
+    """Return the rows of one request as one array."""
+    if not isinstance(rows, list | tuple):
+        return rows
+    arrays = [one if hasattr(one, "shape") else np.asarray(one) for one in rows]
+    if len(arrays) == 1:
+        return arrays[0][None]
+    if len({tuple(one.shape) for one in arrays}) > 1:
+        shapes = " and ".join(sorted({str(tuple(one.shape)) for one in arrays}))
+        raise BatchError(f"The rows of output {name!r} of one request have the shapes {shapes}; expected one")
+    library = library_of(arrays[0])
+    return np.stack(arrays) if library == "numpy" else sys.modules[library].stack(arrays)
