@@ -122,13 +122,13 @@ def _model_lines(model: dict[str, Any]) -> Iterator[str]:
     yield f"{model['name']}{version}: {', '.join(of)}"
     for key, title in (("inputs", "in "), ("outputs", "out")):
         for one in model[key]:
-            optional = ", optional" if one.get("optional") else ""
-            yield f"  {title}  {one['name']}: {one['datatype']} {one['shape']}{optional}"
+            flags = "".join(f", {flag}" for flag in ("optional", "ragged") if one.get(flag))
+            yield f"  {title}  {one['name']}: {one['datatype']} {one['shape']}{flags}"
 
 
 def _tensor_summary(spec: TensorSpec) -> dict[str, Any]:
     tensor = {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
-    return tensor | ({"optional": True} if spec.optional else {})
+    return tensor | {flag: True for flag in ("optional", "ragged") if getattr(spec, flag)}
 
 
 def _model_summary(model: ModelSpec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU
 from gpuserve.model import openai_declaration as openai
 from gpuserve.model.declaration import GPU, MEMORIES, array_library, device_problem, memory_problem
-from gpuserve.model.rules import batching_faults, is_int, mapping
+from gpuserve.model.rules import batching_faults, is_int, mapping, ragged_faults
 from gpuserve.model.spec import CUPY
 from gpuserve_worker.protocol.tensor import datatype_of
 
@@ -55,7 +55,8 @@ def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
     for index, model in models:
         path: Path = ("models", index)
         yield from _ensemble_keys(model, path)
-        yield from (Violation((*path, *place), text) for place, text in batching_faults(model))
+        for place, text in (*batching_faults(model), *ragged_faults(model)):
+            yield Violation((*path, *place), text)
         yield from _openai(model, path)
         yield from _answers(model, path)
         yield from _memories(model, path)

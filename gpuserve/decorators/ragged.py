@@ -146,7 +146,7 @@ def join_ragged(requests: Any, padding: Padding | None) -> Batch:
     data = [data_of(one) for one in requests]
     if not axes and padding is not None and data:
         given = padding.lengths if isinstance(padding.lengths, Mapping) else ()
-        differ = [name for name in data[0] if len({np.shape(one.get(name))[1:] for one in data}) > 1]
+        differ = [name for name in data[0] if len({np.shape(one.get(name, ()))[1:] for one in data}) > 1]
         axes = dict.fromkeys(given or differ or list(data[0])[:1])
     alike = join_data([{name: one[name] for name in one if name not in axes} for one in data])
     arrays = {}
@@ -216,8 +216,8 @@ def _joined_rows(flat: Any, row_lengths: Sequence[int], target: Sequence[int], p
     itemsize = flat.dtype.itemsize
     step = element_count(target[1:]) * itemsize
     row_nbytes = target[0] * step
-    source = memoryview(flat.view(np.uint8))
-    filler = memoryview(np.full(row_nbytes // itemsize, padding.value, flat.dtype).view(np.uint8))
+    source = flat.view(np.uint8).data
+    filler = np.full(row_nbytes // itemsize, padding.value, flat.dtype).view(np.uint8).data
     parts: list[memoryview] = []
     start = 0
     for length in row_lengths:

@@ -32,6 +32,7 @@ from gpuserve.model.rules import (
     DeclarationFault,
     check_batching,
     check_ensemble,
+    check_ragged,
     complete_control,
     value_errors_as_bad_config,
     with_control_inputs,
@@ -39,6 +40,7 @@ from gpuserve.model.rules import (
 from gpuserve.model.spec import (
     NO_RATE,
     NO_SEQUENCES,
+    RAGGED_BATCH_ELEMENTS,
     BatchingSpec,
     InstanceSpec,
     ModelSpec,
@@ -312,8 +314,11 @@ def build_model_spec(
     # Some responses may have been sent when the worker dies; the state of a sequence is lost with the worker.
     options["retry_on_worker_death"] &= not (options["decoupled"] or sequence.strategy)
     warmed = warmups(warmup, input_specs, options["max_batch_size"])
+    batching: BatchingSpec = options.get("batching", BatchingSpec())
+    if not batching.max_batch_elements and any(one.ragged for one in input_specs):
+        options["batching"] = dataclasses.replace(batching, max_batch_elements=RAGGED_BATCH_ELEMENTS)
     options.setdefault("labels", label_specs(outputs, output_specs))
-    return ModelSpec(
+    spec = ModelSpec(
         name=name,
         inputs=input_specs,
         outputs=output_specs,
@@ -321,6 +326,8 @@ def build_model_spec(
         warmup=with_control_inputs(warmed, sequence),
         **options,
     )
+    check_ragged(spec)
+    return spec
 
 
 def _option(name: str, value: Any) -> Any:

@@ -54,7 +54,8 @@ FILE: Final = "file"
 class Tensor:
     """One input or output of a model. Tensors without a name are INPUT_1…, OUTPUT_1… by position.
 
-    Only inputs may be optional or have a ``memory``, "gpu" or "cpu"; only outputs may have labels.
+    Only inputs may be optional or have a ``memory``, "gpu" or "cpu"; only outputs may have labels. The
+    requests of one batch may have different shapes of a ``ragged`` tensor.
     """
 
     shape: tuple[int, ...] = required(
@@ -75,6 +76,12 @@ class Tensor:
         "Memory of the array that the callable receives: gpu, of the instance, or cpu; null: determined by "
         "array.",
         words=MEMORIES,
+    )
+    ragged: bool | None = option(
+        False,
+        "Whether the requests of one batch may differ in the sizes that are -1. The callable receives such "
+        "an input as a list, or padded by @batch(pad=…).",
+        triton="allow_ragged_batch",
     )
 
 
@@ -302,7 +309,7 @@ def _tensor_spec(tensor: Tensor, default_name: str, array: str | None) -> Tensor
     if problem is not None:
         raise BindError(f"Tensor {name!r}: {problem}")
     memory = input_memory(tensor.memory, datatype, array)
-    return TensorSpec(name, datatype, shape, bool(tensor.optional), memory)
+    return TensorSpec(name, datatype, shape, bool(tensor.optional), memory, bool(tensor.ragged))
 
 
 # ---- labels -------------------------------------------------------------------------------------

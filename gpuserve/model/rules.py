@@ -12,6 +12,7 @@ step waits for its input tensors. The steps are therefore a graph, which must ha
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,9 +123,53 @@ def _batching(batching: Mapping[str, Any], limit: Any) -> Iterator[DeclarationFa
 
 
 def _without_effect(batching: Mapping[str, Any], without: str) -> Iterator[DeclarationFault]:
-    for key in ("preferred_batch_sizes", "max_queue_delay_us"):
+    for key in ("preferred_batch_sizes", "max_queue_delay_us", "max_batch_elements", "bucket_boundaries"):
         if batching.get(key):
             yield DeclarationFault(("batching", key), f"{key} has no effect without {without}")
+
+
+def check_ragged(model: ModelSpec) -> None:
+    """Raise BadModelConfig unless the ragged tensors of a model go with its other options."""
+    tensors = {
+        key: [{"name": one.name, "shape": list(one.shape), "ragged": one.ragged} for one in specs]
+        for key, specs in (("inputs", model.inputs), ("outputs", model.outputs))
+    }
+    batching = {"bucket_boundaries": list(model.batching.bucket_boundaries)}
+    ensemble = model.steps or None
+    plain = {**tensors, "max_batch_size": model.max_batch_size, "batching": batching, "ensemble": ensemble}
+    for _, text in ragged_faults(plain):
+        raise BadModelConfig(text)
+
+
+def ragged_faults(model: Mapping[str, Any]) -> Iterator[DeclarationFault]:
+    """Yield every broken rule of ragged tensors in the plain data of one model."""
+    ragged: dict[str, int] = {"inputs": 0, "outputs": 0}
+    for key in ragged:
+        tensors = model.get(key)
+        for index, one in enumerate(tensors if isinstance(tensors, list) else ()):
+            if mapping(one).get("ragged") is True:
+                ragged[key] += 1
+                if (text := _ragged_problem(one, model)) is not None:
+                    yield DeclarationFault((key, index, "ragged"), f"tensor {one.get('name')!r}: {text}")
+    boundaries = mapping(model.get("batching")).get("bucket_boundaries")
+    if not isinstance(boundaries, list) or not boundaries or not all(map(is_int, boundaries)):
+        return
+    place = ("batching", "bucket_boundaries")
+    if not ragged["inputs"] and "inputs" in model:
+        yield DeclarationFault(place, "bucket_boundaries has no effect without an input that is ragged")
+    if any(left >= right for left, right in itertools.pairwise(boundaries)):
+        yield DeclarationFault(place, f"bucket_boundaries must ascend, given {boundaries}")
+
+
+def _ragged_problem(tensor: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+    if model.get("ensemble") is not None:
+        return "ragged does not go with an ensemble: it is for the models of its steps"
+    if model.get("max_batch_size", 0) == 0:
+        return "ragged has no effect without a max_batch_size of at least 1; the model does not batch"
+    shape = tensor.get("shape")
+    if isinstance(shape, list) and -1 not in shape:
+        return f"ragged needs a size of -1 in the shape, given {shape}"
+    return None
 
 
 def _priorities(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:

@@ -153,6 +153,8 @@ def _entry(declared: Tensor, spec: TensorSpec) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": spec.name, "dtype": spec.datatype, "shape": list(spec.shape)}
     if spec.optional:
         entry["optional"] = True
+    if spec.ragged:
+        entry["ragged"] = True
     if declared.memory is not None:
         entry["memory"] = declared.memory
     if declared.labels is not None:

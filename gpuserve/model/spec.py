@@ -27,6 +27,8 @@ MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 MAX_CONCURRENCY: Final = 4096
 #: Upper bound of the declared instances of one model.
 MAX_INSTANCES: Final = 256
+#: Default of ``max_batch_elements`` of a model with ragged inputs: it bounds the memory of padding.
+RAGGED_BATCH_ELEMENTS: Final = 1 << 24
 #: Triton's priority level is 64 bits wide.
 MAX_PRIORITY_LEVELS: Final = (1 << 64) - 1
 #: Values of ``on_unrecoverable``.
@@ -91,6 +93,19 @@ class BatchingSpec:
         False,
         "Whether responses are sent in the order in which the requests arrived.",
         triton="preserve_ordering",
+    )
+    max_batch_elements: int = option(
+        0,
+        "Largest batch in elements: its rows, times the elements of its longest row in the largest ragged "
+        "input, or in the largest input. 0: no limit, or 16777216 if an input is ragged. A request with more "
+        "runs alone.",
+        least=0,
+    )
+    bucket_boundaries: tuple[int, ...] = option(
+        (),
+        "Ascending lengths, as the first variable size of a ragged input. A batch holds requests between two "
+        "of them.",
+        least=1,
     )
 
 

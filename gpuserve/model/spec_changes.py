@@ -84,7 +84,9 @@ def _option(spec: ModelSpec, name: str, value: Any) -> ModelSpec:
 
 
 def _inputs(spec: ModelSpec, value: Any) -> ModelSpec:
-    """Replace the inputs; an input that the model already has keeps its memory."""
+    """Replace the inputs; an input that the model already has keeps its memory. ``value`` is (name, datatype,
+    shape, optional, ragged) of each.
+    """
     before = {one.name: one.memory for one in spec.inputs}
     inputs = tuple(
         one
@@ -97,14 +99,14 @@ def _inputs(spec: ModelSpec, value: Any) -> ModelSpec:
 
 def _tensors(value: Sequence[Any]) -> tuple[TensorSpec, ...]:
     specs: list[TensorSpec] = []
-    for name, datatype, shape, optional in value:
+    for name, datatype, shape, optional, ragged in value:
         if not name or any(name == earlier.name for earlier in specs):
             raise BadModelConfig(f"a tensor without a name, or two of the name {name!r}")
         if datatype not in ITEMSIZE:
             raise BadModelConfig(f"tensor {name!r} needs a data_type")
         if any(dim < -1 for dim in shape):
             raise BadModelConfig(f"tensor {name!r}: dims must be at least 0, or -1 for any size")
-        specs.append(TensorSpec(str(name), str(datatype), tuple(shape), bool(optional)))
+        specs.append(TensorSpec(str(name), str(datatype), tuple(shape), bool(optional), ragged=bool(ragged)))
     return tuple(specs)
 
 

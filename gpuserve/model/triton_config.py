@@ -139,7 +139,13 @@ def _data_type(datatype: str) -> int:
 
 def _input(spec: TensorSpec) -> Any:
     data_type = _data_type(spec.datatype)
-    return pb.ModelInput(name=spec.name, data_type=data_type, dims=spec.shape, optional=spec.optional)
+    return pb.ModelInput(
+        name=spec.name,
+        data_type=data_type,
+        dims=spec.shape,
+        optional=spec.optional,
+        allow_ragged_batch=spec.ragged,
+    )
 
 
 def _output(spec: TensorSpec, label_filename: str) -> Any:

@@ -20,6 +20,7 @@ from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.model_calls import ModelCallError
 from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
+from gpuserve_worker.inference.ragged import RaggedInput, ragged_names
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from gpuserve_worker.protocol.wire import WireFailure, WireRequest
 
@@ -95,16 +96,22 @@ def worker_batch(
         )
     described = [_wire_request(spec, one, count) for one, count in zip(requests, rows, strict=True)]
     present = [one.name for one in spec.inputs if one.name in arrays[0]]
-    merged = {
-        name: arrays[0][name] if len(arrays) == 1 else np.concatenate([one[name] for one in arrays])
-        for name in present
+    ragged = ragged_names(spec.inputs, spec.outputs)
+    columns = {name: [one[name] for one in arrays] for name in present}
+    shapes = {name: [one.shape for one in columns[name]] for name in present if name in ragged.inputs}
+    for name in shapes:
+        columns[name] = [one.reshape(-1) for one in columns[name]]
+    merged: dict[str, Any] = {
+        name: column[0] if len(column) == 1 else np.concatenate(column) for name, column in columns.items()
     }
     if spec.array == "torch":
         from gpuserve_worker.protocol.tensor import as_tensor  # most models do not need torch
 
         merged = {name: as_tensor(one) for name, one in merged.items()}
+    for name, of_requests in shapes.items():
+        merged[name] = RaggedInput(merged[name], of_requests, ragged.inputs[name])
     names = tuple(one.name for one in spec.outputs)
-    return Batch(merged, described, names, spec.max_batch_size > 0), described
+    return Batch(merged, described, names, spec.max_batch_size > 0, ragged), described
 
 
 def _wire_request(spec: ModelSpec, request: LocalRequest, rows: int) -> WireRequest:

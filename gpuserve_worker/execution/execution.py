@@ -232,7 +232,8 @@ class Execution:
             inputs, shapes = split_ragged(run.inputs)
             run = run._replace(inputs=inputs)
         if session.device is None:
-            arrays, arrival = session.inputs.arrays(run.batch_id, run.inputs), None
+            arrays: dict[str, Any] = session.inputs.arrays(run.batch_id, run.inputs)
+            arrival = None
         else:
             arrays, arrival = session.device.stage(run, failures)
         if self._on_host is not None:

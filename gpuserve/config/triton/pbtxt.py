@@ -261,10 +261,9 @@ TABLES: Final[Mapping[str, Table]] = {
     "ModelVersionPolicy.All": {},
     "ModelVersionPolicy.Specific": _honoured("versions"),
     "ModelInput": {
-        **_honoured("name", "data_type", "dims", "reshape", "optional"),
+        **_honoured("name", "data_type", "dims", "reshape", "optional", "allow_ragged_batch"),
         "format": _idle("it describes the axes; the dims say how long they are"),
         "is_shape_tensor": _TENSORRT,
-        "allow_ragged_batch": _idle("requests of different shapes run in batches of their own"),
         "is_non_linear_format_io": _TENSORRT,
     },
     "ModelTensorReshape": _honoured("shape"),

@@ -376,6 +376,11 @@ def _tensor(draft: EntryDraft, given: Any, into: Path, origin: Path, folder: Mod
         _check_reshape(draft, given, (*origin, "reshape"))
     if into[0] == "inputs" and given.optional:
         entry["optional"] = True
+    if into[0] == "inputs" and given.allow_ragged_batch:
+        entry["ragged"] = True
+        draft.record_origin((*into, "ragged"), (*origin, "allow_ragged_batch"))
+        if given.HasField("reshape"):
+            draft.add_fault((*origin, "reshape"), "reshape does not go with allow_ragged_batch")
     if into[0] == "outputs" and given.label_filename:
         entry["label_filename"] = os.path.join(os.path.abspath(folder.path), given.label_filename)
         draft.record_origin((*into, "label_filename"), (*origin, "label_filename"))

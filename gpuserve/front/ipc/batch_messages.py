@@ -34,6 +34,7 @@ class BatchMessages:
         self._arena = arena
         self._sequences = SequenceRows(spec) if spec.in_sequences else None
         self.device_inputs = DeviceInputs(spec)
+        self._ragged = frozenset([one.name for one in spec.inputs if one.ragged]) or NO_INPUTS
         #: Returns the request id for the logs of the callable; None without an access log.
         self.request_id: Callable[[InferRequest], str] | None = None
 
@@ -53,7 +54,9 @@ class BatchMessages:
             nbytes += one.nbytes
         to_device = self.device_inputs.by_instance.get(link.instance, NO_INPUTS)
         read_only = self._spec.read_only_inputs
-        gathered = gather(requests, sum(rows), self._batched, nbytes, self._arena, link, read_only, to_device)
+        gathered = gather(
+            requests, sum(rows), self._batched, nbytes, self._arena, link, read_only, to_device, self._ragged
+        )
         run = run_message(batch.batch_id, rows, requests, gathered, may_wait=batch.may_wait)
         if self._spec.request_details:
             run = _with_details(run, requests)

@@ -99,14 +99,16 @@ def gather(
     link: WorkerLink,
     read_only: bool = False,
     to_device: frozenset[str] = NO_INPUTS,
+    ragged: frozenset[str] = NO_INPUTS,
 ) -> Gathered:
     """Return the inputs of the requests, concatenated by rows: of shape [rows, …] each if they are
     ``batched``.
 
-    All requests have the same inputs in the same order, with the same inner shapes (``merge_key``). ``rows``
-    is the sum of their rows and ``nbytes`` the size of all inputs. If inputs are ``read_only``, a region that
-    is a whole input may be read in place. Inputs ``to_device`` are not joined here. Raises OutOfMemory if the
-    arena has no room; nothing stays allocated then.
+    All requests have the same inputs in the same order, with the same inner shapes (``merge_key``) unless an
+    input is ``ragged``: its shape is a tuple with the shape of each request. ``rows`` is the sum of their
+    rows and ``nbytes`` the size of all inputs. If inputs are ``read_only``, a region that is a whole input
+    may be read in place. Inputs ``to_device`` are not joined here. Raises OutOfMemory if the arena has no
+    room; nothing stays allocated then.
     """
     first = requests[0]
     blocks: list[Block] = []
@@ -134,7 +136,9 @@ def gather(
                 blocks.append(block)
                 fills += _fills(requests, position, block, link)
                 payload = Ref(block.segment, block.offset, block.nbytes)
-            shape = (rows, *tensor.shape[1:]) if batched else tensor.shape
+            shape: tuple[Any, ...] = (rows, *tensor.shape[1:]) if batched else tensor.shape
+            if tensor.name in ragged:
+                shape = tuple([one.inputs[position].shape for one in requests])
             tensors.append(WireTensor(tensor.name, tensor.datatype, shape, payload))
     except BaseException:
         for block in blocks:

@@ -97,12 +97,15 @@ def _check_parts(model: str, config: Any, now: Any, field: str) -> None:
                 raise _not_changed(model, f"{field}.{part.name}")
 
 
-def _inputs(model: str, config: Any) -> list[tuple[str, str, tuple[int, ...], bool]]:
-    return [(one.name, _datatype(one), tuple(one.dims), one.optional) for one in config.input]
+def _inputs(model: str, config: Any) -> list[tuple[str, str, tuple[int, ...], bool, bool]]:
+    return [
+        (one.name, _datatype(one), tuple(one.dims), one.optional, one.allow_ragged_batch)
+        for one in config.input
+    ]
 
 
-def _outputs(model: str, config: Any) -> list[tuple[str, str, tuple[int, ...], bool]]:
-    return [(one.name, _datatype(one), tuple(one.dims), False) for one in config.output]
+def _outputs(model: str, config: Any) -> list[tuple[str, str, tuple[int, ...], bool, bool]]:
+    return [(one.name, _datatype(one), tuple(one.dims), False, False) for one in config.output]
 
 
 def _datatype(tensor: Any) -> str:
@@ -187,7 +190,7 @@ _READERS: Final[dict[str, tuple[str, _Reader]]] = {
 }
 #: Field -> the parts of its elements that are read; of other fields all parts are.
 _PARTS: Final = {
-    "input": {"name", "data_type", "dims", "optional"},
+    "input": {"name", "data_type", "dims", "optional", "allow_ragged_batch"},
     "output": {"name", "data_type", "dims"},
     "instance_group": {"name", "count", "kind", "gpus"},
 }

@@ -8,6 +8,7 @@ takes a step in Python.
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Hashable, Sequence
 from typing import Final, NamedTuple
@@ -53,18 +54,21 @@ _RANGES: Final = {
 
 
 class CheckedRequest(NamedTuple):
-    """A valid request for the scheduler. Requests with equal ``merge_key`` have equal inner shapes."""
+    """A valid request for the scheduler. Requests with equal ``merge_key`` may share a batch: their inputs
+    have equal inner shapes, or are ragged. ``row_elements`` is the size of a row if the model has a limit.
+    """
 
     rows: int
     merge_key: Hashable
     nbytes: int
+    row_elements: int = 0
 
 
 class _Measured(NamedTuple):
     """The size of an input by its shape. ``nbytes`` is None for BYTES, whose size depends on the data."""
 
     rows: int
-    inner: tuple[str, tuple[int, ...]]
+    inner: tuple[str, tuple[int, ...] | int]
     elements: int
     nbytes: int | None
     alone: CheckedRequest
@@ -113,7 +117,7 @@ class ModelCheck:
         return checked
 
     def _check_together(self, checks: Sequence[_InputCheck], inputs: Sequence[InputTensor]) -> CheckedRequest:
-        nbytes = 0
+        nbytes = row_elements = 0
         rows = 1
         inner = []
         for position, (check, tensor) in enumerate(zip(checks, inputs, strict=True)):
@@ -126,7 +130,8 @@ class ModelCheck:
             rows = measured.rows
             inner.append(measured.inner)
             nbytes += len(tensor.data)
-        return CheckedRequest(rows, tuple(inner) if self._batches else None, nbytes)
+            row_elements = max(row_elements, measured.alone.row_elements)
+        return CheckedRequest(rows, tuple(inner) if self._batches else None, nbytes, row_elements)
 
     def _match_inputs(self, request: InferRequest) -> Sequence[_InputCheck]:
         """Return the checks of the inputs that are present, after putting the inputs in the same order."""
@@ -275,6 +280,13 @@ class _InputCheck:
         self._expected = (-1, *tensor.shape) if spec.max_batch_size else tensor.shape
         self._where = f"input '{tensor.name}' for model '{spec.name}'"
         self._model_name = spec.name
+        self._boundaries = spec.batching.bucket_boundaries
+        #: The axis whose size selects the bucket, or None if the input is not ragged.
+        self._ragged_axis = tensor.shape.index(-1) if tensor.ragged else None
+        #: Whether the elements of this input count towards ``max_batch_elements``.
+        self._is_counted = bool(spec.batching.max_batch_elements) and (
+            tensor.ragged or not any(one.ragged for one in spec.inputs)
+        )
         self._measured: dict[tuple[int, ...], _Measured] = {}
 
     def check_alone(self, tensor: InputTensor) -> CheckedRequest:
@@ -318,8 +330,11 @@ class _InputCheck:
         self._check_largest(shape, itemsize or _REFERENCE_NBYTES)
         elements = element_count(shape)
         nbytes = None if self._datatype == BYTES else elements * itemsize
-        named = (self.name, inner)
-        alone = CheckedRequest(rows, (named,) if batches else None, nbytes or 0)
+        named: tuple[str, tuple[int, ...] | int] = (self.name, inner)
+        if self._ragged_axis is not None:  # one bucket without boundaries
+            named = (self.name, bisect.bisect_left(self._boundaries, inner[self._ragged_axis]))
+        row_elements = element_count(inner) if self._is_counted else 0
+        alone = CheckedRequest(rows, (named,) if batches else None, nbytes or 0, row_elements)
         return _Measured(rows, named, elements, nbytes, alone)
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:

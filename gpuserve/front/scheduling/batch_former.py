@@ -34,9 +34,10 @@ class BatchFormer:
     """Decides which requests at the head of the queue make the next batch, or whether to wait for more.
 
     Requests of one merge key are walked in the order in which they wait, and taken until the batch is
-    *closed*, because the next request would exceed ``max_batch_size``, or until there are no more. *best* is
-    the largest preferred size that the walk reached, or else all requests before the one that exceeded the
-    largest preferred size. The age of the oldest taken request then decides:
+    *closed*, because the next request would exceed ``max_batch_size``, or ``max_batch_elements`` with all
+    rows as long as the longest, or until there are no more. *best* is the largest preferred size that the
+    walk reached, or else all requests before the one that exceeded the largest preferred size. The age of the
+    oldest taken request then decides:
 
     1. best, and the delay has not expired: send exactly best.
     2. closed, or at least the largest preferred size: send all taken requests.
@@ -64,6 +65,7 @@ class BatchFormer:
     ) -> None:
         self.merges = batching.merge and max_batch_size > 0
         self._max_rows = max_batch_size
+        self._max_elements = batching.max_batch_elements
         self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
         self._largest_preferred = max(self._preferred)
         #: If this many rows wait in total, a batch that cannot grow exists.
@@ -145,7 +147,8 @@ class BatchFormer:
         it is closed.
         """
         taken, rows, best = self._collected, self._rows, 0
-        preferred, max_rows = self._preferred, self._max_rows
+        preferred, max_rows, max_elements = self._preferred, self._max_rows, self._max_elements
+        longest = max([one.row_elements for one in taken], default=0) if max_elements else 0
         while waiting:
             request = waiting[0]
             if request.state is not _QUEUED:
@@ -158,6 +161,10 @@ class BatchFormer:
                 if total > max_rows or request.merge_key != taken[0].merge_key:
                     self._rows = rows
                     return best, True
+                if max_elements and total * max(longest, request.row_elements) > max_elements:
+                    self._rows = rows
+                    return best, True
+            longest = max(longest, request.row_elements)
             taken.append(waiting.popleft())
             rows = total
             if rows in preferred:

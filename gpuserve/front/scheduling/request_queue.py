@@ -87,7 +87,8 @@ class QueuedRequest:
     """One request as the scheduler sees it, compared by identity. The driver may subclass it.
 
     The caller sets ``rows``, the size of the batch dimension, at least 1; ``nbytes``, the size that counts
-    towards the queue's limit; ``merge_key``, equal for requests that may share a batch; ``deadline``, in
+    towards the queue's limit; ``merge_key``, equal for requests that may share a batch; ``row_elements``, the
+    elements of a row, for a model with a limit of elements; ``deadline``, in
     seconds of the scheduler's clock; ``retriable``, whether the request may run a second time; ``priority``,
     0 if the client gave none; ``timeout_s``, the source of the deadline. A queue policy that takes the
     timeout over sets both ``deadline`` and ``timeout_s`` to None. The scheduler may refer to a removed
@@ -107,6 +108,7 @@ class QueuedRequest:
     retriable: bool = True
     priority: int = 0
     timeout_s: float | None = None
+    row_elements: int = 0
     enqueued_at: float = field(default=0.0, init=False)
     sequence: int = field(default=-1, init=False)
     attempts: int = field(default=0, init=False)
