@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from gpuserve.decorators.batch_data import select_requests
 from gpuserve.devices.placement import n_processors
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.inference.inference_request import Batch
@@ -117,9 +118,9 @@ def retry_one_by_one(
     if len(alone) == 1:
         return None
     answers: list[Any] = []
-    for one in alone:
+    for position in range(len(alone)):
         try:
-            answers.append(answer([one])[0])
+            answers.append(answer(select_requests(alone, [position]))[0])
         except error_type as error:
             answers.append(error)
     return answers

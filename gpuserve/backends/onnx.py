@@ -9,10 +9,12 @@ import ctypes
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gpuserve.backends.batch_tensors import BatchTensors
 from gpuserve.backends.model_files import (
     MAX_BATCH_SIZE,
     ModelFileError,
@@ -60,6 +62,8 @@ class OnnxModel:
         instances: Number of instances that share the processors, which sets the default number of threads.
         providers: Execution providers in place of the device's: names, or pairs of a name and options.
         session_config: Entries of onnxruntime's session configuration.
+        batch_tensors: Arguments of ``BatchTensors``. Ragged inputs then reach the file as arrays with one axis;
+            otherwise they are padded with zeros.
         options: Attributes of onnxruntime's ``SessionOptions``, such as intra_op_num_threads.
 
     Raises:
@@ -73,6 +77,7 @@ class OnnxModel:
         instances: int = 1,
         providers: Sequence[Any] = (),
         session_config: Mapping[str, str] | None = None,
+        batch_tensors: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         runtime = _onnxruntime()
@@ -85,6 +90,7 @@ class OnnxModel:
         self._outputs = _wanted_outputs(self._session, file)
         self._in_bfloat16 = BF16 in {*self._inputs.values(), *self._outputs.values()}
         self._has_strings = BYTES in self._inputs.values()
+        self._batch_tensors = BatchTensors(**batch_tensors) if batch_tensors else None
         self._is_single = is_one_row_per_request(
             {one.name: len(one.shape) for one in self._session.get_inputs()}
         )
@@ -97,6 +103,7 @@ class OnnxModel:
         instances: int = 1,
         providers: Sequence[Any] = (),
         session_config: Mapping[str, str] | None = None,
+        batch_tensors: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """Return the file's tensors and largest batch, without a run or graph optimizations."""
@@ -119,6 +126,8 @@ class OnnxModel:
         itself: a text that is no UTF-8, or an index that is out of range, fails no other request.
         """
         answer: Any = self._answer  # its declared type still takes arrays
+        if self._batch_tensors is not None:
+            answer = partial(self._batch_tensors.run, run=self._run)
         try:
             return answer(requests)
         except Exception:
@@ -126,8 +135,11 @@ class OnnxModel:
                 raise
             return answers
 
-    @batch
+    @batch(pad=0)
     def _answer(self, /, **arrays: Any) -> dict[str, Any]:
+        return self._run(arrays)
+
+    def _run(self, arrays: dict[str, Any]) -> dict[str, Any]:
         if self._is_single:
             arrays = {name: array[None] for name, array in arrays.items()}
         if any(map(_is_on_device, arrays.values())):

@@ -81,7 +81,7 @@ class PytorchModel:
         torch = _import_torch(file, trust)
         return _load_program(torch, file, "cpu", trust).declaration() | {"array": "torch"}
 
-    @batch
+    @batch(pad=0)
     def __call__(self, /, **tensors: Any) -> dict[str, Any]:
         with self._torch.inference_mode():
             given = [self._to_device(tensors.get(name)) for name in self._order]

@@ -110,7 +110,7 @@ def test_changes_of_a_load_request(tmp_path: Path) -> None:
     for changes, text in (
         ({"instance_group": [(2, ())]}, "it is an ensemble, which has no instance_group"),
         ({"decoupled": True}, "it is an ensemble, which has no decoupled"),
-        ({"input": [("z", "FP32", (-1,), False)]}, "tensor 'a' is no input of the ensemble"),
+        ({"input": [("z", "FP32", (-1,), False, False)]}, "tensor 'a' is no input of the ensemble"),
     ):
         with pytest.raises(InvalidArgument, match=text):
             changed(specs, changes)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from gpuserve.backends.batch_tensors import BatchTensors
 from gpuserve.backends.python_backend.errors import TritonModelException
 from gpuserve.backends.python_backend.inference_requests import ReceivedRequest
 from gpuserve.backends.python_backend.responses import (
@@ -36,10 +37,18 @@ _SINGLE_CONCURRENCY: Final = 128
 class ExecutedModel:
     """Base class of the three kinds of models. A worker calls ``close`` after the last batch."""
 
+    #: Set if the configuration has a ``batch_input``.
+    batch_tensors: BatchTensors | None = None
+
     def __init__(self, model: Any, outputs: Collection[str]) -> None:
         self._model = model
         self._outputs = outputs
         self._execute: Callable[[list[ReceivedRequest]], Any] = model.execute
+
+    def _receive(self, requests: Any, responses: BatchResponseQueue) -> list[ReceivedRequest]:
+        if self.batch_tensors is not None:
+            requests = self.batch_tensors.add_inputs(requests)
+        return _received_requests(requests, responses)
 
     def close(self) -> None:
         finalize = getattr(self._model, "finalize", None)
@@ -53,7 +62,7 @@ class ReturningModel(ExecutedModel):
     def __call__(self, requests: Sequence[Request]) -> list[Any]:
         sent = threading.Event()
         responses = BatchResponseQueue(len(requests), self._outputs, sent.set, decoupled=False)
-        received = _received_requests(requests, responses)
+        received = self._receive(requests, responses)
         try:
             returned = self._execute(received)
             if not responses.is_used and (answers := _answers(returned, received, self._outputs)) is not None:
@@ -83,7 +92,7 @@ class AwaitingModel(ExecutedModel):
     async def __call__(self, requests: Sequence[Request]) -> list[Any]:
         sent = asyncio.Event()
         responses = BatchResponseQueue(len(requests), self._outputs, _setter(sent), decoupled=False)
-        received = _received_requests(requests, responses)
+        received = self._receive(requests, responses)
         try:
             returned = await self._run_shielded(received)
             if not responses.is_used and (answers := _answers(returned, received, self._outputs)) is not None:
@@ -124,7 +133,7 @@ class SendingModel(ExecutedModel):
     async def __call__(self, requests: Sequence[Request]) -> AsyncIterator[list[Any]]:
         sent = asyncio.Event()
         responses = BatchResponseQueue(len(requests), self._outputs, _setter(sent), decoupled=True)
-        self._start(_received_requests(requests, responses), responses)
+        self._start(self._receive(requests, responses), responses)
         del requests
         try:
             while (step := responses.next_step()) != []:

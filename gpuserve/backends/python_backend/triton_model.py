@@ -16,6 +16,7 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any, Final
 
+from gpuserve.backends.batch_tensors import BatchTensors, batch_tensors_in
 from gpuserve.backends.python_backend.execution import AwaitingModel, ReturningModel, SendingModel
 from gpuserve.backends.python_backend.model_config import (
     completed_config,
@@ -67,11 +68,17 @@ class TritonModel:
         model = _initialized_model(
             model_class, file, _initialize_arguments(name, model_dir, version, config, device)
         )
-        outputs = _output_names(config)
-        if using_decoupled_model_transaction_policy(json.loads(config)):
-            return SendingModel(model, outputs, merges=json.loads(config).get("max_batch_size", 0) > 0)
-        awaits = inspect.iscoroutinefunction(model.execute)
-        return AwaitingModel(model, outputs) if awaits else ReturningModel(model, outputs)
+        outputs, values = _output_names(config), json.loads(config)
+        made: ReturningModel | AwaitingModel | SendingModel
+        if using_decoupled_model_transaction_policy(values):
+            made = SendingModel(model, outputs, merges=values.get("max_batch_size", 0) > 0)
+        elif inspect.iscoroutinefunction(model.execute):
+            made = AwaitingModel(model, outputs)
+        else:
+            made = ReturningModel(model, outputs)
+        if tensors := batch_tensors_in(values):
+            made.batch_tensors = BatchTensors(**tensors)
+        return made
 
     @classmethod
     def declare(

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from gpuserve.backends.batch_tensors import batch_tensors_in
 from gpuserve.backends.registry import backend_of, source_of
 from gpuserve.config.triton.folders import ModelFolder
 from gpuserve.config.triton.pbtxt import EntryDraft, listed
@@ -186,7 +187,35 @@ def callable_of(draft: EntryDraft, backend: Backend, folder: ModelFolder, versio
     """Return the callable of a version, its arguments and the options of its backend; {} if there is a
     fault.
     """
+    _check_batch_tensors(draft, backend)
+    if draft.faults:
+        return {}
     return _with_own_shapes(draft, _callable(draft, backend, folder, version))
+
+
+def _check_batch_tensors(draft: EntryDraft, backend: Backend) -> None:
+    config = draft.message
+    inputs, outputs = ({one.name for one in tensors} for tensors in (config.input, config.output))
+    for field in ("batch_input", "batch_output"):
+        for number, one in enumerate(getattr(config, field)):
+            place = (field, number)
+            if backend.name == PYTORCH:
+                draft.add_fault(
+                    place, f"{field} is for backends {ONNXRUNTIME} and {PYTHON}; here, inputs are padded"
+                )
+            if len(one.source_input) != 1 or one.source_input[0] not in inputs:
+                draft.add_fault(
+                    (*place, "source_input"),
+                    f"expected one source_input, an input of the model ({listed(sorted(inputs))}), given "
+                    f"{listed(list(one.source_input)) or 'none'}",
+                )
+            for name in one.target_name:
+                if field == "batch_input" and name in inputs:
+                    draft.add_fault((*place, "target_name"), f"{name!r} is an input that clients give")
+                if field == "batch_output" and name not in outputs:
+                    draft.add_fault((*place, "target_name"), f"the model has no output {name!r}")
+            if field == "batch_input" and one.data_type not in {pb.TYPE_INT32, pb.TYPE_FP32}:
+                draft.add_fault((*place, "data_type"), "expected data_type TYPE_INT32 or TYPE_FP32")
 
 
 def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version: int) -> dict[str, Any]:
@@ -215,6 +244,8 @@ def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version:
             **backend.options,
         }
     path, arguments = folder.file(version, found), _parameters(draft, backend)
+    if tensors := batch_tensors_in(plain(draft.message)):
+        arguments["batch_tensors"] = tensors
     known = backend_of(path)
     if known is None or known.path != backend.callable:  # the name does not imply the callable
         return {"callable": backend.callable, "kwargs": {"file": path, **arguments}, **backend.options}

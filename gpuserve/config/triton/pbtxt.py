@@ -224,10 +224,6 @@ def _honoured(*names: str) -> dict[str, FieldRule]:
 
 
 _TENSORRT: Final = _no("only TensorRT has such tensors; leave it out")
-_RAGGED: Final = _no(
-    "requests are batched by their first axis; pad them to one shape, or give the lengths as "
-    "an input of their own"
-)
 _STATE: Final = _no(
     "the server keeps no state between the requests of a sequence; keep it in the model, by the "
     "correlation id, from the start flag of a sequence to its end flag"
@@ -242,10 +238,8 @@ TABLES: Final[Mapping[str, Table]] = {
         **_honoured("name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
         **_honoured("dynamic_batching", "sequence_batching", "ensemble_scheduling", "instance_group"),
         **_honoured("default_model_filename", "parameters", "model_warmup", "model_transaction_policy"),
-        **_honoured("optimization", "response_cache"),
+        **_honoured("optimization", "response_cache", "batch_input", "batch_output"),
         "runtime": _no("a backend is not chosen by its library; leave it out"),
-        "batch_input": _RAGGED,
-        "batch_output": _RAGGED,
         "cc_model_filenames": _no(
             "a model has one file for all GPUs; give its name as default_model_filename"
         ),
@@ -267,6 +261,8 @@ TABLES: Final[Mapping[str, Table]] = {
         "is_non_linear_format_io": _TENSORRT,
     },
     "ModelTensorReshape": _honoured("shape"),
+    "BatchInput": _honoured("kind", "target_name", "data_type", "source_input"),
+    "BatchOutput": _honoured("kind", "target_name", "source_input"),
     "ModelOutput": {
         **_honoured("name", "data_type", "dims", "reshape", "label_filename"),
         "is_shape_tensor": _TENSORRT,
