@@ -1,5 +1,5 @@
-"""Triton's ``batch_input`` and ``batch_output``: inputs that tell a model about the requests of its batch, and
-outputs that are cut apart by the shapes of an input.
+"""Triton's ``batch_input`` and ``batch_output``: inputs that describe the requests of a batch to its model,
+and outputs that are cut apart by the shapes of an input.
 
 A runtime receives a ragged input as one array with one axis, the elements of all requests, and each value
 below joined over the requests. A model.py receives its requests apart, each with its own values.
@@ -42,8 +42,8 @@ class BatchInput(NamedTuple):
 
 
 class BatchOutput(NamedTuple):
-    """An output of one axis that is cut by the shapes of ``source``. A size of -1 in ``shape``, which includes
-    the batch axis, is that of the same axis of the source.
+    """An output of one axis that is cut by the shapes of ``source``. A size of -1 in ``shape``, which
+    includes the batch axis, is that of the same axis of the source.
     """
 
     name: str
@@ -61,10 +61,8 @@ class BatchOutput(NamedTuple):
                 f"{ends[-1]}"
             )
         flat = value[:].reshape(-1)
-        return [
-            flat[start:end].reshape(shape)
-            for start, end, shape in zip((0, *ends), ends, wanted, strict=False)
-        ]
+        places = zip((0, *ends), ends, wanted, strict=False)
+        return [flat[start:end].reshape(shape) for start, end, shape in places]
 
 
 def _size(axis: int, declared: int, source: Shape) -> int:
@@ -146,15 +144,12 @@ class BatchTensors:
 
     def add_inputs(self, requests: RequestBatch) -> RequestBatch:
         """Return the same requests, each with its own values of the batch inputs."""
-        added: list[dict[str, Any]] = [{} for _ in requests]
+        data = [dict(request.data) for request in requests]
         for one in self._inputs:
-            for more, value in zip(
-                added, one.values([request[one.source].shape for request in requests]), strict=True
-            ):
-                more[one.name] = value
-        made = [
-            request.with_data({**request.data, **more}) for request, more in zip(requests, added, strict=True)
-        ]
+            values = one.values([request[one.source].shape for request in requests])
+            for own, value in zip(data, values, strict=True):
+                own[one.name] = value
+        made = [request.with_data(own) for request, own in zip(requests, data, strict=True)]
         return RequestBatch(made, requests.output_names, requests.batching, requests.ragged)
 
 

@@ -62,8 +62,8 @@ class OnnxModel:
         instances: Number of instances that share the processors, which sets the default number of threads.
         providers: Execution providers in place of the device's: names, or pairs of a name and options.
         session_config: Entries of onnxruntime's session configuration.
-        batch_tensors: Arguments of ``BatchTensors``. Ragged inputs then reach the file as arrays with one axis;
-            otherwise they are padded with zeros.
+        batch_tensors: Arguments of ``BatchTensors``. Ragged inputs then reach the file as arrays with one
+            axis; otherwise they are padded with zeros.
         options: Attributes of onnxruntime's ``SessionOptions``, such as intra_op_num_threads.
 
     Raises:

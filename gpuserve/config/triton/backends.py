@@ -196,25 +196,22 @@ def callable_of(draft: EntryDraft, backend: Backend, folder: ModelFolder, versio
 def _check_batch_tensors(draft: EntryDraft, backend: Backend) -> None:
     config = draft.message
     inputs, outputs = ({one.name for one in tensors} for tensors in (config.input, config.output))
-    for field in ("batch_input", "batch_output"):
-        for number, one in enumerate(getattr(config, field)):
-            place = (field, number)
+    for key in ("batch_input", "batch_output"):
+        for number, one in enumerate(getattr(config, key)):
+            place = (key, number)
             if backend.name == PYTORCH:
-                draft.add_fault(
-                    place, f"{field} is for backends {ONNXRUNTIME} and {PYTHON}; here, inputs are padded"
-                )
+                text = f"{key} goes with backend {ONNXRUNTIME} or {PYTHON}; this one receives padded inputs"
+                draft.add_fault(place, text)
             if len(one.source_input) != 1 or one.source_input[0] not in inputs:
-                draft.add_fault(
-                    (*place, "source_input"),
-                    f"expected one source_input, an input of the model ({listed(sorted(inputs))}), given "
-                    f"{listed(list(one.source_input)) or 'none'}",
-                )
+                given = listed(list(one.source_input)) or "none"
+                text = f"expected one source_input, an input of the model ({listed(sorted(inputs))})"
+                draft.add_fault((*place, "source_input"), f"{text}, given {given}")
             for name in one.target_name:
-                if field == "batch_input" and name in inputs:
+                if key == "batch_input" and name in inputs:
                     draft.add_fault((*place, "target_name"), f"{name!r} is an input that clients give")
-                if field == "batch_output" and name not in outputs:
+                if key == "batch_output" and name not in outputs:
                     draft.add_fault((*place, "target_name"), f"the model has no output {name!r}")
-            if field == "batch_input" and one.data_type not in {pb.TYPE_INT32, pb.TYPE_FP32}:
+            if key == "batch_input" and one.data_type not in {pb.TYPE_INT32, pb.TYPE_FP32}:
                 draft.add_fault((*place, "data_type"), "expected data_type TYPE_INT32 or TYPE_FP32")
 
 
