@@ -62,6 +62,7 @@ def _gather_facts(config: str | None) -> Facts:
 
     devices, settings = ServerDevices(), ServerSettings()
     problems: list[ConfigProblem] = []
+    notes: list[str] = []
     if config is not None:
         try:
             configuration = load_target(config, os.environ)
@@ -70,7 +71,19 @@ def _gather_facts(config: str | None) -> Facts:
         else:
             settings = configuration.settings
             problems = _configuration_problems(configuration, devices)
-    return gather_facts(settings, devices, config, problems)
+            notes = list(_shape_notes(configuration))
+    return gather_facts(settings, devices, config, problems, notes)
+
+
+def _shape_notes(configuration: Configuration) -> Iterator[str]:
+    """Yield the models whose requests share a batch only if their free sizes are equal."""
+    for model in configuration.models:
+        free = [one.name for one in model.inputs if -1 in one.shape and not one.ragged]
+        if free and model.max_batch_size > 1 and model.batching.merge and not model.is_ensemble:
+            yield (
+                f"model {model.name!r}: requests share a batch if the sizes of {', '.join(free)} are equal; "
+                "for others see ragged inputs in docs/how-to.md"
+            )
 
 
 def _configuration_problems(configuration: Configuration, devices: ServerDevices) -> list[ConfigProblem]:
@@ -319,6 +332,8 @@ def _config_findings(facts: Facts) -> Iterator[DoctorFinding]:
         yield DoctorFinding(level, "config", one.text, "")
     if facts.config is not None and not facts.config_problems:
         yield DoctorFinding(Severity.OK, "config", f"{facts.config} can be served here")
+    for note in facts.config_notes:
+        yield DoctorFinding(Severity.OK, "config", note)
 
 
 def _size_text(nbytes: int) -> str:

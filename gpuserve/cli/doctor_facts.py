@@ -97,6 +97,7 @@ class Facts:
     max_connections: int
     config: str | None = None
     config_problems: tuple[ConfigProblem, ...] = ()
+    config_notes: tuple[str, ...] = ()
 
 
 _DISTRIBUTION: Final = "gpuserve"
@@ -113,6 +114,7 @@ def gather_facts(
     devices: ServerDevices,
     config: str | None = None,
     config_problems: Sequence[ConfigProblem] = (),
+    config_notes: Sequence[str] = (),
 ) -> Facts:
     """Return the facts about this machine, and whether a server with these settings could listen."""
     inventory, cupy = devices.inventory(), installed_cupy()
@@ -141,6 +143,7 @@ def gather_facts(
         max_connections=settings.max_connections,
         config=config,
         config_problems=tuple(config_problems),
+        config_notes=tuple(config_notes),
     )
 
 

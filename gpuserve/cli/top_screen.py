@@ -297,6 +297,13 @@ class Screen:
             f"{count_text(row['failures_per_s'])} failures/s, "
             f"{count_text(row['rejections_per_s'])} rejections/s"
         )
+        groups = row.get("shape_groups") or 0
+        if groups > 1 and (row["queued"] or 0) >= 4 * (row["batch_size"] or 1):
+            yield Text(
+                f"mean batch {count_text(row['batch_size'])} with {count_text(row['queued'])} waiting: "
+                f"requests differ in shape ({groups} shapes); see ragged inputs in docs/how-to.md",
+                "yellow",
+            )
         yield Text("")
         columns = fitting_columns(INSTANCE_COLUMNS, width)
         yield _line(table_cells(columns, None))

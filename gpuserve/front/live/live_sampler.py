@@ -156,6 +156,7 @@ def model_row(
         "decoupled": driver.spec.decoupled,
         "is_ensemble": driver.spec.is_ensemble,
         "queued": counts.queued,
+        "shape_groups": counts.shape_groups,
         "in_flight": counts.running_requests,
         "slots": counts.slots,
         "saturation": short(saturation(driver.spec, counts)),

@@ -59,6 +59,7 @@ class BatchRunner:
         self._metrics = metrics
         self._on_other = on_other
         self.in_flight = InFlightBatches()
+        self._is_ragged = any(one.ragged for one in spec.inputs)
         self._no_memory = RateLimitedLog(logger)
         self._loop = asyncio.get_running_loop()
         self.pump_due = False
@@ -89,12 +90,19 @@ class BatchRunner:
             link.flush()
         if requests:
             self._metrics.queued(requests, now)
+        if scheduler.shapes_report:
+            self._report_shapes(scheduler)
         wakeup = source.next_wakeup(now)
         if wakeup != self._wakeup_at:
             if self._wakeup is not None:
                 self._wakeup.cancel()
             self._wakeup_at = wakeup
             self._wakeup = None if wakeup is None else self._loop.call_later(wakeup - now, self._wake)
+
+    def _report_shapes(self, scheduler: Scheduler) -> None:
+        text, scheduler.shapes_report = scheduler.shapes_report, ""
+        advice = "see ragged inputs in docs/how-to.md"
+        logger.warning("model %s: %s: requests differ in shape; %s", self._spec.name, text, advice)
 
     def _wake(self) -> None:
         self._wakeup = self._wakeup_at = None
@@ -116,6 +124,8 @@ class BatchRunner:
             if request.deadline is not None:
                 self._set_deadline_timer(flight)
                 break
+        if self._is_ragged:
+            self._metrics.count_elements(batch.requests, batch.rows)
         if self._answers.tracer is not None:
             self._answers.tracer.on_dispatched(batch)
         if gathered.with_regions:

@@ -332,6 +332,7 @@ def _gauges(driver: Driver) -> dict[str, float]:
     return {
         **({} if part is None else {"gpuserve_saturation": part}),
         "gpuserve_queue_requests": counts.queued,
+        "gpuserve_queue_shape_groups": counts.shape_groups,
         "gpuserve_running_requests": counts.running_requests,
         "gpuserve_arena_bytes": arena.nbytes,
         "gpuserve_arena_blocks": arena.blocks,

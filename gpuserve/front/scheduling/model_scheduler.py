@@ -44,7 +44,7 @@ from gpuserve.front.scheduling.scheduler import (
     SchedulerStatistics,
     statistics_of,
 )
-from gpuserve.front.scheduling.shape_groups import ShapeGroups
+from gpuserve.front.scheduling.shape_groups import MixedShapes, ShapeGroups
 from gpuserve.front.scheduling.slots import LEAD_S, Batch, InstanceSlots
 from gpuserve.front.scheduling.suspects import Blame, Suspects
 from gpuserve.model.spec import CLIENT, ModelSpec
@@ -70,6 +70,7 @@ class ModelScheduler(Scheduler):
     ) -> None:
         self._queue: RequestQueue = make_request_queue(spec.queue)
         regroup = None if spec.queue.fairness == CLIENT else self._regroup
+        self._mixed_shapes = MixedShapes()
         self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age, regroup)
         self._slots: InstanceSlots = InstanceSlots(can_lead(spec)) if slots is None else slots
         self._prefetch = spec.prefetch
@@ -241,11 +242,17 @@ class ModelScheduler(Scheduler):
         again = retried is not None
         alone = again or not self._former.merges
         batch = slots.place(requests, rows, alone, now, exclusive=again, instance=instance)
+        self._observe_shapes(rows)
         if queue.requests and rows == 1 and self._answers_may_wait and requests[0].retriable:
             # Other batches follow. If the worker dies while this answer waits, it may have begun some of
             # them, which run again.
             batch.may_wait = slots.expected_s(batch) < _SHORT_S
         return batch
+
+    def _observe_shapes(self, rows: int) -> None:
+        groups = self._queue.groups
+        if groups is not None and self._mixed_shapes.observe(rows, self._queue.rows, groups.n_groups):
+            self.shapes_report = f"batches hold {rows} rows while {self._queue.rows} wait"
 
     def _has_full(self) -> bool:
         """Return whether enough requests wait for a batch that cannot grow."""
@@ -385,7 +392,9 @@ class ModelScheduler(Scheduler):
         self._counts.retried += len(again)
 
     def statistics(self) -> SchedulerStatistics:
-        return statistics_of(self._queue, self._counts, self._slots)
+        statistics = statistics_of(self._queue, self._counts, self._slots)
+        groups = self._queue.groups
+        return statistics if groups is None else statistics._replace(shape_groups=groups.n_groups)
 
 
 def can_lead(spec: ModelSpec) -> bool:

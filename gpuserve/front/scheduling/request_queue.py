@@ -217,6 +217,10 @@ class WaitingRequests(Sized, Iterable[QueuedRequest], Protocol):
 class GroupedRequests(WaitingRequests, Protocol):
     """Waiting requests in groups that count their rows."""
 
+    @property
+    def n_groups(self) -> int:
+        """Return the number of groups in which requests wait."""
+
     def discard(self, request: QueuedRequest) -> None:
         """Subtract a request that no longer waits; its place is dropped later."""
 

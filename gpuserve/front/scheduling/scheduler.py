@@ -47,6 +47,7 @@ class SchedulerStatistics(NamedTuple):
     lost: int = 0
     sequences: int = 0
     seats: int = 0
+    shape_groups: int = 0
 
 
 @dataclass(slots=True)
@@ -121,6 +122,8 @@ class Scheduler(BatchSource, Protocol):
     """
 
     draining: bool
+    #: A sentence about batches that are small because requests differ in shape, or "".
+    shapes_report: str = ""
     #: The client whose request the last instance that died had run alone; None if no client is to blame.
     blame: Blame | None = None
     _slots: InstanceTable[Any]

@@ -100,6 +100,10 @@ class ShapeGroups:
     def discard(self, request: QueuedRequest) -> None:
         self._groups[request.merge_key].rows -= request.rows
 
+    @property
+    def n_groups(self) -> int:
+        return len(self._groups)
+
     def leading(self) -> ShapeGroup | None:
         """Return the group whose first request is next in the queue; None if no request waits."""
         while self._leading:
@@ -189,3 +193,27 @@ class ShapeGroups:
 
 def _position(request: QueuedRequest) -> _Position:
     return getattr(request, "lane", None), request.place
+
+
+class MixedShapes:
+    """Detects that differences in shape keep the batches of a model small: of its latest batches, most had
+    few of the rows that waited, in several groups.
+    """
+
+    #: The number of such batches, less that of others, from which on shapes are reported.
+    ENOUGH: Final = 256
+    _FEW_GROUPS: Final = 3
+    _WAITING: Final = 4
+
+    def __init__(self) -> None:
+        self._excess = 0
+        self._is_reported = False
+
+    def observe(self, rows: int, queued_rows: int, n_groups: int) -> bool:
+        """Record a batch of ``rows`` and what waits behind it. Return whether to report it, once."""
+        is_small = n_groups > self._FEW_GROUPS and queued_rows >= self._WAITING * rows
+        self._excess = max(0, self._excess + (1 if is_small else -1))
+        if self._is_reported or self._excess < self.ENOUGH:
+            return False
+        self._is_reported = True
+        return True

@@ -50,6 +50,15 @@ _OUTCOMES: Final[Sequence[tuple[str, str, str, Callable[[ModelMetrics], Mapping[
     ("requests_failure_total", "code", "Requests that failed.", lambda one: one.outcomes.failures),
     ("rejected_total", "reason", "Requests that were not accepted.", lambda one: one.outcomes.rejections),
 )
+#: Counters of models with ragged inputs. Their ratio is the waste of padding.
+_RAGGED_COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int | None]]]] = (
+    ("ragged_elements_total", "Elements of requests in ragged batches.", lambda one: one.elements),
+    (
+        "ragged_padded_elements_total",
+        "Elements of ragged batches whose rows are padded to the longest.",
+        lambda one: one.padded_elements,
+    ),
+)
 #: Counters of each instance: name, help text, and value from its metrics and the sum of its executions.
 _INSTANCE_COUNTERS: Final[Sequence[tuple[str, str, Callable[[InstanceMetrics, Executions], int]]]] = (
     ("worker_restarts", "Deaths of the instance's worker.", lambda one, _: one.restarts),
@@ -63,6 +72,7 @@ _INSTANCE_COUNTERS: Final[Sequence[tuple[str, str, Callable[[InstanceMetrics, Ex
 #: Gauges of a driver's scheduler and arena at the time of a scrape; see ``ModelMetrics.gauges``.
 _GAUGES: Final = {
     "gpuserve_queue_requests": "Requests that wait for a worker.",
+    "gpuserve_queue_shape_groups": "Groups of waiting requests that differ in shape; 0 if all are alike.",
     "gpuserve_running_requests": "Requests at a worker.",
     "gpuserve_saturation": "Queued and running work, as a fraction of what keeps all instances busy.",
     "gpuserve_arena_bytes": "Shared memory reserved for inputs.",
@@ -172,6 +182,9 @@ def _model_families(each: Sequence[tuple[Labels, ModelMetrics]]) -> Iterator[Fam
     device = [(labels, one.device_nbytes) for labels, one in each if one.device_nbytes is not None]
     text = "Bytes between steps that stayed on GPUs."
     yield _family("ensemble_device_bytes_total", "counter", text, device)
+    for name, text, amount in _RAGGED_COUNTERS:
+        counted = [(labels, n) for labels, one in each if (n := amount(one)) is not None]
+        yield _family(name, "counter", text, counted)
     gauges = [(labels, one.gauges()) for labels, one in each]
     for name, text in _GAUGES.items():
         values = [(labels, now[name]) for labels, now in gauges if name in now]

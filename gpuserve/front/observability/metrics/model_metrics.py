@@ -196,6 +196,10 @@ class ModelMetrics:
         self.outcomes = OutcomeCounts()
         #: Bytes that an ensemble's steps passed on without the host; None for other models.
         self.device_nbytes: int | None = None
+        #: Elements of requests in batches with ragged inputs, and those of the batches if padded; None for
+        #: other models.
+        self.elements: int | None = None
+        self.padded_elements: int | None = None
         self.request_duration = Histogram(DURATION_BUCKETS)
         self.queue_duration = Histogram(DURATION_BUCKETS)
         self.first_response = Histogram(FIRST_RESPONSE_BUCKETS)
@@ -220,6 +224,13 @@ class ModelMetrics:
     def queued(self, requests: Iterable[Any], now: float) -> None:
         """Count requests (``PendingRequest``) that left the queue for a worker at ``now``."""
         self.queue_duration.observe_all([now - one.enqueued_at for one in requests])
+
+    def count_elements(self, requests: Sequence[Any], rows: int) -> None:
+        """Count the elements of a batch with ragged inputs, as sent and as padded to the longest row."""
+        sizes = [one.row_elements for one in requests]
+        sent = sum([one.rows * size for one, size in zip(requests, sizes, strict=True)])
+        self.elements = (self.elements or 0) + sent
+        self.padded_elements = (self.padded_elements or 0) + rows * max(sizes)
 
     def executed(
         self,
