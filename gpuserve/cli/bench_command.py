@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import enum
 
     from gpuserve.bench.bench_report import BenchReport
-    from gpuserve.bench.bench_session import BenchOutcome, BenchRun
+    from gpuserve.bench.bench_session import BenchRun
     from gpuserve.bench.load_plan import LoadPlan
     from gpuserve.bench.request_payloads import Target
 
@@ -153,9 +153,7 @@ def bench(
 
 
 def run_and_exit(work: Callable[[dict[str, Any]], int], ctx: typer.Context) -> NoReturn:
-    """Call ``work`` with the options of a command, and end the command with the exit status that it
-    returns.
-    """
+    """Call ``work`` with the options of a command, and end the command with the exit status it returns."""
     try:
         raise typer.Exit(work(dict(ctx.params)))
     except BenchOptionError as error:
@@ -165,8 +163,10 @@ def run_and_exit(work: Callable[[dict[str, Any]], int], ctx: typer.Context) -> N
 def _run_bench(given: dict[str, Any]) -> int:
     from datetime import UTC, datetime
 
+    from gpuserve.bench.bench_report import BenchReport
     from gpuserve.bench.bench_session import run_bench
     from gpuserve.bench.report_output import check_output, print_report, progress_view, write_report
+    from gpuserve.version import VERSION
 
     outputs = given["outputs"] or ()
     for path in outputs:
@@ -176,7 +176,8 @@ def _run_bench(given: dict[str, Any]) -> int:
     began_at = datetime.now(UTC).isoformat(timespec="seconds")
     with progress_view(run.plan, sys.stderr) as view:
         outcome = run_bench(run, view)
-    report = _bench_report(given, run, outcome, began_at)
+    about = (run.target.model, str(run.target.url), began_at, VERSION, os.cpu_count() or 1)
+    report = BenchReport(*about, _report_settings(given, run), outcome.levels, outcome.interrupted)
     if report.levels:
         print_report(report, earlier, sys.stdout)
         for path in outputs:
@@ -190,13 +191,8 @@ def _bench_run(given: dict[str, Any]) -> BenchRun:
     from gpuserve.bench.preparation import RequestData
     from gpuserve.bench.request_tensors import parse_shapes
 
-    data = RequestData.of(
-        given["data"],
-        parse_shapes(given["shapes"] or ()),
-        given["batch_size"],
-        given["string_length"],
-        given["seed"],
-    )
+    shapes = parse_shapes(given["shapes"] or ())
+    data = RequestData.of(given["data"], shapes, given["batch_size"], given["string_length"], given["seed"])
     memory = _parse_choice(SharedMemory, "--shared-memory", given["shared_memory"])
     return BenchRun(_bench_target(given), data, _load_plan(given), memory)
 
@@ -214,9 +210,8 @@ def _bench_target(given: dict[str, Any]) -> Target:
         raise BenchOptionError("--timeout", f"expected more than 0 seconds, given {given['timeout_s']:g}")
     tls = ClientTlsFiles(given["tls_ca"], given["tls_cert"], given["tls_key"], not given["tls_no_verify"])
     headers = parse_headers(tuple(given["headers"] or ()))
-    return Target(
-        url, given["model"], given["version"], headers, tls if url.tls else None, given["timeout_s"]
-    )
+    certificates = tls if url.tls else None
+    return Target(url, given["model"], given["version"], headers, certificates, given["timeout_s"])
 
 
 def _load_plan(given: dict[str, Any]) -> LoadPlan:
@@ -265,22 +260,6 @@ def _read_baseline(path: str | None) -> BenchReport | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = (getattr(error, "strerror", None) or "not a text file").lower()
         raise BenchOptionError("--baseline", f"{path} cannot be read: {reason}") from None
-
-
-def _bench_report(given: dict[str, Any], run: BenchRun, outcome: BenchOutcome, began_at: str) -> BenchReport:
-    from gpuserve.bench.bench_report import BenchReport
-    from gpuserve.version import VERSION
-
-    return BenchReport(
-        run.target.model,
-        str(run.target.url),
-        began_at,
-        VERSION,
-        os.cpu_count() or 1,
-        _report_settings(given, run),
-        outcome.levels,
-        outcome.interrupted,
-    )
 
 
 def _report_settings(given: dict[str, Any], run: BenchRun) -> dict[str, Any]:

@@ -48,23 +48,13 @@ def events(
     try:
         with EventStream(server, chosen, model=model, past=past) as stream:
             for event in stream:
-                _write_event(event, as_json)
+                _write_line(event, event_line(event), as_json)
     except ControlError as error:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
     sys.stderr.write("the server has ended\n")
-
-
-def _write_event(event: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        import json
-
-        sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
-    else:
-        sys.stdout.write(event_line(event) + "\n")
-    sys.stdout.flush()
 
 
 def logs(
@@ -90,7 +80,7 @@ def logs(
             _follow_log(server, model, as_json)
         else:
             for line in _kept_lines(server, model):
-                _write_log_line(line, as_json)
+                _write_line(line, line["line"], as_json)
     except ControlError as error:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
@@ -107,10 +97,10 @@ def _follow_log(server: str | None, model: str | None, as_json: bool) -> None:
     with EventStream(server, [EventKind.LOG], model=model) as stream:
         for line in _kept_lines(server, model):
             last = line["number"]
-            _write_log_line(line, as_json)
+            _write_line(line, line["line"], as_json)
         for line in stream:
             if line["number"] > last:
-                _write_log_line(line, as_json)
+                _write_line(line, line["line"], as_json)
     sys.stderr.write("the server has ended\n")
 
 
@@ -123,14 +113,8 @@ def _kept_lines(server: str | None, model: str | None) -> list[dict[str, Any]]:
     return list(outcome.result["lines"])
 
 
-def _write_log_line(line: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        import json
-
-        text = json.dumps(line, ensure_ascii=False)
-    else:
-        text = line["line"]
-    sys.stdout.write(f"{text}\n")
+def _write_line(document: Mapping[str, Any], text: str, as_json: bool) -> None:
+    sys.stdout.write(f"{json.dumps(document, ensure_ascii=False) if as_json else text}\n")
     sys.stdout.flush()
 
 
@@ -142,23 +126,15 @@ _KIND_WIDTH: Final = 17
 def event_line(event: Mapping[str, Any]) -> str:
     """Return an event as a line: time, kind, model and instance, and all facts that are not empty."""
     moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-    parts = [
-        f"{moment}.{int(event['time'] * 1000) % 1000:03d} {event['kind']:<{_KIND_WIDTH}}",
-        _subject(event),
-    ]
-    parts += [str(event[name]) for name in ("state", "reason") if event.get(name)]
-    facts = {name: value for name, value in event.items() if name not in _POSITIONED}
-    parts += [
-        f"{name}={_value_text(value)}" for name, value in facts.items() if value not in (None, "", {}, [])
-    ]
-    return " ".join(one for one in parts if one)
-
-
-def _subject(event: Mapping[str, Any]) -> str:
     version = f" {event['version']}" if "version" in event else ""
     instance = f"/{event['instance']}" if "instance" in event else ""
-    return f"{event.get('model', '')}{version}{instance}"
-
-
-def _value_text(value: Any) -> str:
-    return value if isinstance(value, str) and " " not in value else json.dumps(value, ensure_ascii=False)
+    parts = [
+        f"{moment}.{int(event['time'] * 1000) % 1000:03d} {event['kind']:<{_KIND_WIDTH}}",
+        f"{event.get('model', '')}{version}{instance}",
+    ]
+    parts += [str(event[name]) for name in ("state", "reason") if event.get(name)]
+    for name, value in event.items():
+        if name not in _POSITIONED and value not in (None, "", {}, []):
+            is_word = isinstance(value, str) and " " not in value
+            parts.append(f"{name}={value if is_word else json.dumps(value, ensure_ascii=False)}")
+    return " ".join(one for one in parts if one)

@@ -1,6 +1,4 @@
-"""``gpuserve export``: manifests for Kubernetes, KServe and Docker Compose, a balancer, a dashboard and
-alerts, from a config file.
-"""
+"""``gpuserve export``: manifests for clusters, a balancer, a dashboard and alerts, from a config file."""
 
 from __future__ import annotations
 
@@ -105,17 +103,16 @@ _OPTIONS: dict[str, Any] = {
 def _with_pod_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Replace ``**flags: Any`` at the end of a command's parameters by the options of the pods."""
     defaults = {one.name: one.default for one in fields(ExportOptions)}
+    kind = inspect.Parameter.KEYWORD_ONLY
     options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation
-        )
+        inspect.Parameter(name, kind, default=defaults.get(name), annotation=annotation)
         for name, annotation in _OPTIONS.items()
     ]
     return with_options(verb, options)
 
 
 def _export_options(flags: dict[str, Any]) -> ExportOptions:
-    """Return the flags as ``ExportOptions``, memory in bytes; raise BadParameter for a malformed amount."""
+    """Return the flags as ``ExportOptions``, memory in bytes."""
     given: dict[str, Any] = {name: value for name, value in flags.items() if name not in _MEMORY_FIELDS}
     amounts = {field: _nbytes(name, flags[name]) for name, field in _MEMORY_FIELDS.items()}
     return ExportOptions(**given | amounts)
@@ -218,9 +215,8 @@ def grafana(config: Config, name: Name = "", out: Out = None) -> None:
     """
     from gpuserve.export import rendering
 
-    _write_files(
-        out, {"dashboard.json": rendering.grafana_text(_load_config(config), ExportOptions(name=name))}
-    )
+    text = rendering.grafana_text(_load_config(config), ExportOptions(name=name))
+    _write_files(out, {"dashboard.json": text})
 
 
 def alerts(
@@ -248,7 +244,6 @@ def _load_config(config: str) -> Configuration:
 
 
 def _write_files(out: str | None, files: ExportFiles) -> None:
-    """Write the files below a folder, or the only file to stdout."""
     from gpuserve.export.rendering import write_files, write_stdout
 
     if out is None:

@@ -1,6 +1,5 @@
 """Commands for a running server: ``status``, ``top``, ``drain``, ``load``, ``unload``, ``reload``, ``scale``.
-They are an app of their own as well, with ``events`` and ``logs``, because they need few imports and so start
-fast.
+They are an app of their own as well, with ``events`` and ``logs``, because few imports let them start fast.
 """
 
 from __future__ import annotations
@@ -228,10 +227,8 @@ def _counts(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         model, _, count = text.rpartition("=")
         if not model or not _COUNT_FORM.fullmatch(count):
-            raise typer.BadParameter(
-                f"expected MODEL=N with N of 1 or more, such as linear=4, given {text!r}",
-                param_hint="MODEL=N",
-            )
+            expected = "expected MODEL=N with N of 1 or more, such as linear=4"
+            raise typer.BadParameter(f"{expected}, given {text!r}", param_hint="MODEL=N")
         if model in found:
             raise typer.BadParameter(f"model {model!r} is named twice", param_hint="MODEL=N")
         found[model] = int(count)
@@ -252,9 +249,7 @@ def _ask(
     as_json: bool,
     report: Callable[[str], None] = _write_stderr,
 ) -> VerbOutcome:
-    """Send a command to a server, show its progress on stderr, and return its answer; raise Exit if there is
-    no answer, or after Ctrl-C.
-    """
+    """Send a command to a server, show its progress on stderr, and return its answer, or raise Exit."""
     from gpuserve.supervisor.control.operator_client import ask
     from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
@@ -280,7 +275,6 @@ def _ask_each(server: str | None, command: str, models: Iterable[str], as_json: 
 
 
 def _show(outcome: VerbOutcome, as_json: bool) -> NoReturn:
-    """Show one answer and end the command."""
     if as_json:
         _show_json(_document(outcome))
     else:
@@ -318,11 +312,8 @@ def add_commands(app: typer.Typer) -> None:
 
 def run() -> int:
     """Run ``sys.argv``, whose first word is one of these commands, and return its exit status."""
-    app = typer.Typer(
-        name="gpuserve",
-        context_settings={"help_option_names": ["-h", "--help"]},
-        pretty_exceptions_enable=False,
-    )
+    help_names = {"help_option_names": ["-h", "--help"]}
+    app = typer.Typer(name="gpuserve", context_settings=help_names, pretty_exceptions_enable=False)
     add_commands(app)
     try:
         command_of(app)(prog_name="gpuserve")

@@ -1,6 +1,4 @@
-"""Declarations of command line options: durations, integers, the address of a server, and computed
-options.
-"""
+"""Declarations of command line options: durations, integers, a server's address, computed options."""
 
 from __future__ import annotations
 
@@ -18,15 +16,20 @@ _INTEGER: Final = re.compile("-?[0-9]{1,18}")
 
 
 def option(panel: str | None, text: str | None, *names: str, **more: Any) -> Any:
-    """Declare an option of a panel of ``--help`` (None: the default panel) with its help text, names and
-    typer's arguments.
-    """
+    """Declare an option of a panel of ``--help`` (None: the default panel) with typer's arguments."""
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 def duration(panel: str | None, text: str, name: str) -> Any:
     """Declare an option that takes a duration such as ``500ms``, as seconds."""
-    return option(panel, text, name, metavar="TIME", parser=_seconds)
+
+    def parse(value: str | float) -> float:
+        try:
+            return parse_duration(value) if isinstance(value, str) else value  # a default is a number
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return option(panel, text, name, metavar="TIME", parser=parse)
 
 
 def integer(panel: str | None, text: str, *names: str, least: int | None = None) -> Any:
@@ -41,14 +44,6 @@ def integer(panel: str | None, text: str, *names: str, least: int | None = None)
         return int(value)
 
     return option(panel, text, *names, metavar="INTEGER", parser=parse)
-
-
-def _seconds(value: str | float) -> float:
-    """Parse a duration; a default is a number already."""
-    try:
-        return parse_duration(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def command_of(app: typer.Typer) -> Any:

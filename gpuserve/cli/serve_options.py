@@ -1,5 +1,5 @@
-"""Options of ``gpuserve serve``, ``dev``, ``check`` and ``config``: one for each key of ``server``, made from
-the schema, and those that describe a callable's model.
+"""Options of ``gpuserve serve``, ``dev``, ``check`` and ``config``: one for each key of ``server``, and those
+that describe a callable's model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class BlockCommand(TyperCommand):
     BLOCKS = "Server (each with its environment variable)"
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print typer's help for the other options, the blocks, and the epilog."""
         from rich.console import Console
         from rich.padding import Padding
         from rich.panel import Panel
@@ -48,10 +47,9 @@ class BlockCommand(TyperCommand):
         others.epilog = None
         super(BlockCommand, others).format_help(ctx, formatter)
         blocks = [one for one in self.params if _is_block(one)]
+        panel = Panel(_option_blocks(blocks), border_style="dim", title=self.BLOCKS, title_align="left")
         console = Console()
-        console.print(
-            Panel(_option_blocks(blocks), border_style="dim", title=self.BLOCKS, title_align="left")
-        )
+        console.print(panel)
         if self.epilog:
             console.print(Padding(Text(self.epilog), 1))
 
@@ -85,18 +83,13 @@ def _server_parameter(path: tuple[str, ...]) -> inspect.Parameter:
         name, metavar = f"{name}/{negation(path)}", None
     kind: Any = bool if metavar is None else str
     declared = option(BlockCommand.BLOCKS, _key_help(path), name, metavar=metavar, show_default=False)
-    return inspect.Parameter(
-        parameter_name(path),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, declared],
-    )
+    kinds = inspect.Parameter.KEYWORD_ONLY
+    annotation = Annotated[kind | None, declared]
+    return inspect.Parameter(parameter_name(path), kinds, default=None, annotation=annotation)
 
 
 def _key_help(path: tuple[str, ...]) -> str:
-    """Return the description, choices and default of a key, and on a line of its own its environment
-    variable.
-    """
+    """Return the description, choices and default of a key, and on a line of its own its variable."""
     key, kind = key_at(("server", *path)), kind_at(("server", *path))
     words = kind.option.words if isinstance(kind, Scalar) and kind.is_text else ()
     choices = f" One of {', '.join(words)}." if words else ""
@@ -129,8 +122,5 @@ ModelInstances: TypeAlias = Annotated[int | None, integer(_PANEL, "Processes on 
 def require_callable(target: str, flags: CallableFlags) -> None:
     """Raise BadParameter if model options are given for a target that describes its models itself."""
     if flags.given() and not is_callable_path(target):
-        raise typer.BadParameter(
-            f"{', '.join(flags.given())} can only be used with a callable such as model.py:predict; "
-            f"the models of {target} are described there",
-            param_hint="TARGET",
-        )
+        only = f"{', '.join(flags.given())} can only be used with a callable such as model.py:predict"
+        raise typer.BadParameter(f"{only}; the models of {target} are described there", param_hint="TARGET")

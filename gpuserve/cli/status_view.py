@@ -1,4 +1,4 @@
-"""The status of a server, and tables in general, as lines of text that fit a terminal of any width. Pure."""
+"""The status of a server, and tables in general, as lines of text that fit a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -71,13 +71,12 @@ def _model_parts(models: Sequence[Mapping[str, Any]], width: int | None) -> list
     if width is None or table_fits(_MODEL_HEAD, rows, width):
         return [list(table_lines(_MODEL_HEAD, rows))]
     short = list(table_lines(_MODEL_HEAD, [_model_row(one, "") for one in models], width))
-    reasons = [line for one in models if one["reason"] for line in _reason_lines(one, width)]
+    reasons: list[str] = []
+    for one in models:
+        if one["reason"]:
+            version = f" {one['version']}" if one["version"] else ""
+            reasons += wrapped(f"{one['name']}{version}: {one['reason']}", width)
     return [short, reasons] if reasons else [short]
-
-
-def _reason_lines(model: Mapping[str, Any], width: int) -> list[str]:
-    version = f" {model['version']}" if model["version"] else ""
-    return wrapped(f"{model['name']}{version}: {model['reason']}", width)
 
 
 def _ingress_row(process: Mapping[str, Any]) -> Sequence[str]:
@@ -145,8 +144,8 @@ _KEPT_SPACE: Final = "\0"
 def table_lines(
     head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
 ) -> Iterator[str]:
-    """Yield rows below a head, in columns as wide as their content. If that is wider than ``width``, yield a
-    paragraph for each row instead; no text is cut.
+    """Yield rows below a head, in columns as wide as their content, or if these are wider than ``width`` a
+    paragraph for each row. No text is cut.
     """
     rows = list(rows)
     if width is not None and not table_fits(head, rows, width):
@@ -177,14 +176,8 @@ def _paragraph(head: Sequence[str], row: Sequence[str], width: int) -> Iterator[
 
 def wrapped(text: str, width: int) -> list[str]:
     """Return a text broken at spaces into indented lines; a word longer than a line is cut."""
-    lines = textwrap.wrap(
-        text,
-        width,
-        initial_indent=_GAP,
-        subsequent_indent=_GAP,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(text, width, initial_indent=_GAP, subsequent_indent=_GAP, **options)
     return [shortened(line, width) for line in lines]
 
 

@@ -1,6 +1,4 @@
-"""Tables of ``gpuserve top``: the columns of a sample (``docs/reference.md``, "Events"), their order, and
-numbers as short texts. Pure.
-"""
+"""Tables of ``gpuserve top``: the columns of a sample, their order, and numbers as short texts. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +16,8 @@ _READY: Final = "READY"
 
 
 class Column(NamedTuple):
-    """A column of a table. ``text`` returns the cell's text and ``value`` the sort key (numbers sort
-    descending); ``style`` colours the cell by its row. A ``width`` of 0 takes the space that the others
-    leave.
+    """A column of a table. ``text`` returns the cell's text, ``value`` the sort key (numbers sort descending)
+    and ``style`` the colour. A ``width`` of 0 takes the space that the others leave.
     """
 
     head: str
@@ -92,9 +89,7 @@ def errors_per_s(model: Row) -> float | None:
 
 
 def memory_of(model: Row, name: str) -> int | None:
-    """Return the sum of the field ``name`` over all instances in bytes, or None if no instance has
-    the field.
-    """
+    """Return the sum of the field ``name`` over all instances in bytes, or None if none has the field."""
     known = [one[name] for one in model["instances"] if one.get(name) is not None]
     return sum(known) if known else None
 
@@ -110,6 +105,10 @@ def _saturation_style(row: Row) -> str:
 
 def _numeric(head: str, width: int, name: str, text: Callable[[Any], str]) -> Column:
     return Column(head, width, lambda row: text(row.get(name)), lambda row: row.get(name) or 0.0)
+
+
+def _memory_cell(name: str) -> tuple[Callable[[Row], str], Callable[[Row], Any]]:
+    return lambda row: bytes_text(memory_of(row, name)), lambda row: memory_of(row, name) or 0
 
 
 #: In the order of importance: a narrow terminal gets the first columns only.
@@ -136,18 +135,8 @@ MODEL_COLUMNS: Final[Sequence[Column]] = (
         lambda row: "bold red" if errors_per_s(row) else "",
     ),
     Column("RESTARTS", 8, lambda row: count_text(restarts(row)), restarts),
-    Column(
-        "MEM",
-        5,
-        lambda row: bytes_text(memory_of(row, "memory_nbytes")),
-        lambda row: memory_of(row, "memory_nbytes") or 0,
-    ),
-    Column(
-        "GPUMEM",
-        6,
-        lambda row: bytes_text(memory_of(row, "gpu_memory_nbytes")),
-        lambda row: memory_of(row, "gpu_memory_nbytes") or 0,
-    ),
+    Column("MEM", 5, *_memory_cell("memory_nbytes")),
+    Column("GPUMEM", 6, *_memory_cell("gpu_memory_nbytes")),
     _numeric("RUNS", 5, "in_flight", count_text),
     _numeric("SLOTS", 5, "slots", count_text),
 )
@@ -167,8 +156,8 @@ _LEAST_NAME_WIDTH: Final = 14
 
 
 def model_rows(sample: Row, sort: str, *, reverse: bool, containing: str) -> list[Row]:
-    """Return the models of a sample whose name contains a text, sorted by a column of ``SORTS``: numbers
-    descending, names from a to z. ``title`` is the name, with the version if the model has several.
+    """Return the models of a sample whose name contains a text, sorted by a column: numbers descending, names
+    from a to z. ``title`` is the name, with the version if the model has several.
     """
     column = MODEL_COLUMNS[SORTS.index(sort)]
     times = Counter(one["name"] for one in sample["models"])
@@ -196,9 +185,7 @@ def fitting_columns(columns: Sequence[Column], width: int) -> list[Column]:
 
 
 def table_cells(columns: Iterable[Column], row: Row | None) -> list[tuple[str, str]]:
-    """Return text and style of each column, padded: the first on the right, the others on the left. If
-    ``row`` is None, return the heads.
-    """
+    """Return text and style of each column, padded; the heads if ``row`` is None."""
     made = []
     for place, one in enumerate(columns):
         text, style = (one.head, "bold") if row is None else (one.text(row), one.style(row))

@@ -1,6 +1,4 @@
-"""``gpuserve tune``: a search for the settings of a config file with the most throughput under a
-latency limit.
-"""
+"""``gpuserve tune``: a search for the settings with the most throughput under a latency limit."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from gpuserve.cli.option_types import duration, integer, option
 
 if TYPE_CHECKING:
     from gpuserve.bench.preparation import RequestData
-    from gpuserve.bench.tune.tuning import SearchGoal, TunedModel
+    from gpuserve.bench.tune.tuning import TunedModel
     from gpuserve.config.load import Configuration
     from gpuserve.config.yaml_document import Path
 
@@ -98,7 +96,11 @@ def _run_tune(given: dict[str, Any]) -> int:
     from gpuserve.config.load import load_file
 
     histogram_type()
-    goal = _search_goal(given)
+    from gpuserve.bench.tune.settings_search import LatencyLimit, parse_limit
+    from gpuserve.bench.tune.tuning import SearchGoal
+
+    limit = LatencyLimit() if given["latency_limit"] is None else parse_limit(given["latency_limit"])
+    goal = SearchGoal(limit, given["trials"], given["time_budget_s"])
     _check_output(given["output"])
     configuration = load_file(given["config"], os.environ)
     tuned_models = [_tuned_model(given, configuration, name) for name in _model_names(given, configuration)]
@@ -129,15 +131,6 @@ def _run_tune(given: dict[str, Any]) -> int:
     return ExitCode.RUNTIME_FAILURE if missed else ExitCode.OK
 
 
-def _search_goal(given: dict[str, Any]) -> SearchGoal:
-    from gpuserve.bench.tune.settings_search import LatencyLimit, parse_limit
-    from gpuserve.bench.tune.tuning import SearchGoal
-
-    text = given["latency_limit"]
-    limit = LatencyLimit() if text is None else parse_limit(text)
-    return SearchGoal(limit, given["trials"], given["time_budget_s"])
-
-
 def _model_names(given: dict[str, Any], configuration: Configuration) -> list[str]:
     names = given["models"] or [one.name for one in configuration.entries.models if one.callable is not None]
     names = list(dict.fromkeys(names))
@@ -163,16 +156,8 @@ def _tuned_model(given: dict[str, Any], configuration: Configuration, name: str)
         parse_requested(given),
     )
     inputs = {one.name for one in entry.inputs}
-    return TunedModel(
-        given["config"],
-        index,
-        name,
-        instances,
-        axes,
-        _request_data(given, inputs),
-        _load_plan(given),
-        given["protocol"],
-    )
+    data, load = _request_data(given, inputs), _load_plan(given)
+    return TunedModel(given["config"], index, name, instances, axes, data, load, given["protocol"])
 
 
 def _request_data(given: dict[str, Any], inputs: set[str]) -> RequestData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from typing import Final
 
 from gpuserve.core.errors import StartupError
@@ -24,24 +25,17 @@ logger = logging.getLogger(__name__)
 FRONT_QUIT_TIMEOUT_S: Final = 6.0
 
 
+@dataclass(eq=False)
 class ServerShutdown:
     """The shutdown of one server. The reactor stops at its end."""
 
-    def __init__(
-        self,
-        core: ServerCore,
-        models: ServedModels,
-        attached: AttachedModels,
-        quiescence: Quiescence,
-        ingress: IngressProcesses,
-    ) -> None:
-        self._core = core
-        self._models = models
-        self._attached = attached
-        self._quiescence = quiescence
-        self._ingress = ingress
-        #: Requests that the front aborted at the end of the drain.
-        self._unfinished = 0
+    _core: ServerCore
+    _models: ServedModels
+    _attached: AttachedModels
+    _quiescence: Quiescence
+    _ingress: IngressProcesses
+    #: Requests that the front aborted at the end of the drain.
+    _unfinished: int = 0
 
     def start_drain(
         self, timeout_s: float = math.inf, *, lame: bool = True, terminated: bool = False
@@ -59,10 +53,8 @@ class ServerShutdown:
             whole_s = self._quiescence.lame_duck_s(terminated=terminated) if lame else 0.0
             lame_duck_s = self._quiescence.lame_duck_left_s(whole_s)
             if lame_duck_s:
-                logger.info(
-                    "stopping: requests are served for %.3g s more, then queued requests are finished",
-                    lame_duck_s,
-                )
+                text = "stopping: requests are served for %.3g s more, then queued requests are finished"
+                logger.info(text, lame_duck_s)
             else:
                 logger.info("stopping: finishing queued requests")
             if core.front.process is None:  # no request is in flight between two fronts

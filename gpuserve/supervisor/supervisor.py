@@ -1,6 +1,4 @@
-"""The supervisor: one reactor that starts, monitors, restarts and stops all processes of a server. ``run()``
-is the whole run of a server; ``_Parts`` assembles the parts of a server.
-"""
+"""The supervisor: one reactor that starts, monitors, restarts and stops all processes of a server."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from gpuserve.supervisor.models.model_operations import (
     failed_start,
 )
 from gpuserve.supervisor.models.served_models import ServedModels
-from gpuserve.supervisor.operator.event_publication import EventPublication
+from gpuserve.supervisor.operator.event_publication import DELAY_S, EventPublication
 from gpuserve.supervisor.operator.operator_verbs import ControlSocket, OperatorVerbs
 from gpuserve.supervisor.processes.child_process import Child, front_process
 from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor
@@ -61,8 +59,7 @@ from gpuserve_worker.protocol.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-#: Drain time after a model has raised ``UnrecoverableError``, unless ``drain_timeout_s`` is shorter. A
-#: restarted server should be up again soon.
+#: Drain time after a model has raised ``UnrecoverableError``: a restarted server should be up again soon.
 BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
 
 
@@ -141,8 +138,11 @@ class _Parts:
             case messages.Rates(tuple()):
                 status = self.operator.status.document(messages.Census(*message.census))
                 self.publication.publish_sample(status, message)
-            case messages.FrontEvent(str(), str(), int(), str(), dict()):
-                self._record_front_event(message)
+            case messages.FrontEvent(str(kind), str(model), int(version), str(instance), dict(facts)):
+                if kind not in {kind.value for kind in OBSERVED_BY_FRONT}:
+                    raise WireError(f"the front sent an event of kind {kind!r}")
+                about: dict[str, Any] = {"model": model, "version": version, "instance": instance}
+                self._core.events.record(EventKind(kind), **about, **facts)
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
 
@@ -150,25 +150,14 @@ class _Parts:
         """Ask the worker's monitor to kill the worker, or to report that the call is overdue."""
         spec = self.models.execution_hung(generation, hang) or self.attached.execution_hung(generation, hang)
         if spec is not None:
-            self._core.events.record(
-                EventKind.EXECUTION_HUNG,
-                model=spec.name,
-                version=spec.version,
-                instance=hang.instance,
-                running_s=round(hang.ran_s, 3),
-                limit_s=hang.limit_s,
-                pid=hang.pid,
-            )
-
-    def _record_front_event(self, message: messages.FrontEvent) -> None:
-        kind, model, version, instance, facts = message
-        if kind not in {kind.value for kind in OBSERVED_BY_FRONT}:
-            raise WireError(f"the front sent an event of kind {kind!r}")
-        self._core.events.record(EventKind(kind), model=model, version=version, instance=instance, **facts)
+            about: dict[str, Any] = {"model": spec.name, "version": spec.version, "instance": hang.instance}
+            ran_s, limit_s, pid = round(hang.ran_s, 3), hang.limit_s, hang.pid
+            kind = EventKind.EXECUTION_HUNG
+            self._core.events.record(kind, **about, running_s=ran_s, limit_s=limit_s, pid=pid)
 
 
 class Supervisor:
-    """One server.
+    """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``.
 
     Args:
         settings: the settings of the server.
@@ -180,8 +169,6 @@ class Supervisor:
         devices: places the models that clients load.
         config: the config file, if it can be read again.
         watch: if given, the files of the config and of its models are watched for changes.
-
-    ``started`` resolves with the addresses, or fails with the ``StartupError``.
     """
 
     def __init__(
@@ -201,19 +188,15 @@ class Supervisor:
         self._observer = observer
         self._failure: GpuserveError | None = None
         reactor, listeners, live_settings = Reactor(self._on_error), Listeners(), LiveSettings(settings)
-        events = EventLog()
-        lines = LogLines(reactor)
-        front = FrontMonitor(
-            reactor, listeners, live_settings, events, lines, partial(start_front, relay_output)
-        )
-        self._core = ServerCore(
-            ServerLifecycle(events), live_settings, reactor, listeners, front, events, lines
-        )
+        events, lines = EventLog(), LogLines(reactor)
+        start = partial(start_front, relay_output)
+        front = FrontMonitor(reactor, listeners, live_settings, events, lines, start)
+        lifecycle = ServerLifecycle(events)
+        self._core = ServerCore(lifecycle, live_settings, reactor, listeners, front, events, lines)
         self._declared = DeclaredModels(models)
         context = WorkerContext(reactor, self, live_settings, relay_output, {}, lines, watch is not None)
-        self._parts = _Parts(
-            self._core, context, repository or self._declared, devices or ServerDevices(), config, watch
-        )
+        places = devices or ServerDevices()
+        self._parts = _Parts(self._core, context, repository or self._declared, places, config, watch)
         broken = {} if config is None else config.start.broken
         for name, reason in broken.items():
             self._parts.models.table.index.undeclared(name, str(reason))
@@ -228,16 +211,16 @@ class Supervisor:
     # ---- for any thread -------------------------------------------------------------------
 
     def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
-        """Stop the server after queued requests are finished, or at once with ``fast``. ``terminated``: a
-        SIGTERM is the reason. Safe in signal handlers.
+        """Stop the server after queued requests are finished, or at once with ``fast``. Safe in signal
+        handlers. ``terminated``: a SIGTERM is the reason.
         """
         shutdown = self._parts.shutdown
         drain = partial(shutdown.start_drain, terminated=terminated)
         self._core.reactor.call_soon_threadsafe(shutdown.now if fast else drain)
 
     def request_reload(self, reload_all: bool = False) -> None:
-        """Reload the config file once the server serves. With ``reload_all`` reload all models, changed or
-        not. The result is logged. Safe in signal handlers.
+        """Reload the config file, or with ``reload_all`` all models, changed or not, once the server serves.
+        The result is logged. Safe in signal handlers.
         """
         config = self._parts.config
         request = config.request_all if reload_all else config.request_by_signal
@@ -250,7 +233,7 @@ class Supervisor:
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
         """Serve one more model. The future resolves when every instance is loaded. It fails with
-        ``StartupError`` if an instance fails to load; the model is then removed again. It fails with
+        ``StartupError`` if an instance fails to load (the model is then removed again), and with
         ``BindError`` if an attached program serves a model of that name.
         """
         loaded: Future[None] = Future()
@@ -321,8 +304,8 @@ class Supervisor:
         self._parts.models.abandon(error if isinstance(error, GpuserveError) else ended())
 
     def _on_error(self, error: Exception) -> None:
-        """Log an unexpected exception of a callback if the server serves or drains. While the server starts
-        or stops, raise it again, which ends the server.
+        """Log an unexpected exception of a callback if the server serves or drains; otherwise raise it again,
+        which ends the server.
         """
         if self.state not in {ServerState.SERVING, ServerState.DRAINING}:
             raise error
@@ -418,7 +401,8 @@ class Supervisor:
         self.started.set_result(addresses)
         parts.config.server_started()
         parts.polling.start()
-        parts.publication.open_later()
+        # Later, so that the start does not wait for the import of ZeroMQ.
+        core.reactor.call_later(DELAY_S, lambda: parts.publication.open(lambda: None))
 
     def _add_model(self, spec: ModelSpec, loaded: Future[None]) -> None:
         if self.state not in {ServerState.STARTING, ServerState.SERVING}:

@@ -66,14 +66,11 @@ def port_of(url: str) -> int:
     """
     parts = server_url(url) if isinstance(url, str) else None
     if parts is None:
-        raise AttachError(
-            f"expected localhost:8000, http://localhost:8000 or grpc://localhost:8001, given {url!r}"
-        )
+        expected = "localhost:8000, http://localhost:8000 or grpc://localhost:8001"
+        raise AttachError(f"expected {expected}, given {url!r}")
     if not _is_here(parts.hostname or ""):
-        raise AttachError(
-            f"cannot attach to {url!r}: attaching works on one machine only, and {parts.hostname!r} is not "
-            "this one"
-        )
+        here = f"attaching works on one machine only, and {parts.hostname!r} is not this one"
+        raise AttachError(f"cannot attach to {url!r}: {here}")
     return parts.port or DEFAULT_PORTS[parts.scheme]
 
 
@@ -185,19 +182,8 @@ class Ended(NamedTuple):
 
 
 ATTACH: Final = MessageCodec(
-    {
-        1: Hello,
-        2: BindModel,
-        3: UnbindModel,
-        4: WorkerUp,
-        5: WorkerDown,
-        20: Welcome,
-        21: Bound,
-        22: BindRefused,
-        23: Replaced,
-        24: Ended,
-        25: WorkerHung,
-    }
+    dict(enumerate((Hello, BindModel, UnbindModel, WorkerUp, WorkerDown), start=1))
+    | dict(enumerate((Welcome, Bound, BindRefused, Replaced, Ended, WorkerHung), start=20))
 )
 
 
@@ -212,8 +198,8 @@ class PeerCredentials(NamedTuple):
 
 
 def connect(port: int) -> socket.socket:
-    """Connect to this user's server of the port. Raise OSError if no server accepts there, or PermissionError
-    if a process of another user listens there.
+    """Connect to this user's server of the port. Raise OSError if none accepts there; PermissionError if
+    another user's process listens there.
     """
     *files, name = attach_addresses(port)
     for path in files:
@@ -253,9 +239,8 @@ class AttachCallbacks(Protocol):
 
 
 class AttachConnection:
-    """One end of an attachment, from ``open()`` to ``close()`` or to the loss of the peer. The kernel
-    identifies the peer. Its end shows by the socket and by its pidfd, because a child that it has forked may
-    hold the socket open.
+    """One end of an attachment, from ``open()`` to ``close()`` or to the loss of the peer. Its end shows by
+    the socket and by its pidfd, because a child that the peer has forked may hold the socket open.
     """
 
     def __init__(
@@ -339,8 +324,7 @@ _OTHERS_WRITE: Final = 0o022
 
 def local_addresses(file: str, name: bytes, *, create: bool = False) -> list[bytes]:
     """Return the addresses of this user's server in the order in which clients try them: the path of ``file``
-    if the user has a runtime folder and the path is not too long, then the abstract ``name``. Servers create
-    the folder with ``create``.
+    if there is a runtime folder and the path is not too long, then the abstract ``name``.
     """
     folder = _runtime_folder(create=create)
     path = os.fsencode(os.path.join(folder, file)) if folder else b""
@@ -348,9 +332,7 @@ def local_addresses(file: str, name: bytes, *, create: bool = False) -> list[byt
 
 
 def private_owner(folder: str) -> int | None:
-    """Return the user who alone can enter a folder. Return None if others can, or if the path is not a folder
-    but, for example, a symbolic link.
-    """
+    """Return the user who alone can enter a folder; None if others can, or if it is no folder (a link)."""
     try:
         found = os.lstat(folder)
     except OSError:

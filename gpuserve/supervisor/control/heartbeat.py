@@ -1,8 +1,7 @@
 """Heartbeats between two processes, the watchdog of an event loop, and the state of a process by the kernel.
 
-Each process increments a counter of the kernel (an eventfd), and the other polls the counter. Polls are
-counted, not seconds: if the machine or the polling process was suspended, the peer is not blamed. Nor is a
-process that is runnable and gets no CPU.
+One process increments a counter of the kernel (an eventfd), and the other polls the counter. Polls are
+counted, not seconds, so that no peer is blamed for a suspended machine, nor for a lack of CPU time.
 """
 
 from __future__ import annotations
@@ -72,10 +71,7 @@ class LoopWatchdog:
 
 def own_s(before: CpuTimes | None, now: CpuTimes | None, period_s: float) -> float:
     """Return the part of the period between two polls in which other processes did not keep a process from
-    running.
-
-    For a process that runs or waits for a CPU this is the time that it ran. For a process that sleeps or is
-    stopped it is the whole period without the time that it waited.
+    running: of a runnable process the time that it ran; of another one the period less the time it waited.
     """
     if before is None or now is None:
         return period_s
@@ -100,8 +96,8 @@ _RUNNABLE: Final = "R"
 
 
 class CpuTimes(NamedTuple):
-    """The time that the main thread of a process ran, and waited for a CPU, in seconds. A wait is counted
-    when it is over. ``is_runnable``: the thread runs, or waits for a CPU.
+    """The time that the main thread of a process ran, and waited for a CPU (finished waits), in seconds.
+    ``is_runnable``: the thread runs, or waits for a CPU.
     """
 
     ran_s: float

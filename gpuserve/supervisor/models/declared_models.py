@@ -66,11 +66,8 @@ class ConfigSource(Protocol):
 
     def read_all(self, changed: Collection[str] | None = None) -> ServerDeclaration:
         """Return the present content of the file. Raise GpuserveError, with every problem in its text, if the
-        file cannot be read or is wrong.
-
-        Not for the reactor's thread, because this may run callables to describe their tensors. With
-        ``changed``, the models whose files have changed, only these are described, and a model that fails is
-        ``broken``.
+        file cannot be read or is wrong. Not for the reactor's thread, because this may run callables. With
+        ``changed`` only the models whose files have changed are described, and a failure is ``broken``.
         """
 
 
@@ -104,9 +101,7 @@ def wanted_at_start(names: Iterable[str], chosen: Collection[str] | None) -> lis
 
 
 def members(model: str, read: Callable[[str], Sequence[ModelSpec] | None]) -> list[str]:
-    """Return the models of an ensemble's steps, including those of nested ensembles. ``read`` returns the
-    versions of a model.
-    """
+    """Return the models of an ensemble's steps, and of nested ensembles, by ``read``: model to versions."""
     found: dict[str, None] = {}
     left = [model]
     while left:
