@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from gpuserve.cli.status_view import table_lines
+from gpuserve.cli.live.status_view import table_lines
 from gpuserve.devices.inventory import NOT_INSTALLED, Inventory, missing_gpu_reason
 from gpuserve.devices.machine import EXCLUSIVE, Gpu, MigInstance
 from gpuserve.devices.names import VARIABLE

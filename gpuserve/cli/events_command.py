@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from gpuserve.cli.exit_codes import ExitCode
+from gpuserve.cli.live.status_view import event_line
 from gpuserve.cli.option_types import Server
 from gpuserve.core.errors import ControlError, InvalidArgument
 
@@ -39,7 +39,7 @@ def events(
       gpuserve events --past instance_died
       gpuserve events --json sample --server localhost:8000
     """
-    from gpuserve.cli.event_client import EventStream, chosen_kinds
+    from gpuserve.cli.live.event_client import EventStream, chosen_kinds
 
     try:
         chosen = chosen_kinds(kinds or ())
@@ -90,7 +90,7 @@ def logs(
 
 def _follow_log(server: str | None, model: str | None, as_json: bool) -> None:
     """Write the kept lines and then each new one, every line once."""
-    from gpuserve.cli.event_client import EventStream
+    from gpuserve.cli.live.event_client import EventStream
     from gpuserve.core.event_log import EventKind
 
     last = 0
@@ -116,25 +116,3 @@ def _kept_lines(server: str | None, model: str | None) -> list[dict[str, Any]]:
 def _write_line(document: Mapping[str, Any], text: str, as_json: bool) -> None:
     sys.stdout.write(f"{json.dumps(document, ensure_ascii=False) if as_json else text}\n")
     sys.stdout.flush()
-
-
-#: Fields with a position of their own in a line; the others follow as NAME=VALUE.
-_POSITIONED: Final = frozenset({"time", "number", "kind", "model", "version", "instance", "reason", "state"})
-_KIND_WIDTH: Final = 17
-
-
-def event_line(event: Mapping[str, Any]) -> str:
-    """Return an event as a line: time, kind, model and instance, and all facts that are not empty."""
-    moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-    version = f" {event['version']}" if "version" in event else ""
-    instance = f"/{event['instance']}" if "instance" in event else ""
-    parts = [
-        f"{moment}.{int(event['time'] * 1000) % 1000:03d} {event['kind']:<{_KIND_WIDTH}}",
-        f"{event.get('model', '')}{version}{instance}",
-    ]
-    parts += [str(event[name]) for name in ("state", "reason") if event.get(name)]
-    for name, value in event.items():
-        if name not in _POSITIONED and value not in (None, "", {}, []):
-            is_word = isinstance(value, str) and " " not in value
-            parts.append(f"{name}={value if is_word else json.dumps(value, ensure_ascii=False)}")
-    return " ".join(one for one in parts if one)

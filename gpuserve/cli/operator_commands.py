@@ -16,8 +16,8 @@ import typer
 
 from gpuserve.cli.events_command import events, logs
 from gpuserve.cli.exit_codes import INTERRUPTED, ExitCode, help_text
+from gpuserve.cli.live.status_view import status_screen, status_text
 from gpuserve.cli.option_types import AsJson, Server, command_of, duration
-from gpuserve.cli.status_view import status_screen, status_text
 from gpuserve.core.errors import ControlError, GpuserveError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def status(
         outcome.result["stacks"] = texts
     if as_json or outcome.code:
         _show(outcome, as_json)
-    from gpuserve.cli.status_view import status_text
+    from gpuserve.cli.live.status_view import status_text
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     sys.stdout.write(status_text(outcome.result, width))
@@ -109,11 +109,11 @@ def top(
       gpuserve top --once
       gpuserve top --json | jq .server.requests_per_s
     """
-    from gpuserve.cli.top_columns import SORTS
+    from gpuserve.cli.live.top_columns import SORTS
 
     if sort.lower() not in SORTS:
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, given {sort!r}", param_hint="--sort")
-    from gpuserve.cli.top_session import print_models, print_samples, run_top
+    from gpuserve.cli.live.top_session import print_models, print_samples, run_top
 
     try:
         if as_json:
@@ -339,7 +339,7 @@ def watch_status(server: str | None, status: Callable[[], Mapping[str, Any]], *,
 
     A terminal shows the newest status only; other outputs get one after the other, as JSON one a line.
     """
-    from gpuserve.cli.event_client import EventStream, chosen_kinds
+    from gpuserve.cli.live.event_client import EventStream, chosen_kinds
 
     is_screen = sys.stdout.isatty() and not as_json
     if is_screen:

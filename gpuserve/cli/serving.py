@@ -91,9 +91,9 @@ def serve_configuration(
     reload_mode: ReloadMode = ReloadMode.NONE,
 ) -> int:
     """Run the supervisor until a signal, and return the exit status. Raise DeviceError or StartupError."""
+    from gpuserve.cli.live.startup_view import CLOSING_TEXT, RELOADING_TEXT, startup_view
+    from gpuserve.cli.live.terminal_keys import HELP, control_by_keys, has_terminal
     from gpuserve.cli.preflight import require_models, require_trace_output, with_devices
-    from gpuserve.cli.startup_view import CLOSING_TEXT, RELOADING_TEXT, startup_view
-    from gpuserve.cli.terminal_keys import HELP, control_by_keys, has_terminal
     from gpuserve.config.settings import logs
     from gpuserve.model.placement import ServerDevices
     from gpuserve.supervisor.models.declared_models import loaded_at_start

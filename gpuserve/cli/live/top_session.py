@@ -17,9 +17,9 @@ from typing import Any, Final
 from rich.console import Console, Group
 from rich.live import Live
 
-from gpuserve.cli.event_client import EventStream, chosen_kinds
-from gpuserve.cli.terminal_keys import Terminal
-from gpuserve.cli.top_screen import QUIT, KeyCommand, Screen
+from gpuserve.cli.live.event_client import EventStream, chosen_kinds
+from gpuserve.cli.live.terminal_keys import Terminal
+from gpuserve.cli.live.top_screen import QUIT, KeyCommand, Screen
 from gpuserve.core.errors import ControlError
 from gpuserve.core.event_log import EventKind
 from gpuserve.supervisor.control.operator_client import ask

@@ -1,9 +1,11 @@
-"""The status of a server, and tables in general, as lines of text that fit a terminal. Pure."""
+"""The status of a server, its events, and tables in general, as lines of text that fit a terminal. Pure."""
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -189,3 +191,27 @@ def shortened(text: str, width: int) -> str:
 def shortened_path(path: str, width: int) -> str:
     """Return the path without its first folders if it is longer than a line."""
     return path if len(path) <= width else f"…{path[len(path) - width + 1 :]}"
+
+
+# ---- events ---------------------------------------------------------------------------------
+
+#: Fields with a position of their own in a line; the others follow as NAME=VALUE.
+_POSITIONED: Final = frozenset({"time", "number", "kind", "model", "version", "instance", "reason", "state"})
+_KIND_WIDTH: Final = 17
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """Return an event as a line: time, kind, model and instance, and all facts that are not empty."""
+    moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+    version = f" {event['version']}" if "version" in event else ""
+    instance = f"/{event['instance']}" if "instance" in event else ""
+    parts = [
+        f"{moment}.{int(event['time'] * 1000) % 1000:03d} {event['kind']:<{_KIND_WIDTH}}",
+        f"{event.get('model', '')}{version}{instance}",
+    ]
+    parts += [str(event[name]) for name in ("state", "reason") if event.get(name)]
+    for name, value in event.items():
+        if name not in _POSITIONED and value not in (None, "", {}, []):
+            is_word = isinstance(value, str) and " " not in value
+            parts.append(f"{name}={value if is_word else json.dumps(value, ensure_ascii=False)}")
+    return " ".join(one for one in parts if one)

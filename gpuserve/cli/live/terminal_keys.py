@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.cli.status_view import status_text
+from gpuserve.cli.live.status_view import status_text
 from gpuserve.config.settings import logs
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from rich.text import Text
 
-from gpuserve.cli.events_command import event_line
-from gpuserve.cli.top_columns import (
+from gpuserve.cli.live.status_view import event_line
+from gpuserve.cli.live.top_columns import (
     INSTANCE_COLUMNS,
     MODEL_COLUMNS,
     SORTS,

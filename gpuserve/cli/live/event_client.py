@@ -76,7 +76,7 @@ class EventStream:
         self._last_past_number = 0
         self._is_closed = False
         address = _ask_events(server)["address"]
-        from gpuserve.cli.event_subscription import Subscription  # pyzmq: `import *` must stay light
+        from gpuserve.cli.live.event_subscription import Subscription  # pyzmq: `import *` must stay light
 
         self._subscription = Subscription(address, [topic(one, model or "") for one in kinds])
         if past:
