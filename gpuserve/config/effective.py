@@ -1,6 +1,5 @@
-"""The effective values of a configuration, each with its origin.
-
-The origin is a flag, an environment variable, a line of a file, a callable, or the default.
+"""The effective values of a configuration, each with its origin: a flag, an environment variable, a line of a
+file, a callable, or the default.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ _LOOKS_SECRET: Final = re.compile(r"token|secret|passw|credential|api_?key|priva
 
 @dataclass(frozen=True)
 class EffectiveValue:
-    """The value of a key, masked if it is secret.
-
-    ``origin`` is None for a default. ``where`` names the source of the value, and ``line`` the line in the
-    source.
+    """The value of a key, masked if it is secret. ``origin`` is None for a default. ``where`` names the
+    source of the value, and ``line`` the line in it.
     """
 
     path: Path
@@ -46,9 +43,7 @@ class EffectiveValue:
 
 
 def effective(configuration: Configuration) -> Iterator[EffectiveValue]:
-    """Yield every value of a configuration in the order of the schema; name and callable of a model come
-    first.
-    """
+    """Yield every value in the order of the schema; name and callable of a model come first."""
     return _entry(configuration.entries, (), configuration.sources)
 
 
@@ -80,9 +75,8 @@ def _value(value: Any, path: Path, key: Key, *, is_given: bool, sources: Sources
     if not is_given and precedence.override_of(path, sources.overrides) is None:
         return EffectiveValue(path, shown)
     problem = sources.problem(path, "")  # a mistake in the value would be reported at its origin
-    return EffectiveValue(
-        path, shown, problem.origin, problem.label, None if problem.span is None else problem.span.line
-    )
+    line = None if problem.span is None else problem.span.line
+    return EffectiveValue(path, shown, problem.origin, problem.label, line)
 
 
 def _masked(value: Any) -> Any:

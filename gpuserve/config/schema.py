@@ -1,8 +1,6 @@
-"""The schema of a config file: the entry classes, the kind of value at each path, and the JSON Schema.
-
-Options of a model are rows of ``model/spec.py``; the classes here add the keys that only a file has. Rules
-between several keys are in ``rules.py``. ``gpuserve schema`` prints the JSON Schema, and the names of
-environment variables follow from the keys.
+"""The schema of a config file: the entry classes, the kind of value at each path, and the JSON Schema, which
+``gpuserve schema`` prints. Options of a model are rows of ``model/spec.py``; the classes here add the keys
+that only a file has. The names of environment variables follow from the keys.
 """
 
 from __future__ import annotations
@@ -264,12 +262,9 @@ def mapping_schema(entry: type[Entry]) -> dict[str, Any]:
 
 def _property(name: str, key: Key) -> dict[str, Any]:
     is_entry = isinstance(_bare(key.kind), EntryOf)
+    has_default = key.default is not REQUIRED and not isinstance(key.kind, EntryOf)
     return {
-        **(
-            {}
-            if key.default is REQUIRED or isinstance(key.kind, EntryOf)
-            else {"default": copy.copy(key.default)}
-        ),
+        **({"default": copy.copy(key.default)} if has_default else {}),
         "description": key.description,
         **({"examples": [*key.examples]} if key.examples else {}),
         **({} if is_entry else {"title": name.replace("_", " ").title()}),

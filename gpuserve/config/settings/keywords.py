@@ -1,6 +1,5 @@
-"""The settings of a server as keyword arguments of ``Server(…)``, for editors and type checkers.
-
-Values, bounds and words are in the rows of ``server.py``; a test compares this list with them.
+"""The settings of a server as keyword arguments of ``Server(…)``, for editors and type checkers. A test
+compares the list with the rows of ``server.py``.
 """
 
 from __future__ import annotations
@@ -30,13 +29,7 @@ EndpointGroup: TypeAlias = Literal[
 ]
 
 #: Values of ``remote_control``.
-ControlGroup: TypeAlias = Literal[
-    "admin",
-    "logging",
-    "model-repository",
-    "shared-memory",
-    "trace",
-]
+ControlGroup: TypeAlias = Literal["admin", "logging", "model-repository", "shared-memory", "trace"]
 
 
 class ServerKeywords(TypedDict, total=False):

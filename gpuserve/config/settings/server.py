@@ -1,7 +1,6 @@
-"""The settings of a server as one frozen class, without its models.
-
-The command line, the config file and ``Server`` all produce a ``ServerSettings``; the supervisor sends it to
-the front. The classes are option tables: each setting is defined once (see ``gpuserve/model/options.py``).
+"""The settings of a server as one frozen class, without its models. The command line, the config file and
+``Server`` all produce a ``ServerSettings``; the supervisor sends it to the front. The classes are option
+tables: each setting is defined once (see ``gpuserve/model/options.py``).
 """
 
 from __future__ import annotations
@@ -74,17 +73,13 @@ class ResourceLimit:
     @classmethod
     def parse(cls, text: str) -> ResourceLimit:
         """Return the limit in ``name:count`` or ``name:count:device``; a number as device is that of a GPU.
-
-        Raises:
-            ValueError: The text has another form; the message says which form was expected.
+        Raise ValueError, with the expected form, for any other text.
         """
         name, _, rest = text.partition(":")
         count, _, device = rest.partition(":")
         if not name or not count.isascii() or not count.isdigit():
-            raise ValueError(
-                f"expected a resource as 'name:count' or 'name:count:device', such as 'memory:4' or "
-                f"'memory:4:cuda:0', given {text!r}"
-            )
+            expected = "'name:count' or 'name:count:device', such as 'memory:4' or 'memory:4:cuda:0'"
+            raise ValueError(f"expected a resource as {expected}, given {text!r}")
         return cls(name, int(count), f"cuda:{device}" if device.isdigit() else device)
 
 
@@ -104,27 +99,24 @@ def read_resource(text: Any) -> str:
     return str(text)
 
 
-def _shown(url: Any) -> str:
-    return f"{mask_userinfo(str(url))!r:.200}"
+def _checked_url(url: Any, path: str) -> str:
+    if not isinstance(url, str) or _URL.match(url) is None:
+        shown = f"{mask_userinfo(str(url))!r:.200}"
+        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/{path}', given {shown}")
+    return url
 
 
 def read_url(url: Any) -> str:
-    if not isinstance(url, str) or _URL.match(url) is None:
-        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/traces', given {_shown(url)}")
-    return url
+    return _checked_url(url, "traces")
 
 
 def read_metrics_url(url: Any) -> str:
-    if not isinstance(url, str) or _URL.match(url) is None:
-        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/metrics', given {_shown(url)}")
-    return url
+    return _checked_url(url, "metrics")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Tracing of requests from the start on; clients may change the first four settings while the server
-    runs.
-    """
+    """Tracing of requests. Clients may change the first four settings while the server runs."""
 
     level: tuple[str, ...] = option(
         (), "Recorded events of a traced request; empty traces nothing.", words=TRACE_LEVELS
@@ -549,9 +541,7 @@ def with_changed_settings(settings: ServerSettings, changes: Mapping[str, Any]) 
 
 
 def live_settings() -> dict[str, str]:
-    """Return the settings that may change while a server runs, each with the objects that a new value applies
-    to.
-    """
+    """Return the settings that may change while a server runs, each with what a new value applies to."""
     return {name: row.option.live for name, row in rows(ServerSettings).items() if row.option.live}
 
 
