@@ -241,7 +241,7 @@ class Key:
 
     kind: Kind
     description: str
-    default: Any = REQUIRED
+    default: Any = dataclasses.field(default_factory=lambda: REQUIRED)
     make: Callable[[], Any] | None = None
     examples: tuple[Any, ...] = ()
     secret: bool = False

@@ -1,8 +1,6 @@
 """``Triton`` and ``RemoteTriton``: PyTriton's server over ``gpuserve.Server`` and ``AttachedServer``.
-
-Inference callables run in the calling process, each in a thread, as PyTriton's do, because programs share
-objects between them and use objects that cannot be pickled. ``GPUSERVE_ISOLATION=process`` runs each in a
-process.
+Inference callables run in threads of this process, as PyTriton's do, because programs share objects between
+them and use objects that cannot be pickled. ``GPUSERVE_ISOLATION=process`` runs each in a process.
 """
 
 from __future__ import annotations
@@ -138,22 +136,17 @@ class TritonBase(abc.ABC):
             PyTritonRuntimeError: if the server runs and the model could not be loaded.
         """
         if trace_config:
-            raise PyTritonValidationError(
-                "bind(trace_config=…) is not supported by gpuserve: give it to TritonConfig, which is for "
-                "all models, and change it for one by the trace settings of the protocol"
-            )
-        if any(
-            (name.lower(), version) == (model_name.lower(), model_version)
-            for name, version in self._host.bound
-        ):
-            raise PyTritonInvalidOperationError(
-                f"Cannot add model with the same name twice: {model_name!r} is bound already"
-            )
+            text = "bind(trace_config=…) is not supported by gpuserve: give it to TritonConfig, which is for "
+            text += "all models, and change it for one by the trace settings of the protocol"
+            raise PyTritonValidationError(text)
+        bound = [(name.lower(), version) for name, version in self._host.bound]
+        if (model_name.lower(), model_version) in bound:
+            text = f"Cannot add model with the same name twice: {model_name!r} is bound already"
+            raise PyTritonInvalidOperationError(text)
         isolation = os.environ.get(ISOLATION_VARIABLE) or "thread"
         with pytriton_errors():
-            spec = bound_spec(
-                model_name, infer_func, inputs, outputs, model_version, config, strict, isolation
-            )
+            more = (model_version, config, strict, isolation)
+            spec = bound_spec(model_name, infer_func, inputs, outputs, *more)
             self._host.add(spec, infer_func)
 
     @abc.abstractmethod
@@ -222,9 +215,8 @@ class Triton(TritonBase):
             super().__init__(Server(settings), workspace)
         self._triton_server = self._host  # programs call its is_alive()
         if unused := ineffective_options(self._config):
-            logger.warning(
-                "These options of TritonConfig have no effect with gpuserve: %s.", ", ".join(unused)
-            )
+            text = "These options of TritonConfig have no effect with gpuserve: %s."
+            logger.warning(text, ", ".join(unused))
 
     def __enter__(self) -> Self:
         if self._policy.launch_triton_on_startup:
@@ -251,9 +243,8 @@ class Triton(TritonBase):
             TimeoutError: if the server was not started.
         """
         if not self._host.is_alive():
-            raise TimeoutError(
-                "Triton Inference Server is not ready: it was not started; call run() or serve()"
-            )
+            text = "Triton Inference Server is not ready: it was not started; call run() or serve()"
+            raise TimeoutError(text)
         self.run()
 
     def serve(self, monitoring_period_s: float = MONITORING_PERIOD_S) -> None:
@@ -373,30 +364,15 @@ def bound_spec(
     strict: bool,
     isolation: str,
 ) -> ModelSpec:
-    """Return the model spec of ``bind``'s arguments, by PyTriton's rules. Raise as ``ModelHost.bind``.
-
-    The rules concern accepted values, the number of concurrent batches, and error texts for clients. A
-    warm-up that cannot run is logged and left out.
+    """Return the model spec of ``bind``'s arguments, by PyTriton's rules of accepted values, concurrent
+    batches and error texts. Raise as ``ModelHost.bind``. A warm-up that cannot run is logged and left out.
     """
     without_warmups = config
     if isinstance(config, ModelConfig):
         without_warmups = copy.copy(config)
         without_warmups.model_warmup = None
-    spec = model_spec(
-        model_name,
-        infer_func,
-        inputs,
-        outputs,
-        model_version,
-        without_warmups,
-        EXACT if strict else False,
-        isolation,
-        _concurrency(infer_func, config),
-    )
-    return dataclasses.replace(spec, all_lines=True, warmup=_warmups(spec, config))
-
-
-def _warmups(spec: ModelSpec, config: ModelConfig | None) -> tuple[Any, ...]:
+    more = (EXACT if strict else False, isolation, _concurrency(infer_func, config))
+    spec = model_spec(model_name, infer_func, inputs, outputs, model_version, without_warmups, *more)
     declared = config.model_warmup if isinstance(config, ModelConfig) else None
     found: list[Any] = []
     for one in declared or ():
@@ -404,12 +380,12 @@ def _warmups(spec: ModelSpec, config: ModelConfig | None) -> tuple[Any, ...]:
             found.append(warmup_as_given(one, spec.inputs))
         except BadModelConfig as error:
             logger.warning("left out a warm-up of model %s: %s", spec.name, error)
-    return tuple(found)
+    return dataclasses.replace(spec, all_lines=True, warmup=tuple(found))
 
 
 def _concurrency(infer_func: Any, config: ModelConfig | None) -> int | None:
-    """Return 1 if the model is not decoupled, as in PyTriton, or None for the default. A callable whose
-    attribute ``concurrency`` is a number keeps that number.
+    """Return 1 if the model is not decoupled, as in PyTriton, or None for the default. A callable's own
+    number ``concurrency`` counts.
     """
     callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
     overlapping = [one for one in callables if callable(one) and kind_of(one) in _OVERLAPPING_KINDS]

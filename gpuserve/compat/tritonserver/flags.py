@@ -1,11 +1,9 @@
-"""The table of all flags of Triton's server, with what becomes of each in gpuserve.
-
-``option_settings.py`` converts the values of the flags to settings.
-"""
+"""The table of all flags of Triton's server. ``option_settings.py`` converts their values to settings."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,24 +46,17 @@ class TritonFlag:
     more: str = ""
 
 
-def _setting(
-    name: str, kind: FlagKind, setting: str, *, repeated: bool = False, words: str = "", more: str = ""
-) -> TritonFlag:
-    return TritonFlag(name, kind, FlagFate.SETTING, setting, repeated, tuple(words.split()), more)
+def _flag(fate: FlagFate) -> Callable[..., TritonFlag]:
+    def declare(
+        name: str, kind: FlagKind, text: str, *, repeated: bool = False, words: str = "", more: str = ""
+    ) -> TritonFlag:
+        return TritonFlag(name, kind, fate, text, repeated, tuple(words.split()), more)
+
+    return declare
 
 
-def _part(name: str, kind: FlagKind, text: str, *, repeated: bool = False, words: str = "") -> TritonFlag:
-    return TritonFlag(name, kind, FlagFate.PART, text, repeated, tuple(words.split()))
-
-
-def _ineffective(
-    name: str, kind: FlagKind, why: str, *, repeated: bool = False, words: str = ""
-) -> TritonFlag:
-    return TritonFlag(name, kind, FlagFate.NO_EFFECT, why, repeated, tuple(words.split()))
-
-
-def _refused(name: str, kind: FlagKind, instead: str, *, repeated: bool = False) -> TritonFlag:
-    return TritonFlag(name, kind, FlagFate.REFUSED, instead, repeated)
+_setting, _part = _flag(FlagFate.SETTING), _flag(FlagFate.PART)
+_ineffective, _refused = _flag(FlagFate.NO_EFFECT), _flag(FlagFate.REFUSED)
 
 
 _TEXT, _INTEGER, _NUMBER, _BOOLEAN = FlagKind.TEXT, FlagKind.INTEGER, FlagKind.NUMBER, FlagKind.BOOLEAN

@@ -1,7 +1,5 @@
-"""Helpers that tests of PyTriton's programs import: free ports, scripts in a thread, process states, log
-lines.
-
-``ScriptThread`` and ``ProcessMonitoring`` need psutil, as PyTriton's do.
+"""Helpers that tests of PyTriton's programs import. ``ScriptThread`` and ``ProcessMonitoring`` need psutil,
+as PyTriton's do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Spans that a program opens itself.
-
-The server traces requests in another process than the callable's, so there is never a parent span. A tracer
-that a program sets is used for the spans that the program opens.
+"""Spans that a program opens itself. The server traces requests in another process than the callable's, so
+there is never a parent span. A tracer that a program sets is used for the program's own spans.
 """
 
 from __future__ import annotations
