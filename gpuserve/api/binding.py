@@ -91,9 +91,7 @@ def model_spec(
 def _for_openai(
     inputs: Any, outputs: Any, config: ModelConfig
 ) -> tuple[Sequence[Tensor], Sequence[Tensor], ModelConfig]:
-    """Return the tensors and the config of a model for OpenAI's clients. Such a model batches only with a
-    ``Batching``, because the streams of a batch end together.
-    """
+    """Return tensors and config of a model for OpenAI's clients. It batches only with a ``Batching``."""
     for key, given in (("inputs", inputs), ("outputs", outputs)):
         if given and (problem := openai.tensors_problem(key, given)):
             raise BadModelConfig(problem)
@@ -173,7 +171,6 @@ def _instances(
 
 
 def _devices(device: Any) -> list[str]:
-    """Return the device names of ``device``, at least one."""
     given = [device] if isinstance(device, str) else device
     if not isinstance(given, Sequence) or not given or not all(isinstance(one, str) for one in given):
         raise BindError(f"device must be a string or a non-empty sequence of strings, got {device!r:.200}")

@@ -287,7 +287,6 @@ class ModelHost(abc.ABC):
         return self._thread is not None and self._thread.is_alive()
 
     def _start(self) -> tuple[Runner, _SupervisorThread]:
-        """Return the runner and its thread, and start them if they do not run."""
         with self._lock:
             if self._runner is not None and self._thread is not None and self._thread.is_alive():
                 return self._runner, self._thread

@@ -69,9 +69,6 @@ def described(infer_func: Any) -> str:
     return f"the callable {name!r}" if name else f"the {type(infer_func).__qualname__} object"
 
 
-# ---- the part at fault ----------------------------------------------------------------------
-
-
 class PicklingFault(NamedTuple):
     """The innermost part that cannot be pickled. ``path`` is "" for the object itself."""
 
@@ -111,7 +108,6 @@ def can_be_pickled(value: Any) -> bool:
 
 
 def _first_bad(fault: PicklingFault, seen: set[int], budget: Iterator[int]) -> PicklingFault | None:
-    """Return the first part that cannot be pickled, or None if none is found within the budget."""
     for path, value in _parts(fault.path, fault.culprit):
         if id(value) in seen:  # a cycle, which leads back to a part that is known to fail
             continue
@@ -124,7 +120,6 @@ def _first_bad(fault: PicklingFault, seen: set[int], budget: Iterator[int]) -> P
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the direct parts of an object, each with its path."""
     match value:
         case functools.partial():
             yield _below(path, "func"), value.func
@@ -209,8 +204,6 @@ def _of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
-
-# ---- shared objects -------------------------------------------------------------------------
 
 #: The name and version of a model.
 Key: TypeAlias = tuple[str, int]

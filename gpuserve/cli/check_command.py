@@ -15,18 +15,8 @@ import typer
 
 from gpuserve.cli.exit_codes import ExitCode, exit_code_of
 from gpuserve.cli.serve_command_line import overrides
-from gpuserve.cli.serve_options import (
-    MaxBatchSize,
-    ModelDevices,
-    ModelInputs,
-    ModelInstances,
-    ModelName,
-    ModelOutputs,
-    require_callable,
-    with_server_options,
-)
+from gpuserve.cli.serve_options import model_flags, require_callable, with_model_options, with_server_options
 from gpuserve.config.problems import Origin
-from gpuserve.config.repositories import CallableFlags
 from gpuserve.config.yaml_document import Path, parse_value
 
 if TYPE_CHECKING:
@@ -36,17 +26,13 @@ if TYPE_CHECKING:
     from gpuserve_worker.protocol.tensor import TensorSpec
 
 
+@with_model_options
 def check(
     config: Annotated[
         str, typer.Argument(metavar="TARGET", help="A config file, a model file, a callable or a repository.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
-    name: ModelName = None,
-    inputs: ModelInputs = None,
-    outputs: ModelOutputs = None,
-    max_batch_size: MaxBatchSize = None,
-    devices: ModelDevices = None,
-    instances: ModelInstances = None,
+    **options: Any,
 ) -> None:
     """Validate a config file or another target of ``serve``, and print the models.
 
@@ -65,7 +51,7 @@ def check(
     from gpuserve.config.triton.load import load_target
     from gpuserve.model.placement import ServerDevices
 
-    flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    flags = model_flags(options)
     require_callable(config, flags)
     try:
         configuration = load_target(config, os.environ, model=flags)
@@ -96,9 +82,7 @@ def _write_result(
     *,
     despite_problems: bool = False,
 ) -> None:
-    """Write the result; problems go to stderr unless the output is JSON. ``despite_problems``: the models are
-    served in spite of problems.
-    """
+    """Write the result. ``despite_problems``: the models are served in spite of problems."""
     if as_json:
         result = {"config": config, "ok": not problems, "problems": [one.as_json() for one in problems]}
         sys.stdout.write(json.dumps(result | {"models": models}, indent=2, ensure_ascii=False) + "\n")
@@ -263,7 +247,6 @@ def _yaml_lines(values: Iterable[EffectiveValue]) -> Iterator[tuple[str, str]]:
 
 
 def _shared_steps(one: Path, other: Path) -> int:
-    """Return the number of leading steps that two paths share."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 

@@ -91,7 +91,6 @@ def device_headline(inventory: Inventory, cupy: Cupy | None) -> str:
 
 
 def _gpu_rows(inventory: Inventory) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each GPU, followed by its MIG instances."""
     for gpu in inventory.machine.gpus:
         memory = _memory_text(gpu.free_nbytes, gpu.memory_nbytes)
         node = str(gpu.numa_node) if gpu.numa_node >= 0 else _UNKNOWN

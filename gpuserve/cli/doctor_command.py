@@ -134,9 +134,6 @@ def has_fault(found: Iterable[DoctorFinding]) -> bool:
     return any(one.level is Severity.FAULT for one in found)
 
 
-# ---- this Python ------------------------------------------------------------------------------
-
-
 def _python_findings(facts: Facts) -> Iterator[DoctorFinding]:
     if facts.is_supported:
         yield _ok("python", facts.python)
@@ -159,9 +156,6 @@ def is_older(version: str, least: str) -> bool:
 def _version_numbers(version: str) -> list[int]:
     leading = re.match(r"\d+(\.\d+)*", version)
     return [int(one) for one in leading[0].split(".")] if leading else []
-
-
-# ---- the machine ------------------------------------------------------------------------------
 
 
 def _kernel_findings(facts: Facts) -> Iterator[DoctorFinding]:
@@ -241,9 +235,6 @@ def _clock_findings(facts: Facts) -> Iterator[DoctorFinding]:
     if facts.clock_source and facts.clock_source not in _QUICK_CLOCKS:
         text = f"the clock source is {facts.clock_source}: each reading is a system call"
         yield _warning("clock", text, "boot with clocksource=tsc, if the processor's TSC is stable")
-
-
-# ---- other servers, ports, the configuration -----------------------------------------------------
 
 
 def _server_findings(facts: Facts) -> Iterator[DoctorFinding]:

@@ -235,9 +235,6 @@ def _counts(texts: Iterable[str]) -> dict[str, int]:
     return found
 
 
-# ---- requests to the server, and their answers ------------------------------------------------
-
-
 def _write_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
@@ -300,9 +297,6 @@ def _show_json(document: Mapping[str, Any]) -> None:
 
 def _exit(outcomes: Iterable[VerbOutcome]) -> NoReturn:
     raise typer.Exit(ExitCode.RUNTIME_FAILURE if any(one.code for one in outcomes) else ExitCode.OK)
-
-
-# ---- as a command line ----------------------------------------------------------------------
 
 
 def add_commands(app: typer.Typer) -> None:

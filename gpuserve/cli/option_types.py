@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -60,6 +61,15 @@ def _all_commands(command: Any) -> Iterator[Any]:
     yield command
     for child in getattr(command, "commands", {}).values():
         yield from _all_commands(child)
+
+
+def keyword(
+    panel: str | None, name: str, kind: Any, default: Any, text: str | None, *names: str, **more: Any
+) -> inspect.Parameter:
+    """Return a parameter for ``with_options``: an option with an integer, a duration (float) or a text."""
+    declare = {int: integer, float: duration}.get((*typing.get_args(kind), kind)[0], option)
+    annotation = Annotated[kind, declare(panel, text, *names, **more)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def with_options(command: Callable[..., None], options: Iterable[inspect.Parameter]) -> Callable[..., None]:

@@ -10,22 +10,13 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
 from gpuserve.cli.exit_codes import exit_code_of, report_error
 from gpuserve.cli.serve_command_line import overrides
-from gpuserve.cli.serve_options import (
-    MaxBatchSize,
-    ModelDevices,
-    ModelInputs,
-    ModelInstances,
-    ModelName,
-    ModelOutputs,
-    require_callable,
-    with_server_options,
-)
+from gpuserve.cli.serve_options import model_flags, require_callable, with_model_options, with_server_options
 from gpuserve.cli.serving import ReloadMode, is_target, serve_repositories, serve_target
 from gpuserve.config.fingerprints import folders_in, package_folders, shallow_fingerprint
 from gpuserve.config.problems import ConfigProblems, Origin
@@ -58,22 +49,17 @@ _Repositories = Annotated[
 
 
 @with_server_options
+@with_model_options
 def serve(
     context: typer.Context,
     target: _Target = None,
     more: _More = None,
     repositories: _Repositories = None,
-    name: ModelName = None,
-    inputs: ModelInputs = None,
-    outputs: ModelOutputs = None,
-    max_batch_size: MaxBatchSize = None,
-    devices: ModelDevices = None,
-    instances: ModelInstances = None,
     reload: Annotated[
         bool,
         typer.Option("--reload", help="Watch the files of the models, and reload each model that changes."),
     ] = False,
-    **flags: str | bool | None,
+    **flags: Any,
 ) -> None:
     """Serve a config file, Triton model repositories, a model file or one callable.
 
@@ -94,25 +80,20 @@ def serve(
 
     SIGTERM or Ctrl-C finishes queued requests, a second one ends at once; SIGHUP reloads the config file.
     """
-    model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    described = model_flags(flags)
     folders = [*(more or ()), *(repositories or ())]
     reload_mode = ReloadMode.FILES if reload else ReloadMode.NONE
-    raise typer.Exit(_serve(target, folders, model_flags, overrides(flags), context.obj, reload_mode))
+    raise typer.Exit(_serve(target, folders, described, overrides(flags), context.obj, reload_mode))
 
 
 @with_server_options
+@with_model_options
 def dev(
     context: typer.Context,
     target: _Target = None,
     more: _More = None,
     repositories: _Repositories = None,
-    name: ModelName = None,
-    inputs: ModelInputs = None,
-    outputs: ModelOutputs = None,
-    max_batch_size: MaxBatchSize = None,
-    devices: ModelDevices = None,
-    instances: ModelInstances = None,
-    **flags: str | bool | None,
+    **flags: Any,
 ) -> None:
     """Serve, and reload each model whose files change, without interrupting traffic.
 
@@ -126,26 +107,26 @@ def dev(
       gpuserve dev config.yaml
       gpuserve dev model.py
     """
-    model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    described = model_flags(flags)
     folders = [*(more or ()), *(repositories or ())]
     server = overrides(flags)
-    raise typer.Exit(_serve(target, folders, model_flags, server, context.obj, ReloadMode.FILES_AND_KEYS))
+    raise typer.Exit(_serve(target, folders, described, server, context.obj, ReloadMode.FILES_AND_KEYS))
 
 
 def _serve(
     target: str | None,
     more: list[str],
-    model_flags: CallableFlags,
+    described: CallableFlags,
     server: Sequence[Override],
     early: EarlyFront | None,
     reload_mode: ReloadMode,
 ) -> int:
     folders = [*([] if target is None else [target]), *more]
     if target is not None and not more:
-        _check_target(target, model_flags)
-        serve = partial(serve_target, target, model_flags, server, reload_mode=reload_mode)
+        _check_target(target, described)
+        serve = partial(serve_target, target, described, server, reload_mode=reload_mode)
     else:
-        _check_folders(folders, model_flags)
+        _check_folders(folders, described)
         serve = partial(serve_repositories, folders, server, reload_mode=reload_mode)
     return serve(early) if reload_mode is ReloadMode.NONE else serve_with_restarts(serve, early, folders)
 
@@ -154,8 +135,7 @@ def _wrong_target(text: str) -> typer.BadParameter:
     return typer.BadParameter(text, param_hint="TARGET")
 
 
-def _check_folders(folders: list[str], model_flags: CallableFlags) -> None:
-    """Raise BadParameter if the targets are not model repositories only."""
+def _check_folders(folders: list[str], described: CallableFlags) -> None:
     if not folders:
         expected = "expected a config file, a callable such as model.py:predict, or a model repository"
         raise _wrong_target(expected)
@@ -163,20 +143,20 @@ def _check_folders(folders: list[str], model_flags: CallableFlags) -> None:
         if os.path.isfile(one) or ":" in one:
             expected = "expected model repositories, which are folders"
             raise _wrong_target(f"{expected}, given {one!r}; only those can be several")
-    if model_flags.given():
+    if described.given():
         only = "can only be used with a callable such as model.py:predict"
-        described = "models of repositories are described by their config.pbtxt"
-        raise _wrong_target(f"{', '.join(model_flags.given())} {only}; {described}")
+        where = "models of repositories are described by their config.pbtxt"
+        raise _wrong_target(f"{', '.join(described.given())} {only}; {where}")
 
 
-def _check_target(target: str, model_flags: CallableFlags) -> None:
+def _check_target(target: str, described: CallableFlags) -> None:
     """Raise BadParameter if the target cannot be served, or does not go with the model options."""
     if not is_target(target):
         if target.endswith(".py"):
             raise _wrong_target(f"there is no file {target!r}")
         expected = "expected a config file, a model file, a callable such as model.py:predict"
         raise _wrong_target(f"{expected} or a repository of models, given {target!r}")
-    require_callable(target, model_flags)
+    require_callable(target, described)
 
 
 #: Fingerprints of the watched folders, taken before the server starts.

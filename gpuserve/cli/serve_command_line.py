@@ -58,7 +58,6 @@ def parse_plain_command(arguments: Sequence[str]) -> PlainCommand | None:
 
 
 def _switches() -> dict[str, tuple[tuple[str, ...], bool]]:
-    """Return the flags that take no value: for each its key, and the value that the flag sets."""
     return {
         flag: (path, flag == flag_name(path))
         for path in option_paths()

@@ -8,12 +8,12 @@ import copy
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from gpuserve.cli.option_types import integer, option, with_options
+from gpuserve.cli.option_types import keyword, with_options
 from gpuserve.cli.serve_command_line import flag_name, is_switch, negation, option_paths, parameter_name
 from gpuserve.config.entries import Scalar
 from gpuserve.config.precedence import variable_name
@@ -30,9 +30,7 @@ _METAVARS = {"port": "PORT", "s": "TIME", "nbytes": "BYTES"}
 
 
 class BlockCommand(TyperCommand):
-    """A command whose help prints the options of the panel ``BLOCKS`` as blocks of lines, after all others: a
-    table would leave no width for their text.
-    """
+    """A command whose help prints the options of the panel ``BLOCKS`` as blocks: a table is too narrow."""
 
     BLOCKS = "Server (each with its environment variable)"
 
@@ -82,10 +80,9 @@ def _server_parameter(path: tuple[str, ...]) -> inspect.Parameter:
     if is_switch(path):
         name, metavar = f"{name}/{negation(path)}", None
     kind: Any = bool if metavar is None else str
-    declared = option(BlockCommand.BLOCKS, _key_help(path), name, metavar=metavar, show_default=False)
-    kinds = inspect.Parameter.KEYWORD_ONLY
-    annotation = Annotated[kind | None, declared]
-    return inspect.Parameter(parameter_name(path), kinds, default=None, annotation=annotation)
+    more = {"metavar": metavar, "show_default": False}
+    parameter, text = parameter_name(path), _key_help(path)
+    return keyword(BlockCommand.BLOCKS, parameter, kind | None, None, text, name, **more)
 
 
 def _key_help(path: tuple[str, ...]) -> str:
@@ -98,25 +95,34 @@ def _key_help(path: tuple[str, ...]) -> str:
 
 
 _PANEL = "Model, when the target is a callable"
+_TENSOR = "NAME:DTYPE:SHAPE"
 
-ModelName: TypeAlias = Annotated[str | None, option(_PANEL, "Name of the model; default the callable's.")]
-ModelInputs: TypeAlias = Annotated[
-    list[str] | None, option(_PANEL, "An input tensor; repeatable.", "--input", metavar="NAME:DTYPE:SHAPE")
-]
-ModelOutputs: TypeAlias = Annotated[
-    list[str] | None, option(_PANEL, "An output tensor; repeatable.", "--output", metavar="NAME:DTYPE:SHAPE")
-]
-MaxBatchSize: TypeAlias = Annotated[int | None, integer(_PANEL, "Largest batch. Default 0: no batching.")]
-ModelDevices: TypeAlias = Annotated[
-    list[str] | None,
-    option(
-        _PANEL,
-        "cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
-        "--device",
-        metavar="DEVICE",
-    ),
-]
-ModelInstances: TypeAlias = Annotated[int | None, integer(_PANEL, "Processes on each device. Default 1.")]
+
+# fmt: off
+_MODEL_OPTIONS: Final = (
+    keyword(_PANEL, "name", str | None, None, "Name of the model; default the callable's."),
+    keyword(_PANEL, "inputs", list[str] | None, None,
+            "An input tensor; repeatable.", "--input", metavar=_TENSOR),
+    keyword(_PANEL, "outputs", list[str] | None, None,
+            "An output tensor; repeatable.", "--output", metavar=_TENSOR),
+    keyword(_PANEL, "max_batch_size", int | None, None, "Largest batch. Default 0: no batching."),
+    keyword(_PANEL, "devices", list[str] | None, None,
+            "cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
+            "--device", metavar="DEVICE"),
+    keyword(_PANEL, "instances", int | None, None, "Processes on each device. Default 1."),
+)
+# fmt: on
+
+
+def with_model_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that ends in ``**flags`` the options that describe a callable's model."""
+    return with_options(verb, _MODEL_OPTIONS)
+
+
+def model_flags(flags: dict[str, Any]) -> CallableFlags:
+    """Remove the options of ``with_model_options`` from the options of a command, and return them."""
+    name, inputs, outputs, size, devices, instances = (flags.pop(one.name) for one in _MODEL_OPTIONS)
+    return CallableFlags(name, inputs or (), outputs or (), size, devices or (), instances)
 
 
 def require_callable(target: str, flags: CallableFlags) -> None:

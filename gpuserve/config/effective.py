@@ -60,7 +60,6 @@ def _entry(entry: Entry, path: Path, sources: Sources) -> Iterator[EffectiveValu
 
 
 def _inner(value: Any, path: Path) -> list[tuple[Entry, Path]]:
-    """Return the entries that a value is or contains, each with its path."""
     if isinstance(value, Entry):
         return [(value, path)]
     if isinstance(value, list):
@@ -80,7 +79,6 @@ def _value(value: Any, path: Path, key: Key, *, is_given: bool, sources: Sources
 
 
 def _masked(value: Any) -> Any:
-    """Return plain data with the values of secret names masked."""
     if isinstance(value, Mapping):
         return {key: MASK if _LOOKS_SECRET.search(str(key)) else _masked(one) for key, one in value.items()}
     if isinstance(value, list):

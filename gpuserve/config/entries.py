@@ -65,9 +65,6 @@ class Mistake(NamedTuple):
     at_key: bool = False
 
 
-# ---- kinds of values ----------------------------------------------------------------------------
-
-
 class Kind:
     """A kind of values; this class itself stands for any value."""
 
@@ -232,9 +229,6 @@ class OrNull(Kind):
         return [self.kind]
 
 
-# ---- mappings with known keys -------------------------------------------------------------------
-
-
 @dataclasses.dataclass(eq=False)
 class Key:
     """A key of a mapping. ``default`` is ``REQUIRED`` if there is none; ``make`` returns a new default."""
@@ -321,9 +315,6 @@ class EntryOf(Kind):
         return {"$ref": f"#/$defs/{self.entry.__name__}"}
 
 
-# ---- from option tables to keys -----------------------------------------------------------------
-
-
 @functools.cache
 def entry_class_of(table: Any) -> type[Entry]:
     """Return the entry class that an option table stands for."""
@@ -364,7 +355,6 @@ def _key(row: Row) -> Key:
 
 
 def _kind(hint: Any, option: Option) -> Kind:
-    """Return the kind of values of a type; ``option`` bounds the value, or each element of a list."""
     if dataclasses.is_dataclass(hint):
         return EntryOf(entry_class_of(typing.cast(Any, hint)))
     if typing.get_origin(hint) is dict:
@@ -386,9 +376,6 @@ def _kind(hint: Any, option: Option) -> Kind:
 
 
 FILLED: Final = Scalar(str, Option("", some=True))
-
-
-# ---- readers of texts ---------------------------------------------------------------------------
 
 
 def read_model_name(name: str) -> str:

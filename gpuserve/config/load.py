@@ -72,9 +72,7 @@ def with_stale_answers(
     stale: Iterable[ModelDescription],
     sources: Sources,
 ) -> tuple[list[ModelDescription], dict[str, ConfigProblems]]:
-    """Return the answers with earlier answers to the same question in place of problems, and the replaced
-    problems by model.
-    """
+    """Return the answers with earlier ones in place of problems, and the replaced problems by model."""
     earlier = [one for one in stale if one.answer.problem is None]
     found: list[ModelDescription] = []
     broken: dict[str, ConfigProblems] = {}
@@ -285,7 +283,6 @@ def resolve(
 
 
 def _checked(data: Any, base_dir: str, sources: Sources) -> tuple[schema.ConfigFile, list[Problem]]:
-    """Return the entries of the whole configuration, and the mistakes in single entries."""
     mistakes: list[Mistake] = []
     entries: schema.ConfigFile = schema.ConfigFile.read(data, (), mistakes)
     others = sources.others

@@ -94,9 +94,6 @@ def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:
     return [Tensor(**{key: value for key, value in one.items() if key != "label_filename"}) for one in plain]
 
 
-# ---- violations of one model --------------------------------------------------------------------
-
-
 def violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:
     """Yield the broken rules of one valid entry: warm-ups, control inputs, labels."""
     inputs = tensor_specs(_tensors(entry.inputs), "INPUT", entry.array)
@@ -116,9 +113,6 @@ def _control_violations(entry: ModelEntry, path: Path) -> Iterator[Violation]:
             complete_control(one)
         except BadModelConfig as error:
             yield Violation((*path, "sequence_batching", "controls", index), str(error))
-
-
-# ---- violations between several parts ------------------------------------------------------------
 
 
 def violations_together(
@@ -155,9 +149,6 @@ def _ensemble_violations(models: Sequence[ModelSpec]) -> Iterator[Violation]:
                 yield Violation(("models", index, *within), text)
 
 
-# ---- warm-ups -----------------------------------------------------------------------------------
-
-
 def _warmups(entry: ModelEntry, base_dir: str) -> list[ModelWarmup]:
     """Return the warm-ups, with random values for required inputs that are left out."""
     left_out = {one.name: WarmupInput(values=RANDOM) for one in entry.inputs if not one.optional}
@@ -171,9 +162,6 @@ def _warmups(entry: ModelEntry, base_dir: str) -> list[ModelWarmup]:
 def _warmup_input(given: Any, base_dir: str) -> WarmupInput:
     file = given.file and os.path.join(base_dir, given.file)
     return WarmupInput(given.dtype, given.shape, file=file, values=given.values or RANDOM)
-
-
-# ---- labels -------------------------------------------------------------------------------------
 
 
 def _label_violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:

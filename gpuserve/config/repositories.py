@@ -69,9 +69,7 @@ def is_python_file(target: str) -> bool:
 def load_callable(
     target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
 ) -> Configuration:
-    """Return the configuration of one callable, with paths relative to the current directory, or raise
-    ConfigProblems.
-    """
+    """Return the configuration of one callable in the current directory, or raise ConfigProblems."""
     base_dir = os.getcwd()
     overrides = _overrides(flags)
     # The file existed when the target was recognized.
@@ -251,9 +249,7 @@ def _names(configuration: Configuration) -> tuple[str, ...]:
 
 
 class CallableSource:
-    """One model without a config file, asked again for each load and each reload, under the environment and
-    the flags of the start.
-    """
+    """One model without a config file, asked again for each load and reload, with the flags of the start."""
 
     #: There is no config file.
     path = ""
@@ -277,9 +273,7 @@ class CallableSource:
         return [one for one in self.read_all().models if one.name == model]
 
     def read_all(self, changed: Collection[str] | None = None) -> Configuration:
-        """Return the current configuration. Raise ConfigProblems if the model cannot be served; with
-        ``changed`` files the model is ``broken`` instead.
-        """
+        """Return the current configuration, or raise ConfigProblems; with ``changed``, mark it ``broken``."""
         try:
             self._last = self._load()
         except ConfigProblems as error:

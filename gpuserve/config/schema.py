@@ -228,9 +228,6 @@ def _bare(kind: Kind) -> Kind:
     return _bare(kind.kind) if isinstance(kind, OrNull) else kind
 
 
-# ---- JSON Schema --------------------------------------------------------------------------------
-
-
 def json_schema() -> dict[str, Any]:
     named = {one.__name__: mapping_schema(one) for one in _entries(EntryOf(ConfigFile))}
     whole = named.pop(ConfigFile.__name__)
@@ -239,7 +236,6 @@ def json_schema() -> dict[str, Any]:
 
 
 def _entries(kind: Kind) -> Iterator[type[Entry]]:
-    """Yield the entry classes that values of a kind contain."""
     if isinstance(kind, EntryOf):
         yield kind.entry
         for key in kind.entry.keys.values():

@@ -76,7 +76,6 @@ def _listed(root: Path, bus_id: str) -> tuple[Gpu, int]:
 
 
 def _pci_gpus(root: Path) -> list[str]:
-    """Return the addresses of NVIDIA's GPUs on the PCI bus, with or without a driver."""
     return [
         address
         for address in sorted(_names_in(root / _PCI))

@@ -115,9 +115,7 @@ class Inventory:
         return [CPU, *(one.name for one in self.devices)]
 
     def numbered_as(self, earlier: Inventory) -> Inventory:
-        """Return this inventory with the numbers of an earlier one: a name means one device while a server
-        runs. The number of a lost device stays free; a new device gets the next number.
-        """
+        """Return this inventory with the numbers of an earlier one; a new device gets the next number."""
         numbers = {one.entry: one.number for one in earlier.devices}
         unused = 1 + max(numbers.values(), default=-1)
         new = [one.entry for one in self.devices if one.entry not in numbers]
@@ -193,9 +191,7 @@ def read_machine(root: Path, load: Callable[[], Any]) -> Machine:
 
 
 def devices_named(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
-    """Return the devices of a name other than "cpu": one device, or for ``cuda:*`` all devices. Raise
-    DeviceError if there is no such device, several UUIDs begin with the text, or no process may use it.
-    """
+    """Return the devices of a name other than "cpu", for ``cuda:*`` all, or raise DeviceError."""
     if text == EVERY_GPU:
         found = inventory.devices
     elif (number := number_of(text)) is not None:
@@ -222,7 +218,6 @@ def _by_uuid(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
 
 
 def _refuse_uuid(text: str, inventory: Inventory) -> None:
-    """Raise DeviceError if the reason is known why a UUID cannot be used."""
     machine = inventory.machine
     for gpu in machine.gpus:
         if gpu.uuid and matches_uuid(gpu.uuid, text):

@@ -62,9 +62,6 @@ class GpuLost(Exception):
     """The GPU cannot be used any more; the text is NVML's."""
 
 
-# ---- the GPUs of the machine --------------------------------------------------------------------
-
-
 def machine_by_nvml(nvml: Any, root: Path) -> Machine:
     """Return the driver and the GPUs according to NVML (module ``nvml``), completed from ``/sys`` below
     ``root``. Raise NVMLError if NVML cannot be used at all.
@@ -82,7 +79,6 @@ def machine_by_nvml(nvml: Any, root: Path) -> Machine:
 
 
 def _gpus(nvml: Any, root: Path, silent: list[str]) -> Iterator[Gpu]:
-    """Yield the GPUs that respond; append sentences about the others to ``silent``."""
     for number in range(nvml.nvmlDeviceGetCount()):
         try:
             yield _gpu(nvml, root, number)
@@ -115,7 +111,6 @@ def _gpu(nvml: Any, root: Path, number: int) -> Gpu:
 
 
 def _memory(nvml: Any, gpu: Any) -> tuple[int | None, int | None]:
-    """Return the total and the free memory of a GPU or MIG instance in bytes, or None for each."""
     memory = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(gpu), None)
     return (None, None) if memory is None else (int(memory.total), int(memory.free))
 
@@ -138,9 +133,6 @@ def _ask(nvml: Any, question: Callable[[], _Value], unknown: _Value) -> _Value:
         return unknown
 
 
-# ---- periodic readings --------------------------------------------------------------------------
-
-
 class _Handle(NamedTuple):
     """The NVML handles of a device: ``whole`` is the GPU, and ``part`` the GPU or its MIG instance."""
 
@@ -159,9 +151,7 @@ class Nvml:
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
-        """Find the GPUs, and register for errors of their driver. ``load`` returns the module. Raise
-        NvmlMissing if this machine has no NVML, NvmlUnresponsive if NVML does not work.
-        """
+        """Find the GPUs, and register for errors. Raise NvmlMissing or NvmlUnresponsive."""
         self._handles: list[_Handle] = []
         self._events: Any = None
         try:

@@ -48,9 +48,7 @@ _ENVELOPE_NBYTES: Final = 64 * KIB
 
 @dataclass(frozen=True, slots=True)
 class EnvoyProxy:
-    """The settings of an Envoy. Its pods are behind ``host``, or in a file ``CLUSTER.yaml`` of
-    ``endpoints_folder`` for each cluster.
-    """
+    """The settings of an Envoy. Its pods are behind ``host``, or in files of ``endpoints_folder``."""
 
     name: str
     #: Ports of the pods.

@@ -239,7 +239,6 @@ def batch_nbytes(model: ModelSpec, tensors: Sequence[TensorSpec]) -> int | None:
 
 
 def _batch_slots(model: ModelSpec, groups: Sequence[InstanceGroup]) -> int:
-    """Return the most batches that run or wait inside workers."""
     return sum(group.processes for group in groups) * max(1, model.concurrency) * (1 + model.prefetch)
 
 

@@ -35,14 +35,9 @@ ExportFiles = dict[str, str]
 
 
 _BASE: Final = (
-    "config.yaml",
-    "serviceaccount.yaml",
-    "deployment.yaml",
-    "services.yaml",
-    "networkpolicy.yaml",
-    "disruptionbudget.yaml",
-    "autoscaler.yaml",
-)
+    "config.yaml", "serviceaccount.yaml", "deployment.yaml", "services.yaml", "networkpolicy.yaml",
+    "disruptionbudget.yaml", "autoscaler.yaml",
+)  # fmt: skip
 #: The files of each component beside its kustomization. Components change the base; unlike overlays they can
 #: be combined with each other and with an overlay of the user's own.
 _COMPONENTS: Final = {

@@ -98,7 +98,6 @@ class _Parts:
         self.shutdown = ServerShutdown(core, models, attached, self.operator.quiescence, self.ingress)
 
     def _adjust(self, changes: dict[str, Any]) -> None:
-        """Apply changed settings, including the polling interval."""
         self._core.front.adjust(changes)
         self.polling.set_timer()
 
@@ -288,7 +287,6 @@ class Supervisor:
             core.reactor.close()
 
     def _kill_all(self) -> None:
-        """Kill and reap all remaining children; after a clean stop none is left."""
         self._parts.control.close()
         self._parts.polling.close()
         self._parts.gpus.close()
@@ -304,9 +302,7 @@ class Supervisor:
         self._parts.models.abandon(error if isinstance(error, GpuserveError) else ended())
 
     def _on_error(self, error: Exception) -> None:
-        """Log an unexpected exception of a callback if the server serves or drains; otherwise raise it again,
-        which ends the server.
-        """
+        """Log a callback's exception while the server serves or drains; otherwise end the server by it."""
         if self.state not in {ServerState.SERVING, ServerState.DRAINING}:
             raise error
         logger.error("a task of the supervisor failed, and the server goes on: %r", error, exc_info=error)

@@ -144,7 +144,6 @@ class EventStream:
         return self._model is None or event.get("model") == self._model
 
     def _receive(self) -> dict[str, Any] | None:
-        """Return the next event that has arrived, or None."""
         if self._past:
             return self._past.popleft()
         while not self._is_closed and (data := self._subscription.receive()) is not None:

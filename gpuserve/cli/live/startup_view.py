@@ -158,7 +158,6 @@ def ready_text(addresses: dict[str, str], models: Sequence[ModelSpec], closing: 
 
 
 def _phase_or_state(state: str, phase: str) -> str:
-    """Return the phase of an instance, which is more specific than its state, or else the state."""
     return phase if phase and state != _READY else state.lower()
 
 

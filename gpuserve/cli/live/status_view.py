@@ -68,7 +68,6 @@ def _server_lines(server: Mapping[str, Any], line_width: int | None) -> Iterator
 
 
 def _model_parts(models: Sequence[Mapping[str, Any]], width: int | None) -> list[list[str]]:
-    """Return the table of models, and below it the reasons for which the table has no room."""
     rows = [_model_row(one, one["reason"]) for one in models]
     if width is None or table_fits(_MODEL_HEAD, rows, width):
         return [list(table_lines(_MODEL_HEAD, rows))]
@@ -146,9 +145,7 @@ _KEPT_SPACE: Final = "\0"
 def table_lines(
     head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
 ) -> Iterator[str]:
-    """Yield rows below a head, in columns as wide as their content, or if these are wider than ``width`` a
-    paragraph for each row. No text is cut.
-    """
+    """Yield rows below a head in columns, or if these exceed ``width`` as paragraphs. No text is cut."""
     rows = list(rows)
     if width is not None and not table_fits(head, rows, width):
         for row in rows:
@@ -192,8 +189,6 @@ def shortened_path(path: str, width: int) -> str:
     """Return the path without its first folders if it is longer than a line."""
     return path if len(path) <= width else f"…{path[len(path) - width + 1 :]}"
 
-
-# ---- events ---------------------------------------------------------------------------------
 
 #: Fields with a position of their own in a line; the others follow as NAME=VALUE.
 _POSITIONED: Final = frozenset({"time", "number", "kind", "model", "version", "instance", "reason", "state"})

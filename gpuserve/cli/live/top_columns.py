@@ -27,9 +27,6 @@ class Column(NamedTuple):
     style: Callable[[Row], str] = lambda _: ""
 
 
-# ---- numbers --------------------------------------------------------------------------------
-
-
 def count_text(value: float | None) -> str:
     """Return a count or a rate in at most five characters: 0, 0.3, 12.5, 340, 12.3k, 4.1M."""
     if value is None:
@@ -72,9 +69,6 @@ def _two_digits(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
-# ---- models ---------------------------------------------------------------------------------
-
-
 def ready_instances(model: Row) -> int:
     return sum(one["state"] == _READY for one in model["instances"])
 
@@ -112,34 +106,28 @@ def _memory_cell(name: str) -> tuple[Callable[[Row], str], Callable[[Row], Any]]
 
 
 #: In the order of importance: a narrow terminal gets the first columns only.
+# fmt: off
 MODEL_COLUMNS: Final[Sequence[Column]] = (
     Column("MODEL", 0, lambda row: str(row["title"]), lambda row: str(row["title"])),
     Column("STATE", 7, lambda row: str(row["state"])[:7], lambda row: str(row["state"]), _state_style),
-    Column(
-        "INST",
-        5,
-        lambda row: f"{ready_instances(row)}/{len(row['instances'])}",
-        lambda row: len(row["instances"]),
-    ),
+    Column("INST", 5,
+        lambda row: f"{ready_instances(row)}/{len(row['instances'])}", lambda row: len(row["instances"])),
     _numeric("REQ/S", 6, "requests_per_s", count_text),
     _numeric("P50", 5, "p50_s", duration_text),
     _numeric("P99", 5, "p99_s", duration_text),
     _numeric("QUEUE", 5, "queued", count_text),
     _numeric("BATCH", 5, "batch_size", count_text),
     _numeric("SATUR", 5, "saturation", percent_text)._replace(style=_saturation_style),
-    Column(
-        "ERR/S",
-        5,
-        lambda row: count_text(errors_per_s(row)),
-        lambda row: errors_per_s(row) or 0,
-        lambda row: "bold red" if errors_per_s(row) else "",
-    ),
+    Column("ERR/S", 5,
+        lambda row: count_text(errors_per_s(row)), lambda row: errors_per_s(row) or 0,
+        lambda row: "bold red" if errors_per_s(row) else ""),
     Column("RESTARTS", 8, lambda row: count_text(restarts(row)), restarts),
     Column("MEM", 5, *_memory_cell("memory_nbytes")),
     Column("GPUMEM", 6, *_memory_cell("gpu_memory_nbytes")),
     _numeric("RUNS", 5, "in_flight", count_text),
     _numeric("SLOTS", 5, "slots", count_text),
 )
+# fmt: on
 INSTANCE_COLUMNS: Final[Sequence[Column]] = (
     Column("INSTANCE", 0, lambda row: str(row["name"]), lambda row: str(row["name"])),
     Column("STATE", 8, lambda row: str(row["state"])[:8], lambda row: str(row["state"]), _state_style),

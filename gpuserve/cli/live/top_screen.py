@@ -34,28 +34,11 @@ from gpuserve.core.states import StepTable
 
 #: Names of keys by the bytes that a terminal sends.
 KEYS: Final[Mapping[str, str]] = {
-    "\x1b[A": "up",
-    "\x1bOA": "up",
-    "k": "up",
-    "\x1b[B": "down",
-    "\x1bOB": "down",
-    "j": "down",
-    "\x1b[5~": "page up",
-    "\x1b[6~": "page down",
-    "\x1b[H": "home",
-    "\x1b[1~": "home",
-    "g": "home",
-    "\x1b[F": "end",
-    "\x1b[4~": "end",
-    "G": "end",
-    "\r": "enter",
-    "\n": "enter",
-    "\x1b[C": "enter",
-    "\x1b[D": "escape",
-    "\x1b": "escape",
-    "\x7f": "backspace",
-    "\x08": "backspace",
-}
+    "\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down",
+    "\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home", "\x1b[1~": "home", "g": "home",
+    "\x1b[F": "end", "\x1b[4~": "end", "G": "end", "\r": "enter", "\n": "enter", "\x1b[C": "enter",
+    "\x1b[D": "escape", "\x1b": "escape", "\x7f": "backspace", "\x08": "backspace",
+}  # fmt: skip
 _HELP: Final = (
     "up, down, j, k, page keys   choose a model",
     "enter, right                show its instances",

@@ -113,8 +113,6 @@ class TopSession:
         size = self._console.size
         self._live.update(Group(*self._screen.lines(size.width, size.height)), refresh=True)
 
-    # ---- signals --------------------------------------------------------------------------
-
     @contextmanager
     def _signals(self) -> Iterator[None]:
         wanted = {signal.SIGWINCH: lambda: None, signal.SIGTSTP: self._pause, signal.SIGTERM: self._end}
@@ -139,8 +137,6 @@ class TopSession:
     def _end(self) -> None:
         self._is_over.set()
 
-    # ---- keys -----------------------------------------------------------------------------
-
     def _read_keys(self) -> None:
         while (typed := self._terminal.read()) is not None:
             for key in _KEY.findall(typed):
@@ -164,8 +160,6 @@ class TopSession:
 
     def _show_notice(self, text: str) -> None:
         self._pending_calls.put(partial(setattr, self._screen, "notice", text))
-
-    # ---- events ---------------------------------------------------------------------------
 
     def _receive_events(self) -> None:
         kinds = chosen_kinds(()) | _SAMPLE

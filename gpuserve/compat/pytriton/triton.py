@@ -46,27 +46,12 @@ from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, kind_of
 
 __all__ = [
-    "DEFAULT_PROTECTED_ENDPOINTS",
-    "GROWTH_BACKEND_SHM_SIZE",
-    "INITIAL_BACKEND_SHM_SIZE",
-    "MODEL_CONFIG_URL",
-    "MODEL_INFER_URL",
-    "MODEL_READY_URL",
-    "MODEL_URL",
-    "MONITORING_PERIOD_S",
-    "TRITONSERVER_DIST_DIR",
-    "TRITON_ACCESS_HEADER",
-    "VALID_TRITON_ENDPOINTS",
-    "WAIT_FORM_MODEL_TIMEOUT_S",
-    "DefaultTritonLifecyclePolicy",
-    "RemoteTriton",
-    "Triton",
-    "TritonBase",
-    "TritonConfig",
-    "TritonLifecyclePolicy",
-    "TritonSecurityConfig",
-    "VertextAILifecyclePolicy",
-]
+    "DEFAULT_PROTECTED_ENDPOINTS", "GROWTH_BACKEND_SHM_SIZE", "INITIAL_BACKEND_SHM_SIZE", "MODEL_CONFIG_URL",
+    "MODEL_INFER_URL", "MODEL_READY_URL", "MODEL_URL", "MONITORING_PERIOD_S", "TRITONSERVER_DIST_DIR",
+    "TRITON_ACCESS_HEADER", "VALID_TRITON_ENDPOINTS", "WAIT_FORM_MODEL_TIMEOUT_S",
+    "DefaultTritonLifecyclePolicy", "RemoteTriton", "Triton", "TritonBase", "TritonConfig",
+    "TritonLifecyclePolicy", "TritonSecurityConfig", "VertextAILifecyclePolicy",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 

@@ -167,7 +167,6 @@ def merged_configs(*configs: TritonConfig | None) -> TritonConfig:
 
 @functools.cache
 def _option_types() -> dict[str, Any]:
-    """Return the type of each option by its name."""
     return {name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(TritonConfig).items()}
 
 

@@ -64,7 +64,6 @@ def convert_options(options: TritonOptions) -> ConvertedOptions:
 
 
 def _ports(options: TritonOptions) -> list[OptionSetting]:
-    """Return given ports, and None for ports that are not allowed. All others keep our defaults."""
     found = []
     for role in _ROLES:
         allow, port = f"allow-{role}", f"{role}-port"
@@ -172,11 +171,9 @@ _OFF: Final = "OFF"
 _LEVELS: Final = dict.fromkeys(("TRUE", "ON", "MIN", "MAX"), "TIMESTAMPS") | {"FALSE": _OFF}
 #: The older flags. ``trace-config`` overrides them.
 _OLDER: Final = {
-    "trace-file": "file",
-    "trace-rate": "rate",
-    "trace-count": "count",
+    "trace-file": "file", "trace-rate": "rate", "trace-count": "count",
     "trace-log-frequency": "log_frequency",
-}
+}  # fmt: skip
 
 
 def trace_settings(get: Callable[[str], Any]) -> list[OptionSetting]:

@@ -15,18 +15,9 @@ Seconds: TypeAlias = float | str
 
 #: Values of ``restricted_endpoints``.
 EndpointGroup: TypeAlias = Literal[
-    "admin",
-    "dashboard",
-    "health",
-    "inference",
-    "logging",
-    "metadata",
-    "model-config",
-    "model-repository",
-    "shared-memory",
-    "statistics",
-    "trace",
-]
+    "admin", "dashboard", "health", "inference", "logging", "metadata", "model-config", "model-repository",
+    "shared-memory", "statistics", "trace",
+]  # fmt: skip
 
 #: Values of ``remote_control``.
 ControlGroup: TypeAlias = Literal["admin", "logging", "model-repository", "shared-memory", "trace"]

@@ -26,18 +26,9 @@ ADMIN: Final = "admin"
 DASHBOARD: Final = "dashboard"
 #: Groups of endpoints that can be restricted. All but two are Triton's.
 ENDPOINT_GROUPS: Final = (
-    ADMIN,
-    DASHBOARD,
-    "health",
-    "inference",
-    "logging",
-    "metadata",
-    "model-config",
-    "model-repository",
-    "shared-memory",
-    "statistics",
-    "trace",
-)
+    ADMIN, DASHBOARD, "health", "inference", "logging", "metadata", "model-config", "model-repository",
+    "shared-memory", "statistics", "trace",
+)  # fmt: skip
 #: The groups whose operations change the server, or show data for its operators. Without a token only clients
 #: on the same machine may use them.
 CONTROL_GROUPS: Final = (ADMIN, "logging", "model-repository", "shared-memory", "trace")

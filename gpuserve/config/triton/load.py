@@ -238,9 +238,7 @@ class RepositoryLoader:
         return [*(one.name for one in folders), *broken]
 
     def load(self, wanted: Collection[str] | None = None) -> Configuration:
-        """Return the configuration of all models, or of ``wanted`` ones and the models of their steps. Raise
-        ConfigProblems like ``load_repository``.
-        """
+        """Return the configuration of all models, or of ``wanted`` ones and their steps' models."""
         folders, broken, empty = self._folders()
         read = _Reading(folders, self._has_gpu)
         read.read([one.name for one in folders if wanted is None or one.name in wanted])
@@ -285,9 +283,7 @@ class RepositoryLoader:
     def _served(
         self, translations: Sequence[Translation], broken: Broken, names: Sequence[str]
     ) -> Configuration:
-        """Return the configuration of the valid models. Invalid models are removed until the rest is valid:
-        an ensemble fails with a model of its steps.
-        """
+        """Return the configuration of the valid models: an ensemble fails with a model of its steps."""
         while True:
             problems: Sequence[Problem] = ()
             try:
@@ -400,9 +396,7 @@ class TritonRepository:
         return self._known
 
     def read(self, model: str) -> Sequence[ModelSpec]:
-        """Return the versions of a model in its current folder, or () without a folder. Raise ConfigProblems
-        if the model cannot be served.
-        """
+        """Return the versions of a model in its current folder, if any, or raise ConfigProblems."""
         if model not in self._loader.names():
             return ()
         configuration = self._loader.load([model])

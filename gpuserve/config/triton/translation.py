@@ -146,7 +146,6 @@ def _without_batches(draft: EntryDraft, origin: Path) -> None:
 
 
 def _options(draft: EntryDraft, message: Any, table: type, into: Path, origin: Path) -> dict[str, Any]:
-    """Return the options of a table that a message sets, by our names."""
     found = _own_names(options_of(message, table), table)
     for row in rows(table).values():
         if row.name in found:
@@ -167,9 +166,6 @@ def _own_names(values: Mapping[str, Any], table: Any) -> dict[str, Any]:
     if found.get("timeout_action") == "reject":
         del found["timeout_action"]  # the default of a message was not written in the file
     return found
-
-
-# ---- sequences ----------------------------------------------------------------------------------
 
 
 def _sequences(draft: EntryDraft) -> None:
@@ -200,7 +196,6 @@ def _rounded(value: float) -> float:
 
 
 def _control(draft: EntryDraft, given: Any, origin: Path, number: int) -> dict[str, Any]:
-    """Return one control input, and record the origins of its parts."""
     path: Path = ("sequence_batching", "controls", number)
     draft.record_origin(path, origin)
     if len(given.control) != 1:
@@ -225,9 +220,6 @@ def datatype(number: int) -> str:
     """Return the v2 datatype of a ``DataType``."""
     name: str = pb.DataType.Name(number).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
-
-
-# ---- ensembles ----------------------------------------------------------------------------------
 
 
 def _ensemble(draft: EntryDraft) -> None:
@@ -264,9 +256,7 @@ _TENSORS: Final = {"inputs": "input", "outputs": "output"}
 
 @dataclass(frozen=True)
 class Translation:
-    """The entries of a model folder. ``asks``: the model itself declares what its config.pbtxt leaves out.
-    ``config`` is the ``ModelConfig`` for clients.
-    """
+    """The entries of a model folder. ``asks``: the model declares the rest. ``config``: for clients."""
 
     folder: ModelFolder
     draft: EntryDraft
@@ -309,7 +299,6 @@ def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -
 def _write(
     draft: EntryDraft, backend: Backend | None, asks: bool, folder: ModelFolder, has_gpu: Callable[[], bool]
 ) -> None:
-    """Write the values that all versions share."""
     config = draft.message
     if not asks or draft.pbtxt.has("max_batch_size"):
         draft.set_value("max_batch_size", config.max_batch_size, "max_batch_size")
@@ -363,9 +352,6 @@ def _check_reshape(draft: EntryDraft, given: Any, origin: Path) -> None:
     elif dims.count(-1) != shape.count(-1) or math.prod(map(abs, dims)) != math.prod(map(abs, shape)):
         text = f"reshape of {given.name!r} must have as many elements and free sizes as its dims {dims}"
         draft.add_fault(origin, f"{text}, given {shape}")
-
-
-# ---- versions ------------------------------------------------------------------------------------
 
 
 def _versions(draft: EntryDraft, folder: ModelFolder) -> list[int]:

@@ -42,9 +42,6 @@ _CREDENTIALS: Final = struct.Struct("iII")
 PROTOCOL: Final = 2
 
 
-# ---- addresses ------------------------------------------------------------------------------
-
-
 def attach_name(uid: int, port: int) -> bytes:
     """Return the abstract name on which a user's server with this port accepts programs."""
     return f"\0gpuserve/{uid}/port-{port}".encode()
@@ -187,9 +184,6 @@ ATTACH: Final = MessageCodec(
 )
 
 
-# ---- sockets --------------------------------------------------------------------------------
-
-
 class PeerCredentials(NamedTuple):
     """The process that connected or listened at the other end; pid 0 if it is not visible."""
 
@@ -299,7 +293,6 @@ class AttachConnection:
             datagram.close_all(fds)
 
     def _on_died(self) -> None:
-        """Handle the last messages of the peer, and then its loss."""
         while not self._closed and self._channel.pending():
             self._on_readable()
         self._lose("it has ended")
@@ -313,8 +306,6 @@ class AttachConnection:
             self.close()
             self._callbacks.on_lost(reason)
 
-
-# ---- local addresses ------------------------------------------------------------------------
 
 #: ``sun_path`` has 108 bytes, including the zero byte at the end.
 _MAX_PATH_NBYTES: Final = 107

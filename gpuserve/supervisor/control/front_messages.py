@@ -168,18 +168,14 @@ class FrontReady(NamedTuple):
 
 
 class Retired(NamedTuple):
-    """A generation that ``ServeModel`` left out has no requests in flight any more, and is forgotten.
-    ``unfinished`` requests were aborted.
-    """
+    """A generation that ``ServeModel`` left out is forgotten; ``unfinished`` requests were aborted."""
 
     generation: int
     unfinished: int
 
 
 class InstanceRetired(NamedTuple):
-    """The instance of a ``RetireInstance`` has no requests in flight any more, and is forgotten. Unless it
-    was ``idle``, requests were aborted.
-    """
+    """The instance of a ``RetireInstance`` is forgotten. Unless it was ``idle``, requests were aborted."""
 
     generation: int
     instance: str

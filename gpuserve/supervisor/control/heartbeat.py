@@ -40,9 +40,7 @@ class Heartbeat:
 
 
 class LoopWatchdog:
-    """The watchdog of a peer's event loop. ``silent_s`` is how long the loop has been blocked, excluding time
-    when its process was runnable and had no CPU. Pure.
-    """
+    """The watchdog of a peer's event loop. ``silent_s`` excludes time without CPU. Pure."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0

@@ -113,9 +113,6 @@ def _receive_outcome(sock: socket.socket, progress: Callable[[str], None], timeo
                 raise WireError(f"{type(other).__name__} is no answer")
 
 
-# ---- servers --------------------------------------------------------------------------------
-
-
 def running() -> dict[tuple[int, int], list[ControlName]]:
     """Return the names of each running server of this user, by its (uid, pid)."""
     return _by_process(_names())
@@ -195,13 +192,8 @@ def _connected(name: ControlName, timeout_s: float = _CONNECT_TIMEOUT_S) -> sock
     return sock
 
 
-# ---- names ----------------------------------------------------------------------------------
-
-
 class ControlName(NamedTuple):
-    """The name of a control socket; a server has one for each of its ports. ``path`` is the socket's file, or
-    "" for the abstract name.
-    """
+    """The name of a control socket, one for each port. ``path`` is its file, or "" for the abstract name."""
 
     uid: int
     address: str
@@ -267,8 +259,6 @@ def reachable_names(names: Iterable[ControlName], addresses: Collection[str], po
     covering = {*addresses, *_UNSPECIFIED} if addresses else set()
     return [name for name in names if name.port == port and name.address in covering]
 
-
-# ---- holders of ports -----------------------------------------------------------------------
 
 #: The state of a listening socket in /proc/net/tcp, and the columns of its address, state and inode.
 _LISTENS: Final = "0A"

@@ -71,8 +71,6 @@ def failed(error: RequestError, result: dict[str, Any] | None = None) -> VerbOut
     return VerbOutcome(error.code.value, str(error).rstrip("\n"), result or {})
 
 
-# ---- the verbs and their arguments ----------------------------------------------------------
-
 #: The verbs, with the arguments that each accepts.
 VERBS: Final[Mapping[str, frozenset[str]]] = {
     "status": frozenset(),

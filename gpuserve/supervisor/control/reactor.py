@@ -32,9 +32,7 @@ _LONGEST_S: Final = 3600.0
 
 
 class Reactor:
-    """An event loop: ``run()`` until ``stop()``. Only ``call_soon_threadsafe`` may be called from other
-    threads and from signal handlers.
-    """
+    """An event loop. Only ``call_soon_threadsafe`` may be called from other threads and signal handlers."""
 
     def __init__(self, on_error: OnError | None = None) -> None:
         self._on_error = on_error
@@ -154,8 +152,6 @@ class Reactor:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
-
-# ---- channels -------------------------------------------------------------------------------
 
 #: A live child that does not read for this time, while its socket is full, counts as broken.
 SEND_TIMEOUT_S: Final = 10.0

@@ -147,8 +147,6 @@ class GenerationTable:
                 self.front.send(messages.RemoveModel(generation.number))
                 generation.group.discard()
 
-    # ---- queries --------------------------------------------------------------------------
-
     def of(self, model: str) -> list[Generation]:
         return [generation for generation in self if generation.spec.name == model]
 
@@ -182,8 +180,6 @@ class GenerationTable:
         """Return the workers that get no new requests: their instance, or their generation, is retiring."""
         groups = [one.group.all if one.is_retiring else one.group.leaving for one in self]
         return {worker for group in groups for worker in group}
-
-    # ---- messages to the front ------------------------------------------------------------
 
     def send_states(self, *models: str) -> None:
         for model in models:

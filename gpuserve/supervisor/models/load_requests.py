@@ -136,7 +136,6 @@ class LoadRequests:
         return found
 
     def _load_members(self, member_names: Sequence[str], failure: Failure, then: OnDone) -> None:
-        """Load those members of an ensemble that are not loaded."""
         if (refusal := self._lifecycle.change_refusal()) is not None:  # the server may have begun to stop
             then(refusal)
             return

@@ -126,9 +126,6 @@ class OperationQueues:
             yield from queue
 
 
-# ---- errors ---------------------------------------------------------------------------------
-
-
 def cancelled_error(model: str) -> RequestError:
     """Return the error for an operation that was still running when a later one overtook it."""
     return Cancelled(f"model '{model}': the load was cancelled by a later operation")

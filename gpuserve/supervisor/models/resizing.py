@@ -42,9 +42,7 @@ class _RunningResize:
 
 
 class ModelResizes:
-    """The running resizes, at most one for each model. ``finish`` is called at the end of each resize that
-    does not end at once.
-    """
+    """The running resizes, one for each model. ``finish`` is called at the end of those that take time."""
 
     def __init__(
         self,

@@ -112,7 +112,6 @@ class ServedModels:
         self._check_complete(generation)
 
     def _check_complete(self, generation: Generation) -> None:
-        """Complete the load of a generation if its last instance has just become ready."""
         if not self._loads.mark_loaded(generation):
             return
         if (load := self._operations.load_of(generation)) is not None:
@@ -319,7 +318,6 @@ class _Loads:
         return None
 
     def _read(self, load: LoadOperation) -> OperationEnd | None:
-        """Read the declarations and start the workers of a load. Return its end if it ends at once."""
         try:
             specs = load.read()
         except RequestError as error:

@@ -235,9 +235,6 @@ def _bind(socket: zmq.Socket[bytes]) -> str:
     return name
 
 
-# ---- samples --------------------------------------------------------------------------------
-
-
 def sample(status: Mapping[str, Any], rates: Rates, number: int, time_s: float) -> dict[str, Any]:
     """Return a sample: the status of the server with the rates of the same moment. Pure."""
     server = {key: status["server"][key] for key in _OF_SERVER}
@@ -272,5 +269,4 @@ def _model(
 
 
 def _named(names: tuple[str, ...], values: list[Any] | None) -> dict[str, Any]:
-    """Return values by name, or None for all names if the front sent none."""
     return dict.fromkeys(names) if values is None else dict(zip(names, values, strict=True))

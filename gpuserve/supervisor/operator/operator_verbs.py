@@ -60,9 +60,7 @@ _ALWAYS: Final = frozenset({"status", "events", "logs"})
 
 
 class OperatorVerbs:
-    """The verbs of one server. Called in the reactor's thread. Restrictions on what clients may load and
-    unload do not apply to operators.
-    """
+    """The verbs of one server, in the reactor's thread. Restrictions of clients do not apply to operators."""
 
     def __init__(
         self,
@@ -113,7 +111,6 @@ class OperatorVerbs:
                 answer(self._logs(operator_arguments.any_model(verb, arguments)))
 
     def _events(self) -> VerbOutcome:
-        """Return the address to subscribe to, and the events until now."""
         if not self._publication.address:
             return failed(Unavailable("the server cannot publish what happens; its log says why"))
         events = [event.document() for event in self._core.events.recent]
@@ -295,9 +292,6 @@ class OperatorStacks:
         done()
 
 
-# ---- the control socket ---------------------------------------------------------------------
-
-
 #: Maximum number of clients at once. Others wait in the backlog.
 MAX_CLIENTS: Final = 64
 #: A client that has sent no command within this time is disconnected.
@@ -307,9 +301,7 @@ MAX_ASK_NBYTES: Final = 64 << 10
 
 
 class ControlSocket:
-    """The control sockets of one server and their clients, from ``open()`` to ``close()``. The kernel
-    identifies the clients (SO_PEERCRED).
-    """
+    """The control sockets of one server and their clients, whom the kernel identifies (SO_PEERCRED)."""
 
     def __init__(
         self, reactor: Reactor, ask: Callable[[str, dict[str, Any], OnProgress, OnOutcome], None]
@@ -320,9 +312,7 @@ class ControlSocket:
         self._clients: set[ControlClient] = set()
 
     def open(self, ports: Listeners, *, required: bool) -> None:
-        """Accept clients from now on, by a socket for each port. Raise StartupError if all sockets are
-        ``required``, and other processes have the addresses of one.
-        """
+        """Accept clients by a socket for each port. Raise StartupError if a ``required`` address is taken."""
         for listener in ports.sockets.values():
             address, port = listener.getsockname()[:2]
             name = ControlName(os.geteuid(), address, port)

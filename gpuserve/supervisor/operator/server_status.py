@@ -113,9 +113,6 @@ class OperatorStatus:
         }
 
 
-# ---- rows -----------------------------------------------------------------------------------
-
-
 class StatusSources(NamedTuple):
     """The sources of the status rows. ``own`` is the origin of the server's own models. ``census`` is None if
     the front does not answer. ``leaving`` workers are being retired.

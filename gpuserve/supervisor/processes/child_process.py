@@ -97,9 +97,7 @@ class ChildProcess:
         return bool(caught)
 
     def exit_reason(self) -> str:
-        """Reap the dead process, kill the processes that it has left in its process group, and return why it
-        ended: "exit status 1" or "signal SIGKILL".
-        """
+        """Reap the dead process and its process group. Return "exit status 1" or "signal SIGKILL"."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self.pidfd, 0)  # not reaped yet: no other group can have its id
             os.killpg(self.pid, signal.SIGKILL)
@@ -189,9 +187,6 @@ def _start(
         raise
 
 
-# ---- the front ------------------------------------------------------------------------------
-
-
 def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
     """Start a front process, and return it with our end of its control socket."""
     process, (control,) = spawn("gpuserve.front", channels=1, relay_output=relay_output)
@@ -199,9 +194,7 @@ def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
 
 
 class EarlyFront:
-    """A front that is started before the configuration is read, because the imports of both take equally
-    long. It waits on its control socket, and ends when the socket is closed.
-    """
+    """A front that is started before the configuration is read, because both imports take equally long."""
 
     def __init__(self) -> None:
         self._waiting: tuple[Child, socket.socket] | None = None

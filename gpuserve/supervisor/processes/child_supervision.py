@@ -304,7 +304,6 @@ def user_frame(text: str) -> str:
 
 
 def _threads(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each thread, the head first."""
     thread: list[str] = []
     for line in text.splitlines():
         if _HEAD.fullmatch(line.strip()) or line.startswith("Main thread"):

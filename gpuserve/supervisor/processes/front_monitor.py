@@ -127,9 +127,7 @@ class FrontMonitor:
         self.send(message, [instance.link_fd, instance.pidfd])
 
     def adjust(self, changes: dict[str, Any]) -> None:
-        """Change settings of the server, by name, for this front and later ones. A log level replaces the log
-        settings that clients have changed.
-        """
+        """Change settings of the server, by name. A log level replaces log settings of clients."""
         self._settings.adjust(changes)
         wire = self._settings.current.to_wire()
         self.send(messages.Adjust({name: wire[name] for name in changes}))
@@ -332,9 +330,7 @@ class FrontHeartbeat:
 
 
 class FrontEventFeed:
-    """The feed of ``recent`` events to the present front. A slow front gets events later; a new front gets
-    the events that are kept.
-    """
+    """The feed of ``recent`` events to the present front; a new front gets the events that are kept."""
 
     def __init__(self, recent: RecentEvents, front: FrontMonitor, reactor: Reactor) -> None:
         self._recent = recent

@@ -75,9 +75,7 @@ class ServerLifecycle:
 
 
 class LiveSettings:
-    """The present settings of a server. ``changed`` has the settings of the log and of traces that clients
-    have changed, by their kind.
-    """
+    """The present settings of a server. ``changed`` has the log and trace settings of clients, by kind."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.current = settings
@@ -88,9 +86,7 @@ class LiveSettings:
 
 
 class ServerObserver:
-    """An observer of a server's start; this base class does nothing. Called in the supervisor's thread, so it
-    must return at once.
-    """
+    """An observer of a server's start. Called in the supervisor's thread, so it must return at once."""
 
     def instance_changed(self, model: str, instance: str, device: str, state: str, phase: str) -> None:
         """Note that an instance is in a new state (``InstanceState`` name) or in a new phase of loading."""

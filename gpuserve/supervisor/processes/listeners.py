@@ -134,9 +134,7 @@ class LocalListener:
         self._n_strangers = 0
 
     def open(self, addresses: Sequence[bytes], otherwise: str, *, required: bool) -> None:
-        """Accept connections at these addresses as well. If other processes have all of them, log
-        ``otherwise``, or raise StartupError if an address is ``required``.
-        """
+        """Accept connections here too. If no address is free, log ``otherwise``, or raise if ``required``."""
         socks, problems = [], []
         for address in addresses:
             try:
@@ -261,7 +259,6 @@ def _is_dead(path: bytes) -> bool:
 
 
 def _holder_of_name(name: bytes) -> str:
-    """Return " by process PID of user UID" for the process that listens on a name, or ""."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.setblocking(False)
         try:

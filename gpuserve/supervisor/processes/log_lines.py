@@ -119,9 +119,7 @@ _UNLIMITED: Final = float(1 << 60)
 
 
 class OutputRate:
-    """A rate limit of two token buckets, for lines and for bytes. A rate of 0 is no limit. Pure: the time is
-    an argument, in seconds of a monotonic clock.
-    """
+    """A rate limit of two token buckets, for lines and bytes (0: no limit), by a monotonic clock. Pure."""
 
     def __init__(self, lines_per_s: float, nbytes_per_s: float) -> None:
         self._rates = (lines_per_s or _UNLIMITED, nbytes_per_s or _UNLIMITED)

@@ -38,9 +38,7 @@ _Result = TypeVar("_Result")
 
 
 class BackgroundThreads:
-    """Background threads for slow calls, such as reading files or describing models. The result of a call is
-    dropped if the server has ended.
-    """
+    """Background threads for slow calls. The result of a call is dropped if the server has ended."""
 
     def __init__(self, core: ServerCore) -> None:
         self._core = core

@@ -176,7 +176,6 @@ class ConfigReload:
         self._read(lambda now: self._on_read(requests, touched, now), changed)
 
     def _read(self, then: Callable[[ConfigRead], None], changed: Collection[str] | None = None) -> None:
-        """Read the config in the background. With ``changed`` only these models are described again."""
         source = self._source
         assert source is not None
 
@@ -317,9 +316,7 @@ class ConfigWork:
         return self._models.table.is_served(model)
 
     def scale_count(self, specs: Sequence[ModelSpec]) -> int | None:
-        """Return the number of instances that each device gets. Return None if a resize in place is
-        impossible, because the number would differ between devices.
-        """
+        """Return the instances of each device, or None if the number would differ between devices."""
         try:
             return even_count(self._placed(specs))
         except RequestError:  # the load reports the error

@@ -63,9 +63,6 @@ _Followed = TypeVar("_Followed", ImportedFile, SourceFolder, ImportedFile | Sour
 _Before: TypeAlias = dict[SourceFolder, Hashable]
 
 
-# ---- which files ----------------------------------------------------------------------------
-
-
 class FollowedFiles:
     """The files of all models besides those that their declarations name: imported files, and the source
     folders of models that failed to load. Pure.
@@ -120,9 +117,6 @@ class FollowedFiles:
         }
 
 
-# ---- which of them have changed -------------------------------------------------------------
-
-
 class DetectedChanges(NamedTuple):
     """The keys whose change is complete, and whether another key is still being written."""
 
@@ -165,9 +159,6 @@ class ChangeDetector:
             else:
                 self._applied.pop(key, None)
         return DetectedChanges(frozenset(changed), bool(unsettled))
-
-
-# ---- when to poll ---------------------------------------------------------------------------
 
 
 class FileWatch:
@@ -234,7 +225,6 @@ class FileWatch:
 
 
 def _existing_folders(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield the folders that exist, with their inodes."""
     for path in folders:
         with contextlib.suppress(OSError):
             found = os.stat(path)
@@ -303,7 +293,6 @@ class FilePolling:
             self._schedule(interval_s)
 
     def _interval_s(self) -> float:
-        """Return the polling interval, or 0 if there is none."""
         settings = self._core.settings.current
         if self._watch is not None:
             return UNWATCHED_S if self._watch.has_failed else 0.0
@@ -362,9 +351,7 @@ class FilePolling:
         self._start_reload(models, partial(self._on_reloaded, models, before))
 
     def _on_reloaded(self, models: Collection[str], before: _Before, outcome: VerbOutcome) -> None:
-        """Follow the source folders of the models that failed, as of before the reload: a missing file may
-        have appeared meanwhile.
-        """
+        """Follow the failed models' source folders as of before the reload: files may have appeared."""
 
         def follow_declared(poll: _Poll | GpuserveError) -> None:
             # The reload has dealt with the models that a changed config declares now.

@@ -93,8 +93,6 @@ class GpuFences:
         self._is_closed = True
         self._probe.close()
 
-    # ---- lost GPUs ------------------------------------------------------------------------
-
     def gpus_lost(self, gpus: Sequence[tuple[str, str, str]]) -> None:
         """Fence the workers on these GPUs, (UUID, device, reason), and release the workers on all others."""
         before = set(self._lost)
@@ -119,8 +117,6 @@ class GpuFences:
         for uuid, device, _ in before:
             if uuid not in are:
                 self._events.record(EventKind.GPU_RELEASED, uuid=uuid, device=device)
-
-    # ---- CUDA as a whole ------------------------------------------------------------------
 
     def instance_ready(self, worker: WorkerMonitor) -> None:
         """Trust CUDA again after a worker on a GPU has opened its device: no probe could show more."""

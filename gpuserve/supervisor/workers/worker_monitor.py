@@ -155,9 +155,7 @@ class WorkerMonitor:
             self._move(InstanceEvent.HANG)
 
     def excuse(self, pid: int) -> bool:
-        """Exclude the death of a worker, which a client's request caused, from the restart back-off. Return
-        whether its restart was due later than now.
-        """
+        """Exclude the worker's death from the restart back-off. Return whether its restart was due later."""
         process, waits = self.process, self.lifecycle.state is InstanceState.WAITING
         if pid != (self._dead_pid if process is None else process.pid):
             return False  # another worker runs already
@@ -468,9 +466,6 @@ class WorkerGroup:
         """Kill and reap every worker at once."""
         for worker in self.all:
             worker.discard()
-
-
-# ---- events of workers ----------------------------------------------------------------------
 
 
 def record_instance_state(events: EventLog, worker: WorkerMonitor, phase: str) -> None:

@@ -10,12 +10,9 @@ import gpuserve.client
 from gpuserve.client import AsyncioModelClient, FuturesModelClient
 
 __all__ = [
-    "AsyncioDecoupledModelClient",
-    "AsyncioModelClient",
-    "DecoupledModelClient",
-    "FuturesModelClient",
+    "AsyncioDecoupledModelClient", "AsyncioModelClient", "DecoupledModelClient", "FuturesModelClient",
     "ModelClient",
-]
+]  # fmt: skip
 
 
 class ModelClient(gpuserve.client.ModelClient):
