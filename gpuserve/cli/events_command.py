@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuserve.cli.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import until_interrupted
 from gpuserve.cli.live.status_view import event_line
 from gpuserve.cli.option_types import Server
 from gpuserve.core.errors import ControlError, InvalidArgument
@@ -45,15 +45,9 @@ def events(
         chosen = chosen_kinds(kinds or ())
     except InvalidArgument as error:
         raise typer.BadParameter(str(error), param_hint="KIND") from None
-    try:
-        with EventStream(server, chosen, model=model, past=past) as stream:
-            for event in stream:
-                _write_line(event, event_line(event), as_json)
-    except ControlError as error:
-        sys.stderr.write(f"{error}\n")
-        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
+    with until_interrupted(), EventStream(server, chosen, model=model, past=past) as stream:
+        for event in stream:
+            _write_line(event, event_line(event), as_json)
     sys.stderr.write("the server has ended\n")
 
 
@@ -75,17 +69,12 @@ def logs(
       gpuserve logs
       gpuserve logs -f linear
     """
-    try:
+    with until_interrupted():
         if follow:
             _follow_log(server, model, as_json)
         else:
             for line in _kept_lines(server, model):
                 _write_line(line, line["line"], as_json)
-    except ControlError as error:
-        sys.stderr.write(f"{error}\n")
-        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
 
 
 def _follow_log(server: str | None, model: str | None, as_json: bool) -> None:

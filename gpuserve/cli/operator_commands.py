@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 import typer
 
 from gpuserve.cli.events_command import events, logs
-from gpuserve.cli.exit_codes import INTERRUPTED, ExitCode, help_text
+from gpuserve.cli.exit_codes import INTERRUPTED, ExitCode, help_text, until_interrupted
 from gpuserve.cli.live.status_view import status_screen, status_text
 from gpuserve.cli.option_types import AsJson, Server, command_of, duration
 from gpuserve.core.errors import ControlError, GpuserveError
@@ -74,13 +74,8 @@ def _watch(server: str | None, as_json: bool) -> NoReturn:
     """Show the status each second until the server ends or Ctrl-C; then raise Exit."""
     from gpuserve.supervisor.control.operator_client import ask
 
-    try:
+    with until_interrupted():
         watch_status(server, lambda: ask(server, "status", {}, _write_stderr).result, as_json=as_json)
-    except ControlError as error:
-        _write_stderr(str(error))
-        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
     _write_stderr("the server has ended")
     raise typer.Exit(ExitCode.OK)
 
@@ -115,18 +110,13 @@ def top(
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, given {sort!r}", param_hint="--sort")
     from gpuserve.cli.live.top_session import print_models, print_samples, run_top
 
-    try:
+    with until_interrupted():
         if as_json:
             print_samples(server, once=once)
         elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
             print_models(server, sort.lower(), containing)
         else:
             run_top(server, sort.lower(), containing)
-    except ControlError as error:
-        sys.stderr.write(f"{error}\n")
-        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
 
 
 def drain(

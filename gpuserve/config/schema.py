@@ -108,58 +108,35 @@ class WarmupEntry(Entry):
 class ModelEntry(Entry):
     """One version of a model: callable, tensors, instances and options."""
 
+    # fmt: off
     keys: ClassVar = {
         **keys_of(ModelSpec),
-        "name": Key(
-            Scalar(str, Option("", read=read_model_name)),
-            "Name in requests: letters, digits, dots, underscores and dashes, at most 128.",
-        ),
-        "callable": Key(
-            OrNull(Scalar(str, Option("", read=read_callable_path))),
+        "name": Key(Scalar(str, Option("", read=read_model_name)),
+            "Name in requests: letters, digits, dots, underscores and dashes, at most 128."),
+        "callable": Key(OrNull(Scalar(str, Option("", read=read_callable_path))),
             "Inference callable: file.py:attribute, relative to this file, or package.module:attribute; or a "
             "model file, such as model.onnx. Not for an ensemble.",
-            default=None,
-            examples=("linear.py:Linear", "model.onnx"),
-        ),
-        "ensemble": Key(
-            OrNull(EntryOf(EnsembleEntry)),
-            "In place of a callable: other models of this file, called step by step.",
-            default=None,
-        ),
-        "python": Key(
-            OrNull(FILLED),
+            default=None, examples=("linear.py:Linear", "model.onnx")),
+        "ensemble": Key(OrNull(EntryOf(EnsembleEntry)),
+            "In place of a callable: other models of this file, called step by step.", default=None),
+        "python": Key(OrNull(FILLED),
             "Python environment of the workers: an interpreter, a folder with bin/python, or a .tar.gz of "
             "such a folder; relative to this file. null: the environment of the server.",
-            default=None,
-            examples=("envs/torch/bin/python", "envs/torch.tar.gz"),
-        ),
+            default=None, examples=("envs/torch/bin/python", "envs/torch.tar.gz")),
         "kwargs": Key(Arguments(), "Arguments of the attribute if it is a class or a factory.", make=dict),
-        "instances": Key(
-            Instances(EntryOf(InstancesEntry), some=True),
+        "instances": Key(Instances(EntryOf(InstancesEntry), some=True),
             "Devices and numbers of worker processes. A number: that many processes on the CPU.",
-            make=lambda: [InstancesEntry({})],
-        ),
-        "inputs": Key(
-            ListOf(EntryOf(InputEntry)),
-            "Input tensors; may be empty. Omitted: the callable declares them.",
-            make=list,
-        ),
-        "outputs": Key(
-            ListOf(EntryOf(OutputEntry)),
-            "Output tensors; may be empty. Omitted: the callable declares them.",
-            make=list,
-        ),
-        "sequence_batching": Key(
-            OrNull(EntryOf(SequenceBatchingEntry)),
-            "Sequence batching; null: requests belong to no sequences.",
-            default=None,
-        ),
-        "warmup": Key(
-            ListOf(EntryOf(WarmupEntry)),
-            "Batches that every instance runs before the model is ready.",
-            make=list,
-        ),
+            make=lambda: [InstancesEntry({})]),
+        "inputs": Key(ListOf(EntryOf(InputEntry)),
+            "Input tensors; may be empty. Omitted: the callable declares them.", make=list),
+        "outputs": Key(ListOf(EntryOf(OutputEntry)),
+            "Output tensors; may be empty. Omitted: the callable declares them.", make=list),
+        "sequence_batching": Key(OrNull(EntryOf(SequenceBatchingEntry)),
+            "Sequence batching; null: requests belong to no sequences.", default=None),
+        "warmup": Key(ListOf(EntryOf(WarmupEntry)),
+            "Batches that every instance runs before the model is ready.", make=list),
     }
+    # fmt: on
     spellings: ClassVar = spellings_of(ModelSpec)
 
 

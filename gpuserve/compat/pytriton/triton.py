@@ -91,6 +91,7 @@ class TritonBase(abc.ABC):
 
     def __init__(self, host: ModelHost, workspace: Workspace | str | Path | None) -> None:
         self._host = host
+        self._has_models = False
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
 
     def __enter__(self) -> Self:
@@ -133,6 +134,7 @@ class TritonBase(abc.ABC):
             more = (model_version, config, strict, isolation)
             spec = bound_spec(model_name, infer_func, inputs, outputs, *more)
             self._host.add(spec, infer_func)
+        self._has_models = True
 
     @abc.abstractmethod
     def connect(self) -> None:
@@ -285,26 +287,10 @@ class RemoteTriton(TritonBase):
         except AttachError as error:
             raise PyTritonClientInvalidUrlError(str(error)) from error
         super().__init__(host, workspace)
-        self._has_models = False
 
     def __enter__(self) -> Self:
         self.connect()
         return self
-
-    def bind(
-        self,
-        model_name: str,
-        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        model_version: int = 1,
-        config: ModelConfig | None = None,
-        strict: bool = False,
-        trace_config: list[str] | None = None,
-    ) -> None:
-        """Serve a callable under a name, at once if connected; see ``TritonBase.bind``."""
-        super().bind(model_name, infer_func, inputs, outputs, model_version, config, strict, trace_config)
-        self._has_models = True
 
     def connect(self) -> None:
         """Attach to the server, and wait until it has this program's models.

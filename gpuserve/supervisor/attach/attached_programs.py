@@ -249,7 +249,7 @@ class AttachedProgram:
         self._reactor = reactor
         self._served = served
         #: A timeout of 0, so that a program that does not read cannot block the server.
-        self._connection = AttachConnection(sock, reactor, self, send_timeout_s=0.0)
+        self._connection = AttachConnection(sock, reactor, self.on_message, self.on_lost, send_timeout_s=0.0)
         #: Models of the program that were removed here. Its later messages about them are ignored.
         self._removed: set[str] = set()
 

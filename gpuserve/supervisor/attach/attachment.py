@@ -160,7 +160,8 @@ class Attachment:
             self._reactor.call_later(RETRY_S, self._connect)  # the server may still start
             return
         self._move(AttachmentState.GREETING)
-        self._server = AttachConnection(sock, self._reactor, self, send_timeout_s=SEND_TIMEOUT_S)
+        on_message, on_lost = self.on_message, self.on_lost
+        self._server = AttachConnection(sock, self._reactor, on_message, on_lost, SEND_TIMEOUT_S)
         self._server.open()
         self.send(attach.Hello(attach.PROTOCOL, wire.PROTOCOL))
 

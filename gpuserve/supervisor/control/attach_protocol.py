@@ -22,8 +22,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from gpuserve.core.errors import AttachError
@@ -222,28 +222,26 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials:
     return PeerCredentials(pid, uid)
 
 
-class AttachCallbacks(Protocol):
-    """The callbacks of an attachment. They are called in the reactor's thread."""
-
-    def on_message(self, message: Any, fds: list[int]) -> None:
-        """Handle a message, or raise ``WireError``. Remove descriptors from the list to keep them."""
-
-    def on_lost(self, reason: str) -> None:
-        """Handle the loss of the peer. Called once, unless ``close()`` came first."""
-
-
 class AttachConnection:
     """One end of an attachment, from ``open()`` to ``close()`` or to the loss of the peer. Its end shows by
     the socket and by its pidfd, because a child that the peer has forked may hold the socket open.
+    ``on_message`` may raise ``WireError``, and removes descriptors from the list to keep them. ``on_lost`` is
+    called once, unless ``close()`` came first.
     """
 
     def __init__(
-        self, sock: socket.socket, reactor: Reactor, callbacks: AttachCallbacks, *, send_timeout_s: float
+        self,
+        sock: socket.socket,
+        reactor: Reactor,
+        on_message: Callable[[Any, list[int]], None],
+        on_lost: Callable[[str], None],
+        send_timeout_s: float,
     ) -> None:
         self.peer = peer_credentials(sock)
         self._channel = Channel(sock, ATTACH, send_timeout_s)
         self._reactor = reactor
-        self._callbacks = callbacks
+        self._on_message = on_message
+        self._on_lost = on_lost
         self._death_fd: int | None = None
         self._closed = False
 
@@ -286,7 +284,7 @@ class AttachConnection:
             return
         message, fds = received
         try:
-            self._callbacks.on_message(message, fds)
+            self._on_message(message, fds)
         except WireError as error:
             self._break_off(error)
         finally:
@@ -304,7 +302,7 @@ class AttachConnection:
     def _lose(self, reason: str) -> None:
         if not self._closed:
             self.close()
-            self._callbacks.on_lost(reason)
+            self._on_lost(reason)
 
 
 #: ``sun_path`` has 108 bytes, including the zero byte at the end.

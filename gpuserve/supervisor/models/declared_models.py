@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from gpuserve.config.settings.server import ServerSettings
-from gpuserve.core.errors import GpuserveError
 from gpuserve.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from gpuserve.config.load import Configuration
 
 
 class Repository(Protocol):
@@ -24,22 +25,6 @@ class Repository(Protocol):
         """
 
 
-class ServerDeclaration(Protocol):
-    """The content of a config file. The models are not placed on devices."""
-
-    @property
-    def settings(self) -> ServerSettings:
-        """The settings of the server as a whole."""
-
-    @property
-    def models(self) -> Sequence[ModelSpec]:
-        """Every version of every model that can be served."""
-
-    @property
-    def broken(self) -> Mapping[str, GpuserveError]:
-        """The models that cannot be served as they are declared, with the reasons."""
-
-
 class ConfigSource(Protocol):
     """The config file of a server."""
 
@@ -48,7 +33,7 @@ class ConfigSource(Protocol):
         """The path of the config file."""
 
     @property
-    def start(self) -> ServerDeclaration:
+    def start(self) -> Configuration:
         """The content of the file when the server started."""
 
     @property
@@ -64,7 +49,7 @@ class ConfigSource(Protocol):
     def folders(self) -> Collection[str]:
         """Return the folders that hold the files of ``stamps``. Raise OSError as ``stamps`` does."""
 
-    def read_all(self, changed: Collection[str] | None = None) -> ServerDeclaration:
+    def read_all(self, changed: Collection[str] | None = None) -> Configuration:
         """Return the present content of the file. Raise GpuserveError, with every problem in its text, if the
         file cannot be read or is wrong. Not for the reactor's thread, because this may run callables. With
         ``changed`` only the models whose files have changed are described, and a failure is ``broken``.

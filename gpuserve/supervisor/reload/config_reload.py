@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.config.settings.checks import SettingRefusal, compare_settings, describe_change, key_of
 from gpuserve.config.settings.server import ServerSettings
@@ -24,7 +24,6 @@ from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control.operator_protocol import OnOutcome, OnProgress, VerbOutcome, failed
 from gpuserve.supervisor.models.declared_models import (
     ConfigSource,
-    ServerDeclaration,
     loaded_at_start,
     members,
 )
@@ -48,6 +47,10 @@ from gpuserve.supervisor.reload.config_changes import (
     needs,
 )
 
+if TYPE_CHECKING:
+    from gpuserve.config.load import Configuration
+
+
 logger = logging.getLogger(__name__)
 
 NO_FILE: Final = "this server has no config file that could be read again; its models can be loaded by name"
@@ -59,8 +62,6 @@ NOTHING: Final = "nothing has changed"
 #: Makes a call in a background thread, and passes its result, or the error that refuses the change, to a
 #: callback.
 RunInBackground: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-#: The content of a config file, or the error if it cannot be read.
-ConfigRead: TypeAlias = ServerDeclaration | GpuserveError
 
 
 class _ReloadRequest(NamedTuple):
@@ -159,7 +160,7 @@ class ConfigReload:
         request.progress(f"a reload has been running for {ran_s:.1f} s; this one begins when that is over")
         if (run := self._run) is not None:
 
-            def cancel_outdated(now: ConfigRead) -> None:
+            def cancel_outdated(now: Configuration | GpuserveError) -> None:
                 # An error of the file is reported by the next reload.
                 if run is self._run and not isinstance(now, GpuserveError):
                     run.cancel_outdated(_models(now, self._settings))
@@ -175,17 +176,21 @@ class ConfigReload:
         changed = touched if all(request.is_by_files for request in requests) else None
         self._read(lambda now: self._on_read(requests, touched, now), changed)
 
-    def _read(self, then: Callable[[ConfigRead], None], changed: Collection[str] | None = None) -> None:
+    def _read(
+        self, then: Callable[[Configuration | GpuserveError], None], changed: Collection[str] | None = None
+    ) -> None:
         source = self._source
         assert source is not None
 
-        def read() -> ConfigRead:
+        def read() -> Configuration | GpuserveError:
             with self._read_lock:
                 return source.read_all(changed)
 
         self._run_in_background(read, then)
 
-    def _on_read(self, requests: Sequence[_ReloadRequest], touched: set[str], now: ConfigRead) -> None:
+    def _on_read(
+        self, requests: Sequence[_ReloadRequest], touched: set[str], now: Configuration | GpuserveError
+    ) -> None:
         if (refusal := self._lifecycle.change_refusal()) is not None:
             self._end(requests, failed(refusal))
         elif isinstance(now, GpuserveError):
@@ -200,7 +205,7 @@ class ConfigReload:
                 outcome = failed(refuse_change("the reload of the config", error), ConfigReport().result)
                 self._end(requests, outcome)
 
-    def _apply(self, requests: Sequence[_ReloadRequest], touched: set[str], now: ServerDeclaration) -> None:
+    def _apply(self, requests: Sequence[_ReloadRequest], touched: set[str], now: Configuration) -> None:
         def on_progress(line: str) -> None:
             for request in requests:
                 request.progress(line)
@@ -216,7 +221,7 @@ class ConfigReload:
         self._run = run = ConfigRun(self._work, self._models, servable, report, refusal, on_end, touched)
         run.start()
 
-    def _servable(self, now: ServerDeclaration, report: ConfigReport) -> ConfigModels:
+    def _servable(self, now: Configuration, report: ConfigReport) -> ConfigModels:
         """Return the models to be served. A broken declaration is replaced by the earlier one."""
         models, before = _models(now, self._settings), self._models.snapshot()
         for name, reason in now.broken.items():
@@ -231,7 +236,7 @@ class ConfigReload:
             {*models.wanted, *(one for one in now.broken if one in before.wanted)},
         )
 
-    def _change_settings(self, now: ServerDeclaration, report: ConfigReport) -> None:
+    def _change_settings(self, now: Configuration, report: ConfigReport) -> None:
         change = compare_settings(self._settings, now.settings)
         before = self._settings
         if change.changed:
@@ -253,7 +258,7 @@ class ConfigReload:
             self._start_next()
 
 
-def _models(declaration: ServerDeclaration, settings: ServerSettings) -> ConfigModels:
+def _models(declaration: Configuration, settings: ServerSettings) -> ConfigModels:
     loaded = loaded_at_start(declaration.models, settings.load_at_start)
     return ConfigModels(by_name(declaration.models), frozenset(one.name for one in loaded))
 
