@@ -220,10 +220,8 @@ def _require_config(path: str, data: Any) -> None:
     """Raise ConfigProblems if neither the name nor the content of a file is that of a config."""
     if path.endswith(CONFIG_SUFFIXES) or not schema.CONFIG_KEYS.isdisjoint(mapping(data)):
         return
-    text = (
-        "neither a config (server and models, in a file such as config.yaml), nor a Python file (.py), nor "
-    )
-    text += f"a model file: {supported_files()}"
+    text = "neither a config (server and models, in a file such as config.yaml), nor a Python file (.py), "
+    text += f"nor a model file: {supported_files()}"
     raise ConfigProblems([Problem(path, text, Origin.FILE)])
 
 

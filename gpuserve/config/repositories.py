@@ -75,9 +75,8 @@ def load_callable(
     # The file existed when the target was recognized.
     if target.endswith(".py") and not os.path.isfile(target):
         raise ConfigProblems([Problem(target, f"there is no file {target!r} in {base_dir}", Origin.FLAG)])
-    return load_data(
-        {"models": [entry_of(target, base_dir)]}, target, base_dir, environ, [*overrides, *server]
-    )
+    data = {"models": [entry_of(target, base_dir)]}
+    return load_data(data, target, base_dir, environ, [*overrides, *server])
 
 
 def entry_of(target: str, base_dir: str) -> dict[str, Any]:

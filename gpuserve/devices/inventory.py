@@ -154,10 +154,9 @@ class DriverReader:
         try:
             return self._pending.result(0 if hung else self.timeout_s)
         except TimeoutError:
-            text = (
-                f"the NVIDIA driver did not answer within {self.timeout_s:g} s, so it cannot be told which "
-            )
-            raise DeviceError(f"{text}GPUs there are; see whether nvidia-smi answers") from None
+            late = f"the NVIDIA driver did not answer within {self.timeout_s:g} s"
+            unknown = "so it cannot be told which GPUs there are; see whether nvidia-smi answers"
+            raise DeviceError(f"{late}, {unknown}") from None
 
     def _start_reading(self) -> Future[Machine]:
         found: Future[Machine] = Future()

@@ -114,25 +114,19 @@ def _read_file(base_dir: str, relative: str) -> tuple[bytes, str]:
 def _placement_problem(relative: str, base_dir: str, found: ConfigBundle) -> str:
     """Return why the file cannot be in a ConfigMap, or ""."""
     if os.path.isabs(relative) or relative.startswith(".."):
-        text = (
-            f"{relative!r} is outside the folder of the config file, and a pod gets only that folder: move "
-        )
-        return f"{text}the file there, or put it into the image and name it package.module:attribute"
+        text = f"{relative!r} is outside the folder of the config file, and a pod gets only that folder: "
+        return f"{text}move the file there, or put it into the image and name it package.module:attribute"
     if os.path.isdir(os.path.join(base_dir, relative)):
         runtime, _ = source_of(relative if os.sep in relative else f"./{relative}", {}, base_dir)
         text = f"{relative!r} is a folder, which no ConfigMap can hold: put it into the image and write "
         return f"{text}callable: {runtime}, kwargs: {{file: PATH}}"
     folder = os.path.realpath(base_dir)
     if os.path.commonpath([folder, os.path.realpath(os.path.join(folder, relative))]) != folder:
-        text = (
-            f"{relative!r} leads out of the folder of the config file through a link, whose target would be "
-        )
-        return f"{text}published with the config: put a copy into the folder, or into the image"
+        text = f"{relative!r} leads out of the folder of the config file through a link, whose target would "
+        return f"{text}be published with the config: put a copy into the folder, or into the image"
     if _KEY.fullmatch(config_map_key(relative)) is None:
-        text = (
-            f"{relative!r} cannot be in a ConfigMap: expected letters, digits, '-', '_' and '.' in its name"
-        )
-        return f"{text}, at most {_MAX_KEY_LENGTH}"
+        form = f"expected letters, digits, '-', '_' and '.' in its name, at most {_MAX_KEY_LENGTH}"
+        return f"{relative!r} cannot be in a ConfigMap: {form}"
     same_key = next((one for one in found.contents if config_map_key(one) == config_map_key(relative)), None)
     if same_key is not None:
         owner = "the config" if same_key == found.config else repr(same_key)

@@ -117,10 +117,8 @@ def _label_findings(configuration: Configuration) -> Iterator[ExportFinding]:
     names = [model.name for model in configuration.models]
     for name in model_names(configuration):
         if not is_label_value(name):
-            text = (
-                f"{quoted(name)} cannot be the value of a label, by which the autoscaler selects metrics: at "
-            )
-            text += "most 63 characters, a letter or digit first and last"
+            text = f"{quoted(name)} cannot be the value of a label, by which the autoscaler selects metrics: "
+            text += "at most 63 characters, a letter or digit first and last"
             yield ExportFinding(("models", names.index(name), "name"), text)
 
 

@@ -312,9 +312,8 @@ def _worker_cpus(groups: Sequence[InstanceGroup]) -> int:
 
 def _cpu_size(groups: Sequence[InstanceGroup], processes: int) -> Reasoned:
     workers = _worker_cpus(groups)
-    front = f"{FRONT_CPUS} for the front, one event loop" + (
-        f", {processes} for ingress processes" if processes else ""
-    )
+    ingress = f", {processes} for ingress processes" if processes else ""
+    front = f"{FRONT_CPUS} for the front, one event loop{ingress}"
     why = f"{front}, and {workers} for the instances (their resources.cpus)."
     return Reasoned(FRONT_CPUS + processes + workers, why)
 
@@ -344,9 +343,8 @@ def _shm_size(parts: Sequence[MemoryShare]) -> Reasoned:
 
 def _pre_stop_delay(settings: ServerSettings) -> Reasoned:
     """Return the propagation time minus the server's own lame duck period."""
-    why = (
-        f"{PROPAGATION_S} s until nobody sends to this pod any more; it serves meanwhile, SIGTERM comes then."
-    )
+    why = f"{PROPAGATION_S} s until nobody sends to this pod any more; it serves meanwhile, SIGTERM comes "
+    why += "then."
     if lame_duck_s := _lame_duck_s(settings):
         why += f" {lame_duck_s:g} s of them are server.lame_duck_s."
     return Reasoned(max(0, PROPAGATION_S - math.floor(lame_duck_s)), why)
@@ -356,9 +354,8 @@ def _grace_period(settings: ServerSettings) -> Reasoned:
     pre_stop, drain = _pre_stop_delay(settings).value, math.ceil(settings.drain_timeout_s)
     lame_duck = math.ceil(_lame_duck_s(settings))
     named = f" + server.lame_duck_s {lame_duck}" if lame_duck else ""
-    why = (
-        f"preStop {pre_stop}{named} + server.drain_timeout_s {drain} + {STOP_MARGIN_S} until all have ended."
-    )
+    why = f"preStop {pre_stop}{named} + server.drain_timeout_s {drain} + {STOP_MARGIN_S} until all have "
+    why += "ended."
     return Reasoned(pre_stop + lame_duck + drain + STOP_MARGIN_S, why)
 
 

@@ -90,9 +90,8 @@ class _Parts:
         self.config = ConfigReload(source, core.lifecycle, core.events, work, self._adjust, background.run)
         self.polling = FilePolling(source, core, background, self.config.request_by_files, watch)
         self.publication = EventPublication(core, background.run)
-        self.loads = LoadRequests(
-            core.lifecycle, models, attached, devices, background.run, self.config.model_loaded
-        )
+        lifecycle, on_loaded = core.lifecycle, self.config.model_loaded
+        self.loads = LoadRequests(lifecycle, models, attached, devices, background.run, on_loaded)
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config, self.publication)
         self.control = ControlSocket(core.reactor, self.operator.ask)
         self.shutdown = ServerShutdown(core, models, attached, self.operator.quiescence, self.ingress)

@@ -95,9 +95,8 @@ class AttachedModels:
         """Return the error for a request to change a program's model; None for other models."""
         if not self.has(name):
             return None
-        return InvalidArgument(
-            f"model '{name}' is served by an attached program, and only that program {does} its models"
-        )
+        only = f"only that program {does} its models"
+        return InvalidArgument(f"model '{name}' is served by an attached program, and {only}")
 
     def served(self) -> Iterator[tuple[int, AttachedModel]]:
         for name, program in self._served_by.items():

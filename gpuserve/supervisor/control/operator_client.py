@@ -248,9 +248,8 @@ def host_and_port(server: str) -> tuple[str, int]:
         server = f"localhost:{server}"
     parts = server_url(server)
     if parts is None or parts.hostname is None:
-        raise ControlError(
-            f"--server: expected localhost:8000, 127.0.0.2:8000 or a URL of the server, given {server!r}"
-        )
+        expected = "localhost:8000, 127.0.0.2:8000 or a URL of the server"
+        raise ControlError(f"--server: expected {expected}, given {server!r}")
     return parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]
 
 

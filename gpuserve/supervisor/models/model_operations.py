@@ -137,9 +137,8 @@ def cannot_poll(model: str) -> RequestError:
 
 
 def refused_load(spec: ModelSpec, instance: str, reason: str) -> RequestError:
-    return InvalidArgument(
-        f"load failed for model '{spec.name}': version {spec.version} is at UNAVAILABLE state: {reason};\n"
-    )
+    state = f"version {spec.version} is at UNAVAILABLE state: {reason};\n"
+    return InvalidArgument(f"load failed for model '{spec.name}': {state}")
 
 
 def failed_version(spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:

@@ -41,21 +41,14 @@ class _RunningResize:
         self.error: GpuserveError | None = None
 
 
+@dataclasses.dataclass(eq=False)
 class ModelResizes:
     """The running resizes, one for each model. ``finish`` is called at the end of those that take time."""
 
-    def __init__(
-        self,
-        core: ServerCore,
-        table: GenerationTable,
-        finish: Callable[[ResizeOperation, GpuserveError | None], None],
-    ) -> None:
-        self._core = core
-        self._table = table
-        self._finish = finish
-        self._running: dict[str, _RunningResize] = {}
-
-    # ---- requests -------------------------------------------------------------------------
+    _core: ServerCore
+    _table: GenerationTable
+    _finish: Callable[[ResizeOperation, GpuserveError | None], None]
+    _running: dict[str, _RunningResize] = dataclasses.field(default_factory=dict)
 
     def start(self, resize: ResizeOperation, generations: Sequence[Generation]) -> OperationEnd | None:
         """Resize the generations that serve a model. Return ``OperationEnd`` if the resize ends at once."""

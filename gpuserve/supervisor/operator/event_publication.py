@@ -118,9 +118,8 @@ class EventPublication:
             problem = error.strerror or str(error)
         if problem:
             logger.warning("clients cannot subscribe to the events of this server: %s", problem)
-        self._state = PUBLICATION_STEPS.step(
-            self._state, PublicationState.FAILED if problem else PublicationState.OPEN
-        )
+        state = PublicationState.FAILED if problem else PublicationState.OPEN
+        self._state = PUBLICATION_STEPS.step(self._state, state)
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()

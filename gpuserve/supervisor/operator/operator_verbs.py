@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuserve.core.errors import (
@@ -59,29 +60,23 @@ logger = logging.getLogger(__name__)
 _ALWAYS: Final = frozenset({"status", "events", "logs"})
 
 
+@dataclass(eq=False)
 class OperatorVerbs:
     """The verbs of one server, in the reactor's thread. Restrictions of clients do not apply to operators."""
 
-    def __init__(
-        self,
-        core: ServerCore,
-        models: ServedModels,
-        attached: AttachedModels,
-        loads: LoadRequests,
-        config: ConfigReload,
-        publication: EventPublication,
-    ) -> None:
-        self.quiescence = Quiescence(core)
-        self.census = FrontCensus(core)
-        self.status = OperatorStatus(core, self.census, models.table, attached, self.quiescence, config.path)
-        self._core = core
-        self._publication = publication
-        self._stacks = OperatorStacks(core.front, models.table)
-        self._lifecycle = core.lifecycle
-        self._models = models
-        self._attached = attached
-        self._loads = loads
-        self._config = config
+    _core: ServerCore
+    _models: ServedModels
+    _attached: AttachedModels
+    _loads: LoadRequests
+    _config: ConfigReload
+    _publication: EventPublication
+
+    def __post_init__(self) -> None:
+        core, table = self._core, self._models.table
+        self.quiescence, self.census = Quiescence(core), FrontCensus(core)
+        about = (table, self._attached, self.quiescence, self._config.path)
+        self.status = OperatorStatus(core, self.census, *about)
+        self._stacks = OperatorStacks(core.front, table)
 
     def ask(self, verb: str, arguments: dict[str, Any], progress: OnProgress, answer: OnOutcome) -> None:
         """Run a verb. ``progress`` is called with lines of progress, ``answer`` once with the outcome."""
@@ -93,7 +88,7 @@ class OperatorVerbs:
             if verb == "stacks":
                 self._stacks.ask(progress, answer)
                 return
-            if (refusal := self._lifecycle.command_refusal()) is not None:
+            if (refusal := self._core.lifecycle.command_refusal()) is not None:
                 raise refusal
             # The answer comes after the front has handled all earlier messages, so that clients see it.
             self._start(verb, arguments, progress, lambda outcome: self.census.ask(lambda _: answer(outcome)))

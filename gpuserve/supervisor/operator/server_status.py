@@ -8,6 +8,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -56,24 +57,20 @@ class FrontCensus:
             on_census(census)
 
 
+@dataclass(eq=False)
 class OperatorStatus:
     """The verb ``status``. ``config`` is the path of the server's config file, or "" if there is none."""
 
-    def __init__(
-        self,
-        core: ServerCore,
-        census: FrontCensus,
-        table: GenerationTable,
-        attached: AttachedModels,
-        quiescence: Quiescence,
-        config: str,
-    ) -> None:
-        self._core = core
-        self._census = census
-        self._table = table
-        self._attached = attached
-        self._quiescence = quiescence
-        self._config = str(Path(config).absolute()) if config else ""  # clients may run in other folders
+    _core: ServerCore
+    _census: FrontCensus
+    _table: GenerationTable
+    _attached: AttachedModels
+    _quiescence: Quiescence
+    _config: str
+
+    def __post_init__(self) -> None:
+        if self._config:  # clients may run in other folders
+            self._config = str(Path(self._config).absolute())
         self._made_at = time.monotonic()
 
     def ask(self, answer: OnOutcome) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -51,7 +52,7 @@ class MonitoredChild:
         self.channel = channel
         self.stacks = ChildStacks(process, reactor)
         self._reactor = reactor
-        self._relay = OutputRelay(process.output, fields, reactor, rate, lines)
+        self._relay = OutputRelay(process.output, fields, reactor, rate or OutputRate(0, 0), lines)
         self._exit_reason: str | None = None
 
     def open(self, on_message: Callable[[], None], on_died: Callable[[], None]) -> None:
@@ -96,27 +97,20 @@ class MonitoredChild:
         self.channel.close()
 
 
+@dataclass(eq=False)
 class OutputRelay:
     """The relay of one child's stdout and stderr, with ``fields`` in each line. Without a descriptor the
     child writes to our own. Lines over the rate limit are dropped, and one line a second reports how many.
     """
 
-    def __init__(
-        self,
-        fd: int | None,
-        fields: Mapping[str, str],
-        reactor: Reactor,
-        rate: OutputRate | None = None,
-        lines: LogLines | None = None,
-    ) -> None:
-        self._fd = fd
-        self._fields = dict(fields)
-        self._reactor = reactor
-        self._rate = rate or OutputRate(0, 0)
-        self._lines = lines
-        self._rest = b""
-        #: Dropped lines that were not reported yet.
-        self._dropped = 0
+    _fd: int | None
+    _fields: Mapping[str, str]
+    _reactor: Reactor
+    _rate: OutputRate
+    _lines: LogLines | None = None
+    _rest: bytes = b""
+    #: Dropped lines that were not reported yet.
+    _dropped: int = 0
 
     def open(self) -> None:
         if self._fd is not None:

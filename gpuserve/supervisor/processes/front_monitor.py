@@ -9,6 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -70,25 +71,19 @@ class FrontCallbacks(Protocol):
         """
 
 
+@dataclass(eq=False)
 class FrontMonitor:
     """The front process and its successors, from ``start()`` to ``close()``."""
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        listeners: Listeners,
-        settings: LiveSettings,
-        event_log: EventLog,
-        lines: LogLines,
-        start_front: StartFront,
-    ) -> None:
+    _reactor: Reactor
+    _listeners: Listeners
+    _settings: LiveSettings
+    _event_log: EventLog
+    _lines: LogLines
+    _start_front: StartFront
+
+    def __post_init__(self) -> None:
         self.ready = False
-        self._event_log = event_log
-        self._lines = lines
-        self._reactor = reactor
-        self._listeners = listeners
-        self._settings = settings
-        self._start_front = start_front
         self._callbacks: FrontCallbacks  # set by start(), like the next
         self._on_request: Callable[[Any], None]
         self._heartbeat: FrontHeartbeat  # of the present front

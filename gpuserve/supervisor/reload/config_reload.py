@@ -72,28 +72,23 @@ class _ReloadRequest(NamedTuple):
     is_by_files: bool = False
 
 
+@dataclass(eq=False)
 class ConfigReload:
     """The reloads of one server. ``source`` is None if the server has no config file. ``run_in_background``
     is used to read the file. ``adjust`` applies changed settings, given by name.
     """
 
-    def __init__(
-        self,
-        source: ConfigSource | None,
-        lifecycle: ServerLifecycle,
-        events: EventLog,
-        work: ConfigWork,
-        adjust: Callable[[dict[str, Any]], None],
-        run_in_background: RunInBackground,
-    ) -> None:
-        self._source = source
-        self._run_in_background = run_in_background
+    _source: ConfigSource | None
+    _lifecycle: ServerLifecycle
+    _events: EventLog
+    _work: ConfigWork
+    _adjust: Callable[[dict[str, Any]], None]
+    _run_in_background: RunInBackground
+
+    def __post_init__(self) -> None:
+        source = self._source
         #: Held during a read: only one runs at a time.
         self._read_lock = threading.Lock()
-        self._lifecycle = lifecycle
-        self._events = events
-        self._work = work
-        self._adjust = adjust
         self._settings = ServerSettings() if source is None else source.start.settings
         self._models = AppliedModels(_NO_MODELS if source is None else _models(source.start, self._settings))
         #: True while a reload is reading the file, or running.

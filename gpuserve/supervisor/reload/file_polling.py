@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -244,32 +245,27 @@ class _Poll(NamedTuple):
     trouble: str = ""
 
 
+@dataclass(eq=False)
 class FilePolling:
     """The polling of one server's files; without a ``source`` there is nothing to poll. With a ``watch`` the
     files are polled when the kernel reports a change, whatever the settings say.
     """
 
-    def __init__(
-        self,
-        source: ConfigSource | None,
-        core: ServerCore,
-        background: BackgroundThreads,
-        start_reload: StartReload,
-        watch: FileWatch | None = None,
-    ) -> None:
-        self._source = source
-        self._background = background
-        self._core = core
-        self._start_reload = start_reload
-        self._watch = watch
-        self._detector = ChangeDetector({} if source is None else source.start_fingerprints)
+    _source: ConfigSource | None
+    _core: ServerCore
+    _background: BackgroundThreads
+    _start_reload: StartReload
+    _watch: FileWatch | None = None
+    #: Folders with the files that the source names, as of the last poll.
+    _folders: Collection[str] = ()
+    #: The number of the latest timer; earlier timers are void.
+    _timer: int = 0
+    #: Why the last poll failed; the same reason is logged once.
+    _trouble: str = ""
+
+    def __post_init__(self) -> None:
+        self._detector = ChangeDetector({} if self._source is None else self._source.start_fingerprints)
         self._followed = FollowedFiles()
-        #: Folders with the files that the source names, as of the last poll.
-        self._folders: Collection[str] = ()
-        #: The number of the latest timer; earlier timers are void.
-        self._timer = 0
-        #: Why the last poll failed; the same reason is logged once.
-        self._trouble = ""
 
     def start(self) -> None:
         """Poll from now on. Called when the server serves."""
