@@ -23,7 +23,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from contextlib import suppress
 from logging import Logger, LoggerAdapter
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import BindError
@@ -169,21 +169,13 @@ def _of_function(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]
             yield prefix + name, cell.cell_contents
         except ValueError:  # the variable is not assigned yet
             continue
-    for name in _global_names(function.__code__):
+    for name in dict.fromkeys(_loaded_globals(function.__code__)):
         one = function.__globals__.get(name)
         if one is not None and not isinstance(one, ModuleType):
             yield name, one
     yield from _items(_below(path, "__defaults__"), function.__defaults__ or ())
     yield from _entries(_below(path, "__kwdefaults__"), function.__kwdefaults__ or {})
     yield from ((_below(path, name), one) for name, one in vars(function).items())
-
-
-def _global_names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that code may read, including the code of nested functions."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_names(constant)
 
 
 def _of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -299,6 +291,7 @@ def _around(function: types.FunctionType) -> list[Any]:
 
 
 def _loaded_globals(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names that code uses, including the code of nested functions."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in _OF_GLOBALS:
             yield instruction.argval

@@ -18,7 +18,7 @@ import typer
 from gpuserve.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from gpuserve.cli.doctor_facts import Facts, Port
+    from gpuserve.cli.doctor_facts import Facts
     from gpuserve.config.problems import Problem
 
 
@@ -116,18 +116,9 @@ _fault = partial(DoctorFinding, Severity.FAULT)
 
 def doctor_findings(facts: Facts) -> list[DoctorFinding]:
     """Return all findings, those about the machine first and those about the configuration last."""
-    return [
-        *_python_findings(facts),
-        *_kernel_findings(facts),
-        *_gpu_findings(facts),
-        *_processor_findings(facts),
-        *_memory_findings(facts),
-        *_limit_findings(facts),
-        *_clock_findings(facts),
-        *_server_findings(facts),
-        *map(_port_finding, facts.ports),
-        *_config_findings(facts),
-    ]
+    machine = (_kernel_findings, _gpu_findings, _processor_findings, _memory_findings, _limit_findings)
+    kinds = (_python_findings, *machine, _clock_findings, _server_findings, _port_findings, _config_findings)
+    return [one for kind in kinds for one in kind(facts)]
 
 
 def has_fault(found: Iterable[DoctorFinding]) -> bool:
@@ -247,15 +238,16 @@ def _server_findings(facts: Facts) -> Iterator[DoctorFinding]:
             yield _ok("servers", text)
 
 
-def _port_finding(port: Port) -> DoctorFinding:
-    where = f"{port.role}, {port.address}"
-    if not port.problem:
-        return _ok("ports", f"{where}: free")
-    by = f" by {port.holder}" if port.holder else ""
-    text = f"{where}: {port.problem}{by}"
-    if port.by_server:
-        return _warning("ports", text, "stop that server before another one starts here")
-    return _fault("ports", text, f"stop its owner, or choose another port: --{port.role}-port")
+def _port_findings(facts: Facts) -> Iterator[DoctorFinding]:
+    for port in facts.ports:
+        by = f" by {port.holder}" if port.holder else ""
+        text = f"{port.role}, {port.address}: {port.problem or 'free'}{by}"
+        if not port.problem:
+            yield _ok("ports", text)
+        elif port.by_server:
+            yield _warning("ports", text, "stop that server before another one starts here")
+        else:
+            yield _fault("ports", text, f"stop its owner, or choose another port: --{port.role}-port")
 
 
 def _config_findings(facts: Facts) -> Iterator[DoctorFinding]:

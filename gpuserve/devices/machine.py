@@ -66,12 +66,8 @@ class Machine:
 
 #: Bits of NVML's clocks event reasons that mean that a GPU is slowed down, with our names.
 SLOWDOWNS: Final[Mapping[int, str]] = {
-    0x04: "power_cap",
-    0x08: "hardware",
-    0x20: "thermal",
-    0x40: "hardware_thermal",
-    0x80: "power_brake",
-}
+    0x04: "power_cap", 0x08: "hardware", 0x20: "thermal", 0x40: "hardware_thermal", 0x80: "power_brake",
+}  # fmt: skip
 
 
 class RemappedRows(NamedTuple):

@@ -168,12 +168,8 @@ _NOT_IN_JSON: Final = frozenset({"FP16", "BF16"})
 #: The parameters of a sequence of one request.
 _SEQUENCE: Final = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 _NUMPY_NAMES: Final = {
-    "BOOL": "bool",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    "BF16": "float32",
-}
+    "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32",
+}  # fmt: skip
 
 
 def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:

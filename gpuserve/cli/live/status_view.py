@@ -81,42 +81,20 @@ def _model_parts(models: Sequence[Mapping[str, Any]], width: int | None) -> list
 
 
 def _ingress_row(process: Mapping[str, Any]) -> Sequence[str]:
-    return (
-        str(process["number"]),
-        _text_or_missing(process["pid"]),
-        process["state"],
-        str(process["connections"]),
-        str(process["requests"]),
-        _duration(process["cpu_s"]),
-        str(process["restarts"]),
-    )
+    cells = _cells(process, "number", "pid", "state", "connections", "requests")
+    return (*cells, _duration(process["cpu_s"]), str(process["restarts"]))
 
 
 def _model_row(model: Mapping[str, Any], reason: str) -> Sequence[str]:
-    saturation = model["saturation"]
-    return (
-        model["name"],
-        str(model["version"] or _MISSING),
-        model["state"] + (f" ({reason})" if reason else ""),
-        _text_or_missing(model["queued"]),
-        _text_or_missing(model["in_flight"]),
-        _text_or_missing(model["slots"]),
-        _MISSING if saturation is None else f"{saturation:.2f}",
-        model["source"],
-    )
+    version, state = str(model["version"] or _MISSING), model["state"] + (f" ({reason})" if reason else "")
+    load = _cells(model, "queued", "in_flight", "slots")
+    saturation = _MISSING if model["saturation"] is None else f"{model['saturation']:.2f}"
+    return (model["name"], version, state, *load, saturation, model["source"])
 
 
 def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequence[str]:
-    return (
-        model["name"],
-        instance["name"],
-        instance["device"],
-        instance["state"],
-        _text_or_missing(instance["pid"]),
-        _text_or_missing(instance["restarts"]),
-        _mebibytes(instance.get("memory_nbytes")),
-        _mebibytes(instance.get("gpu_memory_nbytes")),
-    )
+    memory = [_mebibytes(instance.get(name)) for name in ("memory_nbytes", "gpu_memory_nbytes")]
+    return (model["name"], *_cells(instance, "name", "device", "state", "pid", "restarts"), *memory)
 
 
 def _duration(seconds: float) -> str:
@@ -133,8 +111,8 @@ def _mebibytes(nbytes: int | None) -> str:
     return _MISSING if nbytes is None else f"{nbytes / (1 << 20):.0f} MiB"
 
 
-def _text_or_missing(value: object) -> str:
-    return _MISSING if value is None else str(value)
+def _cells(record: Mapping[str, Any], *names: str) -> list[str]:
+    return [_MISSING if record[name] is None else str(record[name]) for name in names]
 
 
 _GAP: Final = "  "

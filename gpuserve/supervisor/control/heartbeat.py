@@ -80,15 +80,10 @@ def own_s(before: CpuTimes | None, now: CpuTimes | None, period_s: float) -> flo
 
 #: Descriptions of process states, by the kernel's letters.
 _STATES: Final = {
-    "T": "it is stopped (SIGSTOP)",
-    "t": "it is stopped by a debugger",
-    "D": "it waits in the kernel, and cannot be interrupted",
-    "Z": "it has ended",
-    "X": "it has ended",
-    "S": "it sleeps",
-    "R": "it runs",
-    "I": "it idles in the kernel",
-}
+    "T": "it is stopped (SIGSTOP)", "t": "it is stopped by a debugger",
+    "D": "it waits in the kernel, and cannot be interrupted", "Z": "it has ended", "X": "it has ended",
+    "S": "it sleeps", "R": "it runs", "I": "it idles in the kernel",
+}  # fmt: skip
 STOPPED: Final = frozenset("Tt")
 _RUNNABLE: Final = "R"
 
