@@ -1,6 +1,4 @@
-"""The command line. ``main`` is the ``gpuserve`` script, and ``app`` has all commands. Data goes to stdout,
-everything else to stderr. A command imports its modules when it runs, so that others start without them.
-"""
+"""The command line. Data goes to stdout, everything else to stderr. Imports are as late as possible."""
 
 from __future__ import annotations
 

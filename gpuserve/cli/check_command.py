@@ -1,6 +1,4 @@
-"""Commands that look at a configuration and serve nothing: ``gpuserve check``, ``schema``, ``config`` and
-``devices``.
-"""
+"""Commands that look at a configuration: ``gpuserve check``, ``schema``, ``config`` and ``devices``."""
 
 from __future__ import annotations
 

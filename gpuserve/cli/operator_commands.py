@@ -1,6 +1,4 @@
-"""Commands for a running server: ``status``, ``top``, ``drain``, ``load``, ``unload``, ``reload``, ``scale``.
-They are an app of their own as well, with ``events`` and ``logs``, because few imports let them start fast.
-"""
+"""Commands for a running server, also as an app of their own, because few imports let them start fast."""
 
 from __future__ import annotations
 

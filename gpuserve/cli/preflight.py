@@ -1,6 +1,4 @@
-"""Checks of a configuration before anything is served: devices, libraries, imports of callables. Each
-callable is imported in a child process (``gpuserve/model/describe.py``), so that the caller cannot crash.
-"""
+"""Checks of a configuration before it is served: devices, libraries, imports (in child processes)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``gpuserve serve`` and ``gpuserve dev``, parsed by typer (``serve_command_line`` parses plain ones), and
-the restart of a server whose files were wrong.
-"""
+"""``gpuserve serve`` and ``gpuserve dev``, parsed by typer, and the restart after wrong files."""
 
 from __future__ import annotations
 

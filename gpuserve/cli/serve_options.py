@@ -1,6 +1,4 @@
-"""Options of ``gpuserve serve``, ``dev``, ``check`` and ``config``: one for each key of ``server``, and those
-that describe a callable's model.
-"""
+"""Options of ``serve``, ``dev``, ``check`` and ``config``: the keys of ``server``, and of a callable."""
 
 from __future__ import annotations
 

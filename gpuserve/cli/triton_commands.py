@@ -1,6 +1,4 @@
-"""``gpuserve tritonserver``: the unchanged command line of Triton's server; and ``gpuserve run``: a program
-for PyTriton, unchanged. typer does not parse Triton's flags, because its rules differ from Triton's.
-"""
+"""``gpuserve tritonserver``, whose flags typer cannot parse, and ``gpuserve run``, as their originals."""
 
 from __future__ import annotations
 

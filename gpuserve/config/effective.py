@@ -1,6 +1,4 @@
-"""The effective values of a configuration, each with its origin: a flag, an environment variable, a line of a
-file, a callable, or the default.
-"""
+"""The effective values of a configuration, each with its origin, which may be the default."""
 
 from __future__ import annotations
 

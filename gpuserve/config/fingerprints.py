@@ -1,6 +1,4 @@
-"""Fingerprints of files and folders, which change when a file changes, from metadata only. ``__pycache__``
-and names that begin with a dot are ignored: Python and tools of models write them.
-"""
+"""Fingerprints of files and folders from metadata; ``__pycache__`` and hidden names are ignored."""
 
 from __future__ import annotations
 

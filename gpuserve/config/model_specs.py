@@ -1,6 +1,4 @@
-"""From validated entries of a config file to ``ModelSpec``, and the rules that need valid entries: warm-ups,
-labels, control inputs, and how models go together.
-"""
+"""From validated entries of a config file to ``ModelSpec``, and the rules that need valid entries."""
 
 from __future__ import annotations
 

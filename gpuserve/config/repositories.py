@@ -1,6 +1,4 @@
-"""Model repositories of a running server besides Triton's: a config file, or a callable on the command line,
-whose tensors come from flags or from the callable. A repository is read again for each load and each reload.
-"""
+"""Repositories of a running server besides Triton's: a config file, or a callable of the command line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rules between several keys of a configuration. They read plain data in which the schema may have found
-mistakes too, so that a file shows all its mistakes at once; values of a wrong type are ignored here.
-"""
+"""Rules between several keys of a configuration, for plain data in which other mistakes are ignored."""
 
 from __future__ import annotations
 

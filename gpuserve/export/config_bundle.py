@@ -1,6 +1,4 @@
-"""The files that a pod needs beside its config; the only module of ``export`` that reads files. They are in
-one ConfigMap, so they must be few, small, and in the config's folder.
-"""
+"""The files that a pod needs beside its config. They are in one ConfigMap, so they must be few and small."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Envoy in front of the pods: its settings, its bootstrap configuration, and its kustomize component. Envoy
-balances single requests, and retries requests that a dying pod has lost. Pure.
-"""
+"""Envoy in front of the pods: its settings, its bootstrap configuration, its component. Pure."""
 
 from __future__ import annotations
 

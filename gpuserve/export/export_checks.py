@@ -1,6 +1,4 @@
-"""Checks of a configuration and of flags for use in a cluster; each finding names the key and its place in
-the file. ``fit_violations`` compare the computed sizes with a node.
-"""
+"""Checks of a configuration and of flags for use in a cluster; each finding names key and place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Progress of a start: a live table on a terminal, log lines elsewhere; then the addresses and a command to
-try. rich is imported for the table alone.
-"""
+"""Progress of a start (a table by rich on a terminal, else log lines), addresses and a command to try."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Single keys of a terminal, without Enter, as commands for a server: r, s, h and q. The mode of the terminal
-is restored whenever this program stops, ends or is in the background.
-"""
+"""Single keys of a terminal as commands for a server, and the mode of the terminal, which is restored."""
 
 from __future__ import annotations
 

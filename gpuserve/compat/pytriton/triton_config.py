@@ -1,7 +1,4 @@
-"""PyTriton's options: ``TritonConfig`` and ``TritonSecurityConfig``, and their conversion to
-``ServerSettings``. The options are flags of Triton's server, and ``tritonserver/flags.py`` says what becomes
-of each.
-"""
+"""PyTriton's options: ``TritonConfig``, ``TritonSecurityConfig``, and ``ServerSettings`` for them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The parser of a command line of ``tritonserver``, as its binary parses it. A flag is ``--flag=value`` or
-``--flag value``. A unique prefix stands for the flag, and a boolean may have no value.
-"""
+"""The parser of a command line of ``tritonserver``, as its binary parses it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The conversion of options of Triton's server, already parsed, to our settings, with notes on options that
-have no effect. They come from a command line or from PyTriton's ``TritonConfig``.
-"""
+"""The conversion of options of Triton's server, already parsed, to our settings and notes."""
 
 from __future__ import annotations
 

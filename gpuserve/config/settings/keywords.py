@@ -1,6 +1,4 @@
-"""The settings of a server as keyword arguments of ``Server(…)``, for editors and type checkers. A test
-compares the list with the rows of ``server.py``.
-"""
+"""The settings of a server as keyword arguments of ``Server(…)``, for editors and type checkers."""
 
 from __future__ import annotations
 

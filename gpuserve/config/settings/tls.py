@@ -1,6 +1,4 @@
-"""The TLS files of a server, and the check that a server can use them. No text contains a part of a key.
-``ssl`` is imported only when needed: most servers have no TLS.
-"""
+"""The TLS files of a server, and the check that a server can use them. No text contains part of a key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The attachment of this program to the server of another program. ``Attachment.run()`` finds the server,
-binds the models (``BoundModels``) and keeps their workers running until it is stopped or the server ends.
-"""
+"""The attachment of this program to the server of another program, and its models (``BoundModels``)."""
 
 from __future__ import annotations
 

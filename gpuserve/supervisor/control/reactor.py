@@ -1,6 +1,4 @@
-"""A small event loop: descriptors, timers and calls from other threads, in one thread; and channels to
-children. It is not asyncio, because the supervisor must also run in a thread beside a user's event loop.
-"""
+"""A small event loop, which runs beside asyncio in a user's program, and channels to child processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Interfaces to the declarations of models. The supervisor neither reads files nor knows their format:
-``gpuserve serve`` passes it a repository that does.
-"""
+"""Interfaces to the declarations of models, whose files and format the supervisor does not know."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Generations of the server's own models: their states, and what the front and the repository index are told
-of them. A generation is one load of one version, with its workers.
-"""
+"""Generations of the server's own models: loads of one version each, with their workers and states."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Operator commands: the verbs, the stacks of all processes, and the control socket. Commands arrive through
-this socket and by the admin API.
-"""
+"""Operator commands: the verbs, which the admin API uses as well, all stacks, and the control socket."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Quiescence: an operator takes the server out of service (not ready, but requests that arrive are served),
-waits until its requests are done, and puts it back.
-"""
+"""Quiescence: an operator takes the server out of service, waits for its requests, and puts it back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Listening sockets: the ports of the server (``Listeners``), and AF_UNIX sockets for processes of the same
-user and of root (``LocalListener``).
-"""
+"""Listening sockets: the server's ports, and AF_UNIX sockets for processes of this user and of root."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The last log lines of a server, and the rate limit for the output of children. Lines come from the output
-of the workers and the front, and from the loggers of this process.
-"""
+"""The last log lines of workers, front and this process, and the rate limit for output of children."""
 
 from __future__ import annotations
 

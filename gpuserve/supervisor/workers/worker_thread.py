@@ -1,6 +1,4 @@
-"""A worker in a thread of this process, for ``isolation="thread"``: the interface of ``ChildProcess`` over
-the loop of a worker process. It cannot be killed; it ends when its callable returns.
-"""
+"""A worker in a thread of this process, for ``isolation="thread"``. It cannot be killed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""gpuserve's clients under PyTriton's names. As in PyTriton, clients of decoupled models wait for each
-response without a limit, whatever ``inference_timeout_s`` is.
-"""
+"""gpuserve's clients under PyTriton's names. As there, decoupled responses have no time limit."""
 
 from __future__ import annotations
 
