@@ -67,10 +67,6 @@ def is_object_name(text: str) -> bool:
     return len(text) <= MAX_NAME_LENGTH and _LABEL.fullmatch(text) is not None
 
 
-def is_namespace(text: str) -> bool:
-    return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
-
-
 def is_label_value(text: str) -> bool:
     return _LABEL_VALUE.fullmatch(text) is not None
 
@@ -151,7 +147,8 @@ def option_violations(options: ExportOptions) -> Iterator[ExportFinding]:
 
 def namespace_violations(options: ExportOptions) -> Iterator[ExportFinding]:
     """Yield problems of the namespace, also for exports that start no pod."""
-    if options.namespace and not is_namespace(options.namespace):
+    is_label = len(options.namespace) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(options.namespace)
+    if options.namespace and not is_label:
         yield flag_finding("--namespace", f"{quoted(options.namespace)} is not a valid name of a namespace")
 
 

@@ -28,7 +28,7 @@ from gpuserve.supervisor.models.declared_models import (
     loaded_at_start,
     wanted_at_start,
 )
-from gpuserve.supervisor.models.generations import GenerationTable
+from gpuserve.supervisor.models.generations import GenerationState, GenerationTable
 from gpuserve.supervisor.models.load_requests import LoadRequests
 from gpuserve.supervisor.models.model_operations import (
     LoadOperation,
@@ -142,7 +142,7 @@ class ServerShutdown:
         self.check_workers_stopped()
 
     def check_workers_stopped(self) -> None:
-        if self._models.table.all_stopped():
+        if all(generation.group.is_stopped for generation in self._models.table):
             self.now()
 
     def now(self) -> None:
@@ -470,8 +470,8 @@ class Supervisor:
 
     def _check_started(self) -> None:
         core, parts = self._core, self._parts
-        starting = self.state is ServerState.STARTING
-        if not starting or not core.front.ready or not parts.models.table.all_loaded():
+        is_loading = any(one.state is GenerationState.LOADING for one in parts.models.table)
+        if self.state is not ServerState.STARTING or not core.front.ready or is_loading:
             return
         addresses = core.listeners.addresses(core.settings.current)
         try:

@@ -62,8 +62,9 @@ def _server_lines(server: Mapping[str, Any], line_width: int | None) -> Iterator
     for name, value in facts.items():
         shown = str(value)
         if line_width is not None:
-            short = shortened_path if name == "config" else shortened
-            shown = short(shown, line_width - width - 4)
+            room = line_width - width - 4
+            is_long_path = name == "config" and len(shown) > room  # its end says more than its start
+            shown = f"…{shown[len(shown) - room + 1 :]}" if is_long_path else shortened(shown, room)
         yield f"  {name:<{width}}  {shown}"
 
 
@@ -161,11 +162,6 @@ def wrapped(text: str, width: int) -> list[str]:
 def shortened(text: str, width: int) -> str:
     """Return the text without its end if it is longer than a line."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def shortened_path(path: str, width: int) -> str:
-    """Return the path without its first folders if it is longer than a line."""
-    return path if len(path) <= width else f"…{path[len(path) - width + 1 :]}"
 
 
 #: Fields with a position of their own in a line; the others follow as NAME=VALUE.

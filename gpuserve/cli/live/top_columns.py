@@ -69,10 +69,6 @@ def _two_digits(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
-def ready_instances(model: Row) -> int:
-    return sum(one["state"] == _READY for one in model["instances"])
-
-
 def restarts(model: Row) -> int:
     return sum(one["restarts"] or 0 for one in model["instances"])
 
@@ -111,7 +107,8 @@ MODEL_COLUMNS: Final[Sequence[Column]] = (
     Column("MODEL", 0, lambda row: str(row["title"]), lambda row: str(row["title"])),
     Column("STATE", 7, lambda row: str(row["state"])[:7], lambda row: str(row["state"]), _state_style),
     Column("INST", 5,
-        lambda row: f"{ready_instances(row)}/{len(row['instances'])}", lambda row: len(row["instances"])),
+        lambda row: f"{sum(one['state'] == _READY for one in row['instances'])}/{len(row['instances'])}",
+        lambda row: len(row["instances"])),
     _numeric("REQ/S", 6, "requests_per_s", count_text),
     _numeric("P50", 5, "p50_s", duration_text),
     _numeric("P99", 5, "p99_s", duration_text),

@@ -105,10 +105,6 @@ def model_name(verb: str, arguments: Mapping[str, Any]) -> str:
     return name
 
 
-def any_model(verb: str, arguments: Mapping[str, Any]) -> str:
-    return "" if arguments.get("model") is None else model_name(verb, arguments)
-
-
 def timeout_s(arguments: Mapping[str, Any]) -> float | None:
     """Return the timeout of a drain in seconds, or None. Raise ``InvalidArgument``."""
     value = arguments.get("timeout_s")

@@ -164,12 +164,6 @@ class GenerationTable:
     def specs(self) -> list[ModelSpec]:
         return [generation.spec for generation in self]
 
-    def all_loaded(self) -> bool:
-        return all(generation.state is not GenerationState.LOADING for generation in self)
-
-    def all_stopped(self) -> bool:
-        return all(generation.group.is_stopped for generation in self)
-
     def workers(self) -> Iterator[WorkerMonitor]:
         for generation in self:
             yield from generation.group.all

@@ -101,7 +101,8 @@ class OperatorVerbs:
             case "events":
                 self._publication.open(lambda: answer(self._events()))
             case "logs":
-                answer(self._logs(operator_arguments.any_model(verb, arguments)))
+                named = arguments.get("model") is not None
+                answer(self._logs(operator_arguments.model_name(verb, arguments) if named else ""))
 
     def _events(self) -> VerbOutcome:
         if not self._publication.address:
