@@ -1,4 +1,8 @@
-"""The callable of a model whose config.pbtxt has ``reshape``: clients see other shapes than the model."""
+"""The callable of a model whose config.pbtxt has ``reshape``: clients see other shapes than the model.
+
+The callable that runs the model is made here, in its worker, and receives and returns arrays of the model's
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,9 @@ _HOOKS: Final = ("close", "sequence_dropped")
 
 
 class ReshapedModel:
-    """The callable at a ``path``, made with ``kwargs``. ``inputs`` map clients' shapes to the model's shapes,
-    ``outputs`` the model's shapes to clients' shapes.
+    """The callable at a ``path``, made with ``kwargs``.
+
+    ``inputs`` map clients' shapes to the model's shapes, ``outputs`` the model's shapes to clients' shapes.
     """
 
     def __new__(  # type: ignore[misc]  # a factory, which is a class for the sake of ``declare``
@@ -57,14 +62,8 @@ def reshaped(made: Callable[[Any], Any], inputs: Shapes, outputs: Shapes) -> Cal
     """Return an inference callable that reshapes inputs and outputs of another one, of the same kind."""
 
     def call(requests: Any) -> Any:
-        batching, changed = requests.batching, requests
-        if isinstance(requests, Batch):
-            arrays = _reshaped(requests.arrays, inputs, batching)
-            changed = Batch(arrays, requests.requests, requests.output_names, batching)
-        else:
-            data = [one.with_data(_reshaped(one.data, inputs, batching)) for one in requests]
-            changed = RequestBatch(data, requests.output_names, batching)
-        return map_result(partial(_reshaped_answer, outputs, batching), made(changed))
+        change = partial(_reshaped_answer, outputs, requests.batching)
+        return map_result(change, made(_reshaped_inputs(requests, inputs)))
 
     call.__wrapped__ = function_of(made)  # type: ignore[attr-defined]  # the worker finds the kind of the callable by this attribute
     if accepts_batch(made):
@@ -73,6 +72,14 @@ def reshaped(made: Callable[[Any], Any], inputs: Shapes, outputs: Shapes) -> Cal
         if hasattr(made, hook):
             setattr(call, hook, getattr(made, hook))
     return call
+
+
+def _reshaped_inputs(requests: Any, shapes: Shapes) -> Any:
+    if isinstance(requests, Batch):
+        arrays = _reshaped(requests.arrays, shapes, requests.batching)
+        return Batch(arrays, requests.requests, requests.output_names, requests.batching)
+    changed = [one.with_data(_reshaped(one.data, shapes, requests.batching)) for one in requests]
+    return RequestBatch(changed, requests.output_names, requests.batching)
 
 
 def _reshaped_answer(shapes: Shapes, batching: bool, answer: Any) -> Any:
@@ -103,5 +110,6 @@ def _array(name: str, array: Any, before: Sequence[int], after: Sequence[int], b
     try:
         return array.reshape(shape)
     except (ValueError, RuntimeError):  # of numpy, of torch
-        text = f"tensor {name!r} has the shape {list(array.shape)}, which cannot become {list(shape)}"
-        raise ValueError(text) from None
+        raise ValueError(
+            f"tensor {name!r} has the shape {list(array.shape)}, which cannot become {list(shape)}"
+        ) from None
