@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuserve.api.server import Server
-    from gpuserve.cli.event_client import EventStream, events
+    from gpuserve.cli.live.event_client import EventStream, events
     from gpuserve.model.declaration import DynamicBatcher, ModelConfig, Step, Tensor
     from gpuserve.model.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
     from gpuserve_worker.inference.failure import UnrecoverableError
@@ -47,7 +47,7 @@ _HOMES = {
     "gpuserve.api.server": ("Server",),
     "gpuserve.model.declaration": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
     "gpuserve.model.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
-    "gpuserve.cli.event_client": ("EventStream", "events"),
+    "gpuserve.cli.live.event_client": ("EventStream", "events"),
     "gpuserve_worker.inference.model_calls": ("ModelCallError",),
     "gpuserve_worker.inference.model_context": ("current_model", "current_request_ids"),
     "gpuserve_worker.inference.failure": ("UnrecoverableError",),

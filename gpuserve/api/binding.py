@@ -51,20 +51,23 @@ def model_spec(
     check_model_name(model_name)
     if config is not None and not isinstance(config, ModelConfig):
         raise BadModelConfig(f"config must be a ModelConfig, got an object of type {type(config).__name__}")
-    _check_isolation(isolation)
+    if isolation not in ("process", "thread"):
+        raise BindError(f"isolation must be 'process' or 'thread', got {isolation!r}")
     adapter = ""
-    if config is None and inputs is None and outputs is None and openai.is_for_openai(_first(infer_func)):
+    first = infer_func[0] if isinstance(infer_func, Sequence) and infer_func else infer_func
+    if config is None and inputs is None and outputs is None and openai.is_for_openai(first):
         config = ModelConfig(openai=True)
     if config is not None and config.openai is True:
         inputs, outputs, config = _for_openai(inputs, outputs, config)
         adapter = openai.ADAPTER
     inputs, outputs, config = _completed(infer_func, inputs, outputs, config)
-    options = plain_options(config) | _arguments(
-        version=model_version,
-        strict=True if strict == EXACT else strict,
-        concurrency=concurrency,
-        on_unrecoverable=on_unrecoverable,
-    )
+    given: dict[str, Any] = {"version": model_version, "strict": True if strict == EXACT else strict}
+    given |= {"concurrency": concurrency, "on_unrecoverable": on_unrecoverable}
+    names = {"version": "model_version"}
+    options = plain_options(config)
+    with value_errors_as_bad_config():
+        for key, one in given.items():
+            options[key] = checked(rows(ModelSpec)[key], one, names.get(key, key))
     callables, devices = _paired(_callables(infer_func, adapter), _devices(device))
     _check_answers(config, callables, may_yield=config.decoupled or strict is not True)
     if problem := device_problem(array_kind(config.array, inputs), devices):
@@ -85,17 +88,10 @@ def model_spec(
     return spec
 
 
-def _first(infer_func: Any) -> Any:
-    return infer_func[0] if isinstance(infer_func, Sequence) and infer_func else infer_func
-
-
 def _for_openai(
     inputs: Any, outputs: Any, config: ModelConfig
 ) -> tuple[Sequence[Tensor], Sequence[Tensor], ModelConfig]:
-    """Return the tensors and the config of a model for OpenAI's clients. Such a model batches only with a
-    ``Batching``, because the streams of a batch end together. Raise BadModelConfig if it has tensors of its
-    own.
-    """
+    """Return tensors and config of a model for OpenAI's clients. It batches only with a ``Batching``."""
     for key, given in (("inputs", inputs), ("outputs", outputs)):
         if given and (problem := openai.tensors_problem(key, given)):
             raise BadModelConfig(problem)
@@ -105,16 +101,9 @@ def _for_openai(
     return openai.INPUTS, openai.OUTPUTS, config
 
 
-def _arguments(**given: Any) -> dict[str, Any]:
-    """Check the options that are arguments of ``bind()`` itself, and return them."""
-    names = {"version": "model_version"}
-    with value_errors_as_bad_config():
-        return {key: checked(rows(ModelSpec)[key], one, names.get(key, key)) for key, one in given.items()}
-
-
 def check_new(spec: ModelSpec, bound: Iterable[ModelSpec], *, one_version: bool = False) -> None:
-    """Raise DuplicateModel if a model of this name and version is bound already, or with ``one_version`` any
-    version of the name. Case is ignored.
+    """Raise DuplicateModel if a model of this name and version, or with ``one_version`` any version of the
+    name, is bound already. Case is ignored.
     """
     for one in bound:
         if one.name.lower() != spec.name.lower():
@@ -147,29 +136,20 @@ def _completed(
         raise BindError(str(error)) from None
     given = {"inputs": inputs, "outputs": outputs}
     tensors = [_declared_tensors(key, declared, target) if one is None else one for key, one in given.items()]
-    return tensors[0], tensors[1], config or _declared_config(declared)
+    tensors = [_declared_tensors(key, declared, target) if one is None else one for key, one in given.items()]
+    if config is None:
+        said: dict[str, Any] = {key: declared[key] for key in ("array", "decoupled") if key in declared}
+        if (size := declared.get("max_batch_size")) is not None:
+            said |= {"batching": size > 0, "max_batch_size": size or ModelConfig.max_batch_size}
+        config = ModelConfig(**said)
+    return tensors[0], tensors[1], config
 
 
 def _declared_tensors(key: str, declared: Mapping[str, Any], target: Callable[..., Any]) -> list[Tensor]:
     if key not in declared:
-        raise BindError(
-            f"the {key} of {described(target)} are not known: say {key}=[Tensor(…)], or give the callable "
-            f"types (gpuserve.typed) or an attribute {key} = [Tensor(…)]"
-        )
+        ways = f"say {key}=[Tensor(…)], or give the callable types (gpuserve.typed) or an attribute {key}"
+        raise BindError(f"the {key} of {described(target)} are not known: {ways} = [Tensor(…)]")
     return [Tensor(**one) for one in declared[key]]
-
-
-def _declared_config(declared: Mapping[str, Any]) -> ModelConfig:
-    options = {key: declared[key] for key in ("array", "decoupled") if key in declared}
-    size = declared.get("max_batch_size")
-    if size is not None:
-        options |= {"batching": size > 0, "max_batch_size": size or ModelConfig.max_batch_size}
-    return ModelConfig(**options)
-
-
-def _check_isolation(isolation: object) -> None:
-    if isolation not in ("process", "thread"):
-        raise BindError(f"isolation must be 'process' or 'thread', got {isolation!r}")
 
 
 def _instances(
@@ -191,7 +171,6 @@ def _instances(
 
 
 def _devices(device: Any) -> list[str]:
-    """Return the device names of ``device``, at least one."""
     given = [device] if isinstance(device, str) else device
     if not isinstance(given, Sequence) or not given or not all(isinstance(one, str) for one in given):
         raise BindError(f"device must be a string or a non-empty sequence of strings, got {device!r:.200}")
@@ -206,28 +185,22 @@ def _paired(
 ) -> tuple[list[Callable[..., Any]], list[str]]:
     """Return a callable and a device for each instance; a single callable or device is repeated."""
     if len(callables) != len(devices) and 1 not in (len(callables), len(devices)):
-        raise BindError(
-            f"there are {len(callables)} callables and {len(devices)} devices: give one device, or one for "
-            "each callable"
-        )
+        counts = f"{len(callables)} callables and {len(devices)} devices"
+        raise BindError(f"there are {counts}: give one device, or one for each callable")
     count = max(len(callables), len(devices))
     return [*callables] * (count // len(callables)), [*devices] * (count // len(devices))
 
 
 def _callables(infer_func: Any, adapter: str = "") -> list[Callable[..., Any]]:
-    if adapter and not isinstance(
-        infer_func, Sequence
-    ):  # an adapter calls it, so it need not be callable itself
-        return [infer_func]
-    if callable(infer_func):
+    # An adapter calls it, so it need not be callable itself.
+    if callable(infer_func) or (adapter and not isinstance(infer_func, Sequence)):
         return [infer_func]
     if adapter and infer_func:
         return list(infer_func)
     if isinstance(infer_func, Sequence) and infer_func and all(map(callable, infer_func)):
         return list(infer_func)
-    raise BindError(
-        f"infer_func must be a callable or a non-empty sequence of callables, got {_shown(infer_func)}"
-    )
+    kinds = "infer_func must be a callable or a non-empty sequence of callables"
+    raise BindError(f"{kinds}, got {_shown(infer_func)}")
 
 
 def _shown(infer_func: Any) -> str:
@@ -240,16 +213,13 @@ def _shown(infer_func: Any) -> str:
 def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]], *, may_yield: bool) -> None:
     """Check that the callables can answer in the way of the config, and that such answers can be cached."""
     if config.response_cache and config.decoupled:
-        raise BadModelConfig(
-            "response_cache does not go with decoupled: only a model that gives one response to a request "
-            "can be answered from memory"
-        )
+        why = "only a model that gives one response to a request can be answered from memory"
+        raise BadModelConfig(f"response_cache does not go with decoupled: {why}")
     yielding = [one for one in callables if kind_of(one) in YIELDING]
     if yielding and not may_yield:
-        raise BindError(
-            f"{described(yielding[0])} is {kind_of(yielding[0]).value}, which gives any number of responses "
-            "to a request: say decoupled=True in ModelConfig, or return one response"
-        )
+        kind = f"{described(yielding[0])} is {kind_of(yielding[0]).value}"
+        advice = "say decoupled=True in ModelConfig, or return one response"
+        raise BindError(f"{kind}, which gives any number of responses to a request: {advice}")
 
 
 def _source(model_name: str, infer_func: Callable[..., Any], isolation: str) -> dict[str, Any]:

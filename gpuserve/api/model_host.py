@@ -1,6 +1,5 @@
 """The common part of ``Server`` and ``AttachedServer``: bound models, a supervisor thread, and ``run()``,
-``serve()`` and ``stop()``. The thread runs a ``Runner``: a whole server, or an attachment to the server of
-another program.
+``serve()`` and ``stop()``. The thread runs a ``Runner``: a whole server, or an attachment to one.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self
 
@@ -86,8 +86,8 @@ class ModelHost(abc.ABC):
         self._thread: _SupervisorThread | None = None
         self._failure: BaseException | None = None
         self._addresses: dict[str, str] = {}
-        #: Held only for moments: a model is either in the list of a start, or added to a running server.
-        #: Reentrant, because a signal handler may interrupt the holder and call ``stop()``.
+        #: Held only for moments. Reentrant, because a signal handler may interrupt the holder and call
+        #: ``stop()``.
         self._lock = threading.RLock()
 
     @abc.abstractmethod
@@ -173,27 +173,12 @@ class ModelHost(abc.ABC):
             DeviceError: the server runs, and this machine lacks the device.
             AttachError: the server of another program has ended meanwhile.
         """
-        spec = model_spec(
-            model_name,
-            infer_func,
-            inputs,
-            outputs,
-            model_version,
-            config,
-            strict,
-            isolation,
-            concurrency,
-            on_unrecoverable,
-            device,
-        )
+        options = (model_version, config, strict, isolation, concurrency, on_unrecoverable, device)
+        spec = model_spec(model_name, infer_func, inputs, outputs, *options)
         self.add(spec, infer_func)
 
     def add(self, spec: ModelSpec, infer_func: Any = ()) -> None:
-        """Serve a model with a complete specification, as ``bind`` does. ``infer_func``: its callables.
-
-        Raises:
-            BindError, StartupError, DeviceError, AttachError: as ``bind``.
-        """
+        """Serve a model with a complete specification. ``infer_func``: its callables. Raise as ``bind``."""
         key = spec.name, spec.version
         with self._lock:
             before = self._specs.get(key)
@@ -302,16 +287,14 @@ class ModelHost(abc.ABC):
         return self._thread is not None and self._thread.is_alive()
 
     def _start(self) -> tuple[Runner, _SupervisorThread]:
-        """Return the runner and its thread, and start them if they do not run."""
         with self._lock:
             if self._runner is not None and self._thread is not None and self._thread.is_alive():
                 return self._runner, self._thread
             runner = self._new_runner(self._devices.place(self._specs.values(), again=True))
+            name, supervise = "gpuserve-supervisor", partial(self._supervise, runner)
             # A daemon: the children are tied to this thread by the parent-death signal, so a program that
             # ends without stop() ends its children as well.
-            thread = _SupervisorThread(
-                target=self._supervise, args=(runner,), name="gpuserve-supervisor", daemon=True
-            )
+            thread = _SupervisorThread(target=supervise, name=name, daemon=True)
             thread.start()
             self._runner, self._thread = runner, thread
             return runner, thread
@@ -345,7 +328,7 @@ class ModelHost(abc.ABC):
     @contextmanager
     def _signals(self) -> Iterator[list[int]]:
         """Stop the server on SIGINT and SIGTERM, and yield a list that receives the signals. A handler of the
-        program stays in place; it may call ``stop()``.
+        program stays in place.
         """
         signals: list[int] = []
         if threading.current_thread() is not threading.main_thread():

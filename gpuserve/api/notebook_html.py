@@ -1,10 +1,8 @@
-"""Text and HTML for objects in a prompt or a notebook: a server, its models, and arrays. All text is escaped.
-Pure.
-"""
+"""Text and HTML for objects in a prompt or a notebook, escaped: a server, its models, and arrays. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,17 +64,11 @@ _CHARACTERS: Final = 40
 
 def arrays_html(arrays: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> str:
     """Return a table with a row for each array, and a line with the parameters, if any."""
-    rows = ((name, *_array_row(array)) for name, array in arrays.items())
+    rows = []
+    for name, array in arrays.items():
+        shown = [repr(one) for one in array.ravel()[:_ELEMENTS].tolist()]
+        cut = [one if len(one) <= _CHARACTERS else f"{one[:_CHARACTERS]}…" for one in shown]
+        begins = ", ".join([*cut, "…"] if array.size > _ELEMENTS else cut)
+        rows.append((name, str(array.dtype), str(list(array.shape)), begins))
     beside = line("parameters", ", ".join(f"{key}={one!r}" for key, one in (parameters or {}).items()))
     return table(_ARRAY_HEAD, rows) + (beside if parameters else "")
-
-
-def _array_row(array: Any) -> Iterator[str]:
-    yield str(array.dtype)
-    yield str(list(array.shape))
-    shown = [_cut(repr(one)) for one in array.ravel()[:_ELEMENTS].tolist()]
-    yield ", ".join([*shown, "…"] if array.size > _ELEMENTS else shown)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}…"

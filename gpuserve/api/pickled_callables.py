@@ -1,8 +1,7 @@
 """Callables on their way to worker processes: pickling with cloudpickle, and the detection of shared objects.
 
-Nothing is unpickled here, only in the worker. If a callable cannot be pickled, the error names the part at
-fault by its path, such as ``self.encoder.lock``. The search descends from an object to its parts that cannot
-be pickled either, until no part fails. Its depth and the number of parts are bounded.
+If a callable cannot be pickled, the error names the part at fault by its path, such as ``self.encoder.lock``.
+The search descends from an object to its parts that cannot be pickled either, within bounds.
 
 Callables in different processes have copies of the objects that they share in this program, so a change by
 one of them is invisible to the others. ``SharedObjects`` detects this for the warning of ``bind()``. The
@@ -22,8 +21,9 @@ import types
 import weakref
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from contextlib import suppress
 from logging import Logger, LoggerAdapter
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import BindError
@@ -44,7 +44,7 @@ _WAYS_OUT: Final = (
 
 def pickled_source(model_name: str, infer_func: Any) -> dict[str, Any]:
     """Return the callable as ``wire.Init.source``: its pickle, and the import path of this program. Raise
-    BindError if it cannot be pickled, or is too large to be sent; the text names the cause and the remedies.
+    BindError, with the cause and the remedies, if it cannot be pickled, or is too large to be sent.
     """
     import cloudpickle  # here, because a server with a config file does not need it
 
@@ -53,7 +53,9 @@ def pickled_source(model_name: str, infer_func: Any) -> dict[str, Any]:
         data = cloudpickle.dumps(infer_func)
     except Exception as error:  # objects of the user may raise anything
         why = f"{type(error).__name__}: {error}"
-        raise BindError(f"{where}: {_culprit(infer_func)}({why}). {_WAYS_OUT}.") from error
+        path, value = find_fault(infer_func)
+        kind = f"its {path!r} is of type {type(value).__qualname__}, which" if path else "it"
+        raise BindError(f"{where}: {kind} cannot be pickled ({why}). {_WAYS_OUT}.") from error
     if len(data) > MAX_PICKLE_NBYTES:
         raise BindError(f"{where}: it takes {len(data)} bytes, over {MAX_PICKLE_NBYTES}. {_WAYS_OUT}.")
     # Absolute paths, because the worker may run in another directory.
@@ -65,17 +67,6 @@ def described(infer_func: Any) -> str:
     """Return the name of a callable for messages, such as "the callable 'infer'"."""
     name = getattr(infer_func, "__qualname__", None)
     return f"the callable {name!r}" if name else f"the {type(infer_func).__qualname__} object"
-
-
-def _culprit(infer_func: Any) -> str:
-    """Return the beginning of a sentence about the part that cannot be pickled: "its 'self.lock' … "."""
-    path, value = find_fault(infer_func)
-    if not path:
-        return "it cannot be pickled "
-    return f"its {path!r} is of type {type(value).__qualname__}, which cannot be pickled "
-
-
-# ---- the part at fault ----------------------------------------------------------------------
 
 
 class PicklingFault(NamedTuple):
@@ -117,7 +108,6 @@ def can_be_pickled(value: Any) -> bool:
 
 
 def _first_bad(fault: PicklingFault, seen: set[int], budget: Iterator[int]) -> PicklingFault | None:
-    """Return the first part that cannot be pickled, or None if none is found within the budget."""
     for path, value in _parts(fault.path, fault.culprit):
         if id(value) in seen:  # a cycle, which leads back to a part that is known to fail
             continue
@@ -130,7 +120,6 @@ def _first_bad(fault: PicklingFault, seen: set[int], budget: Iterator[int]) -> P
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the direct parts of an object, each with its path."""
     match value:
         case functools.partial():
             yield _below(path, "func"), value.func
@@ -180,21 +169,13 @@ def _of_function(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]
             yield prefix + name, cell.cell_contents
         except ValueError:  # the variable is not assigned yet
             continue
-    for name in _global_names(function.__code__):
+    for name in dict.fromkeys(_loaded_globals(function.__code__)):
         one = function.__globals__.get(name)
         if one is not None and not isinstance(one, ModuleType):
             yield name, one
     yield from _items(_below(path, "__defaults__"), function.__defaults__ or ())
     yield from _entries(_below(path, "__kwdefaults__"), function.__kwdefaults__ or {})
     yield from ((_below(path, name), one) for name, one in vars(function).items())
-
-
-def _global_names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that code may read, including the code of nested functions."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_names(constant)
 
 
 def _of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -215,8 +196,6 @@ def _of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
-
-# ---- shared objects -------------------------------------------------------------------------
 
 #: The name and version of a model.
 Key: TypeAlias = tuple[str, int]
@@ -295,10 +274,11 @@ def is_mutable(value: Any) -> bool:
 
 
 def _around(function: types.FunctionType) -> list[Any]:
-    """Return the outside objects of a function. For gpuserve's own functions, as decorators, only wrapped
-    functions.
-    """
-    found = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    """Return the outside objects of a function; of gpuserve's own, as decorators, only wrapped functions."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # the variable was never assigned
+            found += [cell.cell_contents] if cell.cell_contents is not None else []
     if function.__module__ and function.__module__.partition(".")[0] == _OWN:
         return [one for one in found if isinstance(one, types.FunctionType | types.MethodType)]
     for name in set(_loaded_globals(function.__code__)):
@@ -310,14 +290,8 @@ def _around(function: types.FunctionType) -> list[Any]:
     return found
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # the variable was never assigned
-        return False
-
-
 def _loaded_globals(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names that code uses, including the code of nested functions."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in _OF_GLOBALS:
             yield instruction.argval

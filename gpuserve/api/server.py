@@ -1,11 +1,6 @@
-"""The Python API. ``Server`` runs a server in this program; ``AttachedServer`` serves models of this program
-through a server that another program runs. Their common part is ``ModelHost`` (``model_host.py``).
-
-``bind()`` turns callables of this program into models, with a worker process for each instance. ``run()`` and
-``serve()`` start the server and keep it running. The supervisor runs in a thread of this program; inference
-runs in this program only with ``isolation="thread"``. The workers of an ``AttachedServer`` are children of
-this program; the front of the server communicates with them directly
-(``supervisor/control/attach_protocol.py``).
+"""The Python API. ``Server`` runs a server in this program, whose supervisor is a thread of this program;
+``AttachedServer`` serves models of this program through a server that another program runs, whose front
+communicates with the workers directly. Their common part is ``ModelHost`` (``model_host.py``).
 """
 
 from __future__ import annotations
@@ -99,7 +94,11 @@ class Server(ModelHost):
 
     def __init__(self, settings: ServerSettings | None = None, **overrides: Unpack[ServerKeywords]) -> None:
         super().__init__()
-        _check_names(overrides)
+        known = [field.name for field in dataclasses.fields(ServerSettings)]
+        for name in overrides:
+            if name not in known:
+                meant = nearest(name, known) or f", expected one of {', '.join(known)}"
+                raise TypeError(f"Server has no setting {name!r}{meant}")
         given: Mapping[str, Any] = overrides  # durations may be texts until they are checked
         self._settings = checked_settings(dataclasses.replace(settings or ServerSettings(), **given))
         self._devices = ServerDevices(numa_affinity=self._settings.numa_affinity)
@@ -160,11 +159,3 @@ class Server(ModelHost):
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
         check_members(models)
         return Supervisor(self._settings, models, ServerObserver(), relay_output=False, devices=self._devices)
-
-
-def _check_names(overrides: Mapping[str, Any]) -> None:
-    known = [field.name for field in dataclasses.fields(ServerSettings)]
-    for name in overrides:
-        if name not in known:
-            meant = nearest(name, known) or f", expected one of {', '.join(known)}"
-            raise TypeError(f"Server has no setting {name!r}{meant}")

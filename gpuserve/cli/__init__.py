@@ -1,7 +1,4 @@
-"""The command line. ``main`` is the ``gpuserve`` script, and ``app`` has all commands. Data goes to stdout,
-everything else to stderr. A command imports its modules when it runs, so that other commands start without
-them.
-"""
+"""The command line. Data goes to stdout, everything else to stderr. Imports are as late as possible."""
 
 from __future__ import annotations
 
@@ -26,11 +23,14 @@ def main() -> NoReturn:
     _open_standard_descriptors()
     gc.disable()  # imported modules are no garbage, so a collection during the imports is wasted
     try:
-        if _only_prints(sys.argv):
+        verb, arguments = sys.argv[1:2], sys.argv[2:]
+        is_help = not {"-h", "--help"}.isdisjoint(sys.argv)
+        if is_help or not verb or verb[0] in _PRINTING_COMMANDS or "--version" in sys.argv:
             import signal
 
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        if _serves(sys.argv):
+        is_server = verb == ["tritonserver"] or (verb in (["serve"], ["dev"]) and bool(arguments))
+        if is_server and {"-h", "--help"}.isdisjoint(arguments):
             sys.exit(_run_with_early_front())
         if sys.argv[1:2] and sys.argv[1] in _OPERATOR_COMMANDS:
             from gpuserve.cli.operator_commands import run
@@ -46,9 +46,7 @@ def main() -> NoReturn:
 
 
 def _open_standard_descriptors() -> None:
-    """Open /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise a socket would get its
-    number, and printed text would go into that socket.
-    """
+    """Open /dev/null for each closed descriptor of 0, 1 and 2, so that no socket gets its number."""
     import os
     import sys
 
@@ -63,23 +61,11 @@ def _open_standard_descriptors() -> None:
             setattr(sys, f"__{name}__", stream)
 
 
-def _only_prints(command: list[str]) -> bool:
-    is_help = not {"-h", "--help", "--version"}.isdisjoint(command)
-    return is_help or not command[1:] or command[1] in _PRINTING_COMMANDS
-
-
-def _serves(command: list[str]) -> bool:
-    verb, arguments = command[1:2], command[2:]
-    is_help = not {"-h", "--help"}.isdisjoint(arguments)
-    return not is_help and (verb == ["tritonserver"] or (verb in (["serve"], ["dev"]) and bool(arguments)))
-
-
 def _run_with_early_front() -> int:
     """Run ``serve``, ``dev`` or ``tritonserver``; the front process starts while the config is being read."""
     import signal
 
-    # A SIGHUP stays pending until the supervisor can reload. Front and workers inherit the mask, and so
-    # ignore SIGHUP.
+    # A SIGHUP stays pending until the supervisor can reload. Front and workers inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from gpuserve.supervisor.processes.child_process import EarlyFront
 

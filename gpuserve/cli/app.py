@@ -69,9 +69,7 @@ def build_app() -> typer.Typer:
 
 
 def run(arguments: list[str] | None = None, front: EarlyFront | None = None) -> int:
-    """Run a command line and return its exit status; ``front`` is a front process for ``serve`` that is
-    already starting.
-    """
+    """Run a command line and return its exit status. ``front`` is a front process that already starts."""
     try:
         command_of(build_app())(arguments, prog_name="gpuserve", obj=front)
     except SystemExit as end:
@@ -88,20 +86,13 @@ def version(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON o
     Example:
       gpuserve version --json
     """
-    if as_json:
-        facts = {"gpuserve": VERSION, "python": platform.python_version()}
-        sys.stdout.write(json.dumps(facts) + "\n")
-    else:
-        _print_version()
-
-
-def _print_version() -> None:
-    sys.stdout.write(f"gpuserve {VERSION}\n")
+    facts = {"gpuserve": VERSION, "python": platform.python_version()}
+    sys.stdout.write(f"{json.dumps(facts)}\n" if as_json else f"gpuserve {VERSION}\n")
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        _print_version()
+        sys.stdout.write(f"gpuserve {VERSION}\n")
         raise typer.Exit
 
 

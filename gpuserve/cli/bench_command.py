@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
 from gpuserve.bench.load_plan import BenchOptionError
 from gpuserve.cli.exit_codes import ExitCode
-from gpuserve.cli.option_types import duration, integer, option
+from gpuserve.cli.option_types import keyword, with_options
 
 if TYPE_CHECKING:
     import enum
 
     from gpuserve.bench.bench_report import BenchReport
-    from gpuserve.bench.bench_session import BenchOutcome, BenchRun
+    from gpuserve.bench.bench_session import BenchRun
     from gpuserve.bench.load_plan import LoadPlan
     from gpuserve.bench.request_payloads import Target
 
@@ -27,119 +28,59 @@ if TYPE_CHECKING:
 _LOAD, _DATA, _SERVER, _REPORT = "Load", "Requests", "Server", "Report"
 
 _Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
-_Url = Annotated[
-    str | None,
-    option(
-        _SERVER, "host, host:port, or a URL with grpc://, grpcs://, http:// or https://. Default localhost."
-    ),
-]
-_Protocol = Annotated[
-    str | None, option(_SERVER, "Protocol, if --url has none. Default grpc.", metavar="grpc|http")
-]
-_Version = Annotated[
-    str, option(_SERVER, "Version of the model. Default: the server's choice.", "--model-version")
-]
-_Headers = Annotated[
-    list[str] | None,
-    option(_SERVER, "A header of every request; repeatable.", "--header", metavar="NAME: VALUE"),
-]
-_TlsCa = Annotated[
-    str, option(_SERVER, "PEM file of the authority that signed the server's certificate.", metavar="FILE")
-]
-_TlsCert = Annotated[str, option(_SERVER, "PEM file of the client's certificate.", metavar="FILE")]
-_TlsKey = Annotated[str, option(_SERVER, "PEM file of the key of --tls-cert.", metavar="FILE")]
-_TlsNoVerify = Annotated[bool, option(_SERVER, "Accept any certificate (HTTP only).", "--tls-no-verify")]
-_TimeoutS = Annotated[float, duration(_SERVER, "Time limit of each request: 30s, 500ms.", "--timeout")]
-_Concurrency = Annotated[
-    str | None,
-    option(
-        _LOAD,
-        "Requests in flight (closed loop): 16, 1,2,8, 1:64:x2 or 8:64:8. Default 1:64:x2.",
-        metavar="LEVELS",
-    ),
-]
-_Rate = Annotated[
-    str | None,
-    option(
-        _LOAD,
-        "Requests a second (open loop), in the same forms. Latency counts from the due time.",
-        metavar="LEVELS",
-    ),
-]
-_Arrivals = Annotated[str, option(_LOAD, "Spacing of the requests of a rate.", metavar="poisson|constant")]
-_DurationS = Annotated[float, duration(_LOAD, "Length of each level: 10s, 2m.", "--duration")]
-_WarmupS = Annotated[float, duration(_LOAD, "Load before each level, without measurement.", "--warmup")]
-_Stable = Annotated[
-    bool, option(_LOAD, "End a level early, once three seconds in a row agree to 10 %.", "--stable")
-]
-_Connections = Annotated[
-    int | None,
-    integer(
-        _LOAD, "Default: gRPC 1 for 32 in flight (rate: 4), HTTP 1 for each in flight (rate: 128).", least=1
-    ),
-]
-_MaxInFlight = Annotated[
-    int, integer(_LOAD, "Most requests in flight in an open loop; others wait in the client.", least=1)
-]
-_Processes = Annotated[
-    int | None, integer(_LOAD, "Processes that send requests. Default half of the cores, at most 4.", least=1)
-]
-_Shapes = Annotated[
-    list[str] | None,
-    option(
-        _DATA,
-        "Shape of an input without the batch axis, such as x:3,224,224.",
-        "--shape",
-        metavar="NAME:DIMS",
-    ),
-]
-_BatchSize = Annotated[int, integer(_DATA, "Rows of each request.")]
-_Data = Annotated[str, option(_DATA, "Content of inputs; FILE is .json or .npz.", metavar="random|zero|FILE")]
-_StringLength = Annotated[int, integer(_DATA, "Bytes in each random BYTES element.", least=0)]
-_SharedMemory = Annotated[
-    str, option(_DATA, "Kind of shared memory that carries tensors.", metavar="none|system|cuda")
-]
-_Seed = Annotated[int, integer(_DATA, "Seed of random data and arrivals.", least=0)]
-_Outputs = Annotated[
-    list[str] | None,
-    option(_REPORT, "A report: .md, .csv, .json or .html; repeatable.", "--output", metavar="FILE"),
-]
-_Baseline = Annotated[
-    str | None,
-    option(_REPORT, "An earlier .json report; the table shows ratios to its figures.", metavar="FILE"),
-]
+# fmt: off
+_OPTIONS: Final = (
+    keyword(_SERVER, "url", str | None, None,
+            "host, host:port, or a URL with grpc://, grpcs://, http:// or https://. Default localhost."),
+    keyword(_SERVER, "protocol", str | None, None,
+            "Protocol, if --url has none. Default grpc.", metavar="grpc|http"),
+    keyword(_SERVER, "version", str, "",
+            "Version of the model. Default: the server's choice.", "--model-version"),
+    keyword(_SERVER, "headers", list[str] | None, None,
+            "A header of every request; repeatable.", "--header", metavar="NAME: VALUE"),
+    keyword(_SERVER, "tls_ca", str, "",
+            "PEM file of the authority that signed the server's certificate.", metavar="FILE"),
+    keyword(_SERVER, "tls_cert", str, "", "PEM file of the client's certificate.", metavar="FILE"),
+    keyword(_SERVER, "tls_key", str, "", "PEM file of the key of --tls-cert.", metavar="FILE"),
+    keyword(_SERVER, "tls_no_verify", bool, False, "Accept any certificate (HTTP only).", "--tls-no-verify"),
+    keyword(_SERVER, "timeout_s", float, 30.0, "Time limit of each request: 30s, 500ms.", "--timeout"),
+    keyword(_LOAD, "concurrency", str | None, None,
+            "Requests in flight (closed loop): 16, 1,2,8, 1:64:x2 or 8:64:8. Default 1:64:x2.",
+            metavar="LEVELS"),
+    keyword(_LOAD, "rate", str | None, None,
+            "Requests a second (open loop), in the same forms. Latency counts from the due time.",
+            metavar="LEVELS"),
+    keyword(_LOAD, "arrivals", str, "poisson",
+            "Spacing of the requests of a rate.", metavar="poisson|constant"),
+    keyword(_LOAD, "duration_s", float, 10.0, "Length of each level: 10s, 2m.", "--duration"),
+    keyword(_LOAD, "warmup_s", float, 1.0, "Load before each level, without measurement.", "--warmup"),
+    keyword(_LOAD, "stable", bool, False,
+            "End a level early, once three seconds in a row agree to 10 %.", "--stable"),
+    keyword(_LOAD, "connections", int | None, None,
+            "Default: gRPC 1 for 32 in flight (rate: 4), HTTP 1 for each in flight (rate: 128).", least=1),
+    keyword(_LOAD, "max_in_flight", int, 4096,
+            "Most requests in flight in an open loop; others wait in the client.", least=1),
+    keyword(_LOAD, "processes", int | None, None,
+            "Processes that send requests. Default half of the cores, at most 4.", least=1),
+    keyword(_DATA, "shapes", list[str] | None, None,
+            "Shape of an input without the batch axis, such as x:3,224,224.", "--shape", metavar="NAME:DIMS"),
+    keyword(_DATA, "batch_size", int, 1, "Rows of each request."),
+    keyword(_DATA, "data", str, "random",
+            "Content of inputs; FILE is .json or .npz.", metavar="random|zero|FILE"),
+    keyword(_DATA, "string_length", int, 32, "Bytes in each random BYTES element.", least=0),
+    keyword(_DATA, "shared_memory", str, "none",
+            "Kind of shared memory that carries tensors.", metavar="none|system|cuda"),
+    keyword(_DATA, "seed", int, 0, "Seed of random data and arrivals.", least=0),
+    keyword(_REPORT, "outputs", list[str] | None, None,
+            "A report: .md, .csv, .json or .html; repeatable.", "--output", metavar="FILE"),
+    keyword(_REPORT, "baseline", str | None, None,
+            "An earlier .json report; the table shows ratios to its figures.", metavar="FILE"),
+)
+# fmt: on
 
 
-def bench(
-    ctx: typer.Context,
-    model: _Model,
-    url: _Url = None,
-    protocol: _Protocol = None,
-    version: _Version = "",
-    headers: _Headers = None,
-    tls_ca: _TlsCa = "",
-    tls_cert: _TlsCert = "",
-    tls_key: _TlsKey = "",
-    tls_no_verify: _TlsNoVerify = False,
-    timeout_s: _TimeoutS = 30.0,
-    concurrency: _Concurrency = None,
-    rate: _Rate = None,
-    arrivals: _Arrivals = "poisson",
-    duration_s: _DurationS = 10.0,
-    warmup_s: _WarmupS = 1.0,
-    stable: _Stable = False,
-    connections: _Connections = None,
-    max_in_flight: _MaxInFlight = 4096,
-    processes: _Processes = None,
-    shapes: _Shapes = None,
-    batch_size: _BatchSize = 1,
-    data: _Data = "random",
-    string_length: _StringLength = 32,
-    shared_memory: _SharedMemory = "none",
-    seed: _Seed = 0,
-    outputs: _Outputs = None,
-    baseline: _Baseline = None,
-) -> None:
+@partial(with_options, options=_OPTIONS)
+def bench(ctx: typer.Context, model: _Model, **_options: Any) -> None:
     """Measure throughput and latency of a model on a running server, any that speaks v2.
 
     The table goes to stdout, as Markdown unless that is a terminal. Ctrl-C ends the run early.
@@ -153,9 +94,7 @@ def bench(
 
 
 def run_and_exit(work: Callable[[dict[str, Any]], int], ctx: typer.Context) -> NoReturn:
-    """Call ``work`` with the options of a command, and end the command with the exit status that it
-    returns.
-    """
+    """Call ``work`` with the options of a command, and end the command with the exit status it returns."""
     try:
         raise typer.Exit(work(dict(ctx.params)))
     except BenchOptionError as error:
@@ -165,8 +104,10 @@ def run_and_exit(work: Callable[[dict[str, Any]], int], ctx: typer.Context) -> N
 def _run_bench(given: dict[str, Any]) -> int:
     from datetime import UTC, datetime
 
+    from gpuserve.bench.bench_report import BenchReport
     from gpuserve.bench.bench_session import run_bench
     from gpuserve.bench.report_output import check_output, print_report, progress_view, write_report
+    from gpuserve.version import VERSION
 
     outputs = given["outputs"] or ()
     for path in outputs:
@@ -176,7 +117,8 @@ def _run_bench(given: dict[str, Any]) -> int:
     began_at = datetime.now(UTC).isoformat(timespec="seconds")
     with progress_view(run.plan, sys.stderr) as view:
         outcome = run_bench(run, view)
-    report = _bench_report(given, run, outcome, began_at)
+    about = (run.target.model, str(run.target.url), began_at, VERSION, os.cpu_count() or 1)
+    report = BenchReport(*about, _report_settings(given, run), outcome.levels, outcome.interrupted)
     if report.levels:
         print_report(report, earlier, sys.stdout)
         for path in outputs:
@@ -190,13 +132,8 @@ def _bench_run(given: dict[str, Any]) -> BenchRun:
     from gpuserve.bench.preparation import RequestData
     from gpuserve.bench.request_tensors import parse_shapes
 
-    data = RequestData.of(
-        given["data"],
-        parse_shapes(given["shapes"] or ()),
-        given["batch_size"],
-        given["string_length"],
-        given["seed"],
-    )
+    shapes = parse_shapes(given["shapes"] or ())
+    data = RequestData.of(given["data"], shapes, given["batch_size"], given["string_length"], given["seed"])
     memory = _parse_choice(SharedMemory, "--shared-memory", given["shared_memory"])
     return BenchRun(_bench_target(given), data, _load_plan(given), memory)
 
@@ -214,9 +151,8 @@ def _bench_target(given: dict[str, Any]) -> Target:
         raise BenchOptionError("--timeout", f"expected more than 0 seconds, given {given['timeout_s']:g}")
     tls = ClientTlsFiles(given["tls_ca"], given["tls_cert"], given["tls_key"], not given["tls_no_verify"])
     headers = parse_headers(tuple(given["headers"] or ()))
-    return Target(
-        url, given["model"], given["version"], headers, tls if url.tls else None, given["timeout_s"]
-    )
+    certificates = tls if url.tls else None
+    return Target(url, given["model"], given["version"], headers, certificates, given["timeout_s"])
 
 
 def _load_plan(given: dict[str, Any]) -> LoadPlan:
@@ -265,22 +201,6 @@ def _read_baseline(path: str | None) -> BenchReport | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = (getattr(error, "strerror", None) or "not a text file").lower()
         raise BenchOptionError("--baseline", f"{path} cannot be read: {reason}") from None
-
-
-def _bench_report(given: dict[str, Any], run: BenchRun, outcome: BenchOutcome, began_at: str) -> BenchReport:
-    from gpuserve.bench.bench_report import BenchReport
-    from gpuserve.version import VERSION
-
-    return BenchReport(
-        run.target.model,
-        str(run.target.url),
-        began_at,
-        VERSION,
-        os.cpu_count() or 1,
-        _report_settings(given, run),
-        outcome.levels,
-        outcome.interrupted,
-    )
 
 
 def _report_settings(given: dict[str, Any], run: BenchRun) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""Commands that look at a configuration and serve nothing: ``gpuserve check``, ``schema``, ``config`` and
-``devices``.
-"""
+"""Commands that look at a configuration: ``gpuserve check``, ``schema``, ``config`` and ``devices``."""
 
 from __future__ import annotations
 
@@ -15,39 +13,24 @@ import typer
 
 from gpuserve.cli.exit_codes import ExitCode, exit_code_of
 from gpuserve.cli.serve_command_line import overrides
-from gpuserve.cli.serve_options import (
-    MaxBatchSize,
-    ModelDevices,
-    ModelInputs,
-    ModelInstances,
-    ModelName,
-    ModelOutputs,
-    require_callable,
-    with_server_options,
-)
+from gpuserve.cli.serve_options import model_flags, require_callable, with_model_options, with_server_options
 from gpuserve.config.problems import Origin
-from gpuserve.config.repositories import CallableFlags
 from gpuserve.config.yaml_document import Path, parse_value
 
 if TYPE_CHECKING:
     from gpuserve.config.effective import EffectiveValue
     from gpuserve.config.problems import Problem
-    from gpuserve.model.placement import ServerDevices
     from gpuserve.model.spec import ModelSpec
     from gpuserve_worker.protocol.tensor import TensorSpec
 
 
+@with_model_options
 def check(
     config: Annotated[
         str, typer.Argument(metavar="TARGET", help="A config file, a model file, a callable or a repository.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
-    name: ModelName = None,
-    inputs: ModelInputs = None,
-    outputs: ModelOutputs = None,
-    max_batch_size: MaxBatchSize = None,
-    devices: ModelDevices = None,
-    instances: ModelInstances = None,
+    **options: Any,
 ) -> None:
     """Validate a config file or another target of ``serve``, and print the models.
 
@@ -66,7 +49,7 @@ def check(
     from gpuserve.config.triton.load import load_target
     from gpuserve.model.placement import ServerDevices
 
-    flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    flags = model_flags(options)
     require_callable(config, flags)
     try:
         configuration = load_target(config, os.environ, model=flags)
@@ -97,9 +80,7 @@ def _write_result(
     *,
     despite_problems: bool = False,
 ) -> None:
-    """Write the result to stdout; problems go to stderr unless the output is JSON. ``despite_problems``: the
-    models are served in spite of problems.
-    """
+    """Write the result. ``despite_problems``: the models are served in spite of problems."""
     if as_json:
         result = {"config": config, "ok": not problems, "problems": [one.as_json() for one in problems]}
         sys.stdout.write(json.dumps(result | {"models": models}, indent=2, ensure_ascii=False) + "\n")
@@ -214,7 +195,10 @@ def devices(
     models, absent = None, None
     if config is not None:
         try:
-            models = _placed_models(config, known)
+            from gpuserve.cli.preflight import with_devices
+            from gpuserve.config.load import load_file
+
+            models = with_devices(load_file(config, os.environ), known).models
         except DeviceError as error:
             absent = error
     if as_json:
@@ -224,19 +208,6 @@ def devices(
         sys.stdout.write(inventory_as_text(inventory, cupy, models))
     if absent is not None:
         raise absent
-
-
-def _placed_models(config: str, known: ServerDevices) -> Sequence[ModelSpec]:
-    """Return the models of a config file, placed on devices.
-
-    Raises:
-        ConfigProblems: the file is wrong.
-        DeviceError: a device is missing.
-    """
-    from gpuserve.cli.preflight import with_devices
-    from gpuserve.config.load import load_file
-
-    return with_devices(load_file(config, os.environ), known).models
 
 
 #: Text that YAML reads unquoted, also in a flow collection.
@@ -265,45 +236,30 @@ def _yaml_lines(values: Iterable[EffectiveValue]) -> Iterator[tuple[str, str]]:
             else:
                 yield _indented(depth, f"{_yaml_scalar(step)}:", item), ""
                 item = False
-        yield (
-            _indented(len(parents), f"{_yaml_scalar(str(one.path[-1]))}: {_yaml_scalar(one.value)}", item),
-            _origin_comment(one),
-        )
+        text = f"{_yaml_scalar(str(one.path[-1]))}: {_yaml_scalar(one.value)}"
+        comment = "default" if one.origin is None else one.where
+        if one.origin is Origin.FILE and one.line is not None:
+            comment = f"{one.where}:{one.line}"
+        yield _indented(len(parents), text, item), comment
         before = parents
 
 
 def _shared_steps(one: Path, other: Path) -> int:
-    """Return the number of leading steps that two paths share."""
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _indented(depth: int, text: str, item: bool) -> str:
-    """Return a line at a depth; ``item`` marks the start of a list entry."""
     return f"{'  ' * (depth - 1)}- {text}" if item else f"{'  ' * depth}{text}"
 
 
-def _origin_comment(value: EffectiveValue) -> str:
-    if value.origin is None:
-        return "default"
-    if value.origin is Origin.FILE and value.line is not None:
-        return f"{value.where}:{value.line}"
-    return value.where
-
-
 def _yaml_scalar(value: Any) -> str:
-    """Return a value as YAML on one line."""
     if isinstance(value, str):
         is_plain = _PLAIN_TEXT.fullmatch(value) and parse_value(value) == value
         return value if is_plain else json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        return (
-            "{" + ", ".join(f"{_yaml_scalar(key)}: {_yaml_scalar(one)}" for key, one in value.items()) + "}"
-        )
+        pairs = ", ".join(f"{_yaml_scalar(key)}: {_yaml_scalar(one)}" for key, one in value.items())
+        return f"{{{pairs}}}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(map(_yaml_scalar, value)) + "]"
     return json.dumps(value)

@@ -1,13 +1,11 @@
-"""The report of ``gpuserve devices``, as data and as text: the GPUs, and the placement of models on
-them. Pure.
-"""
+"""The report of ``gpuserve devices``, as data and as text: the GPUs and the placement of models. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from gpuserve.cli.status_view import table_lines
+from gpuserve.cli.live.status_view import table_lines
 from gpuserve.devices.inventory import NOT_INSTALLED, Inventory, missing_gpu_reason
 from gpuserve.devices.machine import EXCLUSIVE, Gpu, MigInstance
 from gpuserve.devices.names import VARIABLE
@@ -38,10 +36,8 @@ def inventory_as_json(
         "notes": list(device_notes(inventory, cupy)),
     }
     if models is not None:
-        facts["instances"] = [
-            dict(zip(("model", "instance", "device", "uuid"), row, strict=True))
-            for row in _placements(models)
-        ]
+        columns = ("model", "instance", "device", "uuid")
+        facts["instances"] = [dict(zip(columns, row, strict=True)) for row in _placements(models)]
     return facts
 
 
@@ -70,17 +66,14 @@ def device_notes(inventory: Inventory, cupy: Cupy | None) -> Iterator[str]:
         yield machine.shortage
     if cupy is None:
         yield f"cupy is not installed, so inputs cannot be passed on a GPU: {_EXTRAS}"
-    elif machine.driver is not None and _is_newer(cupy.cuda_major, machine.driver.cuda_version):
-        yield f"cupy is for CUDA {cupy.cuda_major}, but this driver serves CUDA {machine.driver.cuda_version}"
+    elif machine.driver is not None and cupy.cuda_major:
+        served = machine.driver.cuda_version
+        if served and int(cupy.cuda_major) > int(served.partition(".")[0]):
+            yield f"cupy is for CUDA {cupy.cuda_major}, but this driver serves CUDA {served}"
     for device in inventory.devices:
         if device.gpu.compute_mode == EXCLUSIVE:
             mode = f"{device.name} is in compute mode {EXCLUSIVE!r}"
             yield f"{mode}: without MPS only one process at a time can use it"
-
-
-def _is_newer(cuda_major: str, of_driver: str) -> bool:
-    served = of_driver.partition(".")[0]
-    return bool(cuda_major and served) and int(cuda_major) > int(served)
 
 
 def device_headline(inventory: Inventory, cupy: Cupy | None) -> str:
@@ -98,7 +91,6 @@ def device_headline(inventory: Inventory, cupy: Cupy | None) -> str:
 
 
 def _gpu_rows(inventory: Inventory) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each GPU, followed by its MIG instances."""
     for gpu in inventory.machine.gpus:
         memory = _memory_text(gpu.free_nbytes, gpu.memory_nbytes)
         node = str(gpu.numa_node) if gpu.numa_node >= 0 else _UNKNOWN
@@ -107,15 +99,8 @@ def _gpu_rows(inventory: Inventory) -> Iterator[tuple[str, ...]]:
         yield name, gpu.name or _UNKNOWN, memory, *beside, gpu.uuid or _UNKNOWN
         for one in gpu.mig:
             device = _device_name(gpu, one, inventory) or _UNKNOWN
-            yield (
-                device,
-                "  MIG instance",
-                _memory_text(one.free_nbytes, one.memory_nbytes),
-                "",
-                "",
-                "",
-                one.uuid,
-            )
+            memory = _memory_text(one.free_nbytes, one.memory_nbytes)
+            yield device, "  MIG instance", memory, "", "", "", one.uuid
 
 
 def _device_name(gpu: Gpu, mig: MigInstance | None, inventory: Inventory) -> str | None:
@@ -155,6 +140,4 @@ def _gpu_as_json(gpu: Gpu, inventory: Inventory) -> dict[str, Any]:
 
 
 def _placements(models: Sequence[ModelSpec]) -> list[tuple[str, ...]]:
-    return [
-        (spec.name, one.name, one.device, one.placement.gpu_uuid) for spec in models for one in spec.instances
-    ]
+    return [(one.name, it.name, it.device, it.placement.gpu_uuid) for one in models for it in one.instances]

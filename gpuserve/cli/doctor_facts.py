@@ -1,6 +1,4 @@
-"""Facts about this machine for ``gpuserve doctor``: plain values, and the only code of ``doctor`` that reads
-them from the system. A fact that cannot be read is None or "". Nothing is judged here.
-"""
+"""Facts about this machine for ``gpuserve doctor``. A fact that cannot be read is None or ""."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ from gpuserve_worker.memory.segments import available_nbytes
 
 
 class Package(NamedTuple):
-    """A package that gpuserve needs. ``version`` is "" if the package is not installed; ``least`` is the
-    oldest sufficient version, "" for any.
-    """
+    """A package that gpuserve needs. ``version`` is "" if it is not installed, ``least`` "" for any."""
 
     name: str
     version: str
@@ -39,8 +35,8 @@ class Package(NamedTuple):
 
 
 class Port(NamedTuple):
-    """A port of the server. ``problem`` is why the server cannot listen on the port, "" if it can; ``holder``
-    is the process that has the port, if known; ``by_server``: the holder is a gpuserve server of this user.
+    """A port of the server. ``problem`` is why the server cannot listen on it, "" if it can; ``holder`` is
+    the process that has it, if known; ``by_server``: the holder is a gpuserve server of this user.
     """
 
     role: str
@@ -67,10 +63,8 @@ class ConfigProblem(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about the machine, this Python and the configuration.
-
-    ``lacking`` are missing features of the kernel; ``gpus`` is the headline of ``gpuserve devices``, and
-    ``gpu_notes`` what is missing there. Limits are pairs, soft and hard; -1 is no limit.
+    """Facts about the machine, this Python and the configuration. ``gpus`` is the headline of ``gpuserve
+    devices``, and ``gpu_notes`` what is missing there. Limits are soft and hard; -1 is no limit.
     """
 
     uid: int
@@ -217,13 +211,11 @@ def _commit_left_nbytes() -> int | None:
 
 
 def _is_clock_synchronized() -> bool | None:
-    """Return whether the kernel considers its clock synchronized, or None if unknown. adjtimex with mode 0
-    only reads.
-    """
+    """Return whether the kernel considers its clock synchronized, or None if unknown."""
     adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
     if adjtimex is None:
         return None
-    state = adjtimex(ctypes.create_string_buffer(_TIMEX_NBYTES))
+    state = adjtimex(ctypes.create_string_buffer(_TIMEX_NBYTES))  # mode 0 only reads
     return None if state < 0 else state != _TIME_ERROR
 
 
@@ -236,13 +228,8 @@ def _ports(settings: ServerSettings) -> Iterator[Port]:
         address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
         problem = _listen_problem(host, number)
         holder = holder_of(number) if problem else None
-        yield Port(
-            role,
-            address,
-            problem,
-            "" if holder is None else str(holder),
-            holder is not None and holder.is_server,
-        )
+        by_server = holder is not None and holder.is_server
+        yield Port(role, address, problem, str(holder) if holder else "", by_server)
 
 
 def _listen_problem(host: str, port: int) -> str:
@@ -265,9 +252,9 @@ def _servers() -> Iterator[RunningServer]:
     for (uid, pid), names in sorted(own.items()):
         yield RunningServer(uid, str(min(names)), pid)
     own_names = {name for names in own.values() for name in names}
-    others = [one for one in listening_names(_file_text("/proc/net/unix")) if one not in own_names]
-    for name in others:
-        yield RunningServer(name.uid, str(name), 0)
+    for name in listening_names(_file_text("/proc/net/unix")):
+        if name not in own_names:
+            yield RunningServer(name.uid, str(name), 0)
 
 
 def _file_text(path: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from gpuserve.cli.exit_codes import ExitCode
+from gpuserve.cli.exit_codes import until_interrupted
+from gpuserve.cli.live.status_view import event_line
 from gpuserve.cli.option_types import Server
 from gpuserve.core.errors import ControlError, InvalidArgument
 
@@ -39,32 +39,16 @@ def events(
       gpuserve events --past instance_died
       gpuserve events --json sample --server localhost:8000
     """
-    from gpuserve.cli.event_client import EventStream, chosen_kinds
+    from gpuserve.cli.live.event_client import EventStream, chosen_kinds
 
     try:
         chosen = chosen_kinds(kinds or ())
     except InvalidArgument as error:
         raise typer.BadParameter(str(error), param_hint="KIND") from None
-    try:
-        with EventStream(server, chosen, model=model, past=past) as stream:
-            for event in stream:
-                _write_event(event, as_json)
-    except ControlError as error:
-        sys.stderr.write(f"{error}\n")
-        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
+    with until_interrupted(), EventStream(server, chosen, model=model, past=past) as stream:
+        for event in stream:
+            _write_line(event, event_line(event), as_json)
     sys.stderr.write("the server has ended\n")
-
-
-def _write_event(event: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        import json
-
-        sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
-    else:
-        sys.stdout.write(event_line(event) + "\n")
-    sys.stdout.flush()
 
 
 def logs(
@@ -85,32 +69,27 @@ def logs(
       gpuserve logs
       gpuserve logs -f linear
     """
-    try:
+    with until_interrupted():
         if follow:
             _follow_log(server, model, as_json)
         else:
             for line in _kept_lines(server, model):
-                _write_log_line(line, as_json)
-    except ControlError as error:
-        sys.stderr.write(f"{error}\n")
-        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
+                _write_line(line, line["line"], as_json)
 
 
 def _follow_log(server: str | None, model: str | None, as_json: bool) -> None:
     """Write the kept lines and then each new one, every line once."""
-    from gpuserve.cli.event_client import EventStream
+    from gpuserve.cli.live.event_client import EventStream
     from gpuserve.core.event_log import EventKind
 
     last = 0
     with EventStream(server, [EventKind.LOG], model=model) as stream:
         for line in _kept_lines(server, model):
             last = line["number"]
-            _write_log_line(line, as_json)
+            _write_line(line, line["line"], as_json)
         for line in stream:
             if line["number"] > last:
-                _write_log_line(line, as_json)
+                _write_line(line, line["line"], as_json)
     sys.stderr.write("the server has ended\n")
 
 
@@ -123,42 +102,6 @@ def _kept_lines(server: str | None, model: str | None) -> list[dict[str, Any]]:
     return list(outcome.result["lines"])
 
 
-def _write_log_line(line: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        import json
-
-        text = json.dumps(line, ensure_ascii=False)
-    else:
-        text = line["line"]
-    sys.stdout.write(f"{text}\n")
+def _write_line(document: Mapping[str, Any], text: str, as_json: bool) -> None:
+    sys.stdout.write(f"{json.dumps(document, ensure_ascii=False) if as_json else text}\n")
     sys.stdout.flush()
-
-
-#: Fields with a position of their own in a line; the others follow as NAME=VALUE.
-_POSITIONED: Final = frozenset({"time", "number", "kind", "model", "version", "instance", "reason", "state"})
-_KIND_WIDTH: Final = 17
-
-
-def event_line(event: Mapping[str, Any]) -> str:
-    """Return an event as a line: time, kind, model and instance, and all facts that are not empty."""
-    moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-    parts = [
-        f"{moment}.{int(event['time'] * 1000) % 1000:03d} {event['kind']:<{_KIND_WIDTH}}",
-        _subject(event),
-    ]
-    parts += [str(event[name]) for name in ("state", "reason") if event.get(name)]
-    facts = {name: value for name, value in event.items() if name not in _POSITIONED}
-    parts += [
-        f"{name}={_value_text(value)}" for name, value in facts.items() if value not in (None, "", {}, [])
-    ]
-    return " ".join(one for one in parts if one)
-
-
-def _subject(event: Mapping[str, Any]) -> str:
-    version = f" {event['version']}" if "version" in event else ""
-    instance = f"/{event['instance']}" if "instance" in event else ""
-    return f"{event.get('model', '')}{version}{instance}"
-
-
-def _value_text(value: Any) -> str:
-    return value if isinstance(value, str) and " " not in value else json.dumps(value, ensure_ascii=False)

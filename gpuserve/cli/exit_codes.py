@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import sys
+from collections.abc import Iterator
 from typing import Final
 
-from gpuserve.core.errors import ConfigError, DeviceError, GpuserveError, ModelUnrecoverable, StartupError
+from gpuserve.core.errors import (
+    ConfigError,
+    ControlError,
+    DeviceError,
+    GpuserveError,
+    ModelUnrecoverable,
+    StartupError,
+)
 
 #: The status that a shell reports for a command ended by SIGINT; not an ``ExitCode``.
 INTERRUPTED: Final = 130
@@ -47,6 +57,20 @@ def exit_code_of(error: GpuserveError) -> ExitCode:
         case ModelUnrecoverable():
             return ExitCode.MODEL_UNRECOVERABLE
     return ExitCode.RUNTIME_FAILURE
+
+
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[None]:
+    """End the command on a ``ControlError``, which is reported, and on Ctrl-C, its usual end."""
+    import typer
+
+    try:
+        yield
+    except ControlError as error:
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.OK) from None
 
 
 def report_error(error: GpuserveError) -> None:

@@ -1,20 +1,16 @@
-"""``gpuserve export``: manifests for Kubernetes, KServe and Docker Compose, a balancer, a dashboard and
-alerts, from a config file.
-"""
+"""``gpuserve export``: manifests for clusters, a balancer, a dashboard and alerts, from a config file."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from gpuserve.cli.exit_codes import help_text
-from gpuserve.cli.option_types import integer, option, with_options
+from gpuserve.cli.option_types import keyword, option, with_options
 from gpuserve.export.export_options import ExportOptions
 
 if TYPE_CHECKING:
@@ -61,61 +57,38 @@ def export_app() -> typer.Typer:
 
 #: Fields of ``ExportOptions`` by the parameter of the option, for options whose value is an amount of memory.
 _MEMORY_FIELDS = {"node_memory": "node_memory_nbytes", "gpu_memory": "gpu_memory_nbytes"}
-_OPTIONS: dict[str, Any] = {
-    "image": Annotated[str, option(None, "Image of the pods, with a tag or a digest.", metavar="IMAGE")],
-    "name": Annotated[
-        str, option(None, "Name of all objects; default that of the only model, or gpuserve.", metavar="NAME")
-    ],
-    "namespace": Annotated[
-        str, option(None, "Namespace; default the namespace of kubectl apply.", metavar="NAME")
-    ],
-    "replicas": Annotated[int, integer(None, "Number of pods, at least.", least=1)],
-    "max_replicas": Annotated[
-        int | None, integer(None, "Number of pods, at most; default four times --replicas.", least=1)
-    ],
-    "gpus_per_node": Annotated[
-        int | None,
-        integer(None, "GPUs of a node, or MIG slices; required if the config has cuda:*.", least=1),
-    ],
-    "gpu_resource": Annotated[
-        str, option(None, "Resource name of a GPU, such as nvidia.com/mig-1g.10gb.", metavar="RESOURCE")
-    ],
-    "node_cpus": Annotated[
-        int | None,
-        integer(None, "Cores of a node that pods may use; the config is checked against it.", least=1),
-    ],
-    "node_memory": Annotated[
-        str | None,
-        option(
-            None,
+_DEFAULTS: Final = ExportOptions()
+# fmt: off
+_OPTIONS: Final = (
+    keyword(None, "image", str, "", "Image of the pods, with a tag or a digest.", metavar="IMAGE"),
+    keyword(None, "name", str, "",
+            "Name of all objects; default that of the only model, or gpuserve.", metavar="NAME"),
+    keyword(None, "namespace", str, "", "Namespace; default the namespace of kubectl apply.", metavar="NAME"),
+    keyword(None, "replicas", int, _DEFAULTS.replicas, "Number of pods, at least.", least=1),
+    keyword(None, "max_replicas", int | None, None,
+            "Number of pods, at most; default four times --replicas.", least=1),
+    keyword(None, "gpus_per_node", int | None, None,
+            "GPUs of a node, or MIG slices; required if the config has cuda:*.", least=1),
+    keyword(None, "gpu_resource", str, _DEFAULTS.gpu_resource,
+            "Resource name of a GPU, such as nvidia.com/mig-1g.10gb.", metavar="RESOURCE"),
+    keyword(None, "node_cpus", int | None, None,
+            "Cores of a node that pods may use; the config is checked against it.", least=1),
+    keyword(None, "node_memory", str | None, None,
             "Memory of a node that pods may use, such as 64Gi; the config is checked against it.",
-            metavar="MEMORY",
-        ),
-    ],
-    "gpu_memory": Annotated[
-        str | None, option(None, "Memory of a GPU; checked if gpu_memory_nbytes is set.", metavar="MEMORY")
-    ],
-    "tls_secret": Annotated[
-        str, option(None, "Secret with tls.crt and tls.key, for pods that speak TLS.", metavar="NAME")
-    ],
-    "prometheus": Annotated[str, option(None, "URL of Prometheus, which KEDA queries.", metavar="URL")],
-}
-
-
-def _with_pod_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replace ``**flags: Any`` at the end of a command's parameters by the options of the pods."""
-    defaults = {one.name: one.default for one in fields(ExportOptions)}
-    options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation
-        )
-        for name, annotation in _OPTIONS.items()
-    ]
-    return with_options(verb, options)
+            metavar="MEMORY"),
+    keyword(None, "gpu_memory", str | None, None,
+            "Memory of a GPU; checked if gpu_memory_nbytes is set.", metavar="MEMORY"),
+    keyword(None, "tls_secret", str, "",
+            "Secret with tls.crt and tls.key, for pods that speak TLS.", metavar="NAME"),
+    keyword(None, "prometheus", str, _DEFAULTS.prometheus,
+            "URL of Prometheus, which KEDA queries.", metavar="URL"),
+)
+# fmt: on
+_with_pod_options = partial(with_options, options=_OPTIONS)
 
 
 def _export_options(flags: dict[str, Any]) -> ExportOptions:
-    """Return the flags as ``ExportOptions``, memory in bytes; raise BadParameter for a malformed amount."""
+    """Return the flags as ``ExportOptions``, memory in bytes."""
     given: dict[str, Any] = {name: value for name, value in flags.items() if name not in _MEMORY_FIELDS}
     amounts = {field: _nbytes(name, flags[name]) for name, field in _MEMORY_FIELDS.items()}
     return ExportOptions(**given | amounts)
@@ -218,9 +191,8 @@ def grafana(config: Config, name: Name = "", out: Out = None) -> None:
     """
     from gpuserve.export import rendering
 
-    _write_files(
-        out, {"dashboard.json": rendering.grafana_text(_load_config(config), ExportOptions(name=name))}
-    )
+    text = rendering.grafana_text(_load_config(config), ExportOptions(name=name))
+    _write_files(out, {"dashboard.json": text})
 
 
 def alerts(
@@ -248,7 +220,6 @@ def _load_config(config: str) -> Configuration:
 
 
 def _write_files(out: str | None, files: ExportFiles) -> None:
-    """Write the files below a folder, or the only file to stdout."""
     from gpuserve.export.rendering import write_files, write_stdout
 
     if out is None:

@@ -1,7 +1,4 @@
-"""Commands for a running server: ``status``, ``top``, ``drain``, ``load``, ``unload``, ``reload``, ``scale``.
-They are an app of their own as well, with ``events`` and ``logs``, because they need few imports and so start
-fast.
-"""
+"""Commands for a running server, also as an app of their own, because few imports let them start fast."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 import typer
 
 from gpuserve.cli.events_command import events, logs
-from gpuserve.cli.exit_codes import INTERRUPTED, ExitCode, help_text
+from gpuserve.cli.exit_codes import INTERRUPTED, ExitCode, help_text, until_interrupted
+from gpuserve.cli.live.status_view import status_screen, status_text
 from gpuserve.cli.option_types import AsJson, Server, command_of, duration
-from gpuserve.cli.status_view import status_screen, status_text
 from gpuserve.core.errors import ControlError, GpuserveError
 
 if TYPE_CHECKING:
@@ -63,7 +60,7 @@ def status(
         outcome.result["stacks"] = texts
     if as_json or outcome.code:
         _show(outcome, as_json)
-    from gpuserve.cli.status_view import status_text
+    from gpuserve.cli.live.status_view import status_text
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     sys.stdout.write(status_text(outcome.result, width))
@@ -75,13 +72,8 @@ def _watch(server: str | None, as_json: bool) -> NoReturn:
     """Show the status each second until the server ends or Ctrl-C; then raise Exit."""
     from gpuserve.supervisor.control.operator_client import ask
 
-    try:
+    with until_interrupted():
         watch_status(server, lambda: ask(server, "status", {}, _write_stderr).result, as_json=as_json)
-    except ControlError as error:
-        _write_stderr(str(error))
-        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
     _write_stderr("the server has ended")
     raise typer.Exit(ExitCode.OK)
 
@@ -110,24 +102,19 @@ def top(
       gpuserve top --once
       gpuserve top --json | jq .server.requests_per_s
     """
-    from gpuserve.cli.top_columns import SORTS
+    from gpuserve.cli.live.top_columns import SORTS
 
     if sort.lower() not in SORTS:
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, given {sort!r}", param_hint="--sort")
-    from gpuserve.cli.top_session import print_models, print_samples, run_top
+    from gpuserve.cli.live.top_session import print_models, print_samples, run_top
 
-    try:
+    with until_interrupted():
         if as_json:
             print_samples(server, once=once)
         elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
             print_models(server, sort.lower(), containing)
         else:
             run_top(server, sort.lower(), containing)
-    except ControlError as error:
-        sys.stderr.write(f"{error}\n")
-        raise typer.Exit(ExitCode.RUNTIME_FAILURE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.OK) from None  # Ctrl-C is the usual end
 
 
 def drain(
@@ -228,17 +215,12 @@ def _counts(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         model, _, count = text.rpartition("=")
         if not model or not _COUNT_FORM.fullmatch(count):
-            raise typer.BadParameter(
-                f"expected MODEL=N with N of 1 or more, such as linear=4, given {text!r}",
-                param_hint="MODEL=N",
-            )
+            expected = "expected MODEL=N with N of 1 or more, such as linear=4"
+            raise typer.BadParameter(f"{expected}, given {text!r}", param_hint="MODEL=N")
         if model in found:
             raise typer.BadParameter(f"model {model!r} is named twice", param_hint="MODEL=N")
         found[model] = int(count)
     return found
-
-
-# ---- requests to the server, and their answers ------------------------------------------------
 
 
 def _write_stderr(line: str) -> None:
@@ -252,9 +234,7 @@ def _ask(
     as_json: bool,
     report: Callable[[str], None] = _write_stderr,
 ) -> VerbOutcome:
-    """Send a command to a server, show its progress on stderr, and return its answer; raise Exit if there is
-    no answer, or after Ctrl-C.
-    """
+    """Send a command to a server, show its progress on stderr, and return its answer, or raise Exit."""
     from gpuserve.supervisor.control.operator_client import ask
     from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
@@ -280,7 +260,6 @@ def _ask_each(server: str | None, command: str, models: Iterable[str], as_json: 
 
 
 def _show(outcome: VerbOutcome, as_json: bool) -> NoReturn:
-    """Show one answer and end the command."""
     if as_json:
         _show_json(_document(outcome))
     else:
@@ -308,9 +287,6 @@ def _exit(outcomes: Iterable[VerbOutcome]) -> NoReturn:
     raise typer.Exit(ExitCode.RUNTIME_FAILURE if any(one.code for one in outcomes) else ExitCode.OK)
 
 
-# ---- as a command line ----------------------------------------------------------------------
-
-
 def add_commands(app: typer.Typer) -> None:
     for command in (status, top, events, logs, drain, load, unload, reload, scale):
         app.command(epilog=help_text())(command)
@@ -318,11 +294,8 @@ def add_commands(app: typer.Typer) -> None:
 
 def run() -> int:
     """Run ``sys.argv``, whose first word is one of these commands, and return its exit status."""
-    app = typer.Typer(
-        name="gpuserve",
-        context_settings={"help_option_names": ["-h", "--help"]},
-        pretty_exceptions_enable=False,
-    )
+    help_names = {"help_option_names": ["-h", "--help"]}
+    app = typer.Typer(name="gpuserve", context_settings=help_names, pretty_exceptions_enable=False)
     add_commands(app)
     try:
         command_of(app)(prog_name="gpuserve")
@@ -348,7 +321,7 @@ def watch_status(server: str | None, status: Callable[[], Mapping[str, Any]], *,
 
     A terminal shows the newest status only; other outputs get one after the other, as JSON one a line.
     """
-    from gpuserve.cli.event_client import EventStream, chosen_kinds
+    from gpuserve.cli.live.event_client import EventStream, chosen_kinds
 
     is_screen = sys.stdout.isatty() and not as_json
     if is_screen:

@@ -1,11 +1,10 @@
-"""Declarations of command line options: durations, integers, the address of a server, and computed
-options.
-"""
+"""Declarations of command line options: durations, integers, a server's address, computed options."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -18,15 +17,20 @@ _INTEGER: Final = re.compile("-?[0-9]{1,18}")
 
 
 def option(panel: str | None, text: str | None, *names: str, **more: Any) -> Any:
-    """Declare an option of a panel of ``--help`` (None: the default panel) with its help text, names and
-    typer's arguments.
-    """
+    """Declare an option of a panel of ``--help`` (None: the default panel) with typer's arguments."""
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 def duration(panel: str | None, text: str, name: str) -> Any:
     """Declare an option that takes a duration such as ``500ms``, as seconds."""
-    return option(panel, text, name, metavar="TIME", parser=_seconds)
+
+    def parse(value: str | float) -> float:
+        try:
+            return parse_duration(value) if isinstance(value, str) else value  # a default is a number
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return option(panel, text, name, metavar="TIME", parser=parse)
 
 
 def integer(panel: str | None, text: str, *names: str, least: int | None = None) -> Any:
@@ -43,14 +47,6 @@ def integer(panel: str | None, text: str, *names: str, least: int | None = None)
     return option(panel, text, *names, metavar="INTEGER", parser=parse)
 
 
-def _seconds(value: str | float) -> float:
-    """Parse a duration; a default is a number already."""
-    try:
-        return parse_duration(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def command_of(app: typer.Typer) -> Any:
     """Return the click command of an app; its help shows no value for options that take none."""
     whole = typer.main.get_command(app)
@@ -65,6 +61,15 @@ def _all_commands(command: Any) -> Iterator[Any]:
     yield command
     for child in getattr(command, "commands", {}).values():
         yield from _all_commands(child)
+
+
+def keyword(
+    panel: str | None, name: str, kind: Any, default: Any, text: str | None, *names: str, **more: Any
+) -> inspect.Parameter:
+    """Return a parameter for ``with_options``: an option with an integer, a duration (float) or a text."""
+    declare = {int: integer, float: duration}.get((*typing.get_args(kind), kind)[0], option)
+    annotation = Annotated[kind, declare(panel, text, *names, **more)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def with_options(command: Callable[..., None], options: Iterable[inspect.Parameter]) -> Callable[..., None]:

@@ -1,7 +1,4 @@
-"""Checks of a configuration before anything is served: devices, libraries, imports of callables. Each
-callable is imported in a child process (``gpuserve/model/describe.py``), so that a crash does not reach the
-caller.
-"""
+"""Checks of a configuration before it is served: devices, libraries, imports (in child processes)."""
 
 from __future__ import annotations
 
@@ -16,15 +13,12 @@ from gpuserve.model.placement import missing_library
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
     from gpuserve.config.problems import Problem
-    from gpuserve.config.schema import ModelEntry
     from gpuserve.config.yaml_document import Path
     from gpuserve.model.placement import ServerDevices
 
 
 def device_problems(configuration: Configuration, devices: ServerDevices) -> list[Problem]:
-    """Return the instances whose device does not exist, and the models that lack a library for
-    their device.
-    """
+    """Return the instances whose device does not exist, and the models whose device lacks a library."""
     problems = []
     pairs = zip(configuration.entries.models, configuration.models, strict=True)
     for index, (entry, spec) in enumerate(pairs):
@@ -35,27 +29,17 @@ def device_problems(configuration: Configuration, devices: ServerDevices) -> lis
                 path: Path = ("models", index, "instances", position, "device")
                 problems.append(configuration.sources.problem(path, f"model {spec.name!r}: {error}"))
         if problem := missing_library(spec):
-            path = ("models", index, *_library_key(entry))
-            problems.append(configuration.sources.problem(path, f"model {spec.name!r}: {problem}"))
+            place: Path = ("array",)
+            if entry.array is None:  # an input on the device makes the model need the library
+                position = next(at for at, one in enumerate(entry.inputs) if one.memory == "gpu")
+                place = ("inputs", position, "memory")
+            text = f"model {spec.name!r}: {problem}"
+            problems.append(configuration.sources.problem(("models", index, *place), text))
     return problems
 
 
-def _library_key(entry: ModelEntry) -> Path:
-    """Return the key that makes a model need a library: ``array``, or ``memory`` of an input on the
-    device.
-    """
-    if entry.array is not None:
-        return ("array",)
-    places = [place for place, one in enumerate(entry.inputs) if one.memory == "gpu"]
-    return ("inputs", places[0], "memory")
-
-
 def with_devices(configuration: Configuration, devices: ServerDevices) -> Configuration:
-    """Return the configuration with every instance on its device.
-
-    Raises:
-        DeviceError: a device does not exist; the text has a line for every problem.
-    """
+    """Return the configuration with every instance on its device, or raise DeviceError with all problems."""
     problems = device_problems(configuration, devices)
     if problems:
         raise DeviceError("\n".join(map(str, problems)))
@@ -74,8 +58,7 @@ def trace_problems(configuration: Configuration) -> list[Problem]:
 
 def require_trace_output(configuration: Configuration) -> None:
     """Raise ConfigError if a package for tracing or for the export of metrics is not installed."""
-    problems = trace_problems(configuration)
-    if problems:
+    if problems := trace_problems(configuration):
         raise ConfigError("\n".join(map(str, problems)))
 
 
@@ -93,15 +76,10 @@ def require_models(configuration: Configuration) -> None:
 
 def import_problems(configuration: Configuration) -> list[Problem]:
     """Return the callables that cannot be imported, refuse their ``kwargs``, or contradict the file.
-    Callables that were asked for the values which the file leaves out are known to be right, and are skipped.
+    Callables that were asked for values which the file leaves out are known to be right, and are skipped.
     """
-    entries = configuration.entries.models
-    others = [
-        index
-        for index, one in enumerate(entries)
-        if one.callable is not None and index not in configuration.described
-    ]
-    answers = [
-        one.answer for one in described.ask_model_callables(entries, others, configuration.base_dir, ())
-    ]
+    entries, known = configuration.entries.models, configuration.described
+    others = [at for at, one in enumerate(entries) if one.callable is not None and at not in known]
+    asked = described.ask_model_callables(entries, others, configuration.base_dir, ())
+    answers = [one.answer for one in asked]
     return list(described.import_problems(entries, others, answers, configuration.sources))

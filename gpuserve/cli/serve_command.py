@@ -1,6 +1,4 @@
-"""``gpuserve serve`` and ``gpuserve dev``, parsed by typer (``serve_command_line`` parses plain command lines
-of ``serve``), and the restart of a server whose files were wrong.
-"""
+"""``gpuserve serve`` and ``gpuserve dev``, parsed by typer, and the restart after wrong files."""
 
 from __future__ import annotations
 
@@ -10,28 +8,19 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
 from gpuserve.cli.exit_codes import exit_code_of, report_error
 from gpuserve.cli.serve_command_line import overrides
-from gpuserve.cli.serve_options import (
-    MaxBatchSize,
-    ModelDevices,
-    ModelInputs,
-    ModelInstances,
-    ModelName,
-    ModelOutputs,
-    require_callable,
-    with_server_options,
-)
+from gpuserve.cli.serve_options import model_flags, require_callable, with_model_options, with_server_options
 from gpuserve.cli.serving import ReloadMode, is_target, serve_repositories, serve_target
 from gpuserve.config.fingerprints import folders_in, package_folders, shallow_fingerprint
 from gpuserve.config.problems import ConfigProblems, Origin
 from gpuserve.config.repositories import CallableFlags
 from gpuserve.config.settings import logs
-from gpuserve.core.errors import GpuserveError, ModelLoadError
+from gpuserve.core.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from gpuserve.config.precedence import Override
@@ -58,22 +47,17 @@ _Repositories = Annotated[
 
 
 @with_server_options
+@with_model_options
 def serve(
     context: typer.Context,
     target: _Target = None,
     more: _More = None,
     repositories: _Repositories = None,
-    name: ModelName = None,
-    inputs: ModelInputs = None,
-    outputs: ModelOutputs = None,
-    max_batch_size: MaxBatchSize = None,
-    devices: ModelDevices = None,
-    instances: ModelInstances = None,
     reload: Annotated[
         bool,
         typer.Option("--reload", help="Watch the files of the models, and reload each model that changes."),
     ] = False,
-    **flags: str | bool | None,
+    **flags: Any,
 ) -> None:
     """Serve a config file, Triton model repositories, a model file or one callable.
 
@@ -94,25 +78,20 @@ def serve(
 
     SIGTERM or Ctrl-C finishes queued requests, a second one ends at once; SIGHUP reloads the config file.
     """
-    model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    described = model_flags(flags)
     folders = [*(more or ()), *(repositories or ())]
     reload_mode = ReloadMode.FILES if reload else ReloadMode.NONE
-    raise typer.Exit(_serve(target, folders, model_flags, overrides(flags), context.obj, reload_mode))
+    raise typer.Exit(_serve(target, folders, described, overrides(flags), context.obj, reload_mode))
 
 
 @with_server_options
+@with_model_options
 def dev(
     context: typer.Context,
     target: _Target = None,
     more: _More = None,
     repositories: _Repositories = None,
-    name: ModelName = None,
-    inputs: ModelInputs = None,
-    outputs: ModelOutputs = None,
-    max_batch_size: MaxBatchSize = None,
-    devices: ModelDevices = None,
-    instances: ModelInstances = None,
-    **flags: str | bool | None,
+    **flags: Any,
 ) -> None:
     """Serve, and reload each model whose files change, without interrupting traffic.
 
@@ -126,62 +105,56 @@ def dev(
       gpuserve dev config.yaml
       gpuserve dev model.py
     """
-    model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    described = model_flags(flags)
     folders = [*(more or ()), *(repositories or ())]
     server = overrides(flags)
-    raise typer.Exit(_serve(target, folders, model_flags, server, context.obj, ReloadMode.FILES_AND_KEYS))
+    raise typer.Exit(_serve(target, folders, described, server, context.obj, ReloadMode.FILES_AND_KEYS))
 
 
 def _serve(
     target: str | None,
     more: list[str],
-    model_flags: CallableFlags,
+    described: CallableFlags,
     server: Sequence[Override],
     early: EarlyFront | None,
     reload_mode: ReloadMode,
 ) -> int:
     folders = [*([] if target is None else [target]), *more]
     if target is not None and not more:
-        _check_target(target, model_flags)
-        serve = partial(serve_target, target, model_flags, server, reload_mode=reload_mode)
+        _check_target(target, described)
+        serve = partial(serve_target, target, described, server, reload_mode=reload_mode)
     else:
-        _check_folders(folders, model_flags)
+        _check_folders(folders, described)
         serve = partial(serve_repositories, folders, server, reload_mode=reload_mode)
     return serve(early) if reload_mode is ReloadMode.NONE else serve_with_restarts(serve, early, folders)
 
 
-def _check_folders(folders: list[str], model_flags: CallableFlags) -> None:
-    """Raise BadParameter if the targets are not model repositories only."""
+def _wrong_target(text: str) -> typer.BadParameter:
+    return typer.BadParameter(text, param_hint="TARGET")
+
+
+def _check_folders(folders: list[str], described: CallableFlags) -> None:
     if not folders:
-        raise typer.BadParameter(
-            "expected a config file, a callable such as model.py:predict, or a model repository",
-            param_hint="TARGET",
-        )
+        expected = "expected a config file, a callable such as model.py:predict, or a model repository"
+        raise _wrong_target(expected)
     for one in folders:
         if os.path.isfile(one) or ":" in one:
-            raise typer.BadParameter(
-                f"expected model repositories, which are folders, given {one!r}; only those can be several",
-                param_hint="TARGET",
-            )
-    if model_flags.given():
-        raise typer.BadParameter(
-            f"{', '.join(model_flags.given())} can only be used with a callable such as model.py:predict; "
-            "models of repositories are described by their config.pbtxt",
-            param_hint="TARGET",
-        )
+            expected = "expected model repositories, which are folders"
+            raise _wrong_target(f"{expected}, given {one!r}; only those can be several")
+    if described.given():
+        only = "can only be used with a callable such as model.py:predict"
+        where = "models of repositories are described by their config.pbtxt"
+        raise _wrong_target(f"{', '.join(described.given())} {only}; {where}")
 
 
-def _check_target(target: str, model_flags: CallableFlags) -> None:
+def _check_target(target: str, described: CallableFlags) -> None:
     """Raise BadParameter if the target cannot be served, or does not go with the model options."""
-    if not is_target(target) and target.endswith(".py"):
-        raise typer.BadParameter(f"there is no file {target!r}", param_hint="TARGET")
     if not is_target(target):
-        raise typer.BadParameter(
-            "expected a config file, a model file, a callable such as model.py:predict or a repository of "
-            f"models, given {target!r}",
-            param_hint="TARGET",
-        )
-    require_callable(target, model_flags)
+        if target.endswith(".py"):
+            raise _wrong_target(f"there is no file {target!r}")
+        expected = "expected a config file, a model file, a callable such as model.py:predict"
+        raise _wrong_target(f"{expected} or a repository of models, given {target!r}")
+    require_callable(target, described)
 
 
 #: Fingerprints of the watched folders, taken before the server starts.
@@ -195,13 +168,11 @@ _UNWATCHED_POLL_S: Final = 1.0
 def serve_with_restarts(
     serve: Callable[[EarlyFront | None], int], early: EarlyFront | None, targets: Sequence[str]
 ) -> int:
-    """Serve, and return the exit status. If a file is wrong, wait for its change and serve again.
+    """Serve, and return the exit status. If a file is wrong, wait for its change and serve again. Raise
+    GpuserveError if the server failed for a reason that no change of a file can remove.
 
     No process writes byte code meanwhile: byte code of a file that changes again within the same second would
     be taken for that of the new content.
-
-    Raises:
-        GpuserveError: the server failed for a reason that no change of a file can remove.
     """
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     while True:
@@ -209,22 +180,19 @@ def serve_with_restarts(
         try:
             return serve(early)
         except (ConfigProblems, ModelLoadError) as error:
-            if not _is_in_files(error, targets):
+            is_flag = isinstance(error, ConfigProblems) and any(
+                one.origin is Origin.FLAG and one.label not in targets for one in error.problems
+            )
+            if is_flag or not all(map(os.path.exists, map(_file_of, targets))):
                 raise
             report_error(error)
             status = exit_code_of(error)
-        ended = _event_of_signals()
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_, ended=ended: ended.set())
         logs.write("Waiting for a change of the files; Ctrl-C stops.\n")
         if not _wait_for_change(targets, before, ended):
             return status
-
-
-def _is_in_files(error: GpuserveError, targets: Sequence[str]) -> bool:
-    """Return whether the error is in a file of an existing target, rather than in a flag."""
-    is_flag = isinstance(error, ConfigProblems) and any(
-        problem.origin is Origin.FLAG and problem.label not in targets for problem in error.problems
-    )
-    return not is_flag and all(map(os.path.exists, map(_file_of, targets)))
 
 
 def _file_of(target: str) -> str:
@@ -233,28 +201,14 @@ def _file_of(target: str) -> str:
     return place if os.path.exists(place) or place.endswith(".py") or not place else "."
 
 
-def _event_of_signals() -> threading.Event:
-    """Return an event that SIGINT and SIGTERM set."""
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    return ended
-
-
 def _wait_for_change(targets: Sequence[str], before: Fingerprints, ended: threading.Event) -> bool:
     """Wait until a watched folder differs from ``before``; return False if a signal comes first."""
     from watchfiles import watch  # an import that only this server needs
 
     changes = watch(
-        *sorted(_watched_folders(targets)),
-        debounce=400,
-        step=50,
-        rust_timeout=_POLL_MS,
-        yield_on_timeout=True,
-        recursive=False,
-        stop_event=ended,
-        raise_interrupt=False,
-    )
+        *sorted(_watched_folders(targets)), debounce=400, step=50, rust_timeout=_POLL_MS,
+        yield_on_timeout=True, recursive=False, stop_event=ended, raise_interrupt=False,
+    )  # fmt: skip
     with suppress(OSError, RuntimeError):  # the limit of file watches is reached
         return any(_fingerprints(targets) != before for _ in changes)
     while not ended.wait(_UNWATCHED_POLL_S):

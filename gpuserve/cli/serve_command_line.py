@@ -1,9 +1,9 @@
 """The usual command lines of ``gpuserve serve``, parsed without typer, and the flags of the keys of
 ``server``.
 
-Typer's import takes a fifth of the CPU time of the supervisor's start. Any other command line, and every
-wrong one, is left to typer, which reports what is wrong. A key that is true or false has two flags without a
-value. Values of other keys stay text and are parsed like environment variables (``null`` included).
+Typer's import takes a fifth of the CPU time of the supervisor's start. It gets any other command line, and
+every wrong one. A key that is true or false has two flags without a value. Values of other keys stay text and
+are parsed like environment variables (``null`` included).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def parse_plain_command(arguments: Sequence[str]) -> PlainCommand | None:
     numbers = [given[flag][-1] for flag in _NUMBERS if flag in given]
     if not all(text.isascii() and text.isdigit() for text in numbers) or not is_target(target):
         return None
-    flags = _model_flags(given)
+    inputs, outputs, devices = (given.get(flag, ()) for flag in _LISTS)
+    size, instances = (int(given[flag][-1]) if flag in given else None for flag in _NUMBERS)
+    flags = CallableFlags(given.get("--name", [None])[-1], inputs, outputs, size, devices, instances)
     if flags.given() and not is_callable_path(target):
         return None
     switches = _switches()
@@ -56,7 +58,6 @@ def parse_plain_command(arguments: Sequence[str]) -> PlainCommand | None:
 
 
 def _switches() -> dict[str, tuple[tuple[str, ...], bool]]:
-    """Return the flags that take no value: for each its key, and the value that the flag sets."""
     return {
         flag: (path, flag == flag_name(path))
         for path in option_paths()
@@ -66,9 +67,7 @@ def _switches() -> dict[str, tuple[tuple[str, ...], bool]]:
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[str, dict[str, list[str]]] | None:
-    """Return the target and the values of each flag, or None unless there is one target and every flag is
-    known.
-    """
+    """Return the target and the values of each flag, or None if typer has to report what is wrong."""
     switches = _switches()
     known = {"--name", *_LISTS, *_NUMBERS, *map(flag_name, option_paths())} - switches.keys()
     targets: list[str] = []
@@ -90,30 +89,20 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[str, dict[str, list[str]
     return (targets[0], given) if len(targets) == 1 else None
 
 
-def _model_flags(given: Mapping[str, list[str]]) -> CallableFlags:
-    inputs, outputs, devices = (given.get(flag, ()) for flag in _LISTS)
-    size, instances = (int(given[flag][-1]) if flag in given else None for flag in _NUMBERS)
-    name = given["--name"][-1] if "--name" in given else None
-    return CallableFlags(name, inputs, outputs, size, devices, instances)
-
-
 #: Flags of keys whose own name is already an option of the command.
 _RENAMED = {"name": "--server-name"}
 
 
 def overrides(flags: Mapping[str, str | bool | None]) -> list[Override]:
-    return [
-        _override(path, given)
-        for path in option_paths()
-        if (given := flags.get(parameter_name(path))) is not None
-    ]
-
-
-def _override(path: tuple[str, ...], given: str | bool) -> Override:
-    whole = ("server", *path)
-    if isinstance(given, bool):
-        return Override(whole, given, flag_name(path) if given else negation(path), Origin.FLAG)
-    return from_text(whole, given, flag_name(path), Origin.FLAG)
+    found = []
+    for path in option_paths():
+        given, whole = flags.get(parameter_name(path)), ("server", *path)
+        if isinstance(given, bool):
+            name = flag_name(path) if given else negation(path)
+            found.append(Override(whole, given, name, Origin.FLAG))
+        elif given is not None:
+            found.append(from_text(whole, given, flag_name(path), Origin.FLAG))
+    return found
 
 
 def option_paths() -> list[tuple[str, ...]]:

@@ -1,6 +1,4 @@
-"""Options of ``gpuserve serve``, ``dev``, ``check`` and ``config``: one for each key of ``server``, made from
-the schema, and those that describe a callable's model.
-"""
+"""Options of ``serve``, ``dev``, ``check`` and ``config``: the keys of ``server``, and of a callable."""
 
 from __future__ import annotations
 
@@ -8,12 +6,12 @@ import copy
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from gpuserve.cli.option_types import integer, option, with_options
+from gpuserve.cli.option_types import keyword, with_options
 from gpuserve.cli.serve_command_line import flag_name, is_switch, negation, option_paths, parameter_name
 from gpuserve.config.entries import Scalar
 from gpuserve.config.precedence import variable_name
@@ -30,14 +28,11 @@ _METAVARS = {"port": "PORT", "s": "TIME", "nbytes": "BYTES"}
 
 
 class BlockCommand(TyperCommand):
-    """A command whose help prints the options of the panel ``BLOCKS`` as blocks of lines, after all others: a
-    table would leave no width for their text.
-    """
+    """A command whose help prints the options of the panel ``BLOCKS`` as blocks: a table is too narrow."""
 
     BLOCKS = "Server (each with its environment variable)"
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print typer's help for the other options, the blocks, and the epilog."""
         from rich.console import Console
         from rich.padding import Padding
         from rich.panel import Panel
@@ -48,10 +43,9 @@ class BlockCommand(TyperCommand):
         others.epilog = None
         super(BlockCommand, others).format_help(ctx, formatter)
         blocks = [one for one in self.params if _is_block(one)]
+        panel = Panel(_option_blocks(blocks), border_style="dim", title=self.BLOCKS, title_align="left")
         console = Console()
-        console.print(
-            Panel(_option_blocks(blocks), border_style="dim", title=self.BLOCKS, title_align="left")
-        )
+        console.print(panel)
         if self.epilog:
             console.print(Padding(Text(self.epilog), 1))
 
@@ -84,19 +78,13 @@ def _server_parameter(path: tuple[str, ...]) -> inspect.Parameter:
     if is_switch(path):
         name, metavar = f"{name}/{negation(path)}", None
     kind: Any = bool if metavar is None else str
-    declared = option(BlockCommand.BLOCKS, _key_help(path), name, metavar=metavar, show_default=False)
-    return inspect.Parameter(
-        parameter_name(path),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, declared],
-    )
+    more = {"metavar": metavar, "show_default": False}
+    parameter, text = parameter_name(path), _key_help(path)
+    return keyword(BlockCommand.BLOCKS, parameter, kind | None, None, text, name, **more)
 
 
 def _key_help(path: tuple[str, ...]) -> str:
-    """Return the description, choices and default of a key, and on a line of its own its environment
-    variable.
-    """
+    """Return the description, choices and default of a key, and on a line of its own its variable."""
     key, kind = key_at(("server", *path)), kind_at(("server", *path))
     words = kind.option.words if isinstance(kind, Scalar) and kind.is_text else ()
     choices = f" One of {', '.join(words)}." if words else ""
@@ -105,32 +93,38 @@ def _key_help(path: tuple[str, ...]) -> str:
 
 
 _PANEL = "Model, when the target is a callable"
+_TENSOR = "NAME:DTYPE:SHAPE"
 
-ModelName: TypeAlias = Annotated[str | None, option(_PANEL, "Name of the model; default the callable's.")]
-ModelInputs: TypeAlias = Annotated[
-    list[str] | None, option(_PANEL, "An input tensor; repeatable.", "--input", metavar="NAME:DTYPE:SHAPE")
-]
-ModelOutputs: TypeAlias = Annotated[
-    list[str] | None, option(_PANEL, "An output tensor; repeatable.", "--output", metavar="NAME:DTYPE:SHAPE")
-]
-MaxBatchSize: TypeAlias = Annotated[int | None, integer(_PANEL, "Largest batch. Default 0: no batching.")]
-ModelDevices: TypeAlias = Annotated[
-    list[str] | None,
-    option(
-        _PANEL,
-        "cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
-        "--device",
-        metavar="DEVICE",
-    ),
-]
-ModelInstances: TypeAlias = Annotated[int | None, integer(_PANEL, "Processes on each device. Default 1.")]
+
+# fmt: off
+_MODEL_OPTIONS: Final = (
+    keyword(_PANEL, "name", str | None, None, "Name of the model; default the callable's."),
+    keyword(_PANEL, "inputs", list[str] | None, None,
+            "An input tensor; repeatable.", "--input", metavar=_TENSOR),
+    keyword(_PANEL, "outputs", list[str] | None, None,
+            "An output tensor; repeatable.", "--output", metavar=_TENSOR),
+    keyword(_PANEL, "max_batch_size", int | None, None, "Largest batch. Default 0: no batching."),
+    keyword(_PANEL, "devices", list[str] | None, None,
+            "cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
+            "--device", metavar="DEVICE"),
+    keyword(_PANEL, "instances", int | None, None, "Processes on each device. Default 1."),
+)
+# fmt: on
+
+
+def with_model_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that ends in ``**flags`` the options that describe a callable's model."""
+    return with_options(verb, _MODEL_OPTIONS)
+
+
+def model_flags(flags: dict[str, Any]) -> CallableFlags:
+    """Remove the options of ``with_model_options`` from the options of a command, and return them."""
+    name, inputs, outputs, size, devices, instances = (flags.pop(one.name) for one in _MODEL_OPTIONS)
+    return CallableFlags(name, inputs or (), outputs or (), size, devices or (), instances)
 
 
 def require_callable(target: str, flags: CallableFlags) -> None:
     """Raise BadParameter if model options are given for a target that describes its models itself."""
     if flags.given() and not is_callable_path(target):
-        raise typer.BadParameter(
-            f"{', '.join(flags.given())} can only be used with a callable such as model.py:predict; "
-            f"the models of {target} are described there",
-            param_hint="TARGET",
-        )
+        only = f"{', '.join(flags.given())} can only be used with a callable such as model.py:predict"
+        raise typer.BadParameter(f"{only}; the models of {target} are described there", param_hint="TARGET")

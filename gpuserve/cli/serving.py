@@ -31,16 +31,12 @@ if TYPE_CHECKING:
 
 
 def is_target(target: str) -> bool:
-    """Return whether the text can name something to serve: a callable, an existing path, or a config file
-    name.
-    """
+    """Return whether the text can name something to serve: a callable, a path, or a config file name."""
     return is_callable_path(target) or os.path.exists(target) or target.endswith(CONFIG_SUFFIXES)
 
 
 class ReloadMode(enum.Enum):
-    """Sources of reloads besides SIGHUP and commands: none, changes of the models' files, or these
-    and keys.
-    """
+    """Sources of reloads besides SIGHUP and commands: none, changes of the models' files, or also keys."""
 
     NONE = "none"
     FILES = "files"
@@ -54,13 +50,9 @@ def serve_target(
     early: EarlyFront | None = None,
     reload_mode: ReloadMode = ReloadMode.NONE,
 ) -> int:
-    """Serve a config file, a repository or a callable until a signal, and return the exit status.
-
-    Args:
-        early: a front process that was started before the configuration was read.
-
-    Raises:
-        GpuserveError: the configuration is wrong, or the models cannot be served.
+    """Serve a config file, a repository or a callable until a signal, and return the exit status. ``early``
+    is a front process that was started before the configuration was read. Raise GpuserveError if the
+    configuration is wrong, or the models cannot be served.
     """
     if is_callable_path(target):
         from gpuserve.config.repositories import CallableSource
@@ -98,15 +90,10 @@ def serve_configuration(
     early: EarlyFront | None = None,
     reload_mode: ReloadMode = ReloadMode.NONE,
 ) -> int:
-    """Run the supervisor until a signal, and return the exit status.
-
-    Raises:
-        DeviceError: a device does not exist.
-        StartupError: a model failed to load, or a port is in use.
-    """
+    """Run the supervisor until a signal, and return the exit status. Raise DeviceError or StartupError."""
+    from gpuserve.cli.live.startup_view import CLOSING_TEXT, RELOADING_TEXT, startup_view
+    from gpuserve.cli.live.terminal_keys import HELP, control_by_keys, has_terminal
     from gpuserve.cli.preflight import require_models, require_trace_output, with_devices
-    from gpuserve.cli.startup_view import CLOSING_TEXT, RELOADING_TEXT, startup_view
-    from gpuserve.cli.terminal_keys import HELP, control_by_keys, has_terminal
     from gpuserve.config.settings import logs
     from gpuserve.model.placement import ServerDevices
     from gpuserve.supervisor.models.declared_models import loaded_at_start
@@ -120,7 +107,11 @@ def serve_configuration(
     configuration = with_devices(configuration, devices)
     require_trace_output(configuration)
     require_models(configuration)
-    _log_remarks(configuration)
+    logger = logging.getLogger(__name__)
+    for line in configuration.remarks:
+        logger.warning("%s", line)
+    for name, reason in configuration.broken.items():
+        logger.error("model %s is not served: %s", name, reason)
     try:
         shown = loaded_at_start(configuration.models, settings.load_at_start)
         closing = CLOSING_TEXT if reload_mode is ReloadMode.NONE else f"{RELOADING_TEXT} {CLOSING_TEXT}"
@@ -147,24 +138,14 @@ def serve_configuration(
     except GpuserveError:
         raise
     except Exception:  # a bug: reported in the format of the log
-        logging.getLogger(__name__).exception("the server failed")
+        logger.exception("the server failed")
         return ExitCode.RUNTIME_FAILURE
-
-
-def _log_remarks(configuration: Configuration) -> None:
-    """Log the models that are not served, and ignored fields of their configs."""
-    logger = logging.getLogger(__name__)
-    for line in configuration.remarks:
-        logger.warning("%s", line)
-    for name, reason in configuration.broken.items():
-        logger.error("model %s is not served: %s", name, reason)
 
 
 def install_signal_handlers(server: Supervisor) -> None:
     """Install signal handlers: SIGINT and SIGTERM drain and stop the server, a second one stops it at once,
-    SIGHUP reloads the config.
-
-    A closing terminal sends SIGHUP too, and stops the server. Under nohup SIGHUP stays ignored.
+    SIGHUP reloads the config. A closing terminal sends SIGHUP too, and stops the server. Under nohup SIGHUP
+    stays ignored.
     """
     signals = itertools.count()
 

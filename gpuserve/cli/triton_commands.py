@@ -1,7 +1,4 @@
-"""``gpuserve tritonserver``: the unchanged command line of Triton's server, so that a container's command
-changes by one word; and ``gpuserve run``: a program for PyTriton, unchanged. typer does not parse Triton's
-flags, because its rules differ from those of Triton's binary.
-"""
+"""``gpuserve tritonserver``, whose flags typer cannot parse, and ``gpuserve run``, as their originals."""
 
 from __future__ import annotations
 
@@ -47,13 +44,9 @@ def tritonserver(
 
 
 def serve_tritonserver(arguments: Sequence[str], early: EarlyFront | None = None) -> int:
-    """Serve the repositories of these flags until a signal, and return the exit status.
-
-    Args:
-        early: a front process that was started before the flags were parsed.
-
-    Raises:
-        GpuserveError: a flag or the configuration is wrong, or the models cannot be served.
+    """Serve the repositories of these flags until a signal, and return the exit status. ``early`` is a front
+    process that was started before the flags were parsed. Raise GpuserveError if a flag or the configuration
+    is wrong, or the models cannot be served.
     """
     from gpuserve.compat.tritonserver.command_line import help_text, read_command_line, spelled
     from gpuserve.compat.tritonserver.option_settings import TritonOptions
@@ -73,9 +66,7 @@ def serve_tritonserver(arguments: Sequence[str], early: EarlyFront | None = None
 
 
 def _checked_settings(options: TritonOptions, problems: list[Problem]) -> ConvertedOptions:
-    """Return the settings that the options stand for; raise ConfigProblems with every problem of the command
-    line.
-    """
+    """Return the settings of the options, or raise ConfigProblems with every problem of the command line."""
     from gpuserve.compat.tritonserver.option_settings import OptionProblem, convert_options
     from gpuserve.config.problems import ConfigProblems
 
@@ -100,9 +91,8 @@ def _repository_problems(options: TritonOptions) -> Iterable[Problem]:
         yield _flag_problem(flag, "expected a folder of models: give this flag once or more")
     for path in paths:
         if "://" in path:
-            yield _flag_problem(
-                flag, f"expected a folder of this machine, given {path!r}: copy it here first"
-            )
+            expected = f"expected a folder of this machine, given {path!r}"
+            yield _flag_problem(flag, f"{expected}: copy it here first")
 
 
 def _flag_problem(label: str, text: str) -> Problem:
@@ -112,8 +102,8 @@ def _flag_problem(label: str, text: str) -> Problem:
 
 
 def _setting_overrides(meaning: ConvertedOptions) -> list[Override]:
-    """Return the settings as flags of gpuserve. Unless a flag says otherwise, the server has the name of
-    Triton's and ends if a model fails to load, as Triton's server does.
+    """Return the settings as flags of gpuserve. Without flags for these the server has the name of Triton's,
+    and ends if a model fails to load, as Triton's server does.
     """
     from gpuserve.compat.tritonserver.command_line import spelled
     from gpuserve.compat.tritonserver.option_settings import OptionSetting
@@ -136,9 +126,7 @@ def _setting_overrides(meaning: ConvertedOptions) -> list[Override]:
 
 
 def _redirect_log(path: str) -> None:
-    """Redirect stderr, and so the log of this process and its children, to a file; raise ConfigProblems if
-    the file cannot be opened.
-    """
+    """Redirect stderr, and so the log of this process and its children, to a file."""
     from gpuserve.config.problems import ConfigProblems
 
     try:
@@ -187,13 +175,11 @@ def run_program(
     add_to_pythonpath(environment)
     if isolation is not None:
         if isolation not in {"thread", "process"}:
-            raise typer.BadParameter(
-                f"expected thread or process, given {isolation!r}", param_hint="--isolation"
-            )
+            text = f"expected thread or process, given {isolation!r}"
+            raise typer.BadParameter(text, param_hint="--isolation")
         environment["GPUSERVE_ISOLATION"] = isolation
-    as_module = as_module or (
-        program == "pytriton" and not os.path.exists(program)
-    )  # the command of PyTriton's package
+    # "pytriton" is the command of PyTriton's package.
+    as_module = as_module or (program == "pytriton" and not os.path.exists(program))
     command = [sys.executable, *(["-m"] if as_module else []), program, *(arguments or ())]
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,24 +1,23 @@
-"""``gpuserve tune``: a search for the settings of a config file with the most throughput under a
-latency limit.
-"""
+"""``gpuserve tune``: a search for the settings with the most throughput under a latency limit."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from gpuserve.bench.load_plan import BenchOptionError, error_reason
 from gpuserve.cli.bench_command import run_and_exit
 from gpuserve.cli.exit_codes import ExitCode
-from gpuserve.cli.option_types import duration, integer, option
+from gpuserve.cli.option_types import keyword, with_options
 
 if TYPE_CHECKING:
     from gpuserve.bench.preparation import RequestData
-    from gpuserve.bench.tune.tuning import SearchGoal, TunedModel
+    from gpuserve.bench.tune.tuning import TunedModel
     from gpuserve.config.load import Configuration
     from gpuserve.config.yaml_document import Path
 
@@ -26,59 +25,34 @@ if TYPE_CHECKING:
 _SEARCH, _VALUES, _LOAD = "Search", "Values to try (lists such as 1,2,4; one value is fixed)", "Load"
 
 _Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config file, which stays unchanged.")]
-_Models = Annotated[
-    list[str] | None, option(_SEARCH, "A model to tune; repeatable. Default: every model.", "--model")
-]
-_LatencyLimit = Annotated[
-    str | None,
-    option(_SEARCH, "Limit of the latency: mean, p50, p90, p95, p99, p99.9 or max.", metavar="p99=50ms"),
-]
-_Trials = Annotated[int, integer(_SEARCH, "Number of settings to try for each model, at most.", least=1)]
-_TimeBudgetS = Annotated[
-    float, duration(_SEARCH, "Time for all models together: 90s, 10m, 1h. Default 10m.", "--time-budget")
-]
-_Output = Annotated[str | None, option(_SEARCH, "Write the config with the best settings.", metavar="FILE")]
-_MaxBatchSizes = Annotated[str | None, option(_VALUES, None, metavar="LIST")]
-_DelaysUs = Annotated[str | None, option(_VALUES, "Values of max_queue_delay_us.", metavar="LIST")]
-_Instances = Annotated[str | None, option(_VALUES, "Numbers of instances.", metavar="LIST")]
-_Prefetch = Annotated[str | None, option(_VALUES, None, metavar="LIST")]
-_Concurrency = Annotated[str, option(_LOAD, "Requests in flight, ascending.", metavar="LEVELS")]
-_DurationS = Annotated[float, duration(_LOAD, "Length of each level: 3s, 1m.", "--duration")]
-_WarmupS = Annotated[float, duration(_LOAD, "Load before each level, without measurement.", "--warmup")]
-_Protocol = Annotated[str, option(_LOAD, None, metavar="grpc|http")]
-_Shapes = Annotated[
-    list[str] | None,
-    option(
-        _LOAD,
-        "Shape of an input without the batch axis, such as x:3,224,224.",
-        "--shape",
-        metavar="NAME:DIMS",
-    ),
-]
-_BatchSize = Annotated[int, integer(_LOAD, "Rows of each request.", least=1)]
-_Data = Annotated[str, option(_LOAD, "Content of inputs; as for bench.", metavar="random|zero|FILE")]
+# fmt: off
+_OPTIONS: Final = (
+    keyword(_SEARCH, "models", list[str] | None, None,
+            "A model to tune; repeatable. Default: every model.", "--model"),
+    keyword(_SEARCH, "latency_limit", str | None, None,
+            "Limit of the latency: mean, p50, p90, p95, p99, p99.9 or max.", metavar="p99=50ms"),
+    keyword(_SEARCH, "trials", int, 30, "Number of settings to try for each model, at most.", least=1),
+    keyword(_SEARCH, "time_budget_s", float, 600.0,
+            "Time for all models together: 90s, 10m, 1h. Default 10m.", "--time-budget"),
+    keyword(_SEARCH, "output", str | None, None, "Write the config with the best settings.", metavar="FILE"),
+    keyword(_VALUES, "max_batch_sizes", str | None, None, None, metavar="LIST"),
+    keyword(_VALUES, "delays_us", str | None, None, "Values of max_queue_delay_us.", metavar="LIST"),
+    keyword(_VALUES, "instances", str | None, None, "Numbers of instances.", metavar="LIST"),
+    keyword(_VALUES, "prefetch", str | None, None, None, metavar="LIST"),
+    keyword(_LOAD, "concurrency", str, "1:256:x2", "Requests in flight, ascending.", metavar="LEVELS"),
+    keyword(_LOAD, "duration_s", float, 3.0, "Length of each level: 3s, 1m.", "--duration"),
+    keyword(_LOAD, "warmup_s", float, 0.5, "Load before each level, without measurement.", "--warmup"),
+    keyword(_LOAD, "protocol", str, "grpc", None, metavar="grpc|http"),
+    keyword(_LOAD, "shapes", list[str] | None, None,
+            "Shape of an input without the batch axis, such as x:3,224,224.", "--shape", metavar="NAME:DIMS"),
+    keyword(_LOAD, "batch_size", int, 1, "Rows of each request.", least=1),
+    keyword(_LOAD, "data", str, "random", "Content of inputs; as for bench.", metavar="random|zero|FILE"),
+)
+# fmt: on
 
 
-def tune(
-    ctx: typer.Context,
-    config: _Config,
-    models: _Models = None,
-    latency_limit: _LatencyLimit = None,
-    trials: _Trials = 30,
-    time_budget_s: _TimeBudgetS = 600.0,
-    output: _Output = None,
-    max_batch_sizes: _MaxBatchSizes = None,
-    delays_us: _DelaysUs = None,
-    instances: _Instances = None,
-    prefetch: _Prefetch = None,
-    concurrency: _Concurrency = "1:256:x2",
-    duration_s: _DurationS = 3.0,
-    warmup_s: _WarmupS = 0.5,
-    protocol: _Protocol = "grpc",
-    shapes: _Shapes = None,
-    batch_size: _BatchSize = 1,
-    data: _Data = "random",
-) -> None:
+@partial(with_options, options=_OPTIONS)
+def tune(ctx: typer.Context, config: _Config, **_options: Any) -> None:
     """Search max_batch_size, batching delay, instances and prefetch of each model for the most throughput.
 
     Every trial starts its own server on free ports and raises the load, until the latency exceeds the
@@ -98,7 +72,11 @@ def _run_tune(given: dict[str, Any]) -> int:
     from gpuserve.config.load import load_file
 
     histogram_type()
-    goal = _search_goal(given)
+    from gpuserve.bench.tune.settings_search import LatencyLimit, parse_limit
+    from gpuserve.bench.tune.tuning import SearchGoal
+
+    limit = LatencyLimit() if given["latency_limit"] is None else parse_limit(given["latency_limit"])
+    goal = SearchGoal(limit, given["trials"], given["time_budget_s"])
     _check_output(given["output"])
     configuration = load_file(given["config"], os.environ)
     tuned_models = [_tuned_model(given, configuration, name) for name in _model_names(given, configuration)]
@@ -129,15 +107,6 @@ def _run_tune(given: dict[str, Any]) -> int:
     return ExitCode.RUNTIME_FAILURE if missed else ExitCode.OK
 
 
-def _search_goal(given: dict[str, Any]) -> SearchGoal:
-    from gpuserve.bench.tune.settings_search import LatencyLimit, parse_limit
-    from gpuserve.bench.tune.tuning import SearchGoal
-
-    text = given["latency_limit"]
-    limit = LatencyLimit() if text is None else parse_limit(text)
-    return SearchGoal(limit, given["trials"], given["time_budget_s"])
-
-
 def _model_names(given: dict[str, Any], configuration: Configuration) -> list[str]:
     names = given["models"] or [one.name for one in configuration.entries.models if one.callable is not None]
     names = list(dict.fromkeys(names))
@@ -163,16 +132,8 @@ def _tuned_model(given: dict[str, Any], configuration: Configuration, name: str)
         parse_requested(given),
     )
     inputs = {one.name for one in entry.inputs}
-    return TunedModel(
-        given["config"],
-        index,
-        name,
-        instances,
-        axes,
-        _request_data(given, inputs),
-        _load_plan(given),
-        given["protocol"],
-    )
+    data, load = _request_data(given, inputs), _load_plan(given)
+    return TunedModel(given["config"], index, name, instances, axes, data, load, given["protocol"])
 
 
 def _request_data(given: dict[str, Any], inputs: set[str]) -> RequestData:
@@ -207,7 +168,6 @@ def _check_output(path: str | None) -> None:
 
 
 def _report_changes(given: dict[str, Any], chosen: dict[Path, int]) -> None:
-    """Report the values that were written, or that --output would write."""
     from gpuserve.config.problems import dotted
 
     values = ", ".join(f"{dotted(path)}: {value}" for path, value in chosen.items())

@@ -1,7 +1,4 @@
-"""The effective values of a configuration, each with its origin.
-
-The origin is a flag, an environment variable, a line of a file, a callable, or the default.
-"""
+"""The effective values of a configuration, each with its origin, which may be the default."""
 
 from __future__ import annotations
 
@@ -26,10 +23,8 @@ _LOOKS_SECRET: Final = re.compile(r"token|secret|passw|credential|api_?key|priva
 
 @dataclass(frozen=True)
 class EffectiveValue:
-    """The value of a key, masked if it is secret.
-
-    ``origin`` is None for a default. ``where`` names the source of the value, and ``line`` the line in the
-    source.
+    """The value of a key, masked if it is secret. ``origin`` is None for a default. ``where`` names the
+    source of the value, and ``line`` the line in it.
     """
 
     path: Path
@@ -46,9 +41,7 @@ class EffectiveValue:
 
 
 def effective(configuration: Configuration) -> Iterator[EffectiveValue]:
-    """Yield every value of a configuration in the order of the schema; name and callable of a model come
-    first.
-    """
+    """Yield every value in the order of the schema; name and callable of a model come first."""
     return _entry(configuration.entries, (), configuration.sources)
 
 
@@ -65,7 +58,6 @@ def _entry(entry: Entry, path: Path, sources: Sources) -> Iterator[EffectiveValu
 
 
 def _inner(value: Any, path: Path) -> list[tuple[Entry, Path]]:
-    """Return the entries that a value is or contains, each with its path."""
     if isinstance(value, Entry):
         return [(value, path)]
     if isinstance(value, list):
@@ -80,13 +72,11 @@ def _value(value: Any, path: Path, key: Key, *, is_given: bool, sources: Sources
     if not is_given and precedence.override_of(path, sources.overrides) is None:
         return EffectiveValue(path, shown)
     problem = sources.problem(path, "")  # a mistake in the value would be reported at its origin
-    return EffectiveValue(
-        path, shown, problem.origin, problem.label, None if problem.span is None else problem.span.line
-    )
+    line = None if problem.span is None else problem.span.line
+    return EffectiveValue(path, shown, problem.origin, problem.label, line)
 
 
 def _masked(value: Any) -> Any:
-    """Return plain data with the values of secret names masked."""
     if isinstance(value, Mapping):
         return {key: MASK if _LOOKS_SECRET.search(str(key)) else _masked(one) for key, one in value.items()}
     if isinstance(value, list):

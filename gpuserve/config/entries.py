@@ -1,7 +1,6 @@
-"""The mappings of a config file, derived from option tables: one class a mapping, one ``Kind`` a value.
-
-A kind reads a value, collects mistakes with their places, and describes its values as JSON Schema. Scalars
-are checked by ``model/options.py``, as they are for programs. Rules between several keys are in ``rules.py``.
+"""The mappings of a config file, derived from option tables: one class a mapping, one ``Kind`` a value. A
+kind reads a value, collects mistakes with their places, and describes its values as JSON Schema. Scalars are
+checked by ``model/options.py``, as they are for programs.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from gpuserve_worker.protocol.tensor import ITEMSIZE, datatype_of
 
 #: Keys and list positions from the root to a value.
 Place: TypeAlias = tuple[str | int, ...]
-#: Kinds of mistakes: an unknown key, a missing key, a value of another type or out of bounds, and a value
-#: that its reader refused.
+#: Kinds of mistakes; WRONG: the reader of a value refused it.
 UNKNOWN: Final = "unknown"
 MISSING: Final = "missing"
 UNEXPECTED: Final = "unexpected"
@@ -65,9 +63,6 @@ class Mistake(NamedTuple):
     known: tuple[str, ...] = ()
     #: Whether the mistake is in the key and not in its value.
     at_key: bool = False
-
-
-# ---- kinds of values ----------------------------------------------------------------------------
 
 
 class Kind:
@@ -206,8 +201,7 @@ class Arguments(MappingOf):
 
     def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
         if isinstance(value, Mapping) and (large := _too_large(value)) is not None:
-            text = f"expected integers of at most 64 bits, given {large}"
-            found.append(Mistake(path, WRONG, text))
+            found.append(Mistake(path, WRONG, f"expected integers of at most 64 bits, given {large}"))
         return super().read(value, path, found)
 
 
@@ -235,27 +229,16 @@ class OrNull(Kind):
         return [self.kind]
 
 
-# ---- mappings with known keys -------------------------------------------------------------------
-
-
+@dataclasses.dataclass(eq=False)
 class Key:
     """A key of a mapping. ``default`` is ``REQUIRED`` if there is none; ``make`` returns a new default."""
 
-    def __init__(
-        self,
-        kind: Kind,
-        description: str,
-        default: Any = REQUIRED,
-        make: Callable[[], Any] | None = None,
-        examples: tuple[Any, ...] = (),
-        secret: bool = False,
-    ) -> None:
-        self.kind = kind
-        self.description = description
-        self.default = default
-        self.make = make
-        self.examples = examples
-        self.secret = secret
+    kind: Kind
+    description: str
+    default: Any = dataclasses.field(default_factory=lambda: REQUIRED)
+    make: Callable[[], Any] | None = None
+    examples: tuple[Any, ...] = ()
+    secret: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -263,9 +246,8 @@ class Key:
 
 
 class Entry:
-    """A mapping of the file with known keys. Its values are attributes.
-
-    ``given`` are the keys that the file has; all other keys have their defaults.
+    """A mapping of the file with known keys, whose values are attributes. ``given`` are the keys that the
+    file has; all other keys have their defaults.
     """
 
     keys: ClassVar[Mapping[str, Key]] = {}
@@ -285,7 +267,6 @@ class Entry:
 
     @classmethod
     def read(cls, data: Any, path: Place, found: list[Mistake]) -> Any:
-        """Return the entry of plain data; append the mistakes in it to ``found``."""
         if not isinstance(data, Mapping):
             found.append(Mistake(path, UNEXPECTED, "a mapping", data))
             return data
@@ -334,9 +315,6 @@ class EntryOf(Kind):
         return {"$ref": f"#/$defs/{self.entry.__name__}"}
 
 
-# ---- from option tables to keys -----------------------------------------------------------------
-
-
 @functools.cache
 def entry_class_of(table: Any) -> type[Entry]:
     """Return the entry class that an option table stands for."""
@@ -377,7 +355,6 @@ def _key(row: Row) -> Key:
 
 
 def _kind(hint: Any, option: Option) -> Kind:
-    """Return the kind of values of a type; ``option`` bounds the value, or each element of a list."""
     if dataclasses.is_dataclass(hint):
         return EntryOf(entry_class_of(typing.cast(Any, hint)))
     if typing.get_origin(hint) is dict:
@@ -392,19 +369,13 @@ def _kind(hint: Any, option: Option) -> Kind:
     if typing.get_origin(hint) is tuple:
         return ListOf(FlagOrNumber(), count=2)
     if hint not in {bool, int, float}:  # a text, or a dtype, which a file writes as text
-        option = dataclasses.replace(
-            option,
-            some=option.some and hint is str,
-            read=None if option.read is None else _READERS.get(option.read, option.read),
-        )
+        read = None if option.read is None else _READERS.get(option.read, option.read)
+        option = dataclasses.replace(option, some=option.some and hint is str, read=read)
         hint = str
     return Scalar(hint, option)
 
 
 FILLED: Final = Scalar(str, Option("", some=True))
-
-
-# ---- readers of texts ---------------------------------------------------------------------------
 
 
 def read_model_name(name: str) -> str:
@@ -428,10 +399,8 @@ def read_callable_path(path: str) -> str:
     if is_model_path(path):
         return path
     if ":" not in path:
-        raise ValueError(
-            "expected 'file.py:attribute', 'package.module:attribute' or a model file such as 'model.onnx', "
-            f"given {path!r}"
-        )
+        expected = "'file.py:attribute', 'package.module:attribute' or a model file such as 'model.onnx'"
+        raise ValueError(f"expected {expected}, given {path!r}")
     return ":".join(split_callable(path))
 
 
@@ -448,10 +417,9 @@ def _dtype(dtype: str) -> str:
     try:
         datatype_of(dtype)
     except (ValueError, SyntaxError):
-        raise ValueError(
-            f"expected a dtype such as 'float32', 'FP32' or 'bytes', given {dtype!r}"
-            f"{nearest(dtype, DTYPE_WORDS)}"
-        ) from None
+        hint = nearest(dtype, DTYPE_WORDS)
+        text = f"expected a dtype such as 'float32', 'FP32' or 'bytes', given {dtype!r}{hint}"
+        raise ValueError(text) from None
     return dtype
 
 

@@ -1,8 +1,4 @@
-"""Fingerprints of files and folders, which change when a file changes.
-
-Only the metadata of the file system is read. ``__pycache__`` and names that begin with a dot are ignored:
-Python and tools of models write them.
-"""
+"""Fingerprints of files and folders from metadata; ``__pycache__`` and hidden names are ignored."""
 
 from __future__ import annotations
 
@@ -18,18 +14,15 @@ _FOLDER: Final = (0, 0, 0)
 def file_fingerprint(path: str) -> tuple[int, int, int] | None:
     """Return a value that changes when a file is replaced or written, or None if there is no file."""
     try:
-        return _fingerprint(os.stat(path))
+        found = os.stat(path)
     except OSError:
         return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def folder_fingerprint(path: str) -> Hashable:
     """Return the fingerprint of all files in a folder and in its folders; links are followed."""
     return tuple(sorted(_files(path, "", set())))
-
-
-def _fingerprint(found: os.stat_result) -> tuple[int, int, int]:
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _files(
@@ -60,41 +53,27 @@ def shallow_fingerprint(folder: str) -> Hashable:
 
 
 def sources_fingerprint(folder: str, without: Collection[str] = ()) -> Hashable:
-    """Return the fingerprint of the Python files in a folder and in its packages: all files that an import
-    may find.
-    """
-    return tuple(
-        sorted(
-            (path, fingerprint)
-            for one in (folder, *package_folders(folder))
-            for path in (entry.path for entry in _entries(one) if entry.name.endswith(".py"))
-            if path not in without and (fingerprint := file_fingerprint(path)) is not None
-        )
-    )
+    """Return the fingerprint of the Python files in a folder and its packages, which an import may find."""
+    paths = [entry.path for one in (folder, *package_folders(folder)) for entry in _entries(one)]
+    sources = [path for path in paths if path.endswith(".py") and path not in without]
+    found = [(path, stat) for path in sources if (stat := file_fingerprint(path)) is not None]
+    return tuple(sorted(found))
 
 
 def package_folders(folder: str) -> list[str]:
     """Return the folders in a folder that may be packages; virtual environments are left out."""
+    inner = [one for one in _entries(folder) if one.is_dir() and one.name.isidentifier()]
     return sorted(
         one.path
-        for one in _entries(folder)
-        if one.is_dir()
-        and one.name.isidentifier()
-        and one.name not in _PASSED_OVER
-        and not os.path.exists(os.path.join(one.path, "pyvenv.cfg"))
+        for one in inner
+        if one.name not in _PASSED_OVER and not os.path.exists(os.path.join(one.path, "pyvenv.cfg"))
     )
 
 
 def folders_in(folder: str) -> list[str]:
-    """Return a folder and its folders at any depth, as far as ``folder_fingerprint`` reads them; links are
-    followed.
-    """
-    inner = [
-        os.path.join(folder, name)
-        for name, fingerprint in _files(folder, "", set())
-        if fingerprint == _FOLDER
-    ]
-    return [folder, *inner]
+    """Return a folder and its folders at any depth, as far as ``folder_fingerprint`` reads them."""
+    inner = [name for name, fingerprint in _files(folder, "", set()) if fingerprint == _FOLDER]
+    return [folder, *(os.path.join(folder, name) for name in inner)]
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

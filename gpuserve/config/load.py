@@ -1,9 +1,6 @@
 """Loading of a whole configuration: read, overridden, checked and converted, with all its mistakes in one
-error.
-
-No other module of this package reads the config. A callable is asked for its declaration only if the file
-leaves out tensors; its values take precedence below those of the file, key by key. Devices are checked in
-``cli/preflight.py``.
+error. A callable is asked for its declaration only if the file leaves out tensors; the values of the file
+take precedence, key by key. Devices are checked in ``cli/preflight.py``.
 """
 
 from __future__ import annotations
@@ -40,11 +37,6 @@ _TENSORS: Final = {"inputs": "--input", "outputs": "--output"}
 TENSOR_FORM: Final = "name:dtype:shape, such as x:float32:-1 or image:uint8:224,224,3"
 
 
-def models_to_describe(models: Sequence[ModelEntry]) -> list[int]:
-    """Return the positions of the models whose tensors the callables declare."""
-    return [index for index, one in enumerate(models) if _leaves_tensors(one)]
-
-
 def _leaves_tensors(entry: ModelEntry) -> bool:
     return entry.callable is not None and not entry.given.issuperset(_TENSORS)
 
@@ -60,10 +52,7 @@ class ModelDescription(NamedTuple):
 def ask_model_callables(
     models: Sequence[ModelEntry], indices: Sequence[int], base_dir: str, known: Iterable[ModelDescription]
 ) -> list[ModelDescription]:
-    """Return the answers of the callables of these models.
-
-    A question in ``known`` with a valid answer is not asked again.
-    """
+    """Return the answers of the callables; a question in ``known`` with a valid answer is not asked again."""
     from gpuserve.model.describe import ask_callables  # most configurations ask nothing
 
     answers = [(one.question, one.answer) for one in known if one.answer.problem is None]
@@ -83,10 +72,7 @@ def with_stale_answers(
     stale: Iterable[ModelDescription],
     sources: Sources,
 ) -> tuple[list[ModelDescription], dict[str, ConfigProblems]]:
-    """Return the answers with earlier answers in place of problems, and the replaced problems by model.
-
-    An earlier answer to the same question replaces a problem.
-    """
+    """Return the answers with earlier ones in place of problems, and the replaced problems by model."""
     earlier = [one for one in stale if one.answer.problem is None]
     found: list[ModelDescription] = []
     broken: dict[str, ConfigProblems] = {}
@@ -107,10 +93,8 @@ def described_overrides(
     data: Any,
     sources: Sources,
 ) -> list[Override]:
-    """Return, as overrides, the values that callables declare beyond the ``data`` of the configuration.
-
-    Raises:
-        ConfigProblems: A callable cannot be asked, or does not declare its tensors.
+    """Return, as overrides, the values that callables declare beyond the ``data`` of the configuration. Raise
+    ConfigProblems if a callable cannot be asked, or does not declare its tensors.
     """
     answers = [one.answer for one in descriptions]
     problems = list(import_problems(models, indices, answers, sources))
@@ -202,7 +186,8 @@ def load_file(
     known: Iterable[ModelDescription] = (),
     stale: Iterable[ModelDescription] = (),
 ) -> Configuration:
-    """Return the configuration of a file, under an environment and flags.
+    """Return the configuration of a file, under an environment and flags, or raise ConfigProblems with all
+    mistakes.
 
     Args:
         path: The config file.
@@ -211,9 +196,6 @@ def load_file(
         served_here: Whether this machine serves the configuration. If not, TLS files are not checked.
         known: Earlier answers of callables that are not asked again.
         stale: Earlier answers that replace problems; the model of such a problem is ``broken``.
-
-    Raises:
-        ConfigProblems: All mistakes in the file, the variables and the flags.
     """
     try:
         document = positions.parse(_read(path), schema.canonical_key)
@@ -228,39 +210,25 @@ def load_file(
         for fault in document.faults
     ]
     base_dir = os.path.dirname(os.path.abspath(path))
-    sources = Sources(path, document)
     return resolve(
-        document.data,
-        sources,
-        base_dir,
-        environ,
-        flags,
-        problems,
-        served_here=served_here,
-        known=known,
-        stale=stale,
-    )
+        document.data, Sources(path, document), base_dir, environ, flags, problems,
+        served_here=served_here, known=known, stale=stale,
+    )  # fmt: skip
 
 
 def _require_config(path: str, data: Any) -> None:
     """Raise ConfigProblems if neither the name nor the content of a file is that of a config."""
     if path.endswith(CONFIG_SUFFIXES) or not schema.CONFIG_KEYS.isdisjoint(mapping(data)):
         return
-    text = (
-        "neither a config (server and models, in a file such as config.yaml), nor a Python file (.py), nor a "
-        f"model file: {supported_files()}"
-    )
+    text = "neither a config (server and models, in a file such as config.yaml), nor a Python file (.py), "
+    text += f"nor a model file: {supported_files()}"
     raise ConfigProblems([Problem(path, text, Origin.FILE)])
 
 
 def load_data(
     data: Any, name: str, base_dir: str, environ: Mapping[str, str], flags: Sequence[Override] = ()
 ) -> Configuration:
-    """Return the configuration of plain data in the form of a file; ``name`` stands for the file in messages.
-
-    Raises:
-        ConfigProblems: All mistakes in the data, the variables and the flags.
-    """
+    """Return the configuration of plain data in the form of a file; ``name`` is the file's in messages."""
     return resolve(data, Sources(name, None), base_dir, environ, flags, [])
 
 
@@ -276,11 +244,8 @@ def resolve(
     known: Iterable[ModelDescription] = (),
     stale: Iterable[ModelDescription] = (),
 ) -> Configuration:
-    """Apply overrides, check schema and rules, and convert; ``problems`` are the mistakes found while
-    reading.
-
-    Raises:
-        ConfigProblems: ``problems``, and all mistakes in the data, the variables and the flags.
+    """Apply overrides, check schema and rules, and convert. Raise ConfigProblems with ``problems``, the
+    mistakes found while reading, and all mistakes in the data, the variables and the flags.
     """
     if data is None:
         data = {}
@@ -289,7 +254,7 @@ def resolve(
     merged = openai.with_openai_tensors(precedence.apply(data, sources.overrides))
     entries, found = _checked(merged, base_dir, sources)
     problems = problems + unknown + found
-    asked = [] if problems else models_to_describe(entries.models)
+    asked = [] if problems else [at for at, one in enumerate(entries.models) if _leaves_tensors(one)]
     descriptions: list[ModelDescription] = []
     broken: Mapping[str, ConfigProblems] = {}
     if asked:
@@ -302,37 +267,31 @@ def resolve(
     if problems:
         raise ConfigProblems(sorted(problems, key=_reading_order))
 
-    def folder_of(
-        key: str,
-    ) -> str:  # paths in the file are relative to its folder, others to the current directory
+    def folder_of(key: str) -> str:
+        # Paths in the file are relative to its folder, others to the current directory.
         return base_dir if precedence.override_of(("server", key), sources.overrides) is None else os.getcwd()
 
     settings = with_absolute_paths(declared(ServerSettings, entries.server.plain()), folder_of)
     specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
-    configuration = Configuration(
-        settings, specs, entries, sources, base_dir, frozenset(asked), tuple(descriptions), broken
-    )
+    of_callables = (frozenset(asked), tuple(descriptions), broken)
+    configuration = Configuration(settings, specs, entries, sources, base_dir, *of_callables)
     if problems := _bad_together(configuration, served_here=served_here):
         raise ConfigProblems(sorted(problems, key=_reading_order))
     return configuration
 
 
 def _checked(data: Any, base_dir: str, sources: Sources) -> tuple[schema.ConfigFile, list[Problem]]:
-    """Return the entries of the whole configuration, and the mistakes in single entries."""
     mistakes: list[Mistake] = []
     entries: schema.ConfigFile = schema.ConfigFile.read(data, (), mistakes)
     others = sources.others
-    problems = [
-        _schema_problem(one, sources) for one in mistakes if others is None or one.path != ("models",)
-    ]
+    shown = [one for one in mistakes if others is None or one.path != ("models",)]
+    problems = [_schema_problem(one, sources) for one in shown]
     problems += [sources.problem(path, text) for path, text in rules.violations(data, others or ())]
     problems += _missing_files(data, base_dir, sources)
     if not problems:
-        problems += [
-            sources.problem(path, text)
-            for index, entry in enumerate(entries.models)
-            for path, text in models.violations(entry, base_dir, ("models", index))
-        ]
+        for index, entry in enumerate(entries.models):
+            found = models.violations(entry, base_dir, ("models", index))
+            problems += [sources.problem(path, text) for path, text in found]
     return entries, problems
 
 
@@ -382,14 +341,12 @@ def _missing_file(path: str, base_dir: str) -> str | None:
 
 
 def _model_names(data: Any) -> list[str]:
-    """Return the models' names by position, "" for a name that cannot be read."""
     listed = mapping(data).get("models")
     names = [mapping(entry).get("name") for entry in (listed if isinstance(listed, list) else ())]
     return [name if isinstance(name, str) else "" for name in names]
 
 
 def _reading_order(problem: Problem) -> tuple[int, int, int]:
-    """Return the sort key of a problem: the file from top to bottom, then other sources."""
     if problem.span is None:
         return (1, 0, 0)
     return (0, problem.span.line, problem.span.column)

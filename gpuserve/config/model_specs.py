@@ -1,7 +1,4 @@
-"""From validated entries of a config file to ``ModelSpec``, and the rules that need valid entries.
-
-These rules concern warm-ups, labels, control inputs, and how models go together.
-"""
+"""From validated entries of a config file to ``ModelSpec``, and the rules that need valid entries."""
 
 from __future__ import annotations
 
@@ -54,7 +51,11 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
         given,
         _warmups(entry, base_dir),
         sequence=sequence_options(sequence and declared(SequenceBatching, sequence)),
-        labels=_label_specs(entry, base_dir),
+        labels=tuple(
+            LabelSpec(one.name, _labels(one, base_dir), one.label_filename or "")
+            for one in entry.outputs
+            if one.labels or one.label_filename is not None
+        ),
         steps=tuple(declared(StepSpec, one) for one in (given["ensemble"] or {}).get("steps", ())),
         **options,
     )
@@ -83,16 +84,12 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
 
 
 def callable_of(entry: ModelEntry, base_dir: str) -> tuple[str, dict[str, Any]]:
-    """Return the import path of the callable of an entry, and the arguments of the callable."""
     return source_of(entry.callable, entry.kwargs, base_dir, sum(one.count for one in entry.instances))
 
 
 def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:
     plain = [one.plain() for one in entries]
     return [Tensor(**{key: value for key, value in one.items() if key != "label_filename"}) for one in plain]
-
-
-# ---- violations of one model --------------------------------------------------------------------
 
 
 def violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:
@@ -116,14 +113,10 @@ def _control_violations(entry: ModelEntry, path: Path) -> Iterator[Violation]:
             yield Violation((*path, "sequence_batching", "controls", index), str(error))
 
 
-# ---- violations between several parts ------------------------------------------------------------
-
-
 def violations_together(
     models: Sequence[ModelSpec], retried: Sequence[bool], settings: ServerSettings
 ) -> Iterator[Violation]:
     """Yield the broken rules between parts of a model or between models, for models without other violations.
-
     ``retried`` says for which models the file asks for ``retry_on_worker_death``.
     """
     for index, (spec, retry) in enumerate(zip(models, retried, strict=True)):
@@ -133,11 +126,9 @@ def violations_together(
         except BadModelConfig as error:
             yield Violation((*path, "sequence_batching"), str(error))
         if retry and spec.in_sequences:
-            yield Violation(
-                (*path, "retry_on_worker_death"),
-                "retry_on_worker_death does not go with sequence_batching: what the callable kept of a "
-                "sequence dies with its worker",
-            )
+            text = "retry_on_worker_death does not go with sequence_batching: what the callable kept of a "
+            text += "sequence dies with its worker"
+            yield Violation((*path, "retry_on_worker_death"), text)
     try:
         check_rates(models, settings)
     except StartupError as error:
@@ -156,37 +147,19 @@ def _ensemble_violations(models: Sequence[ModelSpec]) -> Iterator[Violation]:
                 yield Violation(("models", index, *within), text)
 
 
-# ---- warm-ups -----------------------------------------------------------------------------------
-
-
 def _warmups(entry: ModelEntry, base_dir: str) -> list[ModelWarmup]:
     """Return the warm-ups, with random values for required inputs that are left out."""
     left_out = {one.name: WarmupInput(values=RANDOM) for one in entry.inputs if not one.optional}
-    return [
-        ModelWarmup(
-            one.name,
-            one.batch_size,
-            left_out | {name: _warmup_input(given, base_dir) for name, given in one.inputs.items()},
-            one.count,
-        )
-        for one in entry.warmup
-    ]
+    found = []
+    for one in entry.warmup:
+        inputs = left_out | {name: _warmup_input(given, base_dir) for name, given in one.inputs.items()}
+        found.append(ModelWarmup(one.name, one.batch_size, inputs, one.count))
+    return found
 
 
 def _warmup_input(given: Any, base_dir: str) -> WarmupInput:
     file = given.file and os.path.join(base_dir, given.file)
     return WarmupInput(given.dtype, given.shape, file=file, values=given.values or RANDOM)
-
-
-# ---- labels -------------------------------------------------------------------------------------
-
-
-def _label_specs(entry: ModelEntry, base_dir: str) -> tuple[LabelSpec, ...]:
-    return tuple(
-        LabelSpec(one.name, _labels(one, base_dir), one.label_filename or "")
-        for one in entry.outputs
-        if one.labels or one.label_filename is not None
-    )
 
 
 def _label_violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:
@@ -209,12 +182,7 @@ def _label_violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[
 
 
 def _labels(output: OutputEntry, base_dir: str) -> tuple[str, ...]:
-    """Return the labels of an output.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is no UTF-8, or there are too many labels.
-    """
+    """Return the labels of an output. Raise OSError or ValueError if the file is unusable."""
     if output.label_filename is None:
         return labels_from(output.labels or ())
     with open(os.path.join(base_dir, output.label_filename), encoding="utf-8") as file:

@@ -1,8 +1,6 @@
-"""Overrides of the file by environment variables and flags, and the source of every value.
-
-Flags take precedence over variables. ``GPUSERVE_MODELS__LINEAR__BATCHING__MAX_QUEUE_DELAY_US`` is the path of
-a key, its steps joined by two underscores. Model names are in capitals, with ``_`` for characters that no
-variable may have. Values are YAML.
+"""Overrides of the file by environment variables and flags, and the source of every value. Flags take
+precedence over variables. ``GPUSERVE_MODELS__LINEAR__BATCHING__MAX_QUEUE_DELAY_US`` is the path of a key, its
+steps joined by two underscores, model names in capitals with ``_`` for other characters. Values are YAML.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ _SEPARATOR = "__"
 _SERVICE_NAME = re.compile(r"[A-Z0-9_]*(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?)")
 _SERVICE_LINK = re.compile(r"[A-Z0-9_]*PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
-#: Variables that are no keys of the schema: for profiling workers, for tests on a GPU, and for the event-loop
-#: watchdog.
+#: Variables that are no keys of the schema.
 _NO_KEYS = frozenset(
     {"GPUSERVE_CUDA_TIMELINE", "GPUSERVE_TEST_REAL_GPU", "GPUSERVE_TURN_LIMIT_MS", "GPUSERVE_TURN_FILE"}
 )
@@ -43,9 +40,7 @@ class Override:
 
 
 def from_text(path: Path, text: str, label: str, origin: Origin) -> Override:
-    """Return an override with a value given as text: unchanged if the schema expects text, else parsed as
-    YAML.
-    """
+    """Return an override with a value given as text, which is parsed as YAML unless the key takes text."""
     kind = schema.kind_at(path)
     is_text = isinstance(kind, Scalar) and kind.is_text
     return Override(path, text if is_text else parse_value(text), label, origin)
@@ -97,9 +92,7 @@ def apply(data: Any, overrides: Iterable[Override]) -> Any:
 
 
 def override_of(path: Path, overrides: Sequence[Override]) -> Override | None:
-    """Return the override of the value at a path or of a value around it, or None if the file gave the
-    value.
-    """
+    """Return the last override of the value at a path or around it; None if the file gave the value."""
     for override in reversed(overrides):
         if path[: len(override.path)] == override.path:
             return override
@@ -107,9 +100,7 @@ def override_of(path: Path, overrides: Sequence[Override]) -> Override | None:
 
 
 def _path_of(rest: str, model_names: Sequence[str]) -> list[Path] | str:
-    """Return the paths that a variable's name without prefix stands for, or a sentence that says why there is
-    none.
-    """
+    """Return the paths that a variable's name without prefix stands for, or why there is none."""
     section, _, key = rest.partition(_SEPARATOR)
     if section == "MODELS" and key:
         return _model_paths(key, model_names)
@@ -141,9 +132,8 @@ def _model_paths(rest: str, model_names: Sequence[str]) -> list[Path] | str:
 
 def _models_meant(rest: str, model_names: Sequence[str]) -> list[int]:
     """Return the positions of the models with the longest name that the variable begins with."""
-    indices = [
-        index for index, name in enumerate(model_names) if rest.startswith(_capitals(name) + _SEPARATOR)
-    ]
+    names = list(enumerate(model_names))
+    indices = [index for index, name in names if rest.startswith(_capitals(name) + _SEPARATOR)]
     longest = max((len(model_names[index]) for index in indices), default=0)
     return [index for index in indices if len(model_names[index]) == longest]
 
@@ -182,9 +172,8 @@ SECRET: Final[tuple[Path, ...]] = (("server", "access_token"), ("server", "acces
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of the values of a configuration: a file, variables, flags, a callable.
-
-    A mistake is reported at the source of the value. Without ``document`` there is no file.
+    """The sources of the values of a configuration: a file (unless ``document`` is None), variables, flags, a
+    callable. A mistake is reported at the source of the value.
     """
 
     name: str

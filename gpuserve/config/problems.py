@@ -1,7 +1,4 @@
-"""Mistakes in a configuration as texts for users: place, expected value, given value.
-
-``Problem`` is one mistake, ready to print; ``sentence`` words the mistakes that the schema found.
-"""
+"""Mistakes in a configuration as texts for users: place, expected value, given value."""
 
 from __future__ import annotations
 
@@ -29,9 +26,7 @@ _TOKEN = re.compile(
 
 
 class Origin(enum.Enum):
-    """The kind of source of a value: a file, an environment variable, a flag, or an attribute of a
-    callable.
-    """
+    """The kind of source of a value; ATTRIBUTE: of a callable."""
 
     FILE = "file"
     ENVIRONMENT = "environment"
@@ -41,9 +36,8 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. ``label`` names the file, or another source of the value, such as a variable or a flag.
-
-    ``model`` is the model of a repository that the mistake concerns; the other models are still served.
+    """One mistake, ready to print. ``label`` names the file, or another source of the value. ``model`` is the
+    model of a repository that the mistake concerns; the other models are still served.
     """
 
     label: str
@@ -97,9 +91,7 @@ def dotted(path: Path) -> str:
 
 
 def without_token(line: str) -> str:
-    """Return a source line with access tokens and passwords of URLs masked, or "" if the line is too long to
-    read.
-    """
+    """Return a source line with access tokens and passwords masked, or "" if it is too long to read."""
     if len(line) > _MAX_LINE:
         return ""
     return mask_userinfo(_TOKEN.sub(lambda found: found[1] + "*" * len(found[2]), line))

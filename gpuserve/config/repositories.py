@@ -1,8 +1,4 @@
-"""Model repositories of a running server besides Triton's: a config file, or a callable on the command line.
-
-A repository is read again for each load and each reload. ``gpuserve serve model.py:callable`` is a
-configuration without a file: tensors come from flags, or from the callable, which a child process imports.
-"""
+"""Repositories of a running server besides Triton's: a config file, or a callable of the command line."""
 
 from __future__ import annotations
 
@@ -71,46 +67,33 @@ def is_python_file(target: str) -> bool:
 def load_callable(
     target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
 ) -> Configuration:
-    """Return the configuration of one callable, with paths relative to the current directory.
-
-    Raises:
-        ConfigProblems: A flag is wrong, tensors are unknown, or the callable cannot be imported.
-    """
+    """Return the configuration of one callable in the current directory, or raise ConfigProblems."""
     base_dir = os.getcwd()
     overrides = _overrides(flags)
-    if target.endswith(".py") and not os.path.isfile(
-        target
-    ):  # the file existed when the target was recognized
+    # The file existed when the target was recognized.
+    if target.endswith(".py") and not os.path.isfile(target):
         raise ConfigProblems([Problem(target, f"there is no file {target!r} in {base_dir}", Origin.FLAG)])
-    model = entry_of(target, base_dir)
-    return load_data({"models": [model]}, target, base_dir, environ, [*overrides, *server])
+    data = {"models": [entry_of(target, base_dir)]}
+    return load_data(data, target, base_dir, environ, [*overrides, *server])
 
 
 def entry_of(target: str, base_dir: str) -> dict[str, Any]:
-    """Return the entry of a config file that a callable's path stands for, with its declaration if it was
-    asked.
-
-    Raises:
-        ConfigProblems: The file has several callables, or none.
+    """Return the entry of a config file that a callable's path stands for, and of the only callable of a
+    Python file, with its declaration. Raise ConfigProblems if the file has several callables, or none.
     """
-    return _of_python_file(target, base_dir) if is_python_file(target) else _named(target)
+    if not is_python_file(target):
+        return _named(target)
+    from gpuserve.model.describe import CallableQuestion, ask_callables  # most targets are no Python files
+
+    (answer,) = ask_callables([CallableQuestion(target, base_dir, {})])
+    if answer.problem is not None:
+        raise ConfigProblems([Problem(target, answer.problem, Origin.ATTRIBUTE)])
+    return {**_named(answer.path), **answer.declared}
 
 
 def _named(target: str) -> dict[str, Any]:
     name = name_of(target) if is_model_file(target) else split_callable(target)[1].rpartition(".")[2]
     return {"name": name, "callable": target}
-
-
-def _of_python_file(file: str, base_dir: str) -> dict[str, Any]:
-    """Return the entry of the only callable of a file, with its declaration, so that it is not asked
-    twice.
-    """
-    from gpuserve.model.describe import CallableQuestion, ask_callables  # most targets are no Python files
-
-    (answer,) = ask_callables([CallableQuestion(file, base_dir, {})])
-    if answer.problem is not None:
-        raise ConfigProblems([Problem(file, answer.problem, Origin.ATTRIBUTE)])
-    return {**_named(answer.path), **answer.declared}
 
 
 def _overrides(flags: CallableFlags) -> list[Override]:
@@ -120,17 +103,13 @@ def _overrides(flags: CallableFlags) -> list[Override]:
         for key, (label, value) in single.items()
         if value is not None
     ]
-    overrides += _list("inputs", "--input", flags.inputs, [_tensor(text, "--input") for text in flags.inputs])
-    overrides += _list(
-        "outputs", "--output", flags.outputs, [_tensor(text, "--output") for text in flags.outputs]
-    )
+    for key, flag, texts in (("inputs", "--input", flags.inputs), ("outputs", "--output", flags.outputs)):
+        overrides += _list(key, flag, texts, [_tensor(text, flag) for text in texts])
     return overrides + _instances(flags)
 
 
 def _list(key: str, flag: str, texts: Sequence[str], values: Sequence[Any]) -> list[Override]:
-    """Return overrides of a whole list and of each entry, so that a mistake in an entry names its own
-    flag.
-    """
+    """Return overrides of a whole list and of each entry, whose mistakes name its own flag."""
     if not values:
         return []
     path = (*_MODEL, key)
@@ -142,11 +121,7 @@ def _list(key: str, flag: str, texts: Sequence[str], values: Sequence[Any]) -> l
 
 
 def _tensor(text: str, flag: str) -> dict[str, Any]:
-    """Return the tensor in ``image:uint8:224,224,3``; the shape may be empty.
-
-    Raises:
-        ConfigProblems: The text has another form.
-    """
+    """Return the tensor in ``image:uint8:224,224,3``; the shape may be empty."""
     parts = text.rsplit(":", 2)
     try:
         name, dtype, dims = parts
@@ -163,10 +138,8 @@ def _instances(flags: CallableFlags) -> list[Override]:
     devices = flags.devices or ("cpu",)
     overrides = _list("instances", "--device", devices, [{"device": device} for device in devices])
     if flags.instances is not None:
-        overrides += [
-            Override((*_MODEL, "instances", index, "count"), flags.instances, "--instances", Origin.FLAG)
-            for index in range(len(devices))
-        ]
+        paths = [(*_MODEL, "instances", index, "count") for index in range(len(devices))]
+        overrides += [Override(one, flags.instances, "--instances", Origin.FLAG) for one in paths]
     return overrides
 
 
@@ -176,9 +149,7 @@ WHOLE: Final = ""
 
 class FileRepository:
     """A config file, read again for each load and each reload, under the environment and the flags of the
-    start.
-
-    ``start`` is the configuration at the start, with models as declared, not placed.
+    start. ``start`` has the models as declared, not placed.
     """
 
     def __init__(
@@ -197,22 +168,15 @@ class FileRepository:
         return self._known
 
     def read(self, model: str) -> Sequence[ModelSpec]:
-        """Return the versions of a model in the current file. Callables of other models are not asked again.
-
-        Raises:
-            ConfigProblems: The file cannot be read, or is wrong.
+        """Return the versions of a model in the current file, or raise ConfigProblems. Callables of other
+        models are not asked again.
         """
         others = [one for one in self._descriptions if one.model != model]
         return [one for one in self._read(others).models if one.name == model]
 
     def read_all(self, changed: Collection[str] | None = None) -> Configuration:
-        """Return the current configuration of the file.
-
-        With ``changed``, only callables of these models are asked again, and a model whose callable cannot be
-        asked is ``broken``.
-
-        Raises:
-            ConfigProblems: The file cannot be read or is wrong, or tracing needs a missing package.
+        """Return the current configuration of the file, or raise ConfigProblems. With ``changed``, only
+        callables of these models are asked again, and a model whose callable cannot be asked is ``broken``.
         """
         if changed is None:
             return self._read(())
@@ -232,9 +196,7 @@ class FileRepository:
 
     def fingerprints(self) -> Mapping[Hashable, Hashable]:
         """Return the fingerprints of the config and, by model, of the files that its callable and arguments
-        name.
-
-        May be called from any thread.
+        name. May be called from any thread.
         """
         return {WHOLE: file_fingerprint(self.path), **fingerprints_of(self._files)}
 
@@ -246,9 +208,7 @@ def named_files(
     configuration: Configuration, before: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, tuple[str, ...]]:
     """Return, by model, existing files that the callable and its arguments name, and folders that are model
-    files.
-
-    Files that were there ``before`` are kept.
+    files. Files that were there ``before`` are kept.
     """
     found: dict[str, dict[str, None]] = {}
     for entry in configuration.entries.models:
@@ -265,11 +225,11 @@ def named_files(
 
 def fingerprints_of(files: Mapping[str, Sequence[str]]) -> dict[Hashable, Hashable]:
     """Return the fingerprint of the files of each model."""
-    return {model: tuple(map(_fingerprint, paths)) for model, paths in files.items()}
-
-
-def _fingerprint(path: str) -> Hashable:
-    return folder_fingerprint(path) if os.path.isdir(path) else file_fingerprint(path)
+    found: dict[Hashable, Hashable] = {}
+    for model, paths in files.items():
+        kinds = [folder_fingerprint if os.path.isdir(path) else file_fingerprint for path in paths]
+        found[model] = tuple(kind(path) for kind, path in zip(kinds, paths, strict=True))
+    return found
 
 
 def folders_of(files: Mapping[str, Iterable[str]]) -> set[str]:
@@ -286,10 +246,7 @@ def _names(configuration: Configuration) -> tuple[str, ...]:
 
 
 class CallableSource:
-    """One model without a config file, asked again for each load and each reload.
-
-    The environment and the flags are those of the start; ``start`` is the configuration at the start.
-    """
+    """One model without a config file, asked again for each load and reload, with the flags of the start."""
 
     #: There is no config file.
     path = ""
@@ -313,12 +270,7 @@ class CallableSource:
         return [one for one in self.read_all().models if one.name == model]
 
     def read_all(self, changed: Collection[str] | None = None) -> Configuration:
-        """Return the current configuration.
-
-        Raises:
-            ConfigProblems: The model cannot be served. With ``changed`` files the problem makes the model
-                ``broken`` instead.
-        """
+        """Return the current configuration, or raise ConfigProblems; with ``changed``, mark it ``broken``."""
         try:
             self._last = self._load()
         except ConfigProblems as error:

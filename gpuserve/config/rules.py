@@ -1,8 +1,4 @@
-"""Rules between several keys of a configuration.
-
-The rules read plain data in which the schema may have found mistakes too, so that a file shows all its
-mistakes at once; values of a wrong type are ignored here.
-"""
+"""Rules between several keys of a configuration, for plain data in which other mistakes are ignored."""
 
 from __future__ import annotations
 
@@ -43,7 +39,10 @@ def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
     """Yield the broken rules in plain data; ``others`` are models that are declared elsewhere."""
     server = mapping(mapping(data).get("server"))
     yield from _ports(server)
-    yield from _access_and_tls(server)
+    if server.get("restricted_endpoints") and server.get("access_token") is None:
+        yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
+    if tls_problem := tls_pairing_problem(*(server.get(key) for key in FILE_KEYS)):
+        yield Violation(("server", tls_problem[0]), tls_problem[1])
     if problem := ingress_processes_problem(server.get("doors"), server.get("transport")):
         yield Violation(("server", "doors"), problem)
     trace, defaults = mapping(server.get("trace")), TraceSettings()
@@ -103,16 +102,12 @@ def _ports(server: Mapping[str, Any]) -> Iterator[Violation]:
         other = first_use.setdefault(port, key)
         if other != key:
             default = "" if other in server else " (its default)"
-            yield Violation(
-                ("server", key),
-                f"port {port} is already that of {other}{default}; give {key} another",
-            )
+            text = f"port {port} is already that of {other}{default}; give {key} another"
+            yield Violation(("server", key), text)
 
 
 def _repeated_models(models: list[tuple[int, dict[str, Any]]]) -> Iterator[Violation]:
-    """Yield versions that are declared twice, and names that differ only in case, which some clients
-    ignore.
-    """
+    """Yield versions that are declared twice, and names that differ only in case, which some ignore."""
     first_name: dict[str, tuple[int, str]] = {}
     first_use: dict[tuple[str, Any], int] = {}
     for index, entry in models:
@@ -151,14 +146,6 @@ def _load_at_start(
             yield Violation(path, f"load_at_start names {name!r}, which is no model of this server")
 
 
-def _access_and_tls(server: Mapping[str, Any]) -> Iterator[Violation]:
-    if server.get("restricted_endpoints") and server.get("access_token") is None:
-        yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
-    if problem := tls_pairing_problem(*(server.get(key) for key in FILE_KEYS)):
-        key, text = problem
-        yield Violation(("server", key), text)
-
-
 def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:
     """Yield options that do not go with ``decoupled``."""
     if model.get("decoupled") is not True:
@@ -166,10 +153,8 @@ def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:
     if model.get("response_cache") is True:
         yield Violation((*path, "response_cache"), "response_cache does not go with decoupled")
     if model.get("retry_on_worker_death") is True:
-        yield Violation(
-            (*path, "retry_on_worker_death"),
-            "retry_on_worker_death does not go with decoupled: some responses may have been sent already",
-        )
+        text = "retry_on_worker_death does not go with decoupled: some responses may have been sent already"
+        yield Violation((*path, "retry_on_worker_death"), text)
 
 
 def _memories(model: dict[str, Any], path: Path) -> Iterator[Violation]:
@@ -203,9 +188,7 @@ def _devices(model: dict[str, Any], path: Path) -> Iterator[Violation]:
 def _declared_devices(
     model: dict[str, Any], inputs: list[tuple[int, dict[str, Any]]]
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield each device with the path of its key; without instances the CPU, with the path of the key that
-    needs a GPU.
-    """
+    """Yield each device with its path; without instances the CPU, at the key that needs a GPU."""
     if "instances" in model:
         for index, entry in entries(model["instances"]):
             yield ("instances", index, *(["device"] if "device" in entry else [])), entry.get("device", CPU)

@@ -1,8 +1,6 @@
-"""The schema of a config file: the entry classes, the kind of value at each path, and the JSON Schema.
-
-Options of a model are rows of ``model/spec.py``; the classes here add the keys that only a file has. Rules
-between several keys are in ``rules.py``. ``gpuserve schema`` prints the JSON Schema, and the names of
-environment variables follow from the keys.
+"""The schema of a config file: the entry classes, the kind of value at each path, and the JSON Schema, which
+``gpuserve schema`` prints. Options of a model are rows of ``model/spec.py``; the classes here add the keys
+that only a file has. The names of environment variables follow from the keys.
 """
 
 from __future__ import annotations
@@ -110,58 +108,35 @@ class WarmupEntry(Entry):
 class ModelEntry(Entry):
     """One version of a model: callable, tensors, instances and options."""
 
+    # fmt: off
     keys: ClassVar = {
         **keys_of(ModelSpec),
-        "name": Key(
-            Scalar(str, Option("", read=read_model_name)),
-            "Name in requests: letters, digits, dots, underscores and dashes, at most 128.",
-        ),
-        "callable": Key(
-            OrNull(Scalar(str, Option("", read=read_callable_path))),
+        "name": Key(Scalar(str, Option("", read=read_model_name)),
+            "Name in requests: letters, digits, dots, underscores and dashes, at most 128."),
+        "callable": Key(OrNull(Scalar(str, Option("", read=read_callable_path))),
             "Inference callable: file.py:attribute, relative to this file, or package.module:attribute; or a "
             "model file, such as model.onnx. Not for an ensemble.",
-            default=None,
-            examples=("linear.py:Linear", "model.onnx"),
-        ),
-        "ensemble": Key(
-            OrNull(EntryOf(EnsembleEntry)),
-            "In place of a callable: other models of this file, called step by step.",
-            default=None,
-        ),
-        "python": Key(
-            OrNull(FILLED),
+            default=None, examples=("linear.py:Linear", "model.onnx")),
+        "ensemble": Key(OrNull(EntryOf(EnsembleEntry)),
+            "In place of a callable: other models of this file, called step by step.", default=None),
+        "python": Key(OrNull(FILLED),
             "Python environment of the workers: an interpreter, a folder with bin/python, or a .tar.gz of "
             "such a folder; relative to this file. null: the environment of the server.",
-            default=None,
-            examples=("envs/torch/bin/python", "envs/torch.tar.gz"),
-        ),
+            default=None, examples=("envs/torch/bin/python", "envs/torch.tar.gz")),
         "kwargs": Key(Arguments(), "Arguments of the attribute if it is a class or a factory.", make=dict),
-        "instances": Key(
-            Instances(EntryOf(InstancesEntry), some=True),
+        "instances": Key(Instances(EntryOf(InstancesEntry), some=True),
             "Devices and numbers of worker processes. A number: that many processes on the CPU.",
-            make=lambda: [InstancesEntry({})],
-        ),
-        "inputs": Key(
-            ListOf(EntryOf(InputEntry)),
-            "Input tensors; may be empty. Omitted: the callable declares them.",
-            make=list,
-        ),
-        "outputs": Key(
-            ListOf(EntryOf(OutputEntry)),
-            "Output tensors; may be empty. Omitted: the callable declares them.",
-            make=list,
-        ),
-        "sequence_batching": Key(
-            OrNull(EntryOf(SequenceBatchingEntry)),
-            "Sequence batching; null: requests belong to no sequences.",
-            default=None,
-        ),
-        "warmup": Key(
-            ListOf(EntryOf(WarmupEntry)),
-            "Batches that every instance runs before the model is ready.",
-            make=list,
-        ),
+            make=lambda: [InstancesEntry({})]),
+        "inputs": Key(ListOf(EntryOf(InputEntry)),
+            "Input tensors; may be empty. Omitted: the callable declares them.", make=list),
+        "outputs": Key(ListOf(EntryOf(OutputEntry)),
+            "Output tensors; may be empty. Omitted: the callable declares them.", make=list),
+        "sequence_batching": Key(OrNull(EntryOf(SequenceBatchingEntry)),
+            "Sequence batching; null: requests belong to no sequences.", default=None),
+        "warmup": Key(ListOf(EntryOf(WarmupEntry)),
+            "Batches that every instance runs before the model is ready.", make=list),
     }
+    # fmt: on
     spellings: ClassVar = spellings_of(ModelSpec)
 
 
@@ -230,9 +205,6 @@ def _bare(kind: Kind) -> Kind:
     return _bare(kind.kind) if isinstance(kind, OrNull) else kind
 
 
-# ---- JSON Schema --------------------------------------------------------------------------------
-
-
 def json_schema() -> dict[str, Any]:
     named = {one.__name__: mapping_schema(one) for one in _entries(EntryOf(ConfigFile))}
     whole = named.pop(ConfigFile.__name__)
@@ -241,7 +213,6 @@ def json_schema() -> dict[str, Any]:
 
 
 def _entries(kind: Kind) -> Iterator[type[Entry]]:
-    """Yield the entry classes that values of a kind contain."""
     if isinstance(kind, EntryOf):
         yield kind.entry
         for key in kind.entry.keys.values():
@@ -264,12 +235,9 @@ def mapping_schema(entry: type[Entry]) -> dict[str, Any]:
 
 def _property(name: str, key: Key) -> dict[str, Any]:
     is_entry = isinstance(_bare(key.kind), EntryOf)
+    has_default = key.default is not REQUIRED and not isinstance(key.kind, EntryOf)
     return {
-        **(
-            {}
-            if key.default is REQUIRED or isinstance(key.kind, EntryOf)
-            else {"default": copy.copy(key.default)}
-        ),
+        **({"default": copy.copy(key.default)} if has_default else {}),
         "description": key.description,
         **({"examples": [*key.examples]} if key.examples else {}),
         **({} if is_entry else {"title": name.replace("_", " ").title()}),

@@ -1,7 +1,6 @@
-"""YAML 1.2 text as plain data, with the position of every key and value.
-
-In YAML 1.2 ``no`` is a string and ``0o17`` a number. The text is composed into nodes, which have marks, and
-the plain data is built from the nodes; so all duplicate keys are found, not only the first one.
+"""YAML 1.2 text as plain data, with the position of every key and value. In YAML 1.2 ``no`` is a string and
+``0o17`` a number. The text is composed into nodes, which have marks, and the plain data is built from the
+nodes, so that all duplicate keys are found.
 """
 
 from __future__ import annotations
@@ -73,9 +72,7 @@ class Document:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
     def span_of_value(self, path: Path) -> Span:
-        """Return the position of the value at a path, or of its nearest ancestor if the path does not
-        exist.
-        """
+        """Return the position of the value at a path, or of its nearest existing ancestor."""
         key, value = self._find(path)
         if value is None:
             return _START
@@ -99,15 +96,8 @@ class Document:
 
 
 def parse(text: str, canonical_key: Callable[[Path], str] | None = None) -> Document:
-    """Compose and build one document.
-
-    Args:
-        text: The YAML text.
-        canonical_key: A function that returns our name for the key at a path; positions stay those of the
-            text.
-
-    Raises:
-        YamlSyntaxError: The text is not YAML, contains several documents, or is nested too deeply.
+    """Compose and build one document. ``canonical_key`` returns our name for the key at a path; positions
+    stay those of the text. Raise YamlSyntaxError if the text is not one YAML document, or nested too deeply.
     """
     lines = tuple(text.splitlines())
     yaml = YAML(typ="safe", pure=True)
@@ -129,9 +119,8 @@ def parse(text: str, canonical_key: Callable[[Path], str] | None = None) -> Docu
 
 
 def parse_value(text: str) -> Any:
-    """Return the value in an environment variable or a flag: a YAML scalar or flow collection.
-
-    Text that is no YAML is returned unchanged, so that the schema can say what it expected.
+    """Return the value in an environment variable or a flag: a YAML scalar or flow collection. Text that is
+    no YAML is returned unchanged, so that the schema can say what it expected.
     """
     try:
         document = parse(text)
@@ -193,9 +182,8 @@ class _Builder:
         try:
             value = self._constructor.construct_object(node)
             if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-                text = (
-                    f"{self._key}: expected an integer of at most 64 bits, given one of {value.bit_length()}"
-                )
+                bits = value.bit_length()
+                text = f"{self._key}: expected an integer of at most 64 bits, given one of {bits}"
                 return self._fault(text, node)
             return value
         except (ValueError, KeyError, MarkedYAMLError):
@@ -260,9 +248,7 @@ def _child(node: Node, step: str | int) -> tuple[Node | None, Node] | None:
 
 
 def _span(node: Node, lines: tuple[str, ...]) -> Span:
-    """Return the position of a node on its first line, to the end of the line if the node spans several
-    lines.
-    """
+    """Return the position of a node on its first line."""
     start, end = node.start_mark, node.end_mark
     line = lines[start.line] if start.line < len(lines) else ""
     stop = end.column if end.line == start.line else len(line.rstrip())

@@ -1,7 +1,5 @@
-"""The GPUs according to the driver's files in ``/proc`` and ``/dev`` and the PCI files in ``/sys``.
-
-This module is for machines without ``nvidia-ml-py``: memory sizes and MIG are unknown. The root of the files
-is an argument, so that tests need no GPU.
+"""The GPUs according to the driver's files in ``/proc`` and ``/dev`` and the PCI files in ``/sys``, for
+machines without ``nvidia-ml-py``: memory sizes and MIG are unknown. Tests give another root of the files.
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ def machine_by_files(root: Path, shortage: str) -> Machine:
     """Return the machine according to the driver's files; ``shortage`` says why NVML was not used."""
     gpus = _gpus(root)
     has_driver = bool(gpus) or (root / _DRIVER_VERSION).exists() or (root / "dev/nvidiactl").exists()
-    driver = NvidiaDriver(_driver_version(root)) if has_driver else None
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(root / _DRIVER_VERSION).partition("\n")[0])
+    driver = NvidiaDriver(found[0] if found else "") if has_driver else None
     idle = () if has_driver else tuple(_pci_gpus(root))
     return Machine(driver, gpus, shortage, idle)
 
@@ -55,20 +54,16 @@ def _gpus(root: Path) -> tuple[Gpu, ...]:
     """Return the GPUs that a process can open: a container may lack device files of listed GPUs."""
     listed = [_listed(root, bus_id) for bus_id in sorted(_names_in(root / _DRIVER_LIST))]
     nodes = {int(found[1]) for name in _names_in(root / "dev") if (found := _NODE.fullmatch(name))}
-    if nodes:
-        present = [gpu for gpu, minor in listed if minor in nodes]
-        if not present:
-            present = [Gpu(0) for _ in nodes]
-    else:
-        present = [gpu for gpu, _ in listed]
+    present = [gpu for gpu, minor in listed if not nodes or minor in nodes]
+    if nodes and not present:
+        present = [Gpu(0) for _ in nodes]
     if not present and any((root / node).exists() for node in _SINGLE_GPU_NODES):
         present = [Gpu(0)]
-    return tuple(_numbered(root, number, gpu) for number, gpu in enumerate(present))
-
-
-def _numbered(root: Path, number: int, gpu: Gpu) -> Gpu:
-    node, cpus = numa_node(root, gpu.bus_id), local_cpus(root, gpu.bus_id)
-    return Gpu(number, gpu.uuid, gpu.name, gpu.bus_id, numa_node=node, cpus=cpus)
+    numbered = []
+    for number, gpu in enumerate(present):
+        node, cpus = numa_node(root, gpu.bus_id), local_cpus(root, gpu.bus_id)
+        numbered.append(Gpu(number, gpu.uuid, gpu.name, gpu.bus_id, numa_node=node, cpus=cpus))
+    return tuple(numbered)
 
 
 def _listed(root: Path, bus_id: str) -> tuple[Gpu, int]:
@@ -76,19 +71,11 @@ def _listed(root: Path, bus_id: str) -> tuple[Gpu, int]:
     lines = _text(root / _DRIVER_LIST / bus_id / "information").splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor", "")
-    known = (
-        uuid if _UUID.fullmatch(uuid) else ""
-    )  # the driver writes question marks until the GPU is first used
+    known = uuid if _UUID.fullmatch(uuid) else ""  # question marks until the GPU is first used
     return Gpu(0, known, facts.get("Model", ""), bus_id), int(minor) if minor.isdecimal() else -1
 
 
-def _driver_version(root: Path) -> str:
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(root / _DRIVER_VERSION).partition("\n")[0])
-    return found[0] if found else ""
-
-
 def _pci_gpus(root: Path) -> list[str]:
-    """Return the addresses of NVIDIA's GPUs on the PCI bus, with or without a driver."""
     return [
         address
         for address in sorted(_names_in(root / _PCI))
@@ -98,9 +85,7 @@ def _pci_gpus(root: Path) -> list[str]:
 
 
 def _kernel_bus_id(bus_id: str) -> str:
-    """Return NVML's bus id, with eight capital digits of the domain, in the kernel's form with four small
-    ones.
-    """
+    """Return NVML's bus id, with eight capital digits of the domain, in the kernel's form of four."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 

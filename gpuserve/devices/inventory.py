@@ -1,10 +1,9 @@
 """The devices that models may name: the visible GPUs of this machine, and the lookup of a device by name.
 
-NVML is used if ``nvidia-ml-py`` is installed, else the driver's files, both in a thread that is abandoned if
-the driver hangs. ``CUDA_VISIBLE_DEVICES`` is read as CUDA reads it: numbers and UUIDs (or prefixes of UUIDs),
-up to the first entry that names no device or a device that was named before. Numbers count the GPUs in the
-order of the PCI bus. In one respect this server differs: CUDA lets a process use only one MIG instance, but
-here every MIG instance gets its own worker process.
+NVML is used if ``nvidia-ml-py`` is installed, else the driver's files. ``CUDA_VISIBLE_DEVICES`` is read as
+CUDA reads it: numbers and UUIDs (or prefixes of UUIDs), up to the first entry that names no device or a
+device that was named before. Numbers count the GPUs in the order of the PCI bus. Unlike with CUDA, which lets
+a process use only one MIG instance, every MIG instance gets its own worker process.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -28,9 +27,7 @@ from gpuserve.devices.nvml import machine_by_nvml
 
 @dataclass(frozen=True, slots=True)
 class VisibleDevice:
-    """A GPU or a MIG instance as ``cuda:N``. ``entry`` is the value of CUDA_VISIBLE_DEVICES for a process
-    that uses it.
-    """
+    """A GPU or a MIG instance as ``cuda:N``. ``entry`` is its process's value of CUDA_VISIBLE_DEVICES."""
 
     number: int
     gpu: Gpu
@@ -43,13 +40,16 @@ class VisibleDevice:
 
     @property
     def uuid(self) -> str:
-        """Return the UUID of the MIG instance or of the GPU, or "" if it is unknown."""
         return self.gpu.uuid if self.mig is None else self.mig.uuid
 
 
 def visible_devices(gpus: Sequence[Gpu], variable: str | None) -> tuple[VisibleDevice, ...]:
     """Return the devices by number. ``variable`` is ``CUDA_VISIBLE_DEVICES``, None if it is not set."""
-    chosen = _all(gpus) if variable is None else _listed(gpus, variable.split(","))
+    chosen: Iterable[_Chosen]
+    if variable is None:
+        chosen = (part for gpu in gpus for part in _parts(gpu, str(gpu.number)))
+    else:
+        chosen = _listed(gpus, variable.split(","))
     return tuple(VisibleDevice(number, *one) for number, one in enumerate(chosen))
 
 
@@ -61,15 +61,8 @@ def matches_uuid(uuid: str, written: str) -> bool:
 _Chosen = tuple[Gpu, MigInstance | None, str]
 
 
-def _all(gpus: Sequence[Gpu]) -> Iterator[_Chosen]:
-    for gpu in gpus:
-        yield from _parts(gpu, str(gpu.number))
-
-
 def _parts(gpu: Gpu, entry: str) -> Iterator[_Chosen]:
-    """Yield a GPU as CUDA sees it: the GPU, or its MIG instances in MIG mode. ``entry`` is for a GPU without
-    a UUID.
-    """
+    """Yield a GPU as CUDA sees it: the GPU (as ``entry`` without a UUID), or in MIG mode its instances."""
     if gpu.in_mig_mode:
         yield from ((gpu, one, one.uuid) for one in gpu.mig)
     else:
@@ -96,15 +89,12 @@ def _named(gpus: Sequence[Gpu], entry: str) -> _Chosen | None:
         # The driver alone knows which GPU has the UUID; assume that the GPU exists.
         found = [(Gpu(len(gpus), entry), None, entry)]
     else:
-        found = [part for gpu in gpus for part in _parts_by_uuid(gpu, entry)]
+        found = []
+        for gpu in gpus:
+            parts = list(_parts(gpu, entry))
+            found += parts[:1] if gpu.uuid and matches_uuid(gpu.uuid, entry) else []
+            found += [one for one in parts if one[1] is not None and matches_uuid(one[1].uuid, entry)]
     return found[0] if len(found) == 1 else None
-
-
-def _parts_by_uuid(gpu: Gpu, entry: str) -> Iterator[_Chosen]:
-    parts = list(_parts(gpu, entry))
-    if gpu.uuid and matches_uuid(gpu.uuid, entry):
-        yield from parts[:1]
-    yield from (part for part in parts if part[1] is not None and matches_uuid(part[1].uuid, entry))
 
 
 #: NVML takes milliseconds, or a second or two if the driver has to be initialized.
@@ -125,49 +115,34 @@ class Inventory:
         return [CPU, *(one.name for one in self.devices)]
 
     def numbered_as(self, earlier: Inventory) -> Inventory:
-        """Return this inventory with the numbers of an earlier one: a name means one device while a server
-        runs.
-
-        The number of a lost device stays free; a new device gets the next number.
-        """
+        """Return this inventory with the numbers of an earlier one; a new device gets the next number."""
         numbers = {one.entry: one.number for one in earlier.devices}
         unused = 1 + max(numbers.values(), default=-1)
         new = [one.entry for one in self.devices if one.entry not in numbers]
         numbers.update({entry: unused + place for place, entry in enumerate(new)})
-        devices = sorted(
-            (replace(one, number=numbers[one.entry]) for one in self.devices), key=attrgetter("number")
-        )
-        return replace(self, devices=tuple(devices))
+        renumbered = (replace(one, number=numbers[one.entry]) for one in self.devices)
+        return replace(self, devices=tuple(sorted(renumbered, key=attrgetter("number"))))
 
 
 def load_nvml() -> Any:
     return importlib.import_module("pynvml")
 
 
+@dataclass
 class DriverReader:
-    """A reader of the machine's inventory. If one reading hangs, all later ones fail at once.
-
-    ``root`` is the root of the driver's files; ``load`` returns the module of NVML or raises ImportError.
+    """A reader of the machine's inventory, in a thread that is abandoned if the driver hangs; then all later
+    readings fail at once. ``load`` returns the module of NVML or raises ImportError.
     """
 
-    def __init__(
-        self,
-        root: Path = Path("/"),
-        environ: Mapping[str, str] | None = None,
-        load: Callable[[], Any] = load_nvml,
-        timeout_s: float = LOOK_TIMEOUT_S,
-    ) -> None:
-        self._root = root
-        self._environ = environ
-        self._load = load
-        self._timeout_s = timeout_s
-        self._pending: Future[Machine] | None = None
+    root: Path = Path("/")
+    environ: Mapping[str, str] | None = None
+    load: Callable[[], Any] = load_nvml
+    timeout_s: float = LOOK_TIMEOUT_S
+    _pending: Future[Machine] | None = None
 
     def read(self) -> Inventory:
-        """Return the inventory of the machine at this moment; raise DeviceError if the driver does not
-        respond.
-        """
-        variable = (os.environ if self._environ is None else self._environ).get(VARIABLE)
+        """Return the inventory of the machine now, or raise DeviceError if the driver does not respond."""
+        variable = (os.environ if self.environ is None else self.environ).get(VARIABLE)
         machine = self._machine()
         return Inventory(machine, visible_devices(machine.gpus, variable), variable)
 
@@ -177,19 +152,18 @@ class DriverReader:
             self._pending = self._start_reading()
         assert self._pending is not None
         try:
-            return self._pending.result(0 if hung else self._timeout_s)
+            return self._pending.result(0 if hung else self.timeout_s)
         except TimeoutError:
-            raise DeviceError(
-                f"the NVIDIA driver did not answer within {self._timeout_s:g} s, so it cannot be told which "
-                "GPUs there are; see whether nvidia-smi answers"
-            ) from None
+            late = f"the NVIDIA driver did not answer within {self.timeout_s:g} s"
+            unknown = "so it cannot be told which GPUs there are; see whether nvidia-smi answers"
+            raise DeviceError(f"{late}, {unknown}") from None
 
     def _start_reading(self) -> Future[Machine]:
         found: Future[Machine] = Future()
 
         def look() -> None:
             try:
-                found.set_result(read_machine(self._root, self._load))
+                found.set_result(read_machine(self.root, self.load))
             except BaseException as error:  # the waiting thread raises it again
                 found.set_exception(error)
 
@@ -207,9 +181,8 @@ def read_machine(root: Path, load: Callable[[], Any]) -> Machine:
         return machine_by_nvml(nvml, root)
     except nvml.NVMLError as error:
         by_files = machine_by_files(root, f"NVML failed: {error}")
-        if (
-            error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        ):  # such as in a container without the driver's tools
+        # The library is absent, such as in a container without the driver's tools.
+        if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             return by_files
         # CUDA cannot use a driver that NVML cannot use, whatever the files say.
         is_loaded = error.value != nvml.NVML_ERROR_DRIVER_NOT_LOADED
@@ -217,12 +190,7 @@ def read_machine(root: Path, load: Callable[[], Any]) -> Machine:
 
 
 def devices_named(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
-    """Return the devices of a name other than "cpu": one device, or for ``cuda:*`` all devices.
-
-    Raises:
-        DeviceError: There is no such device, several UUIDs begin with the text, or no process may use the
-            device.
-    """
+    """Return the devices of a name other than "cpu", for ``cuda:*`` all, or raise DeviceError."""
     if text == EVERY_GPU:
         found = inventory.devices
     elif (number := number_of(text)) is not None:
@@ -233,9 +201,8 @@ def devices_named(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
         raise DeviceError(f"this machine has no device {text!r}, {_what_there_is(inventory)}")
     for device in found:
         if device.gpu.compute_mode == PROHIBITED:
-            raise DeviceError(
-                f"{device.name} ({device.gpu.label}) is in compute mode {PROHIBITED!r}: no process may use it"
-            )
+            mode = f"{device.name} ({device.gpu.label}) is in compute mode {PROHIBITED!r}"
+            raise DeviceError(f"{mode}: no process may use it")
     return found
 
 
@@ -250,11 +217,14 @@ def _by_uuid(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
 
 
 def _refuse_uuid(text: str, inventory: Inventory) -> None:
-    """Raise DeviceError if the reason is known why a UUID cannot be used."""
     machine = inventory.machine
     for gpu in machine.gpus:
         if gpu.uuid and matches_uuid(gpu.uuid, text):
-            raise DeviceError(_refused_whole(gpu) if gpu.in_mig_mode else _hidden(gpu.uuid, inventory))
+            if not gpu.in_mig_mode:
+                raise DeviceError(_hidden(gpu.uuid, inventory))
+            parts = ", ".join(one.uuid for one in gpu.mig)
+            instead = f": name one of its instances, {parts}" if parts else ", and it has no MIG instances"
+            raise DeviceError(f"{gpu.uuid} is in MIG mode and cannot be used as a whole{instead}")
         for one in gpu.mig:
             if matches_uuid(one.uuid, text):
                 raise DeviceError(_hidden(one.uuid, inventory))
@@ -264,12 +234,6 @@ def _refuse_uuid(text: str, inventory: Inventory) -> None:
             raise DeviceError(f"MIG instances such as {text!r} are only found by NVML, but {why}")
         if not any(one.uuid for one in inventory.devices):
             raise DeviceError(f"the UUIDs of the GPUs are not known here, so {text!r} cannot be found: {why}")
-
-
-def _refused_whole(gpu: Gpu) -> str:
-    parts = ", ".join(one.uuid for one in gpu.mig)
-    instead = f": name one of its instances, {parts}" if parts else ", and it has no MIG instances"
-    return f"{gpu.uuid} is in MIG mode and cannot be used as a whole{instead}"
 
 
 def _hidden(uuid: str, inventory: Inventory) -> str:
@@ -290,19 +254,16 @@ def _what_there_is(inventory: Inventory) -> str:
 
 
 def missing_gpu_reason(inventory: Inventory) -> str:
-    """Return, as a clause, the reason why there is no usable GPU: the driver and the GPUs that were found, or
-    not found.
-    """
+    """Return, as a clause, the reason why there is no usable GPU."""
     machine = inventory.machine
     if machine.gpus and all(gpu.in_mig_mode and not gpu.mig for gpu in machine.gpus):
         return f"{_counted(machine.gpus, 'GPU')} in MIG mode, without any MIG instance"
     if machine.gpus:
         return f"{VARIABLE} ({inventory.variable!r}) leaves none of {_counted(machine.gpus, 'GPU')}"
     if machine.idle_gpus:
-        return (
-            f"{_counted(machine.idle_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver that serves "
-            f"{'it' if len(machine.idle_gpus) == 1 else 'them'}"
-        )
+        served = "it" if len(machine.idle_gpus) == 1 else "them"
+        found = f"{_counted(machine.idle_gpus, 'NVIDIA GPU')} on the PCI bus"
+        return f"{found}, but no NVIDIA driver that serves {served}"
     if machine.driver is None:
         return "no NVIDIA driver was found"
     version = f" {machine.driver.version}" if machine.driver.version else ""

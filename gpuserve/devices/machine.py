@@ -1,6 +1,4 @@
-"""The NVIDIA GPUs of a machine and their readings as plain values, from ``nvml.py`` and
-``driver_files.py``.
-"""
+"""The NVIDIA GPUs of a machine and their readings as plain values."""
 
 from __future__ import annotations
 
@@ -25,10 +23,8 @@ class MigInstance:
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU. ``number`` is its position on the PCI bus, as in ``nvidia-smi``; "" and None stand for unknown
-    values.
-
-    ``cpus`` and ``numa_node`` are next to the GPU (-1: all nodes are alike). Of a GPU in MIG mode only the
-    instances in ``mig`` can be used; there may be none.
+    values. ``cpus`` and ``numa_node`` are next to the GPU (-1: all nodes are alike). Of a GPU in MIG mode
+    only the instances in ``mig`` can be used; there may be none.
     """
 
     number: int
@@ -58,10 +54,8 @@ class NvidiaDriver:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The GPUs of a machine. ``driver`` None: there is no driver.
-
-    ``shortage`` is a clause that says why less was found than there may be, or "". ``idle_gpus`` are the PCI
-    addresses of GPUs without a driver.
+    """The GPUs of a machine. ``driver`` None: there is none. ``shortage`` is a clause that says why less was
+    found than there may be, or "". ``idle_gpus`` are the PCI addresses of GPUs without a driver.
     """
 
     driver: NvidiaDriver | None = None
@@ -72,18 +66,13 @@ class Machine:
 
 #: Bits of NVML's clocks event reasons that mean that a GPU is slowed down, with our names.
 SLOWDOWNS: Final[Mapping[int, str]] = {
-    0x04: "power_cap",
-    0x08: "hardware",
-    0x20: "thermal",
-    0x40: "hardware_thermal",
-    0x80: "power_brake",
-}
+    0x04: "power_cap", 0x08: "hardware", 0x20: "thermal", 0x40: "hardware_thermal", 0x80: "power_brake",
+}  # fmt: skip
 
 
 class RemappedRows(NamedTuple):
-    """Rows of GPU memory that were replaced by spare rows.
-
-    ``pending``: rows will be replaced at the next reset. ``failed``: there was no spare row left.
+    """Rows of GPU memory that were replaced by spare rows. ``pending``: rows will be replaced at the next
+    reset. ``failed``: there was no spare row left.
     """
 
     corrected: int
@@ -117,10 +106,9 @@ class GpuReading:
 
 
 class GpuReport(NamedTuple):
-    """The result of the questions about one GPU or MIG instance.
-
-    ``device`` is "cuda:0" and so on, ``product`` the maker's name. ``fault`` says why the GPU cannot be used.
-    Without a fault and without a ``reading`` NVML did not respond.
+    """The result of the questions about one GPU or MIG instance. ``device`` is "cuda:0" and so on,
+    ``product`` the maker's name. ``fault`` says why the GPU cannot be used. Without a fault and without a
+    ``reading`` NVML did not respond.
     """
 
     uuid: str

@@ -33,16 +33,12 @@ _UUID = re.compile(r"(?:GPU-[0-9a-fA-F]|MIG-[0-9a-fA-FG])[0-9a-zA-Z/-]*")
 def check_device_name(text: str) -> str:
     if text in (CPU, EVERY_GPU) or number_of(text) is not None or is_uuid(text):
         return text
-    raise ValueError(
-        "expected 'cpu', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, or a UUID (GPU-… or MIG-…), "
-        f"given {text!r}"
-    )
+    known = "'cpu', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, or a UUID (GPU-… or MIG-…)"
+    raise ValueError(f"expected {known}, given {text!r}")
 
 
 def likely_device_name(text: str) -> str | None:
-    """Return the device name that was probably meant by ``gpu0``, ``CUDA:1``, ``gpu:*`` and the like, or
-    None.
-    """
+    """Return the device name that was probably meant by ``gpu0``, ``CUDA:1``, ``gpu:*`` and the like."""
     word = text.strip().casefold()
     found = _ALIKE.fullmatch(word)
     if found is not None:

@@ -1,6 +1,4 @@
-"""The only user of NVML, the driver's library, through ``nvidia-ml-py`` (module ``pynvml``). CUDA is not
-used.
-
+"""The only user of NVML, the driver's library, through ``nvidia-ml-py`` (module ``pynvml``), without CUDA.
 ``machine_by_nvml`` reads the GPUs once; an open ``Nvml`` reads their figures periodically. Every call may
 hang with the driver, so callers use a thread. A GPU that does not respond does not affect the others.
 """
@@ -64,18 +62,9 @@ class GpuLost(Exception):
     """The GPU cannot be used any more; the text is NVML's."""
 
 
-# ---- the GPUs of the machine --------------------------------------------------------------------
-
-
 def machine_by_nvml(nvml: Any, root: Path) -> Machine:
-    """Return the driver and the GPUs according to NVML.
-
-    Args:
-        nvml: The module ``pynvml``.
-        root: The root of ``/sys``, which has what NVML does not report.
-
-    Raises:
-        pynvml.NVMLError: NVML cannot be used at all.
+    """Return the driver and the GPUs according to NVML (module ``nvml``), completed from ``/sys`` below
+    ``root``. Raise NVMLError if NVML cannot be used at all.
     """
     nvml.nvmlInit()
     try:
@@ -90,7 +79,6 @@ def machine_by_nvml(nvml: Any, root: Path) -> Machine:
 
 
 def _gpus(nvml: Any, root: Path, silent: list[str]) -> Iterator[Gpu]:
-    """Yield the GPUs that respond; append sentences about the others to ``silent``."""
     for number in range(nvml.nvmlDeviceGetCount()):
         try:
             yield _gpu(nvml, root, number)
@@ -105,6 +93,9 @@ def _gpu(nvml: Any, root: Path, number: int) -> Gpu:
     in_mig_mode = ask(lambda: nvml.nvmlDeviceGetMigMode(gpu)[0] == _MIG_ON, False)
     nodes = _members(ask(lambda: nvml.nvmlDeviceGetMemoryAffinity(gpu, _SET_WORDS, _SCOPE_NODE), ()))
     cpus = _members(ask(lambda: nvml.nvmlDeviceGetCpuAffinity(gpu, _SET_WORDS), ()))
+    parts: tuple[MigInstance, ...] = ()
+    if in_mig_mode:
+        parts = tuple(MigInstance(uuid, *_memory(nvml, part)) for uuid, part in _mig_parts(nvml, gpu))
     return Gpu(
         number,
         _text(nvml.nvmlDeviceGetUUID(gpu)),
@@ -115,14 +106,11 @@ def _gpu(nvml: Any, root: Path, number: int) -> Gpu:
         cpus or driver_files.local_cpus(root, bus_id),
         ask(lambda: _COMPUTE_MODES[nvml.nvmlDeviceGetComputeMode(gpu)], ""),
         in_mig_mode,
-        tuple(MigInstance(uuid, *_memory(nvml, part)) for uuid, part in _mig_parts(nvml, gpu))
-        if in_mig_mode
-        else (),
+        parts,
     )
 
 
 def _memory(nvml: Any, gpu: Any) -> tuple[int | None, int | None]:
-    """Return the total and the free memory of a GPU or MIG instance in bytes, or None for each."""
     memory = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(gpu), None)
     return (None, None) if memory is None else (int(memory.total), int(memory.free))
 
@@ -145,9 +133,6 @@ def _ask(nvml: Any, question: Callable[[], _Value], unknown: _Value) -> _Value:
         return unknown
 
 
-# ---- periodic readings --------------------------------------------------------------------------
-
-
 class _Handle(NamedTuple):
     """The NVML handles of a device: ``whole`` is the GPU, and ``part`` the GPU or its MIG instance."""
 
@@ -160,20 +145,13 @@ class _Handle(NamedTuple):
 
 
 class Nvml:
-    """An open NVML. ``load`` returns the module.
-
-    ``next_xid`` waits for errors that the driver reports, between two rounds of ``read``. A figure that a
-    GPU, a driver or a version of the module does not report is None. A GPU that is gone has a fault. A GPU
-    that does not even report its memory has no reading.
+    """An open NVML. ``next_xid`` waits for errors that the driver reports, between two rounds of ``read``. A
+    figure that a GPU, a driver or a version of the module does not report is None. A GPU that is gone has a
+    fault. A GPU that does not even report its memory has no reading.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
-        """Find the GPUs, and register for errors of their driver.
-
-        Raises:
-            NvmlMissing: This machine has no NVML.
-            NvmlUnresponsive: NVML does not work.
-        """
+        """Find the GPUs, and register for errors. Raise NvmlMissing or NvmlUnresponsive."""
         self._handles: list[_Handle] = []
         self._events: Any = None
         try:
@@ -206,10 +184,8 @@ class Nvml:
         return NvmlRound(tuple(self._report(one, names.get(one.uuid, "")) for one in self._handles))
 
     def next_xid(self, timeout_s: float) -> Xid | None:
-        """Wait for an error that the driver reports; return None if there was none.
-
-        Raises:
-            NvmlUnresponsive: No GPU reports errors, or NVML does not work.
+        """Wait for an error that the driver reports; return None if there was none. Raise NvmlUnresponsive if
+        no GPU reports errors, or NVML does not work.
         """
         if self._events is None:
             raise NvmlUnresponsive("no GPU here reports errors")
@@ -224,9 +200,7 @@ class Nvml:
     # ---- finding --------------------------------------------------------------------------
 
     def _add_handles(self, number: int) -> None:
-        """Record the handles of one GPU or its MIG instances; a GPU that does not respond is left out, and
-        lost if known before.
-        """
+        """Record the handles of one GPU or its MIG instances; leave out a GPU that does not respond."""
         try:
             whole = self._nvml.nvmlDeviceGetHandleByIndex(number)
             uuid = _text(self._nvml.nvmlDeviceGetUUID(whole))
@@ -255,10 +229,7 @@ class Nvml:
             self._events = events
 
     def _affected_uuids(self, event: Any) -> tuple[str, ...]:
-        """Return the GPU of an event, or the MIG instances: the one that the event names, or all.
-
-        The result is empty if the GPU does not report its UUID any more.
-        """
+        """Return the GPU of an event, or its MIG instances; empty if the GPU does not report its UUID."""
         try:
             uuid = _text(self._nvml.nvmlDeviceGetUUID(event.device))
         except self._nvml.NVMLError:
@@ -308,11 +279,8 @@ class Nvml:
 
     def _ecc_errors(self, whole: Any, kind: str) -> int | None:
         nvml = self._nvml
-        return self._query(
-            lambda: nvml.nvmlDeviceGetTotalEccErrors(
-                whole, getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind}"), nvml.NVML_VOLATILE_ECC
-            )
-        )
+        error = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind}")
+        return self._query(lambda: nvml.nvmlDeviceGetTotalEccErrors(whole, error, nvml.NVML_VOLATILE_ECC))
 
     def _slowdowns(self, whole: Any) -> frozenset[str] | None:
         bits = self._query(lambda: self._nvml.nvmlDeviceGetCurrentClocksEventReasons(whole))
@@ -325,9 +293,7 @@ class Nvml:
         return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
 
     def _recovery(self, gpu: _Handle) -> str:
-        """Return the recovery action that the driver requests for a GPU, or ""; drivers before 565 do not
-        report it.
-        """
+        """Return the recovery action that the driver (from 565 on) requests for a GPU, or ""."""
         nvml = self._nvml
         values = self._query(
             lambda: nvml.nvmlDeviceGetFieldValues(gpu.whole, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
@@ -338,10 +304,9 @@ class Nvml:
         return f"its driver asks for {wanted}" if wanted else ""
 
     def _query(self, question: Callable[[], _Value], *, every_gpu_tells: bool = False) -> _Value | None:
-        """Return a figure, or None if this GPU does not report it; raise GpuLost if the GPU is gone.
-
-        Drivers have undocumented error codes and return them permanently. Such a code raises NvmlUnresponsive
-        only for a figure that every GPU reports.
+        """Return a figure, or None if this GPU does not report it. Raise GpuLost if the GPU is gone. Drivers
+        return undocumented error codes permanently; such a code raises NvmlUnresponsive only for a figure
+        that every GPU reports.
         """
         try:
             return question()
@@ -362,12 +327,8 @@ def _code(error: Exception) -> int:
 
 def _members(words: Iterable[int]) -> tuple[int, ...]:
     """Return the positions of the set bits in a sequence of 64-bit words, which is NVML's form of a set."""
-    return tuple(
-        place * _WORD_BITS + bit
-        for place, word in enumerate(words)
-        for bit in range(_WORD_BITS)
-        if int(word) >> bit & 1
-    )
+    pairs = ((place * _WORD_BITS, int(word)) for place, word in enumerate(words))
+    return tuple(first + bit for first, word in pairs for bit in range(_WORD_BITS) if word >> bit & 1)
 
 
 def _text(given: str | bytes) -> str:

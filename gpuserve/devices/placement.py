@@ -49,9 +49,7 @@ ANYWHERE: Final = Placement()
 
 
 def placement_on(device: VisibleDevice, *, numa_affinity: bool) -> Placement:
-    """Return the placement on a device; with ``numa_affinity`` on the CPUs and the memory next to the
-    device.
-    """
+    """Return the placement on a device; with ``numa_affinity`` next to the device."""
     gpu = device.gpu
     if not numa_affinity:
         return Placement(device.uuid, device.entry)
@@ -59,9 +57,7 @@ def placement_on(device: VisibleDevice, *, numa_affinity: bool) -> Placement:
 
 
 def n_processors(root: str = "") -> float:
-    """Return the number of processors that this process may run on, or the quota of its container if that is
-    lower.
-    """
+    """Return the number of processors for this process, or its container's quota if that is lower."""
     quota = _words_of(f"{root}/{_V2_QUOTA}") or [
         *_words_of(f"{root}/{_V1_QUOTA[0]}"),
         *_words_of(f"{root}/{_V1_QUOTA[1]}"),

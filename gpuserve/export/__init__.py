@@ -1,8 +1,5 @@
-"""From the configuration that ``gpuserve serve`` runs to the manifests of a cluster.
-
-Plain dicts and text are computed from a ``Configuration`` and ``ExportOptions``. ``config_bundle`` reads
-files and ``rendering`` writes them; everything else is pure. No cluster and no GPU of this machine is
-queried.
+"""From the configuration that ``gpuserve serve`` runs to the manifests of a cluster. ``config_bundle`` reads
+files and ``rendering`` writes them; everything else is pure. No cluster and no GPU is queried.
 
 ========================  ==========================================================================
 ``rendering``             a whole export: checked, computed, rendered, written

@@ -1,6 +1,4 @@
-"""The files that a pod needs beside its config; the only module of ``export`` that reads files. They are in
-one ConfigMap, so they must be few, small, and in the config's folder; all other files belong into the image.
-"""
+"""The files that a pod needs beside its config. They are in one ConfigMap, so they must be few and small."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ _SEPARATOR: Final = ".."
 
 @dataclass
 class ConfigBundle:
-    """File contents by path below the config's folder, the config itself first, and the problems that were
-    found.
-    """
+    """File contents by path below the config's folder, the config itself first, and the problems."""
 
     config: str
     contents: dict[str, bytes] = field(default_factory=dict)
@@ -44,9 +40,7 @@ class ConfigBundle:
 
 
 def bundle_config(configuration: Configuration) -> ConfigBundle:
-    """Return the config and the files that it names; raise ConfigProblems if a file is outside the folder,
-    unreadable or too large.
-    """
+    """Return the config and the files that it names, or raise ConfigProblems if a file is unfit."""
     sources = configuration.sources
     if sources.document is None:
         raise ValueError("only a config from a file can be in a pod")
@@ -70,8 +64,13 @@ def config_map_key(relative: str) -> str:
 def _named_files(configuration: Configuration) -> Iterator[tuple[Path, str]]:
     """Yield every file that a model names, with the path of its key."""
     for index, model in enumerate(configuration.entries.models):
-        if model.callable is not None:
-            for file in _callable_files(model.callable, configuration.base_dir):
+        if model.callable is not None and not model.callable.startswith(
+            HUB
+        ):  # each pod downloads such a model
+            named = model.callable
+            place = named if is_model_path(named) else split_callable(named)[0]
+            is_file = place == named or place.endswith(".py")
+            for file in [place] if is_file else _module_files(configuration.base_dir, place):
                 yield ("models", index, "callable"), file
         for position, output in enumerate(model.outputs):
             if output.label_filename:
@@ -80,13 +79,6 @@ def _named_files(configuration: Configuration) -> Iterator[tuple[Path, str]]:
             for name, entry in warmup.inputs.items():
                 if entry.file:
                     yield ("models", index, "warmup", position, "inputs", name, "file"), entry.file
-
-
-def _callable_files(path: str, base_dir: str) -> Iterator[str]:
-    if path.startswith(HUB):  # each pod downloads the model
-        return iter(())
-    place = path if is_model_path(path) else split_callable(path)[0]
-    return iter([place]) if place == path or place.endswith(".py") else _module_files(base_dir, place)
 
 
 def _add_file(found: ConfigBundle, configuration: Configuration, path: Path, relative: str) -> None:
@@ -120,27 +112,19 @@ def _read_file(base_dir: str, relative: str) -> tuple[bytes, str]:
 def _placement_problem(relative: str, base_dir: str, found: ConfigBundle) -> str:
     """Return why the file cannot be in a ConfigMap, or ""."""
     if os.path.isabs(relative) or relative.startswith(".."):
-        return (
-            f"{relative!r} is outside the folder of the config file, and a pod gets only that folder: move "
-            "the file there, or put it into the image and name it package.module:attribute"
-        )
+        text = f"{relative!r} is outside the folder of the config file, and a pod gets only that folder: "
+        return f"{text}move the file there, or put it into the image and name it package.module:attribute"
     if os.path.isdir(os.path.join(base_dir, relative)):
         runtime, _ = source_of(relative if os.sep in relative else f"./{relative}", {}, base_dir)
-        return (
-            f"{relative!r} is a folder, which no ConfigMap can hold: put it into the image and write "
-            f"callable: {runtime}, kwargs: {{file: PATH}}"
-        )
+        text = f"{relative!r} is a folder, which no ConfigMap can hold: put it into the image and write "
+        return f"{text}callable: {runtime}, kwargs: {{file: PATH}}"
     folder = os.path.realpath(base_dir)
     if os.path.commonpath([folder, os.path.realpath(os.path.join(folder, relative))]) != folder:
-        return (
-            f"{relative!r} leads out of the folder of the config file through a link, whose target would be "
-            "published with the config: put a copy into the folder, or into the image"
-        )
+        text = f"{relative!r} leads out of the folder of the config file through a link, whose target would "
+        return f"{text}be published with the config: put a copy into the folder, or into the image"
     if _KEY.fullmatch(config_map_key(relative)) is None:
-        return (
-            f"{relative!r} cannot be in a ConfigMap: expected letters, digits, '-', '_' and '.' in its name, "
-            f"at most {_MAX_KEY_LENGTH}"
-        )
+        form = f"expected letters, digits, '-', '_' and '.' in its name, at most {_MAX_KEY_LENGTH}"
+        return f"{relative!r} cannot be in a ConfigMap: {form}"
     same_key = next((one for one in found.contents if config_map_key(one) == config_map_key(relative)), None)
     if same_key is not None:
         owner = "the config" if same_key == found.config else repr(same_key)
@@ -149,17 +133,10 @@ def _placement_problem(relative: str, base_dir: str, found: ConfigBundle) -> str
 
 
 def _imported_modules(source: bytes, folder: str) -> set[str]:
-    """Return the modules that a Python file of this folder imports, at any place; nothing for a file that is
-    not Python.
-    """
+    """Return the modules that a Python file of this folder imports, at any place."""
     try:
         tree = ast.parse(source)
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # RecursionError and MemoryError: nested too deeply
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python, or nested too deeply
         return set()
     package = folder.split("/") if folder else []
     names: set[str] = set()
@@ -185,12 +162,10 @@ def _module_files(base_dir: str, module: str) -> Iterator[str]:
 
 def _size_problem(found: ConfigBundle, configuration: Configuration) -> Problem:
     largest = max(found.contents, key=lambda one: len(found.contents[one]))
-    path = next(
-        (path for path, name in _named_files(configuration) if os.path.normpath(name) == largest), ("models",)
-    )
+    named = ((path, os.path.normpath(name)) for path, name in _named_files(configuration))
+    path = next((path for path, name in named if name == largest), ("models",))
     whole, part = readable_size(found.nbytes), readable_size(len(found.contents[largest]))
-    text = (
-        f"{dotted(path)}: the config and its files have {whole}, and a ConfigMap holds at most "
-        f"{readable_size(MAX_BUNDLE_NBYTES)}: {largest!r} alone has {part}; put it into the image"
-    )
+    most = readable_size(MAX_BUNDLE_NBYTES)
+    text = f"{dotted(path)}: the config and its files have {whole}, and a ConfigMap holds at most {most}"
+    text += f": {largest!r} alone has {part}; put it into the image"
     return configuration.sources.problem(path, text)

@@ -1,13 +1,10 @@
-"""Envoy in front of the pods: its settings, its bootstrap configuration with the endpoints of its clusters,
-and its kustomize component. Envoy balances single requests, and retries requests that a dying pod has lost.
-Pure.
-"""
+"""Envoy in front of the pods: its settings, its bootstrap configuration, its component. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -30,7 +27,6 @@ from gpuserve.export.pod_sizing import (
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
-    from gpuserve.config.settings.server import ServerSettings
     from gpuserve.export.export_options import ExportOptions
 
 
@@ -50,9 +46,7 @@ _ENVELOPE_NBYTES: Final = 64 * KIB
 
 @dataclass(frozen=True, slots=True)
 class EnvoyProxy:
-    """The settings of an Envoy. Its pods are behind ``host``, or in a file ``CLUSTER.yaml`` of
-    ``endpoints_folder`` for each cluster.
-    """
+    """The settings of an Envoy. Its pods are behind ``host``, or in files of ``endpoints_folder``."""
 
     name: str
     #: Ports of the pods.
@@ -77,10 +71,9 @@ class EnvoyProxy:
 
     @classmethod
     def of(cls, configuration: Configuration, options: ExportOptions, host: str = "") -> Self:
-        """Return the settings for pods of ``export kubernetes`` with this config; ``host`` "" is
-        their Service.
-        """
+        """Return the settings for pods of this config; ``host`` "" is their Service."""
         settings, name = configuration.settings, export_name(configuration, options)
+        tokens = (one.token for one in all_access_rules(settings) if "health" in one.groups)
         ports = ServerPorts.of(settings, options)
         return cls(
             name=name,
@@ -91,7 +84,7 @@ class EnvoyProxy:
             host=host or headless_service(name, options.namespace, ports),
             address="::" if ":" in settings.host else "0.0.0.0",
             asks_clients_for_certificates=bool(settings.tls_client_ca),
-            health_token=None if HEALTH in ports.numbers else _health_token(settings),
+            health_token=None if HEALTH in ports.numbers else next(tokens, None),
         )
 
     @property
@@ -106,10 +99,6 @@ def headless_service(name: str, namespace: str, ports: ServerPorts) -> str:
     return f"{service}.{namespace}" if namespace else service
 
 
-def _health_token(settings: ServerSettings) -> str | None:
-    return next((rule.token for rule in all_access_rules(settings) if "health" in rule.groups), None)
-
-
 def _retry_buffer_size(configuration: Configuration) -> Reasoned:
     """Return the largest size of a request that Envoy buffers to send it again."""
     batch_sizes = [batch_nbytes(model, model.inputs) for model in configuration.models]
@@ -119,11 +108,10 @@ def _retry_buffer_size(configuration: Configuration) -> Reasoned:
     else:
         nbytes = _within_limits(batch_sizes)
         why = f"Up to {readable_size(nbytes)}: the largest request of a model, within 1 and 64 MiB."
-    return Reasoned(
-        nbytes,
-        f"{why} A request is kept until its answer begins, and sent again from there. A larger one passes "
-        "through all the same, but is lost with the pod that has it.",
+    why += (
+        " A request is kept until its answer begins, and sent again from there. A larger one passes through "
     )
+    return Reasoned(nbytes, f"{why}all the same, but is lost with the pod that has it.")
 
 
 def _within_limits(batch_sizes: Iterable[int | None]) -> int:
@@ -137,9 +125,7 @@ _ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAs
 
 
 def envoy_files(proxy: EnvoyProxy) -> dict[str, str]:
-    """Return texts by file name: the bootstrap file for ``envoy -c``, and with TLS the files that name
-    certificates.
-    """
+    """Return the bootstrap file for ``envoy -c`` by name, and with TLS the files that name certificates."""
     values = _bootstrap_values(proxy)
     names = (BOOTSTRAP_FILE, "certificate.yaml", "authority.yaml") if proxy.ports.tls else (BOOTSTRAP_FILE,)
     return {name: yaml_text(fill_template(f"envoy/{name}", values)) for name in names}
@@ -148,9 +134,7 @@ def envoy_files(proxy: EnvoyProxy) -> dict[str, str]:
 def endpoints_document(
     proxy: EnvoyProxy, name: str, addresses: Iterable[str], version: str
 ) -> dict[str, Any]:
-    """Return the content of ``CLUSTER.yaml`` in ``endpoints_folder``; Envoy reads the file when it is moved
-    there.
-    """
+    """Return the content of ``CLUSTER.yaml`` in ``endpoints_folder``, which Envoy reads when it is moved."""
     resource = {"@type": _ASSIGNMENT, **_load_assignment(proxy, name, addresses)}
     return {"version_info": version, "resources": [resource]}
 
@@ -200,11 +184,13 @@ _STOP_S: Final = 5
 def component_values(proxy: EnvoyProxy, drain_timeout_s: float) -> dict[str, Any]:
     """Return the values of the kustomize component: two Envoy pods in front of ours."""
     texts = envoy_files(proxy)
+    joined = "".join(f"{name} {len(text)} {text}" for name, text in texts.items())
+    digest = hashlib.sha256(joined.encode()).hexdigest()[:10]
     pre_stop_s = PROPAGATION_S + math.ceil(drain_timeout_s)
     ports = {**proxy.listen_ports, "status": STATUS_PORT}
     return {
         "envoy_labels": {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": proxy.name},
-        "envoy_config_name": f"{proxy.name}-envoy-{_digest(texts)}",
+        "envoy_config_name": f"{proxy.name}-envoy-{digest}",
         "envoy_files": texts,
         "envoy_file_names": [{"file": file} for file in texts],
         "envoy_folder": ENVOY_FOLDER,
@@ -218,8 +204,3 @@ def component_values(proxy: EnvoyProxy, drain_timeout_s: float) -> dict[str, Any
         "envoy_grace_s": pre_stop_s + _STOP_S,
         "propagation_s": PROPAGATION_S,
     }
-
-
-def _digest(texts: Mapping[str, str]) -> str:
-    joined = "".join(f"{name} {len(text)} {text}" for name, text in texts.items())
-    return hashlib.sha256(joined.encode()).hexdigest()[:10]

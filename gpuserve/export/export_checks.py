@@ -1,10 +1,8 @@
-"""Checks of a configuration and of flags for use in a cluster; each finding names the key and its place in
-the file. ``cluster_violations`` precede the computation of sizes; ``fit_violations`` compare the sizes with a
-node.
-"""
+"""Checks of a configuration and of flags for use in a cluster; each finding names key and place."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import posixpath
 from collections.abc import Iterator
@@ -47,9 +45,8 @@ def monitoring_violations(configuration: Configuration, options: ExportOptions) 
     """Yield findings for exports without a pod: alerts and dashboards."""
     yield from _name_findings(configuration, options)
     if configuration.settings.metrics_port is None:
-        yield ExportFinding(
-            ("server", "metrics_port"), "null switches off the metrics page, which an export needs"
-        )
+        text = "null switches off the metrics page, which an export needs"
+        yield ExportFinding(("server", "metrics_port"), text)
 
 
 def compose_violations(configuration: Configuration, options: ExportOptions) -> Iterator[ExportFinding]:
@@ -57,9 +54,8 @@ def compose_violations(configuration: Configuration, options: ExportOptions) -> 
     yield from monitoring_violations(configuration, options)
     yield from image_findings(options.image)
     if configuration.settings.http_port is None:
-        yield ExportFinding(
-            ("server", "http_port"), "null switches off HTTP, which the container's health check uses"
-        )
+        text = "null switches off HTTP, which the container's health check uses"
+        yield ExportFinding(("server", "http_port"), text)
     yield from _reach_findings(configuration.settings)
 
 
@@ -78,9 +74,20 @@ def cluster_violations(configuration: Configuration, options: ExportOptions) -> 
     yield from monitoring_violations(configuration, options)
     yield from _label_findings(configuration)
     yield from _network_findings(configuration, options)
-    yield from _duration_findings(configuration.settings)
-    yield from _device_findings(configuration, options)
-    yield from _trace_file_findings(configuration)
+    settings = configuration.settings
+    for key in _TIME_KEYS:
+        given = getattr(settings, key)
+        if given is not None and given > _LONGEST_S:
+            text = f"expected at most {_LONGEST_S} s for a pod, given {given:g}"
+            yield ExportFinding(("server", key), text)
+    for index, model in enumerate(configuration.entries.models):
+        for position, entry in enumerate(model.instances if model.ensemble is None else ()):
+            if text := _device_problem(entry.device, options):
+                yield ExportFinding(("models", index, "instances", position, "device"), text)
+    file = settings.trace.file
+    if file and not posixpath.normpath(posixpath.join(WORKING_FOLDER, file)).startswith(_WRITABLE):
+        text = f"{file!r} cannot be written in a pod, whose root is read only; write into /tmp"
+        yield ExportFinding(("server", "trace", "file"), text)
 
 
 def fit_violations(
@@ -108,10 +115,8 @@ def _label_findings(configuration: Configuration) -> Iterator[ExportFinding]:
     names = [model.name for model in configuration.models]
     for name in model_names(configuration):
         if not is_label_value(name):
-            text = (
-                f"{quoted(name)} cannot be the value of a label, by which the autoscaler selects metrics: "
-                "at most 63 characters, a letter or digit first and last"
-            )
+            text = f"{quoted(name)} cannot be the value of a label, by which the autoscaler selects metrics: "
+            text += "at most 63 characters, a letter or digit first and last"
             yield ExportFinding(("models", names.index(name), "name"), text)
 
 
@@ -122,9 +127,12 @@ def _network_findings(configuration: Configuration, options: ExportOptions) -> I
     if is_served and probe_port(ServerPorts.of(settings, options)) is None:
         text = "the node checks health without TLS, and every port requires TLS; set server.health_port"
         yield ExportFinding(("server", "tls_ports"), text)
-    if settings.health_port is None and (key := _health_restriction(settings)):
+    restricted = "restricted_endpoints" if "health" in settings.restricted_endpoints else ""
+    if any("health" in rule.groups for rule in settings.access_rules):
+        restricted = restricted or "access_rules"
+    if settings.health_port is None and restricted:
         text = "the node checks health without a token; set server.health_port"
-        yield ExportFinding(("server", key), text)
+        yield ExportFinding(("server", restricted), text)
 
 
 def _reach_findings(settings: ServerSettings) -> Iterator[ExportFinding]:
@@ -132,44 +140,15 @@ def _reach_findings(settings: ServerSettings) -> Iterator[ExportFinding]:
         if getattr(settings, key) == 0:
             yield ExportFinding(("server", key), "0 picks a free port, and a Service needs a fixed one")
     if settings.http_port is None and settings.grpc_port is None:
-        yield ExportFinding(
-            ("server", "http_port"), "neither HTTP nor gRPC is served, so clients cannot connect"
-        )
+        text = "neither HTTP nor gRPC is served, so clients cannot connect"
+        yield ExportFinding(("server", "http_port"), text)
     for key in ("host", "grpc_host", "metrics_host"):
         host = getattr(settings, key)
-        if host is not None and not _is_every_address(host):
-            text = f"{host!r} cannot be reached from outside a pod; expected 0.0.0.0 or '::'"
-            yield ExportFinding(("server", key), text)
-
-
-def _health_restriction(settings: ServerSettings) -> str:
-    """Return the key that restricts the health endpoints, or ""."""
-    if "health" in settings.restricted_endpoints:
-        return "restricted_endpoints"
-    return "access_rules" if any("health" in rule.groups for rule in settings.access_rules) else ""
-
-
-def _is_every_address(host: str) -> bool:
-    """Return whether a server with this host listens on every address of its pod."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
-
-
-def _duration_findings(settings: ServerSettings) -> Iterator[ExportFinding]:
-    for key in _TIME_KEYS:
-        given = getattr(settings, key)
-        if given is not None and given > _LONGEST_S:
-            text = f"expected at most {_LONGEST_S} s for a pod, given {given:g}"
-            yield ExportFinding(("server", key), text)
-
-
-def _device_findings(configuration: Configuration, options: ExportOptions) -> Iterator[ExportFinding]:
-    for index, model in enumerate(configuration.entries.models):
-        for position, entry in enumerate(model.instances if model.ensemble is None else ()):
-            if text := _device_problem(entry.device, options):
-                yield ExportFinding(("models", index, "instances", position, "device"), text)
+        with contextlib.suppress(ValueError):
+            if host is None or ipaddress.ip_address(host).is_unspecified:
+                continue
+        text = f"{host!r} cannot be reached from outside a pod; expected 0.0.0.0 or '::'"
+        yield ExportFinding(("server", key), text)
 
 
 def _device_problem(device: str, options: ExportOptions) -> str:
@@ -185,23 +164,14 @@ def _device_problem(device: str, options: ExportOptions) -> str:
     return ""
 
 
-def _trace_file_findings(configuration: Configuration) -> Iterator[ExportFinding]:
-    file = configuration.settings.trace.file
-    if file and not posixpath.normpath(posixpath.join(WORKING_FOLDER, file)).startswith(_WRITABLE):
-        text = f"{file!r} cannot be written in a pod, whose root is read only; write into /tmp"
-        yield ExportFinding(("server", "trace", "file"), text)
-
-
 def _node_memory_findings(options: ExportOptions, computed: PodSizes) -> Iterator[ExportFinding]:
     node_nbytes = options.node_memory_nbytes
     if node_nbytes is None or computed.memory_nbytes <= node_nbytes:
         return
     largest = max(computed.parts, key=lambda part: part.nbytes)
-    text = (
-        f"a pod may take {readable_size(computed.memory_nbytes)} of memory, and a node has "
-        f"{readable_size(node_nbytes)} (--node-memory): "
-        f"{readable_size(largest.nbytes)} of it is {largest.name}"
-    )
+    most, largest_nbytes = readable_size(computed.memory_nbytes), readable_size(largest.nbytes)
+    text = f"a pod may take {most} of memory, and a node has {readable_size(node_nbytes)} (--node-memory): "
+    text += f"{largest_nbytes} of it is {largest.name}"
     yield ExportFinding(largest.path, text)
 
 
@@ -231,9 +201,8 @@ def _gpu_memory_findings(
                 f"{configuration.models[group.model].name} {readable_size(nbytes)}" for group, nbytes in taken
             )
             what = "a slice" if options.gpu_resource != GPU_RESOURCE else "a GPU"
-            text = (
-                f"cuda:{number} would hold {readable_size(total)} ({names}), and {what} has "
-                f"{readable_size(options.gpu_memory_nbytes)} (--gpu-memory)"
-            )
+            most = readable_size(options.gpu_memory_nbytes)
+            text = f"cuda:{number} would hold {readable_size(total)} ({names}), and {what} has {most}"
+            text += " (--gpu-memory)"
             yield ExportFinding((*last.path, "resources", "gpu_memory_nbytes"), text)
             return  # the next GPU has the same models

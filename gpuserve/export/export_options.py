@@ -1,9 +1,8 @@
-"""The options of ``gpuserve export``: values, the names that Kubernetes accepts, and checks. An
-``ExportFinding`` is a problem of the config or of an option, before its place in the file is known.
-"""
+"""The options of ``gpuserve export``: values, the names that Kubernetes accepts, and checks."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from collections.abc import Iterator
@@ -28,9 +27,7 @@ MAX_REPLICAS_FACTOR: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """The options. ``name`` "" is the only model's name, or ``gpuserve``; an option that is None is not
-    checked.
-    """
+    """The options. ``name`` "" is the only model's name, or ``gpuserve``; None is not checked."""
 
     image: str = ""
     name: str = ""
@@ -70,10 +67,6 @@ def is_object_name(text: str) -> bool:
     return len(text) <= MAX_NAME_LENGTH and _LABEL.fullmatch(text) is not None
 
 
-def is_namespace(text: str) -> bool:
-    return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
-
-
 def is_label_value(text: str) -> bool:
     return _LABEL_VALUE.fullmatch(text) is not None
 
@@ -101,7 +94,7 @@ def export_name(configuration: Configuration, options: ExportOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExportFinding:
-    """A problem with the key at ``path``, or with a ``flag`` of the command line."""
+    """A problem with the key at ``path``, or with a ``flag``, before its place in the file is known."""
 
     path: Path
     text: str
@@ -114,12 +107,11 @@ def flag_finding(flag: str, text: str) -> ExportFinding:
 
 def problems_of(configuration: Configuration, found: Iterator[ExportFinding]) -> list[Problem]:
     """Return the problems of findings, with their places in the file."""
-    return [
-        Problem(one.flag, one.text, Origin.FLAG)
-        if one.flag
-        else configuration.sources.problem(one.path, f"{dotted(one.path)}: {one.text}")
-        for one in found
-    ]
+    sources, problems = configuration.sources, []
+    for one in found:
+        flag = Problem(one.flag, one.text, Origin.FLAG) if one.flag else None
+        problems.append(flag or sources.problem(one.path, f"{dotted(one.path)}: {one.text}"))
+    return problems
 
 
 #: [host[:port]/]path:tag, path@sha256:…, or both; a host differs from a path by a dot, a port, or its name.
@@ -155,13 +147,17 @@ def option_violations(options: ExportOptions) -> Iterator[ExportFinding]:
 
 def namespace_violations(options: ExportOptions) -> Iterator[ExportFinding]:
     """Yield problems of the namespace, also for exports that start no pod."""
-    if options.namespace and not is_namespace(options.namespace):
+    is_label = len(options.namespace) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(options.namespace)
+    if options.namespace and not is_label:
         yield flag_finding("--namespace", f"{quoted(options.namespace)} is not a valid name of a namespace")
 
 
 def host_violations(host: str) -> Iterator[ExportFinding]:
     """Yield problems of a host name; "" is the cluster's own."""
-    if host and not _HOST.fullmatch(host) and not _is_address(host):
+    if host and not _HOST.fullmatch(host):
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
+            return
         form = "expected a name or an address without a port, such as models.example"
         yield flag_finding("--host", f"{form}, given {quoted(host)}")
 
@@ -174,9 +170,8 @@ def quoted(text: str) -> str:
 def image_findings(image: str) -> Iterator[ExportFinding]:
     form = "expected one with a tag or a digest, such as registry.example/gpuserve:1.2"
     if not image:
-        yield flag_finding(
-            "--image", f"missing: a pod runs an image, and no key of the config names it; {form}"
-        )
+        text = f"missing: a pod runs an image, and no key of the config names it; {form}"
+        yield flag_finding("--image", text)
         return
     found = _IMAGE.fullmatch(image) if len(image) <= _MAX_IMAGE_LENGTH else None
     if found is None or not (found["tag"] or found["digest"]):
@@ -196,14 +191,6 @@ def _number_findings(options: ExportOptions) -> Iterator[ExportFinding]:
         yield flag_finding("--max-replicas", text)
     if options.gpus_per_node is not None and options.gpus_per_node > _MAX_GPUS:
         yield flag_finding("--gpus-per-node", f"expected at most {_MAX_GPUS}, given {options.gpus_per_node}")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_web_address(text: str) -> bool:

@@ -1,9 +1,8 @@
 """The templates of manifests, filled and written as YAML. ``templates/__init__.py`` describes their language.
 
-YAML has block style, two spaces, and reasons as comments above the values. The writer is our own, because the
-text of manifests is kept in ``deploy/`` and must not depend on the version of a library. A scalar is plain if
-no reader of YAML 1.1 or 1.2 could parse it as another type; every other one is a JSON string, which YAML
-reads alike. Text of several lines is a literal block.
+The writer is our own, because the text of manifests is kept in ``deploy/`` and must not depend on the version
+of a library. A scalar is plain if no reader of YAML 1.1 or 1.2 could parse it as another type; every other
+one is a JSON string, or a literal block. Reasons are comments above the values.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def without_reasons(tree: Any) -> Any:
 
 
 def fill_template(template: str, values: Mapping[str, Any]) -> list[Any]:
-    """Return the documents of a template by its path, with comments as ``Reasoned``; raise KeyError if a
+    """Return the documents of a template by its path, with comments as ``Reasoned``. Raise KeyError if a
     placeholder has no value.
     """
     lines, documents = _parse_template(template)
@@ -69,7 +68,7 @@ class _TemplateFiller:
 
     def value(self, node: Node, commented_line: int = -1) -> Any:
         """Return the value of a node, or None if it is left out. The comment above ``commented_line`` is
-        already used.
+        used.
         """
         condition, _, place = str(node.tag).partition(":")
         if condition in ("!if", "!unless") and bool(value_of(self.values[place])) != (condition == "!if"):
@@ -87,10 +86,8 @@ class _TemplateFiller:
             if key.value == "<<":
                 yield from filled.items()
             else:
-                yield (
-                    self._text(key.value),
-                    filled if line == commented_line else self._with_comment(filled, line),
-                )
+                shown = filled if line == commented_line else self._with_comment(filled, line)
+                yield self._text(key.value), shown
 
     def _items(self, node: Node) -> Iterator[Any]:
         for item in node.value:
@@ -206,19 +203,15 @@ def _inline_value(value: Any) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
         is_plain = _PLAIN.fullmatch(value) is not None and value.lower() not in _RESERVED_WORDS
-        return value if is_plain else _json_string(value)
+        if is_plain:
+            return value
+        quoted = json.dumps(value, ensure_ascii=False)
+        return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
     return json.dumps(value)  # true, 1, null
 
 
-def _json_string(text: str) -> str:
-    quoted = json.dumps(text, ensure_ascii=False)
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
-
-
 def _literal_style(text: str) -> str:
-    """Return ``|`` and its indicator for line breaks at the end, or "" if no literal block can hold
-    the text.
-    """
+    """Return ``|`` and its indicator for line breaks at the end, or "" if no literal block can hold it."""
     if "\n" not in text.rstrip("\n") or _NO_BLOCK.search(text) or text[0] in " \t\n":
         return ""
     stripped = text.rstrip("\n")

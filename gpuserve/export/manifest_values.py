@@ -1,6 +1,4 @@
-"""Values of the templates' placeholders: for a whole export, its pods, autoscalers, config objects, alert
-rules, Docker Compose and the Grafana dashboard.
-"""
+"""Values of the templates' placeholders, for pods, autoscalers, config objects, alerts, Compose, Grafana."""
 
 from __future__ import annotations
 
@@ -55,8 +53,7 @@ KSERVE_PORT_NAMES: Final = {HTTP: "http1", GRPC: "h2c", METRICS: METRICS, HEALTH
 # Constants of the exported autoscalers. ``docs/autoscaling.md`` has the simulation that decided them.
 
 #: Target of ``gpuserve_saturation``, the mean of all pods. Up to this value each higher target needs fewer
-#: pods under all simulated traffic; above, more of a burst is rejected, and the pods of overshoots cost the
-#: savings.
+#: pods under all simulated traffic; above, more of a burst is rejected.
 SATURATION_TARGET: Final = 0.8
 #: Scale up at once: requests that wait for the next reading would be rejected meanwhile.
 UP_WINDOW_S: Final = 0
@@ -75,10 +72,10 @@ DOWN_PERIOD_S: Final = 60
 def placeholder_values(
     configuration: Configuration, options: ExportOptions, sizes: PodSizes
 ) -> dict[str, Any]:
-    """Return the value of every placeholder except a pod's parts; raise ConfigProblems if a file cannot be in
-    a ConfigMap.
-    """
+    """Return the value of every placeholder except a pod's parts. Raise ConfigProblems if a file is unfit."""
     settings, name = configuration.settings, export_name(configuration, options)
+    # An ensemble has no instances, and its steps are included.
+    scaled = dict.fromkeys(model.name for model in configuration.models if model.instances)
     # The labels that select pods; they never change, because a Deployment's selector cannot.
     labels = {"app.kubernetes.io/name": "gpuserve", "app.kubernetes.io/instance": name}
     # The label by which Prometheus selects monitors and rules, in the charts that most clusters use.
@@ -113,7 +110,7 @@ def placeholder_values(
         "min_ready_s": MIN_READY_S,
         "startup_period_s": STARTUP_PERIOD_S,
         "prometheus": options.prometheus,
-        "models": [{"model": name} for name in _scaled_models(configuration)],
+        "models": [{"model": name} for name in scaled],
     }
 
 
@@ -122,11 +119,10 @@ def with_pod_values(
 ) -> dict[str, Any]:
     """Return the values, and the parts of a pod with this container and these labels."""
     numbers: dict[str, int] = values["numbers"]
+    ports = [{"port_name": port_names[one], "port": numbers[one]} for one in port_names if one in numbers]
     own = {
         "container_name": container,
-        "container_ports": [
-            {"port_name": port_names[name], "port": numbers[name]} for name in port_names if name in numbers
-        ],
+        "container_ports": ports,
         "probed_http": port_names.get(values["probed_http"]),
         "pod_labels": labels,
     }
@@ -140,25 +136,23 @@ def server_keys_in_file(configuration: Configuration) -> frozenset[str]:
     return given
 
 
-def _scaled_models(configuration: Configuration) -> list[str]:
-    """Return the models with instances, each once; an ensemble has none, and its steps are included."""
-    return list(dict.fromkeys(model.name for model in configuration.models if model.instances))
-
-
 def _scaling_values() -> dict[str, Any]:
-    windows = {
-        "up_window_s": UP_WINDOW_S,
-        "up_percent": UP_PERCENT,
-        "up_period_s": UP_PERIOD_S,
-        "down_window_s": DOWN_WINDOW_S,
-        "down_percent": DOWN_PERCENT,
-        "down_period_s": DOWN_PERIOD_S,
-    }
-    (behavior,) = fill_template("behavior.yaml", windows)
+    (behavior,) = fill_template(
+        "behavior.yaml",
+        {
+            "up_window_s": UP_WINDOW_S,
+            "up_percent": UP_PERCENT,
+            "up_period_s": UP_PERIOD_S,
+            "down_window_s": DOWN_WINDOW_S,
+            "down_percent": DOWN_PERCENT,
+            "down_period_s": DOWN_PERIOD_S,
+        },
+    )
+    milli = round(SATURATION_TARGET * 1000)
     return {
         "behavior": behavior,
         "saturation_target": SATURATION_TARGET,
-        "saturation_target_milli": round(SATURATION_TARGET * 1000),
+        "saturation_target_milli": milli,
     }
 
 
@@ -187,12 +181,18 @@ _HASH_LENGTH: Final = 10
 
 def _config_object_values(name: str, bundle: ConfigBundle, *, secret: bool) -> dict[str, Any]:
     """Return the values for the ConfigMap, or the Secret if the config has a token, and its volume. Its name
-    ``NAME-config-HASH`` ends in a hash of the content, so that config and pods roll out and back together.
+    ends in a hash of the content, so that config and pods roll out and back together.
     """
     digest = hashlib.sha256()
     for path, content in bundle.contents.items():
         digest.update(f"{len(path)} {path} {len(content)} ".encode() + content)
-    texts, others = _split_binary(bundle)
+    texts: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for path, content in bundle.contents.items():
+        try:
+            texts[config_map_key(path)] = content.decode()
+        except UnicodeDecodeError:
+            others[config_map_key(path)] = base64.b64encode(content).decode()
     parts = {"stringData": texts, "data": others} if secret else {"data": texts, "binaryData": others}
     return {
         "is_secret": secret,
@@ -203,18 +203,6 @@ def _config_object_values(name: str, bundle: ConfigBundle, *, secret: bool) -> d
         "config_folder": _FOLDER,
         "config_file": bundle.config,
     }
-
-
-def _split_binary(bundle: ConfigBundle) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the text files, and the others as base64."""
-    texts: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for path, content in bundle.contents.items():
-        try:
-            texts[config_map_key(path)] = content.decode()
-        except UnicodeDecodeError:
-            others[config_map_key(path)] = base64.b64encode(content).decode()
-    return texts, others
 
 
 _WARNING_PART: Final = 0.8
@@ -273,9 +261,8 @@ def compose_values(
 
 def _ready_check(ports: ServerPorts) -> str:
     """Return a Python one-liner that fails while the server is not ready; it accepts any certificate."""
-    scheme, context = (
-        ("https", ", context=ssl._create_unverified_context()") if HTTP in ports.tls else ("http", "")
-    )
+    is_tls = HTTP in ports.tls
+    scheme, context = ("https", ", context=ssl._create_unverified_context()") if is_tls else ("http", "")
     url = f"{scheme}://localhost:{ports.numbers[HTTP]}/v2/health/ready"
     return f"import ssl, urllib.request as u; u.urlopen('{url}', timeout=4{context})"
 
@@ -292,12 +279,14 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard_text(name: str, *, on_gpu: bool) -> str:
-    """Return the Grafana dashboard for this name as indented JSON: a row for users, one for queue and
-    instances, one for the GPUs.
-    """
+    """Return the Grafana dashboard for this name as JSON: rows for users, queue and instances, and GPUs."""
+    uid = name
+    if len(name) > _MAX_UID_LENGTH:  # shortened, with a hash that keeps it unique
+        digest = hashlib.sha256(name.encode()).hexdigest()[:_UID_HASH_LENGTH]
+        uid = f"{name[: _MAX_UID_LENGTH - 1 - _UID_HASH_LENGTH]}-{digest}"
     values = {
         "name": name,
-        "uid": _uid(name),
+        "uid": uid,
         "on_gpu": on_gpu,
         "source": _SOURCE,
         "of_pods": _PODS,
@@ -305,18 +294,8 @@ def dashboard_text(name: str, *, on_gpu: bool) -> str:
         "quantiles": [{"part": percent / 100, "percent": percent} for percent in (50, 90, 99)],
     }
     (filled,) = fill_template("dashboard.yaml", values)
-    return (
-        json.dumps({**filled["dashboard"], "panels": list(_panels_with_positions(filled["rows"]))}, indent=2)
-        + "\n"
-    )
-
-
-def _uid(name: str) -> str:
-    """Return the name, shortened to Grafana's limit with a hash that keeps it unique."""
-    if len(name) <= _MAX_UID_LENGTH:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:_UID_HASH_LENGTH]
-    return f"{name[: _MAX_UID_LENGTH - 1 - _UID_HASH_LENGTH]}-{digest}"
+    panels = list(_panels_with_positions(filled["rows"]))
+    return json.dumps({**filled["dashboard"], "panels": panels}, indent=2) + "\n"
 
 
 def _panels_with_positions(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -335,15 +314,10 @@ def _panels_with_positions(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any
 
 
 def _panel(panel: dict[str, Any], number: int, grid: dict[str, int]) -> dict[str, Any]:
-    targets = [
-        {
-            "refId": chr(ord("A") + index),
-            "datasource": _SOURCE,
-            "expr": line["query"],
-            "legendFormat": line["legend"],
-        }
-        for index, line in enumerate(panel["lines"])
-    ]
+    targets = []
+    for index, line in enumerate(panel["lines"]):
+        query = {"datasource": _SOURCE, "expr": line["query"], "legendFormat": line["legend"]}
+        targets.append({"refId": chr(ord("A") + index), **query})
     return {
         "id": number,
         "type": "timeseries",

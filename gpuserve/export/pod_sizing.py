@@ -1,13 +1,11 @@
-"""The computed numbers of a manifest, each with its reason; ports; amounts of memory. A pod's memory is a sum
-of ``MemoryShare``s: the server's, the instances', and the most that requests and answers may take.
-"""
+"""The computed numbers of a manifest, each with its reason. A pod's memory is a sum of ``MemoryShare``s."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.config.settings.values import AUTO, doors_of
@@ -89,26 +87,15 @@ class InstanceGroup:
 
 def instance_groups(configuration: Configuration, options: ExportOptions) -> list[InstanceGroup]:
     """Return every entry of ``instances``; ``cuda:*`` stands for the GPUs of a node."""
-    return [
-        InstanceGroup(
-            index,
-            ("models", index, "instances", position),
-            entry.device,
-            entry.count,
-            _gpu_numbers(entry.device, options.gpus_per_node or 1),
-            entry.resources,
-        )
-        for index, model in enumerate(configuration.entries.models)
-        for position, entry in enumerate(model.instances if model.ensemble is None else ())
-    ]
-
-
-def _gpu_numbers(device: str, every: int) -> tuple[int, ...]:
-    if device == CPU:
-        return ()
-    if device == EVERY_GPU:
-        return tuple(range(every))
-    return (number_of(device) or 0,)
+    found = []
+    for index, model in enumerate(configuration.entries.models):
+        for position, entry in enumerate(model.instances if model.ensemble is None else ()):
+            path = ("models", index, "instances", position)
+            gpus: tuple[int, ...] = () if entry.device == CPU else (number_of(entry.device) or 0,)
+            if entry.device == EVERY_GPU:
+                gpus = tuple(range(options.gpus_per_node or 1))
+            found.append(InstanceGroup(index, path, entry.device, entry.count, gpus, entry.resources))
+    return found
 
 
 def gpu_count(groups: list[InstanceGroup]) -> int:
@@ -146,8 +133,7 @@ LOG_NBYTES: Final = 1 * GIB
 FRONT_CPUS: Final = 1
 #: Time until no node and no balancer sends requests to an ending pod.
 PROPAGATION_S: Final = 10
-#: Time after the queue is empty: the front closes (6 s), the workers end (10 s), the supervisor ends (the
-#: rest).
+#: Time after the queue is empty: the front closes (6 s), the workers (10 s) and the supervisor end.
 STOP_MARGIN_S: Final = 20
 STARTUP_PERIOD_S: Final = 5
 #: The time limit of a model without ``load_timeout_s``; after that the container is restarted.
@@ -193,19 +179,32 @@ def compute_sizes(configuration: Configuration, options: ExportOptions) -> PodSi
     parts = memory_parts(configuration, groups)
     memory_nbytes = round_up(sum(part.nbytes for part in parts), 64 * MIB)
     gpus = _gpu_size(groups, options)
+    listed = "; ".join(f"{readable_size(part.nbytes)} {part.name}" for part in parts)
+    tmp, log = readable_size(TMP_NBYTES), readable_size(LOG_NBYTES)
+    threads = max((group.resources.cpus for group in groups), default=1)
+    start_s = startup_s(configuration.settings)
     return PodSizes(
         gpus=gpus,
         cpus=_cpu_size(groups, _ingress_processes(configuration, groups)),
-        memory=_memory_size(memory_nbytes, parts),
+        memory=Reasoned(quantity(memory_nbytes), f"The most that the limits of the config allow: {listed}."),
         memory_request=_memory_request_size(configuration, parts, memory_nbytes, bool(gpus.value)),
-        ephemeral=_ephemeral_size(),
+        ephemeral=Reasoned(
+            quantity(TMP_NBYTES + LOG_NBYTES),
+            f"{tmp} for /tmp and {log} for logs until the node rotates them.",
+        ),
         shm=_shm_size(parts),
         tmp=Reasoned(quantity(TMP_NBYTES), "Caches of libraries and temporary files; the root is read only."),
-        threads=_thread_count(groups),
+        threads=Reasoned(
+            str(threads),
+            "Libraries count the cores of the node, not of the pod (the largest resources.cpus).",
+        ),
         pre_stop_s=_pre_stop_delay(configuration.settings),
         grace_s=_grace_period(configuration.settings),
         startup_failures=_startup_probes(configuration.settings),
-        progress_s=_progress_deadline(configuration.settings),
+        progress_s=Reasoned(
+            SCHEDULING_S + start_s + MIN_READY_S,
+            f"{SCHEDULING_S} for a node and the image + {start_s} to start + minReadySeconds.",
+        ),
         memory_nbytes=memory_nbytes,
         parts=tuple(parts),
     )
@@ -240,7 +239,6 @@ def batch_nbytes(model: ModelSpec, tensors: Sequence[TensorSpec]) -> int | None:
 
 
 def _batch_slots(model: ModelSpec, groups: Sequence[InstanceGroup]) -> int:
-    """Return the most batches that run or wait inside workers."""
     return sum(group.processes for group in groups) * max(1, model.concurrency) * (1 + model.prefetch)
 
 
@@ -294,22 +292,18 @@ def _gpu_size(groups: list[InstanceGroup], options: ExportOptions) -> Reasoned:
 
 
 def _ingress_processes(configuration: Configuration, groups: Sequence[InstanceGroup]) -> int:
-    """Return the number of ingress processes in a pod, 0 if the front has the connections. ``auto`` depends
-    on the pod's cores, not on those of this machine.
+    """Return the number of ingress processes in a pod, 0 if the front has the connections. ``auto``, as the
+    file may say, depends on the pod's cores, not on those of this machine.
     """
     processes: int = configuration.settings.doors
-    if _server_value_in_file(configuration, "doors") == AUTO:
+    document = configuration.sources.document
+    in_file = {} if document is None else mapping(mapping(document.data).get("server"))
+    if in_file.get("doors") == AUTO:
         other_cpus, previous = FRONT_CPUS + _worker_cpus(groups), 0
         # The cores of ingress processes count as well, and so may allow more of them.
         while (processes := doors_of(other_cpus + previous)) > max(1, previous):
             previous = processes
     return processes if processes > 1 else 0
-
-
-def _server_value_in_file(configuration: Configuration, key: str) -> Any:
-    """Return a key of ``server`` as written in the file, which is what the pod reads."""
-    document = configuration.sources.document
-    return None if document is None else mapping(mapping(document.data).get("server")).get(key)
 
 
 def _worker_cpus(groups: Sequence[InstanceGroup]) -> int:
@@ -318,17 +312,10 @@ def _worker_cpus(groups: Sequence[InstanceGroup]) -> int:
 
 def _cpu_size(groups: Sequence[InstanceGroup], processes: int) -> Reasoned:
     workers = _worker_cpus(groups)
-    front = f"{FRONT_CPUS} for the front, one event loop" + f", {processes} for ingress processes" * bool(
-        processes
-    )
-    return Reasoned(
-        FRONT_CPUS + processes + workers, f"{front}, and {workers} for the instances (their resources.cpus)."
-    )
-
-
-def _memory_size(nbytes: int, parts: Sequence[MemoryShare]) -> Reasoned:
-    listed = "; ".join(f"{readable_size(part.nbytes)} {part.name}" for part in parts)
-    return Reasoned(quantity(nbytes), f"The most that the limits of the config allow: {listed}.")
+    ingress = f", {processes} for ingress processes" if processes else ""
+    front = f"{FRONT_CPUS} for the front, one event loop{ingress}"
+    why = f"{front}, and {workers} for the instances (their resources.cpus)."
+    return Reasoned(FRONT_CPUS + processes + workers, why)
 
 
 def _memory_request_size(
@@ -344,12 +331,6 @@ def _memory_request_size(
     return Reasoned(quantity(nbytes), why)
 
 
-def _ephemeral_size() -> Reasoned:
-    tmp, log = readable_size(TMP_NBYTES), readable_size(LOG_NBYTES)
-    why = f"{tmp} for /tmp and {log} for logs until the node rotates them."
-    return Reasoned(quantity(TMP_NBYTES + LOG_NBYTES), why)
-
-
 def _shm_size(parts: Sequence[MemoryShare]) -> Reasoned:
     nbytes = next(part.nbytes for part in parts if part.name == "/dev/shm")
     why = (
@@ -360,18 +341,10 @@ def _shm_size(parts: Sequence[MemoryShare]) -> Reasoned:
     return Reasoned(quantity(nbytes), why)
 
 
-def _thread_count(groups: Sequence[InstanceGroup]) -> Reasoned:
-    most = max((group.resources.cpus for group in groups), default=1)
-    return Reasoned(
-        str(most), "Libraries count the cores of the node, not of the pod (the largest resources.cpus)."
-    )
-
-
 def _pre_stop_delay(settings: ServerSettings) -> Reasoned:
     """Return the propagation time minus the server's own lame duck period."""
-    why = (
-        f"{PROPAGATION_S} s until nobody sends to this pod any more; it serves meanwhile, SIGTERM comes then."
-    )
+    why = f"{PROPAGATION_S} s until nobody sends to this pod any more; it serves meanwhile, SIGTERM comes "
+    why += "then."
     if lame_duck_s := _lame_duck_s(settings):
         why += f" {lame_duck_s:g} s of them are server.lame_duck_s."
     return Reasoned(max(0, PROPAGATION_S - math.floor(lame_duck_s)), why)
@@ -381,9 +354,8 @@ def _grace_period(settings: ServerSettings) -> Reasoned:
     pre_stop, drain = _pre_stop_delay(settings).value, math.ceil(settings.drain_timeout_s)
     lame_duck = math.ceil(_lame_duck_s(settings))
     named = f" + server.lame_duck_s {lame_duck}" if lame_duck else ""
-    why = (
-        f"preStop {pre_stop}{named} + server.drain_timeout_s {drain} + {STOP_MARGIN_S} until all have ended."
-    )
+    why = f"preStop {pre_stop}{named} + server.drain_timeout_s {drain} + {STOP_MARGIN_S} until all have "
+    why += "ended."
     return Reasoned(pre_stop + lame_duck + drain + STOP_MARGIN_S, why)
 
 
@@ -399,19 +371,11 @@ def startup_s(settings: ServerSettings) -> int:
 
 def _startup_probes(settings: ServerSettings) -> Reasoned:
     most = startup_s(settings)
-    loads = (
-        f"server.load_timeout_s {settings.load_timeout_s:g}"
-        if settings.load_timeout_s
-        else (f"{UNLIMITED_LOAD_S} for the models (server.load_timeout_s has no limit)")
-    )
+    loads = f"{UNLIMITED_LOAD_S} for the models (server.load_timeout_s has no limit)"
+    if settings.load_timeout_s:
+        loads = f"server.load_timeout_s {settings.load_timeout_s:g}"
     why = f"Every {STARTUP_PERIOD_S} s for {most} s: {PROCESS_START_S} to start + {loads}."
     return Reasoned(math.ceil(most / STARTUP_PERIOD_S), why)
-
-
-def _progress_deadline(settings: ServerSettings) -> Reasoned:
-    total = SCHEDULING_S + startup_s(settings) + MIN_READY_S
-    why = f"{SCHEDULING_S} for a node and the image + {startup_s(settings)} to start + minReadySeconds."
-    return Reasoned(total, why)
 
 
 GRPC: Final = "grpc"
@@ -448,8 +412,6 @@ class ServerPorts:
 
 
 def probe_port(ports: ServerPorts) -> str | None:
-    """Return the port for the node's probes: the health port, or a port without TLS, which a node's gRPC
-    probe cannot speak.
-    """
+    """Return the port for the node's probes: the health port, or else a port without TLS."""
     asked = [HEALTH, *ports.numbers] if HEALTH in ports.numbers else ports.numbers
     return next((name for name in asked if name not in ports.tls), None)

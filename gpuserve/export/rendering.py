@@ -1,6 +1,4 @@
-"""A whole export, from the configuration to written files: checks, sizes, rendered templates by file name,
-and the output to a folder or to stdout. The commands are in ``cli/export_command.py``.
-"""
+"""A whole export, from the configuration to written files: checks, sizes, rendered templates, output."""
 
 from __future__ import annotations
 
@@ -37,14 +35,9 @@ ExportFiles = dict[str, str]
 
 
 _BASE: Final = (
-    "config.yaml",
-    "serviceaccount.yaml",
-    "deployment.yaml",
-    "services.yaml",
-    "networkpolicy.yaml",
-    "disruptionbudget.yaml",
-    "autoscaler.yaml",
-)
+    "config.yaml", "serviceaccount.yaml", "deployment.yaml", "services.yaml", "networkpolicy.yaml",
+    "disruptionbudget.yaml", "autoscaler.yaml",
+)  # fmt: skip
 #: The files of each component beside its kustomization. Components change the base; unlike overlays they can
 #: be combined with each other and with an overlay of the user's own.
 _COMPONENTS: Final = {
@@ -73,9 +66,7 @@ _PROMETHEUS_RULE: Final = "components/monitoring/prometheusrule.yaml"
 
 
 def kubernetes_files(configuration: Configuration, options: ExportOptions) -> ExportFiles:
-    """Return a kustomize base, its components, and an overlay for each; raise ConfigProblems if no cluster
-    can run the configuration.
-    """
+    """Return a kustomize base, its components, and an overlay for each, or raise ConfigProblems."""
     values = _base_values(configuration, options) | {"resources": list(_BASE)}
     values |= envoy_proxy.component_values(
         EnvoyProxy.of(configuration, options), configuration.settings.drain_timeout_s
@@ -92,9 +83,7 @@ def kubernetes_files(configuration: Configuration, options: ExportOptions) -> Ex
 
 
 def kubernetes_stream(configuration: Configuration, options: ExportOptions) -> str:
-    """Return the base's objects as one stream for ``kubectl apply -f -``; raise ConfigProblems if no cluster
-    can run the configuration.
-    """
+    """Return the base's objects as one stream for ``kubectl apply -f -``, or raise ConfigProblems."""
     values = _base_values(configuration, options)
     return yaml_text([one for file in _BASE for one in fill_template(f"base/{file}", values)])
 
@@ -102,7 +91,7 @@ def kubernetes_stream(configuration: Configuration, options: ExportOptions) -> s
 def kserve_stream(configuration: Configuration, options: ExportOptions) -> str:
     """Return ServingRuntime, InferenceService and their config, for KServe's Standard mode: Knative allows a
     pod one port only. The service, not the runtime, sets grace period and security context, because a runtime
-    cannot. Raise ConfigProblems if no cluster can run the configuration.
+    cannot.
     """
     values = export_values(configuration, options)
     labels = {"serving.kserve.io/inferenceservice": values["name"]}
@@ -114,18 +103,14 @@ def kserve_stream(configuration: Configuration, options: ExportOptions) -> str:
 
 
 def grafana_text(configuration: Configuration, options: ExportOptions) -> str:
-    """Return the dashboard as JSON; raise ConfigProblems if the metrics page is switched off or the name is
-    malformed.
-    """
+    """Return the dashboard as JSON. Raise ConfigProblems without a metrics page, or for a malformed name."""
     _raise_if_any(configuration, monitoring_violations(configuration, options))
     on_gpu = gpu_count(instance_groups(configuration, options)) > 0
     return dashboard_text(export_name(configuration, options), on_gpu=on_gpu)
 
 
 def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
-    """Return the rules as a PrometheusRule; raise ConfigProblems if the metrics page is switched off or the
-    name is malformed.
-    """
+    """Return the rules as a PrometheusRule, or raise ConfigProblems like ``grafana_text``."""
     _raise_if_any(configuration, monitoring_violations(configuration, options))
     return yaml_text(_alerts(configuration, options))
 
@@ -140,13 +125,9 @@ def rules_text(configuration: Configuration, options: ExportOptions) -> str:
 def compose_files(
     configuration: Configuration, options: ExportOptions, config: str, mount: str
 ) -> ExportFiles:
-    """Return the files for one server with Prometheus and Grafana in Docker Compose.
-
-    Args:
-        mount: the folder of the config, relative to the folder of the files.
-
-    Raises:
-        ConfigProblems: no image is named, or the metrics page is switched off.
+    """Return the files for one server with Prometheus and Grafana in Docker Compose. ``mount`` is the folder
+    of the config, relative to the folder of the files. Raise ConfigProblems if no image is named, or the
+    metrics page is switched off.
     """
     _raise_if_any(configuration, compose_violations(configuration, options))
     on_gpu = gpu_count(instance_groups(configuration, options)) > 0
@@ -171,17 +152,13 @@ def _alerts(configuration: Configuration, options: ExportOptions) -> list[Any]:
 
 
 def envoy_config_files(configuration: Configuration, options: ExportOptions, host: str = "") -> ExportFiles:
-    """Return the configuration of Envoy in front of the pods of ``host``, "" for their headless Service;
-    raise ConfigProblems if the pods cannot be reached.
-    """
+    """Return the configuration of Envoy in front of the pods of ``host``, "" for their headless Service."""
     _raise_if_any(configuration, balancer_violations(configuration, options, host))
     return envoy_proxy.envoy_files(EnvoyProxy.of(configuration, options, host))
 
 
 def export_values(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
-    """Return the values of the templates' placeholders; raise ConfigProblems if a key or a flag cannot work
-    in a cluster.
-    """
+    """Return the values of the templates' placeholders, or raise ConfigProblems."""
     _raise_if_any(configuration, cluster_violations(configuration, options))
     computed = compute_sizes(configuration, options)
     groups = instance_groups(configuration, options)
@@ -207,11 +184,8 @@ _SECRETS: Final = ("kind: Secret\n", "key: authorization\n")
 
 
 def write_files(folder: str, files: ExportFiles) -> None:
-    """Write every file below the folder, which is created; other files stay.
-
-    Raises:
-        ConfigProblems: the folder cannot be written. All files are unchanged, unless renaming a written file
-            failed.
+    """Write every file below the folder, which is created; other files stay. Raise ConfigProblems if the
+    folder cannot be written; then all files are unchanged, unless renaming a written file failed.
     """
     if not folder:
         raise _out_problem("expected a folder, given ''")
@@ -227,12 +201,7 @@ def write_files(folder: str, files: ExportFiles) -> None:
 
 
 def write_stdout(text: str) -> None:
-    """Write to stdout.
-
-    Raises:
-        GpuserveError: stdout cannot be written.
-        BrokenPipeError: the reader of the pipe has ended.
-    """
+    """Write to stdout. Raise GpuserveError if stdout cannot be written, BrokenPipeError if nobody reads."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

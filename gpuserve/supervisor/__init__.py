@@ -1,3 +1,1 @@
-"""The supervisor of a server: it owns the listeners, starts the front and the workers, and restarts them. It
-holds no tensors and runs no user code.
-"""
+"""The supervisor of a server: owner of the listeners, the front and the workers; it runs no user code."""

@@ -1,13 +1,13 @@
-"""The supervisor: one reactor that starts, monitors, restarts and stops all processes of a server. ``run()``
-is the whole run of a server; ``_Parts`` assembles the parts of a server.
-"""
+"""The supervisor: one reactor that starts, monitors, restarts and stops all processes of a server."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from socket import socket
 from typing import Any, Final
@@ -28,7 +28,7 @@ from gpuserve.supervisor.models.declared_models import (
     loaded_at_start,
     wanted_at_start,
 )
-from gpuserve.supervisor.models.generations import GenerationTable
+from gpuserve.supervisor.models.generations import GenerationState, GenerationTable
 from gpuserve.supervisor.models.load_requests import LoadRequests
 from gpuserve.supervisor.models.model_operations import (
     LoadOperation,
@@ -36,8 +36,9 @@ from gpuserve.supervisor.models.model_operations import (
     failed_start,
 )
 from gpuserve.supervisor.models.served_models import ServedModels
-from gpuserve.supervisor.operator.event_publication import EventPublication
+from gpuserve.supervisor.operator.event_publication import DELAY_S, EventPublication
 from gpuserve.supervisor.operator.operator_verbs import ControlSocket, OperatorVerbs
+from gpuserve.supervisor.operator.quiescence import Quiescence, QuiescenceState
 from gpuserve.supervisor.processes.child_process import Child, front_process
 from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor
 from gpuserve.supervisor.processes.ingress_processes import IngressProcesses
@@ -47,7 +48,6 @@ from gpuserve.supervisor.processes.log_lines import LogLines
 from gpuserve.supervisor.processes.server_core import BackgroundThreads, ServerCore
 from gpuserve.supervisor.reload.config_reload import ConfigReload, ConfigWork
 from gpuserve.supervisor.reload.file_polling import FilePolling, FileWatch
-from gpuserve.supervisor.shutdown import ServerShutdown, ended
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
 from gpuserve.supervisor.workers.worker_monitor import (
     WorkerContext,
@@ -55,15 +55,102 @@ from gpuserve.supervisor.workers.worker_monitor import (
     record_instance_death,
     record_instance_state,
     record_slow_load,
+    stop_timeout_s,
 )
 from gpuserve.supervisor.workers.worker_watchdogs import Hang, SlowLoad
 from gpuserve_worker.protocol.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-#: Drain time after a model has raised ``UnrecoverableError``, unless ``drain_timeout_s`` is shorter. A
-#: restarted server should be up again soon.
+#: Drain time after a model has raised ``UnrecoverableError``: a restarted server should be up again soon.
 BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
+
+
+#: Time for a front to close its connections after ``Quit``; then it is killed. Longer than the front's own
+#: timeout for its connections.
+FRONT_QUIT_TIMEOUT_S: Final = 6.0
+
+
+@dataclass(eq=False)
+class ServerShutdown:
+    """The shutdown of one server. The reactor stops at its end."""
+
+    _core: ServerCore
+    _models: ServedModels
+    _attached: AttachedModels
+    _quiescence: Quiescence
+    _ingress: IngressProcesses
+    #: Requests that the front aborted at the end of the drain.
+    _unfinished: int = 0
+
+    def start_drain(
+        self, timeout_s: float = math.inf, *, lame: bool = True, terminated: bool = False
+    ) -> None:
+        """Finish queued requests within ``timeout_s``. Without ``lame`` no new request is accepted; otherwise
+        the lame duck period comes first. ``terminated``: a SIGTERM ends the server.
+        """
+        core = self._core
+        if core.lifecycle.state is ServerState.STARTING:
+            self.now()
+        elif core.lifecycle.state is ServerState.SERVING:
+            core.lifecycle.move(ServerState.DRAINING)
+            self._attached.stop_accepting()
+            self._models.abandon(ended())
+            whole_s = self._quiescence.lame_duck_s(terminated=terminated) if lame else 0.0
+            lame_duck_s = self._quiescence.lame_duck_left_s(whole_s)
+            if lame_duck_s:
+                text = "stopping: requests are served for %.3g s more, then queued requests are finished"
+                logger.info(text, lame_duck_s)
+            else:
+                logger.info("stopping: finishing queued requests")
+            if core.front.process is None:  # no request is in flight between two fronts
+                self.start_stop()
+                return
+            timeout_s = min(timeout_s, core.settings.current.drain_timeout_s)
+            core.front.send(messages.Drain(timeout_s, lame_duck_s, whole_s > 0))
+            core.reactor.call_later(lame_duck_s + timeout_s + 1.0, self.start_stop)
+
+    def front_drained(self, unfinished: int) -> None:
+        """Continue the shutdown, because no request is in flight any more."""
+        self._unfinished = unfinished
+        out = QuiescenceState.OUT_OF_SERVICE.value
+        self._core.events.record(EventKind.DRAINED, service=out, unfinished=unfinished)
+        if unfinished:
+            logger.warning("%d requests were not finished within the drain time", unfinished)
+        self.start_stop()
+
+    def start_stop(self) -> None:
+        if self._core.lifecycle.state is not ServerState.DRAINING:
+            return
+        self._core.lifecycle.move(ServerState.STOPPING)
+        front = self._core.front
+        front.quit()
+        # The front closes its own listeners. New connections are refused and do not wait in the backlog.
+        self._core.listeners.close()
+        if front.process is None:
+            self.front_ended()
+            return
+        self._core.reactor.call_later(FRONT_QUIT_TIMEOUT_S, front.kill)
+
+    def front_ended(self) -> None:
+        """Stop the workers, because the front has ended."""
+        self._ingress.close()  # a killed front leaves its ingress processes behind
+        self._attached.end()
+        self._models.stop()
+        # Nobody waits for the answers of calls that are still running after the drain.
+        self._core.reactor.call_later(stop_timeout_s(hurried=self._unfinished > 0), self.now)
+        self.check_workers_stopped()
+
+    def check_workers_stopped(self) -> None:
+        if all(generation.group.is_stopped for generation in self._models.table):
+            self.now()
+
+    def now(self) -> None:
+        self._core.reactor.stop()
+
+
+def ended() -> StartupError:
+    return StartupError("the server has been stopped")
 
 
 class _Parts:
@@ -93,15 +180,13 @@ class _Parts:
         self.config = ConfigReload(source, core.lifecycle, core.events, work, self._adjust, background.run)
         self.polling = FilePolling(source, core, background, self.config.request_by_files, watch)
         self.publication = EventPublication(core, background.run)
-        self.loads = LoadRequests(
-            core.lifecycle, models, attached, devices, background.run, self.config.model_loaded
-        )
+        lifecycle, on_loaded = core.lifecycle, self.config.model_loaded
+        self.loads = LoadRequests(lifecycle, models, attached, devices, background.run, on_loaded)
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config, self.publication)
         self.control = ControlSocket(core.reactor, self.operator.ask)
         self.shutdown = ServerShutdown(core, models, attached, self.operator.quiescence, self.ingress)
 
     def _adjust(self, changes: dict[str, Any]) -> None:
-        """Apply changed settings, including the polling interval."""
         self._core.front.adjust(changes)
         self.polling.set_timer()
 
@@ -141,8 +226,11 @@ class _Parts:
             case messages.Rates(tuple()):
                 status = self.operator.status.document(messages.Census(*message.census))
                 self.publication.publish_sample(status, message)
-            case messages.FrontEvent(str(), str(), int(), str(), dict()):
-                self._record_front_event(message)
+            case messages.FrontEvent(str(kind), str(model), int(version), str(instance), dict(facts)):
+                if kind not in {kind.value for kind in OBSERVED_BY_FRONT}:
+                    raise WireError(f"the front sent an event of kind {kind!r}")
+                about: dict[str, Any] = {"model": model, "version": version, "instance": instance}
+                self._core.events.record(EventKind(kind), **about, **facts)
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
 
@@ -150,25 +238,14 @@ class _Parts:
         """Ask the worker's monitor to kill the worker, or to report that the call is overdue."""
         spec = self.models.execution_hung(generation, hang) or self.attached.execution_hung(generation, hang)
         if spec is not None:
-            self._core.events.record(
-                EventKind.EXECUTION_HUNG,
-                model=spec.name,
-                version=spec.version,
-                instance=hang.instance,
-                running_s=round(hang.ran_s, 3),
-                limit_s=hang.limit_s,
-                pid=hang.pid,
-            )
-
-    def _record_front_event(self, message: messages.FrontEvent) -> None:
-        kind, model, version, instance, facts = message
-        if kind not in {kind.value for kind in OBSERVED_BY_FRONT}:
-            raise WireError(f"the front sent an event of kind {kind!r}")
-        self._core.events.record(EventKind(kind), model=model, version=version, instance=instance, **facts)
+            about: dict[str, Any] = {"model": spec.name, "version": spec.version, "instance": hang.instance}
+            ran_s, limit_s, pid = round(hang.ran_s, 3), hang.limit_s, hang.pid
+            kind = EventKind.EXECUTION_HUNG
+            self._core.events.record(kind, **about, running_s=ran_s, limit_s=limit_s, pid=pid)
 
 
 class Supervisor:
-    """One server.
+    """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``.
 
     Args:
         settings: the settings of the server.
@@ -180,8 +257,6 @@ class Supervisor:
         devices: places the models that clients load.
         config: the config file, if it can be read again.
         watch: if given, the files of the config and of its models are watched for changes.
-
-    ``started`` resolves with the addresses, or fails with the ``StartupError``.
     """
 
     def __init__(
@@ -201,19 +276,15 @@ class Supervisor:
         self._observer = observer
         self._failure: GpuserveError | None = None
         reactor, listeners, live_settings = Reactor(self._on_error), Listeners(), LiveSettings(settings)
-        events = EventLog()
-        lines = LogLines(reactor)
-        front = FrontMonitor(
-            reactor, listeners, live_settings, events, lines, partial(start_front, relay_output)
-        )
-        self._core = ServerCore(
-            ServerLifecycle(events), live_settings, reactor, listeners, front, events, lines
-        )
+        events, lines = EventLog(), LogLines(reactor)
+        start = partial(start_front, relay_output)
+        front = FrontMonitor(reactor, listeners, live_settings, events, lines, start)
+        lifecycle = ServerLifecycle(events)
+        self._core = ServerCore(lifecycle, live_settings, reactor, listeners, front, events, lines)
         self._declared = DeclaredModels(models)
         context = WorkerContext(reactor, self, live_settings, relay_output, {}, lines, watch is not None)
-        self._parts = _Parts(
-            self._core, context, repository or self._declared, devices or ServerDevices(), config, watch
-        )
+        places = devices or ServerDevices()
+        self._parts = _Parts(self._core, context, repository or self._declared, places, config, watch)
         broken = {} if config is None else config.start.broken
         for name, reason in broken.items():
             self._parts.models.table.index.undeclared(name, str(reason))
@@ -228,16 +299,16 @@ class Supervisor:
     # ---- for any thread -------------------------------------------------------------------
 
     def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
-        """Stop the server after queued requests are finished, or at once with ``fast``. ``terminated``: a
-        SIGTERM is the reason. Safe in signal handlers.
+        """Stop the server after queued requests are finished, or at once with ``fast``. Safe in signal
+        handlers. ``terminated``: a SIGTERM is the reason.
         """
         shutdown = self._parts.shutdown
         drain = partial(shutdown.start_drain, terminated=terminated)
         self._core.reactor.call_soon_threadsafe(shutdown.now if fast else drain)
 
     def request_reload(self, reload_all: bool = False) -> None:
-        """Reload the config file once the server serves. With ``reload_all`` reload all models, changed or
-        not. The result is logged. Safe in signal handlers.
+        """Reload the config file, or with ``reload_all`` all models, changed or not, once the server serves.
+        The result is logged. Safe in signal handlers.
         """
         config = self._parts.config
         request = config.request_all if reload_all else config.request_by_signal
@@ -250,7 +321,7 @@ class Supervisor:
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
         """Serve one more model. The future resolves when every instance is loaded. It fails with
-        ``StartupError`` if an instance fails to load; the model is then removed again. It fails with
+        ``StartupError`` if an instance fails to load (the model is then removed again), and with
         ``BindError`` if an attached program serves a model of that name.
         """
         loaded: Future[None] = Future()
@@ -305,7 +376,6 @@ class Supervisor:
             core.reactor.close()
 
     def _kill_all(self) -> None:
-        """Kill and reap all remaining children; after a clean stop none is left."""
         self._parts.control.close()
         self._parts.polling.close()
         self._parts.gpus.close()
@@ -321,9 +391,7 @@ class Supervisor:
         self._parts.models.abandon(error if isinstance(error, GpuserveError) else ended())
 
     def _on_error(self, error: Exception) -> None:
-        """Log an unexpected exception of a callback if the server serves or drains. While the server starts
-        or stops, raise it again, which ends the server.
-        """
+        """Log a callback's exception while the server serves or drains; otherwise end the server by it."""
         if self.state not in {ServerState.SERVING, ServerState.DRAINING}:
             raise error
         logger.error("a task of the supervisor failed, and the server goes on: %r", error, exc_info=error)
@@ -402,8 +470,8 @@ class Supervisor:
 
     def _check_started(self) -> None:
         core, parts = self._core, self._parts
-        starting = self.state is ServerState.STARTING
-        if not starting or not core.front.ready or not parts.models.table.all_loaded():
+        is_loading = any(one.state is GenerationState.LOADING for one in parts.models.table)
+        if self.state is not ServerState.STARTING or not core.front.ready or is_loading:
             return
         addresses = core.listeners.addresses(core.settings.current)
         try:
@@ -418,7 +486,8 @@ class Supervisor:
         self.started.set_result(addresses)
         parts.config.server_started()
         parts.polling.start()
-        parts.publication.open_later()
+        # Later, so that the start does not wait for the import of ZeroMQ.
+        core.reactor.call_later(DELAY_S, lambda: parts.publication.open(lambda: None))
 
     def _add_model(self, spec: ModelSpec, loaded: Future[None]) -> None:
         if self.state not in {ServerState.STARTING, ServerState.SERVING}:

@@ -21,7 +21,7 @@ from gpuserve.export.pod_sizing import (
     quantity,
     readable_size,
 )
-from gpuserve.supervisor.shutdown import FRONT_QUIT_TIMEOUT_S
+from gpuserve.supervisor.supervisor import FRONT_QUIT_TIMEOUT_S
 from gpuserve.supervisor.workers.worker_monitor import STOP_TIMEOUT_S
 
 

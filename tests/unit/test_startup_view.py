@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from gpuserve.cli.startup_view import LogView, TableView, client_command, ready_text
+from gpuserve.cli.live.startup_view import LogView, TableView, client_command, ready_text
 from gpuserve.model.spec import InstanceSpec, ModelSpec, SequenceBatching
 from gpuserve_worker.protocol.tensor import TensorSpec
 

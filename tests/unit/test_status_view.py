@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.cli.status_view import status_screen, status_text
+from gpuserve.cli.live.status_view import status_screen, status_text
 
 SERVER: dict[str, Any] = {
     "name": "gpuserve",

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.cli import top_columns as rows
-from gpuserve.cli.top_screen import KEYS, QUIT, KeyCommand, Screen, View
+from gpuserve.cli.live import top_columns as rows
+from gpuserve.cli.live.top_screen import KEYS, QUIT, KeyCommand, Screen, View
 
 GIGA = 1 << 30
 

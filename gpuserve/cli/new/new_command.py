@@ -1,6 +1,4 @@
-"""``gpuserve new``: creation of a project that can be served and tested without changes. Nothing is served or
-imported here.
-"""
+"""``gpuserve new``: creation of a project that can be served and tested without changes."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ class Project:
         return name_of(os.path.abspath(self.folder))
 
     def create(self) -> list[str]:
-        """Write the files, and return their paths relative to the folder. Raise ProjectError if the folder is
-        not empty or not writable.
-        """
+        """Write the files, and return their paths relative to the folder, or raise ProjectError."""
         self._require_empty()
         files = self.files()
         try:

@@ -1,10 +1,6 @@
-"""PyTriton's import paths on gpuserve, so that a program written for PyTriton runs unchanged::
-
-    gpuserve run program.py
-
-Modules have the names and the public names of PyTriton's. They map names, options (``triton_config.py``) and
-errors (``exceptions.py``) to gpuserve. Submodules are imported on first use, so that a worker that imports
-``pytriton.decorators`` does not import a server.
+"""PyTriton's import paths on gpuserve, so that a program written for PyTriton runs unchanged (``gpuserve run
+program.py``). Modules and their public names are PyTriton's. Submodules are imported on first use, so that a
+worker that imports ``pytriton.decorators`` does not import a server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``pytriton`` and ``python -m pytriton``: PyTriton's checks of an environment.
-
-No file is written. The checks print what PyTriton packs into a ZIP.
-"""
+"""``pytriton`` and ``python -m pytriton``: PyTriton's checks of an environment. No file is written."""
 
 from __future__ import annotations
 
@@ -24,17 +21,17 @@ from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.version import VERSION
 
 
-@batch
-def _add_sub(a: Any, b: Any) -> dict[str, Any]:
-    return {"add": a + b, "sub": a - b}
-
-
 def example_add_sub() -> None:
     """Serve a model on free ports and send one request."""
     http, grpc, metrics = (find_free_port() for _ in range(3))
+
+    @batch
+    def add_sub(a: Any, b: Any) -> dict[str, Any]:
+        return {"add": a + b, "sub": a - b}
+
     floats = [Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in ("a", "b", "add", "sub")]
     with Triton(config=TritonConfig(http_port=http, grpc_port=grpc, metrics_port=metrics)) as triton:
-        triton.bind("AddSub", _add_sub, floats[:2], floats[2:], config=ModelConfig(max_batch_size=128))
+        triton.bind("AddSub", add_sub, floats[:2], floats[2:], config=ModelConfig(max_batch_size=128))
         with ModelClient(f"localhost:{http}", "AddSub") as client:
             found = client.infer_sample(np.array([3], np.float32), np.array([1], np.float32))
     answers = [found[name].tolist() for name in ("add", "sub")]
@@ -45,10 +42,8 @@ def example_add_sub() -> None:
 
 def environment() -> None:
     """Print the versions and the machine that a program for PyTriton finds."""
-    sys.stdout.write(
-        f"Python {platform.python_version()}, numpy {np.__version__}, gpuserve {VERSION}, "
-        f"with the API of PyTriton {__version__}\n"
-    )
+    versions = f"Python {platform.python_version()}, numpy {np.__version__}, gpuserve {VERSION}"
+    sys.stdout.write(f"{versions}, with the API of PyTriton {__version__}\n")
     sys.stdout.flush()
     for verb in ("devices", "doctor"):
         subprocess.run([sys.executable, "-m", "gpuserve", verb], check=False)

@@ -1,8 +1,6 @@
-"""The alias ``pytriton`` of ``gpuserve.compat.pytriton``, also if a PyTriton is installed.
-
-A finder before all others maps every name below ``pytriton`` to the same module here. Processes that are
-started from here have ``compat/importable`` on their import path, whose ``pytriton`` calls ``install()`` on
-import.
+"""The alias ``pytriton`` of ``gpuserve.compat.pytriton``, also if a PyTriton is installed. A finder before
+all others maps every name below ``pytriton`` to the same module here. Child processes have
+``compat/importable`` on their import path, whose ``pytriton`` calls ``install()``.
 """
 
 from __future__ import annotations

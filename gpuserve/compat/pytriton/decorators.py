@@ -29,27 +29,11 @@ if TYPE_CHECKING:
     from gpuserve.client.client_config import ClientModelConfig
 
 __all__ = [
-    "ConstantPadder",
-    "InferenceRequest",
-    "InferenceRequests",
-    "InferenceResult",
-    "InferenceResults",
-    "InputNames",
-    "ModelConfigDict",
-    "TritonContext",
-    "batch",
-    "convert_output",
-    "fill_optionals",
-    "first_value",
-    "get_inference_request_batch_size",
-    "get_model_config",
-    "get_triton_context",
-    "group_by_keys",
-    "group_by_values",
-    "pad_batch",
-    "sample",
-    "triton_context",
-]
+    "ConstantPadder", "InferenceRequest", "InferenceRequests", "InferenceResult", "InferenceResults",
+    "InputNames", "ModelConfigDict", "TritonContext", "batch", "convert_output", "fill_optionals",
+    "first_value", "get_inference_request_batch_size", "get_model_config", "get_triton_context",
+    "group_by_keys", "group_by_values", "pad_batch", "sample", "triton_context",
+]  # fmt: skip
 
 InputNames: TypeAlias = list[str]
 InferenceRequest: TypeAlias = Request

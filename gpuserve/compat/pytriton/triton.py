@@ -1,8 +1,6 @@
 """``Triton`` and ``RemoteTriton``: PyTriton's server over ``gpuserve.Server`` and ``AttachedServer``.
-
-Inference callables run in the calling process, each in a thread, as PyTriton's do, because programs share
-objects between them and use objects that cannot be pickled. ``GPUSERVE_ISOLATION=process`` runs each in a
-process.
+Inference callables run in threads of this process, as PyTriton's do, because programs share objects between
+them and use objects that cannot be pickled. ``GPUSERVE_ISOLATION=process`` runs each in a process.
 """
 
 from __future__ import annotations
@@ -48,27 +46,12 @@ from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, kind_of
 
 __all__ = [
-    "DEFAULT_PROTECTED_ENDPOINTS",
-    "GROWTH_BACKEND_SHM_SIZE",
-    "INITIAL_BACKEND_SHM_SIZE",
-    "MODEL_CONFIG_URL",
-    "MODEL_INFER_URL",
-    "MODEL_READY_URL",
-    "MODEL_URL",
-    "MONITORING_PERIOD_S",
-    "TRITONSERVER_DIST_DIR",
-    "TRITON_ACCESS_HEADER",
-    "VALID_TRITON_ENDPOINTS",
-    "WAIT_FORM_MODEL_TIMEOUT_S",
-    "DefaultTritonLifecyclePolicy",
-    "RemoteTriton",
-    "Triton",
-    "TritonBase",
-    "TritonConfig",
-    "TritonLifecyclePolicy",
-    "TritonSecurityConfig",
-    "VertextAILifecyclePolicy",
-]
+    "DEFAULT_PROTECTED_ENDPOINTS", "GROWTH_BACKEND_SHM_SIZE", "INITIAL_BACKEND_SHM_SIZE", "MODEL_CONFIG_URL",
+    "MODEL_INFER_URL", "MODEL_READY_URL", "MODEL_URL", "MONITORING_PERIOD_S", "TRITONSERVER_DIST_DIR",
+    "TRITON_ACCESS_HEADER", "VALID_TRITON_ENDPOINTS", "WAIT_FORM_MODEL_TIMEOUT_S",
+    "DefaultTritonLifecyclePolicy", "RemoteTriton", "Triton", "TritonBase", "TritonConfig",
+    "TritonLifecyclePolicy", "TritonSecurityConfig", "VertextAILifecyclePolicy",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +91,7 @@ class TritonBase(abc.ABC):
 
     def __init__(self, host: ModelHost, workspace: Workspace | str | Path | None) -> None:
         self._host = host
+        self._has_models = False
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
 
     def __enter__(self) -> Self:
@@ -138,23 +122,19 @@ class TritonBase(abc.ABC):
             PyTritonRuntimeError: if the server runs and the model could not be loaded.
         """
         if trace_config:
-            raise PyTritonValidationError(
-                "bind(trace_config=…) is not supported by gpuserve: give it to TritonConfig, which is for "
-                "all models, and change it for one by the trace settings of the protocol"
-            )
-        if any(
-            (name.lower(), version) == (model_name.lower(), model_version)
-            for name, version in self._host.bound
-        ):
-            raise PyTritonInvalidOperationError(
-                f"Cannot add model with the same name twice: {model_name!r} is bound already"
-            )
+            text = "bind(trace_config=…) is not supported by gpuserve: give it to TritonConfig, which is for "
+            text += "all models, and change it for one by the trace settings of the protocol"
+            raise PyTritonValidationError(text)
+        bound = [(name.lower(), version) for name, version in self._host.bound]
+        if (model_name.lower(), model_version) in bound:
+            text = f"Cannot add model with the same name twice: {model_name!r} is bound already"
+            raise PyTritonInvalidOperationError(text)
         isolation = os.environ.get(ISOLATION_VARIABLE) or "thread"
         with pytriton_errors():
-            spec = bound_spec(
-                model_name, infer_func, inputs, outputs, model_version, config, strict, isolation
-            )
+            more = (model_version, config, strict, isolation)
+            spec = bound_spec(model_name, infer_func, inputs, outputs, *more)
             self._host.add(spec, infer_func)
+        self._has_models = True
 
     @abc.abstractmethod
     def connect(self) -> None:
@@ -222,9 +202,8 @@ class Triton(TritonBase):
             super().__init__(Server(settings), workspace)
         self._triton_server = self._host  # programs call its is_alive()
         if unused := ineffective_options(self._config):
-            logger.warning(
-                "These options of TritonConfig have no effect with gpuserve: %s.", ", ".join(unused)
-            )
+            text = "These options of TritonConfig have no effect with gpuserve: %s."
+            logger.warning(text, ", ".join(unused))
 
     def __enter__(self) -> Self:
         if self._policy.launch_triton_on_startup:
@@ -251,9 +230,8 @@ class Triton(TritonBase):
             TimeoutError: if the server was not started.
         """
         if not self._host.is_alive():
-            raise TimeoutError(
-                "Triton Inference Server is not ready: it was not started; call run() or serve()"
-            )
+            text = "Triton Inference Server is not ready: it was not started; call run() or serve()"
+            raise TimeoutError(text)
         self.run()
 
     def serve(self, monitoring_period_s: float = MONITORING_PERIOD_S) -> None:
@@ -309,26 +287,10 @@ class RemoteTriton(TritonBase):
         except AttachError as error:
             raise PyTritonClientInvalidUrlError(str(error)) from error
         super().__init__(host, workspace)
-        self._has_models = False
 
     def __enter__(self) -> Self:
         self.connect()
         return self
-
-    def bind(
-        self,
-        model_name: str,
-        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        model_version: int = 1,
-        config: ModelConfig | None = None,
-        strict: bool = False,
-        trace_config: list[str] | None = None,
-    ) -> None:
-        """Serve a callable under a name, at once if connected; see ``TritonBase.bind``."""
-        super().bind(model_name, infer_func, inputs, outputs, model_version, config, strict, trace_config)
-        self._has_models = True
 
     def connect(self) -> None:
         """Attach to the server, and wait until it has this program's models.
@@ -373,30 +335,15 @@ def bound_spec(
     strict: bool,
     isolation: str,
 ) -> ModelSpec:
-    """Return the model spec of ``bind``'s arguments, by PyTriton's rules. Raise as ``ModelHost.bind``.
-
-    The rules concern accepted values, the number of concurrent batches, and error texts for clients. A
-    warm-up that cannot run is logged and left out.
+    """Return the model spec of ``bind``'s arguments, by PyTriton's rules of accepted values, concurrent
+    batches and error texts. Raise as ``ModelHost.bind``. A warm-up that cannot run is logged and left out.
     """
     without_warmups = config
     if isinstance(config, ModelConfig):
         without_warmups = copy.copy(config)
         without_warmups.model_warmup = None
-    spec = model_spec(
-        model_name,
-        infer_func,
-        inputs,
-        outputs,
-        model_version,
-        without_warmups,
-        EXACT if strict else False,
-        isolation,
-        _concurrency(infer_func, config),
-    )
-    return dataclasses.replace(spec, all_lines=True, warmup=_warmups(spec, config))
-
-
-def _warmups(spec: ModelSpec, config: ModelConfig | None) -> tuple[Any, ...]:
+    more = (EXACT if strict else False, isolation, _concurrency(infer_func, config))
+    spec = model_spec(model_name, infer_func, inputs, outputs, model_version, without_warmups, *more)
     declared = config.model_warmup if isinstance(config, ModelConfig) else None
     found: list[Any] = []
     for one in declared or ():
@@ -404,12 +351,12 @@ def _warmups(spec: ModelSpec, config: ModelConfig | None) -> tuple[Any, ...]:
             found.append(warmup_as_given(one, spec.inputs))
         except BadModelConfig as error:
             logger.warning("left out a warm-up of model %s: %s", spec.name, error)
-    return tuple(found)
+    return dataclasses.replace(spec, all_lines=True, warmup=tuple(found))
 
 
 def _concurrency(infer_func: Any, config: ModelConfig | None) -> int | None:
-    """Return 1 if the model is not decoupled, as in PyTriton, or None for the default. A callable whose
-    attribute ``concurrency`` is a number keeps that number.
+    """Return 1 if the model is not decoupled, as in PyTriton, or None for the default. A callable's own
+    number ``concurrency`` counts.
     """
     callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
     overlapping = [one for one in callables if callable(one) and kind_of(one) in _OVERLAPPING_KINDS]

@@ -1,9 +1,4 @@
-"""PyTriton's options: ``TritonConfig`` and ``TritonSecurityConfig``, and their conversion to
-``ServerSettings``.
-
-The options are flags of Triton's server, and ``tritonserver/flags.py`` says what becomes of each. Values have
-the same meaning in keyword arguments, in a dictionary and in the environment.
-"""
+"""PyTriton's options: ``TritonConfig``, ``TritonSecurityConfig``, and ``ServerSettings`` for them."""
 
 from __future__ import annotations
 
@@ -39,27 +34,17 @@ _INDEXED: Final = re.compile(r"(.+)_(\d+)")
 _TRUE: Final = frozenset({"true", "1", "yes", "on"})
 _FALSE: Final = frozenset({"false", "0", "no", "off", ""})
 
-
+_TEXT, _INEFFECTIVE = FlagKind.TEXT, FlagFate.NO_EFFECT
 _RESTRICT: Final = "use Triton(security_config=TritonSecurityConfig(access_token=…, restricted_endpoints=…))"
 #: TritonOptions with another meaning than for a server that reads a repository.
 _OWN_FLAGS: Final = {
-    flag.name: flag
-    for flag in (
-        TritonFlag(
-            "model-repository",
-            FlagKind.TEXT,
-            FlagFate.NO_EFFECT,
-            "models are bound, and no repository is read",
-        ),
-        TritonFlag("log-file", FlagKind.TEXT, FlagFate.NO_EFFECT, "the log goes to stderr"),
-        TritonFlag("http-restricted-api", FlagKind.TEXT, FlagFate.REFUSED, _RESTRICT),
-        TritonFlag("grpc-restricted-protocol", FlagKind.TEXT, FlagFate.REFUSED, _RESTRICT),
-        TritonFlag(
-            "exit-on-error",
-            FlagKind.BOOLEAN,
-            FlagFate.NO_EFFECT,
-            "run() raises what keeps a model from loading",
-        ),
+    name: TritonFlag(name, kind, fate, text)
+    for name, kind, fate, text in (
+        ("model-repository", _TEXT, _INEFFECTIVE, "models are bound, and no repository is read"),
+        ("log-file", _TEXT, _INEFFECTIVE, "the log goes to stderr"),
+        ("http-restricted-api", _TEXT, FlagFate.REFUSED, _RESTRICT),
+        ("grpc-restricted-protocol", _TEXT, FlagFate.REFUSED, _RESTRICT),
+        ("exit-on-error", FlagKind.BOOLEAN, _INEFFECTIVE, "run() raises what keeps a model from loading"),
     )
 }
 
@@ -142,9 +127,8 @@ class TritonConfig:
         unknown = [name for name in config if name not in known]
         if unknown:
             logger.warning("No such option of TritonConfig: %s. Known: %s.", _listed(unknown), _listed(known))
-        return cls(
-            **{name: _option_value(name, known[name], config[name]) for name in config if name in known}
-        )
+        values = {name: _option_value(name, known[name], config[name]) for name in config if name in known}
+        return cls(**values)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -180,7 +164,6 @@ def merged_configs(*configs: TritonConfig | None) -> TritonConfig:
 
 @functools.cache
 def _option_types() -> dict[str, Any]:
-    """Return the type of each option by its name."""
     return {name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(TritonConfig).items()}
 
 
@@ -260,10 +243,8 @@ class TritonSecurityConfig:
 
 
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
-    """Return the server settings of the options.
-
-    Raises:
-        PyTritonValidationError: if an option is refused. The text says what to use instead.
+    """Return the server settings of the options. Raise PyTritonValidationError, with what to use instead, if
+    an option is refused.
     """
     settings: dict[str, Any] = {} if config.id is not None else {"compat_name": TRITON}
     trace: dict[str, Any] = {}
@@ -272,10 +253,15 @@ def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> Ser
             trace[inner[0]] = value
         else:
             settings[key] = value
+    given_trace = TraceSettings(**trace)
+    try:
+        check_trace(given_trace)
+    except ConfigError as error:
+        raise PyTritonValidationError(f"TritonConfig.trace_config: {error}") from None
     return ServerSettings(
         **settings,
         model_control=EXPLICIT,  # as in PyTriton: authorized clients unload and load models
-        trace=_checked_trace(TraceSettings(**trace)),
+        trace=given_trace,
         restricted_endpoints=tuple(security.restricted_endpoints or ()),
         access_token=security.access_token,
     )
@@ -293,14 +279,5 @@ def _converted(config: TritonConfig) -> ConvertedOptions:
     try:
         return convert_options(options)
     except OptionProblem as problem:
-        raise PyTritonValidationError(
-            f"TritonConfig.{options.spell(problem.option)}: {problem.text}"
-        ) from None
-
-
-def _checked_trace(trace: TraceSettings) -> TraceSettings:
-    try:
-        check_trace(trace)
-    except ConfigError as error:
-        raise PyTritonValidationError(f"TritonConfig.trace_config: {error}") from None
-    return trace
+        text = f"TritonConfig.{options.spell(problem.option)}: {problem.text}"
+        raise PyTritonValidationError(text) from None

@@ -1,3 +1,1 @@
-"""The flags of Triton's ``tritonserver`` for ``gpuserve tritonserver``, and for PyTriton's options, which are
-the same: a command line in, settings out.
-"""
+"""The flags of Triton's ``tritonserver``, which are PyTriton's options as well, as settings."""

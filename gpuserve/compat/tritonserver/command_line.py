@@ -1,8 +1,4 @@
-"""The parser of a command line of ``tritonserver``, as its binary parses it.
-
-A flag is ``--flag=value`` or ``--flag value``. A unique prefix stands for the flag, and a boolean may have no
-value.
-"""
+"""The parser of a command line of ``tritonserver``, as its binary parses it."""
 
 from __future__ import annotations
 
@@ -68,17 +64,12 @@ def read_value(flag: TritonFlag, text: str) -> Any:
         raise ValueError(f"expected {flag.kind.value}, given {text!r}") from None
 
 
-def _log_level_value(text: str) -> int:
-    word = _BOOLEANS.get(text.lower())
-    return int(text) if word is None or text.isdigit() else int(word)
-
-
 _READERS: Final[dict[FlagKind, Callable[[str], Any]]] = {
     FlagKind.TEXT: str,
     FlagKind.INTEGER: int,
     FlagKind.NUMBER: float,
     FlagKind.BOOLEAN: lambda text: _BOOLEANS[text.lower()],
-    FlagKind.LEVEL: _log_level_value,
+    FlagKind.LEVEL: lambda text: int(text if text.isdigit() else _BOOLEANS.get(text.lower(), text)),
     FlagKind.BARE: lambda _: True,
 }
 

@@ -1,11 +1,9 @@
-"""The table of all flags of Triton's server, with what becomes of each in gpuserve.
-
-``option_settings.py`` converts the values of the flags to settings.
-"""
+"""The table of all flags of Triton's server. ``option_settings.py`` converts their values to settings."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,24 +46,17 @@ class TritonFlag:
     more: str = ""
 
 
-def _setting(
-    name: str, kind: FlagKind, setting: str, *, repeated: bool = False, words: str = "", more: str = ""
-) -> TritonFlag:
-    return TritonFlag(name, kind, FlagFate.SETTING, setting, repeated, tuple(words.split()), more)
+def _flag(fate: FlagFate) -> Callable[..., TritonFlag]:
+    def declare(
+        name: str, kind: FlagKind, text: str, *, repeated: bool = False, words: str = "", more: str = ""
+    ) -> TritonFlag:
+        return TritonFlag(name, kind, fate, text, repeated, tuple(words.split()), more)
+
+    return declare
 
 
-def _part(name: str, kind: FlagKind, text: str, *, repeated: bool = False, words: str = "") -> TritonFlag:
-    return TritonFlag(name, kind, FlagFate.PART, text, repeated, tuple(words.split()))
-
-
-def _ineffective(
-    name: str, kind: FlagKind, why: str, *, repeated: bool = False, words: str = ""
-) -> TritonFlag:
-    return TritonFlag(name, kind, FlagFate.NO_EFFECT, why, repeated, tuple(words.split()))
-
-
-def _refused(name: str, kind: FlagKind, instead: str, *, repeated: bool = False) -> TritonFlag:
-    return TritonFlag(name, kind, FlagFate.REFUSED, instead, repeated)
+_setting, _part = _flag(FlagFate.SETTING), _flag(FlagFate.PART)
+_ineffective, _refused = _flag(FlagFate.NO_EFFECT), _flag(FlagFate.REFUSED)
 
 
 _TEXT, _INTEGER, _NUMBER, _BOOLEAN = FlagKind.TEXT, FlagKind.INTEGER, FlagKind.NUMBER, FlagKind.BOOLEAN
@@ -88,6 +79,7 @@ _MEMORY: Final = "device memory is allocated by the libraries that use it; none 
 _METRICS: Final = "available metrics are always enabled, and read at each request for /metrics"
 
 #: In the order of ``tritonserver --help``.
+# fmt: off
 FLAGS: Final = (
     _setting("id", _TEXT, "name"),
     _setting("exit-timeout-secs", _INTEGER, "drain_timeout_s"),
@@ -95,37 +87,25 @@ FLAGS: Final = (
     _part("log-info", _BOOLEAN, _LEVEL),
     _part("log-warning", _BOOLEAN, _LEVEL),
     _part("log-error", _BOOLEAN, _LEVEL),
-    _ineffective(
-        "log-format",
-        _TEXT,
+    _ineffective("log-format", _TEXT,
         "log lines have gpuserve's format; clients choose the format of times by /v2/logging",
-        words="default ISO8601",
-    ),
+        words="default ISO8601"),
     _part("log-file", _TEXT, "the log is appended to that file"),
     _part("model-store", _TEXT, "the same as --model-repository", repeated=True),
     _part("model-repository", _TEXT, "the folder whose models are served", repeated=True),
     _setting("exit-on-error", _BOOLEAN, "exit_on_error"),
-    _ineffective(
-        "disable-auto-complete-config",
-        FlagKind.BARE,
-        "config.pbtxt takes precedence either way, and only missing values are completed",
-    ),
+    _ineffective("disable-auto-complete-config", FlagKind.BARE,
+        "config.pbtxt takes precedence either way, and only missing values are completed"),
     _part("strict-readiness", _BOOLEAN, "min_ready_instances: 1, or 0 where it is false"),
     _setting("model-control-mode", _TEXT, "model_control", words="none poll explicit", more=_REMOTE),
     _setting("repository-poll-secs", _INTEGER, "repository_poll_s"),
-    _part(
-        "load-model",
-        _TEXT,
-        "load_at_start, of mode explicit alone; * is every model, and alone",
-        repeated=True,
-    ),
+    _part("load-model", _TEXT,
+        "load_at_start, of mode explicit alone; * is every model, and alone", repeated=True),
     _refused("model-config-name", _TEXT, "copy that file to the config.pbtxt of its model"),
-    _ineffective(
-        "model-load-thread-count", _INTEGER, "all models load side by side, each in its own processes"
-    ),
-    _ineffective(
-        "model-load-retry-count", _INTEGER, "a failed load is retried at the next request to load the model"
-    ),
+    _ineffective("model-load-thread-count", _INTEGER,
+        "all models load side by side, each in its own processes"),
+    _ineffective("model-load-retry-count", _INTEGER,
+        "a failed load is retried at the next request to load the model"),
     _refused("model-namespacing", _BOOLEAN, "give models names that differ, or servers of their own"),
     _ineffective("enable-peer-access", _BOOLEAN, "the libraries of the models decide that"),
     _part("allow-http", _BOOLEAN, "http_port: null where it is false"),
@@ -140,20 +120,15 @@ FLAGS: Final = (
     _part("grpc-port", _INTEGER, "grpc_port"),
     _refused("reuse-grpc-port", _BOOLEAN, _BALANCER),
     _setting("grpc-header-forward-pattern", _TEXT, "grpc_header_forward_pattern"),
-    _ineffective(
-        "grpc-infer-allocation-pool-size", _INTEGER, "the memory of requests is reused automatically"
-    ),
+    _ineffective("grpc-infer-allocation-pool-size", _INTEGER,
+        "the memory of requests is reused automatically"),
     _part("grpc-use-ssl", _BOOLEAN, _TLS),
     _part("grpc-use-ssl-mutual", _BOOLEAN, _TLS),
     _part("grpc-server-cert", _TEXT, _TLS),
     _part("grpc-server-key", _TEXT, _TLS),
     _part("grpc-root-cert", _TEXT, _TLS),
-    _setting(
-        "grpc-infer-response-compression-level",
-        _TEXT,
-        "grpc_response_compression",
-        words="none low medium high",
-    ),
+    _setting("grpc-infer-response-compression-level", _TEXT,
+        "grpc_response_compression", words="none low medium high"),
     _ineffective("grpc-keepalive-time", _INTEGER, _PINGS),
     _ineffective("grpc-keepalive-timeout", _INTEGER, _PINGS),
     _ineffective("grpc-keepalive-permit-without-calls", _BOOLEAN, _PINGS),
@@ -161,9 +136,8 @@ FLAGS: Final = (
     _ineffective("grpc-http2-min-recv-ping-interval-without-data", _INTEGER, _PINGS),
     _ineffective("grpc-http2-max-ping-strikes", _INTEGER, _PINGS),
     _part("grpc-max-connection-age", _INTEGER, "max_connection_age_s, of HTTP as well; here in milliseconds"),
-    _ineffective(
-        "grpc-max-connection-age-grace", _INTEGER, "a connection over its age limit finishes its requests"
-    ),
+    _ineffective("grpc-max-connection-age-grace", _INTEGER,
+        "a connection over its age limit finishes its requests"),
     _part("grpc-restricted-protocol", _TEXT, _RULES, repeated=True),
     _refused("allow-sagemaker", _BOOLEAN, _PLATFORM),
     _ineffective("sagemaker-port", _INTEGER, _NO_PLATFORM),
@@ -179,58 +153,32 @@ FLAGS: Final = (
     _setting("metrics-address", _TEXT, "metrics_host"),
     _part("metrics-port", _INTEGER, "metrics_port"),
     _ineffective("metrics-interval-ms", _NUMBER, _METRICS),
-    _part(
-        "metrics-config",
-        _TEXT,
+    _part("metrics-config", _TEXT,
         "summary_latencies=true is metrics_summaries; other settings make no difference: counters are always "
-        "there",
-        repeated=True,
-    ),
+        "there", repeated=True),
     _part("trace-config", _TEXT, _TRACE, repeated=True),
     _ineffective("backend-directory", _TEXT, _NO_BACKENDS),
-    _ineffective(
-        "backend-config",
-        _TEXT,
-        "workers' memory grows by itself; what a model needs is in its config.pbtxt",
-        repeated=True,
-    ),
+    _ineffective("backend-config", _TEXT,
+        "workers' memory grows by itself; what a model needs is in its config.pbtxt", repeated=True),
     _ineffective("repoagent-directory", _TEXT, _NO_BACKENDS),
-    _part(
-        "cache-config",
-        _TEXT,
-        "local,size=… is response_cache_nbytes; other caches are refused",
-        repeated=True,
-    ),
+    _part("cache-config", _TEXT,
+        "local,size=… is response_cache_nbytes; other caches are refused", repeated=True),
     _ineffective("cache-directory", _TEXT, "responses are cached in the server's own memory"),
     _setting("rate-limit", _TEXT, "rate_limit", words="execution_count off"),
     _setting("rate-limit-resource", _TEXT, "rate_limit_resources", repeated=True),
-    _ineffective(
-        "pinned-memory-pool-byte-size",
-        _INTEGER,
-        "shared memory is page-locked as it is used; shared_memory_locked_nbytes bounds that of clients",
-    ),
+    _ineffective("pinned-memory-pool-byte-size", _INTEGER,
+        "shared memory is page-locked as it is used; shared_memory_locked_nbytes bounds that of clients"),
     _ineffective("cuda-memory-pool-byte-size", _TEXT, _MEMORY, repeated=True),
     _ineffective("cuda-virtual-address-size", _TEXT, _MEMORY, repeated=True),
-    _ineffective(
-        "min-supported-compute-capability",
-        _NUMBER,
-        "a model whose library cannot use its GPU reports that when it is loaded",
-    ),
-    _ineffective(
-        "buffer-manager-thread-count", _INTEGER, "tensors are gathered by the front, in shared memory"
-    ),
-    _ineffective(
-        "host-policy",
-        _TEXT,
-        "workers of a GPU keep to the CPUs and the memory next to it (numa_affinity)",
-        repeated=True,
-    ),
+    _ineffective("min-supported-compute-capability", _NUMBER,
+        "a model whose library cannot use its GPU reports that when it is loaded"),
+    _ineffective("buffer-manager-thread-count", _INTEGER,
+        "tensors are gathered by the front, in shared memory"),
+    _ineffective("host-policy", _TEXT,
+        "workers of a GPU keep to the CPUs and the memory next to it (numa_affinity)", repeated=True),
     _refused("model-load-gpu-limit", _TEXT, "give models of one GPU what fits into it", repeated=True),
-    _ineffective(
-        "strict-model-config",
-        _BOOLEAN,
-        "config.pbtxt takes precedence either way, and only missing values are completed",
-    ),
+    _ineffective("strict-model-config", _BOOLEAN,
+        "config.pbtxt takes precedence either way, and only missing values are completed"),
     _part("response-cache-byte-size", _INTEGER, "response_cache_nbytes"),
     _part("trace-file", _TEXT, _TRACE),
     _part("trace-level", _TEXT, _TRACE, repeated=True),
@@ -238,5 +186,6 @@ FLAGS: Final = (
     _part("trace-count", _INTEGER, _TRACE),
     _part("trace-log-frequency", _INTEGER, _TRACE),
 )
+# fmt: on
 #: All flags by name.
 BY_NAME: Final = {flag.name: flag for flag in FLAGS}

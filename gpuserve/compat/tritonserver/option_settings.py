@@ -1,8 +1,4 @@
-"""The conversion of options of Triton's server to our settings, with notes on options that have no effect.
-
-The options are those of ``flags.py``, already parsed, from a command line or from PyTriton's
-``TritonConfig``.
-"""
+"""The conversion of options of Triton's server, already parsed, to our settings and notes."""
 
 from __future__ import annotations
 
@@ -56,28 +52,16 @@ def convert_options(options: TritonOptions) -> ConvertedOptions:
     for flag, value in options.of(FlagFate.REFUSED):
         if value:
             raise OptionProblem(flag.name, f"not supported by gpuserve: {flag.text}")
-    direct = [OptionSetting((flag.text,), value, flag.name) for flag, value in options.of(FlagFate.SETTING)]
     rules, rule_notes = _access_rules(options)
-    settings = [
-        *direct,
-        *_ports(options),
-        *_tls(options),
-        *_connection_age(options),
-        *_log_level(options),
-        *_readiness(options),
-        *_loaded_at_start(options),
-        *_remote_loads(options),
-        *_cache(options),
-        *_metrics(options),
-        *rules,
-        *trace_settings(options.get),
-    ]
+    settings = [OptionSetting((flag.text,), value, flag.name) for flag, value in options.of(FlagFate.SETTING)]
+    convert = (_ports, _tls, _given_values, _log_level, _loaded_at_start, _cache, _metrics)
+    settings += [one for convert_some in convert for one in convert_some(options)]
+    settings += [*rules, *trace_settings(options.get)]
     notes = [(flag.name, f"makes no difference: {flag.text}") for flag, _ in options.of(FlagFate.NO_EFFECT)]
     return ConvertedOptions(settings, [*notes, *rule_notes])
 
 
 def _ports(options: TritonOptions) -> list[OptionSetting]:
-    """Return given ports, and None for ports that are not allowed. All others keep our defaults."""
     found = []
     for role in _ROLES:
         allow, port = f"allow-{role}", f"{role}-port"
@@ -104,11 +88,16 @@ def _tls(options: TritonOptions) -> list[OptionSetting]:
     return [OptionSetting(("tls_ports",), ("grpc",), switch), *paths]
 
 
-def _connection_age(options: TritonOptions) -> list[OptionSetting]:
-    name = "grpc-max-connection-age"
-    if name not in options:
-        return []
-    return [OptionSetting(("max_connection_age_s",), options.get(name) / 1000, name)]
+def _given_values(options: TritonOptions) -> list[OptionSetting]:
+    found, age, ready = [], "grpc-max-connection-age", "strict-readiness"
+    if age in options:
+        found.append(OptionSetting(("max_connection_age_s",), options.get(age) / 1000, age))
+    if ready in options:
+        found.append(OptionSetting(("min_ready_instances",), int(options.get(ready)), ready))
+    # Any client may load models in mode explicit, as with Triton, and not only clients on this machine.
+    if options.get(mode := "model-control-mode") == EXPLICIT:
+        found.append(OptionSetting(("remote_control",), [_REPOSITORY], mode))
+    return found
 
 
 def _log_level(options: TritonOptions) -> list[OptionSetting]:
@@ -122,11 +111,6 @@ def _log_level(options: TritonOptions) -> list[OptionSetting]:
     return [OptionSetting(("log_level",), level, "log-info")]
 
 
-def _readiness(options: TritonOptions) -> list[OptionSetting]:
-    name = "strict-readiness"
-    return [OptionSetting(("min_ready_instances",), int(options.get(name)), name)] if name in options else []
-
-
 def _loaded_at_start(options: TritonOptions) -> list[OptionSetting]:
     """Return, in mode explicit, the named models, no models without names, and all models for ``*``."""
     name, names = "load-model", options.get("load-model")
@@ -138,12 +122,6 @@ def _loaded_at_start(options: TritonOptions) -> list[OptionSetting]:
     if names and _WILDCARD in names:
         raise OptionProblem(name, "* stands for every model, and must be the only one")
     return [OptionSetting(("load_at_start",), list(dict.fromkeys(names or ())), name)]
-
-
-def _remote_loads(options: TritonOptions) -> list[OptionSetting]:
-    """Let any client load models in mode explicit, as Triton does, and not only clients on this machine."""
-    name = "model-control-mode"
-    return [OptionSetting(("remote_control",), [_REPOSITORY], name)] if options.get(name) == EXPLICIT else []
 
 
 def _cache(options: TritonOptions) -> list[OptionSetting]:
@@ -176,9 +154,8 @@ def _access_rules(options: TritonOptions) -> tuple[list[OptionSetting], list[tup
     for role, other in (("http", "grpc"), ("grpc", "http")):
         if any(one not in rules[other] for one in rules[role]) and options.get(f"allow-{other}") is not False:
             notes.append((flags[role], f"holds for the {other} port as well: access_rules are for both"))
-    return [
-        OptionSetting(("access_rules",), together, next(flags[one] for one in flags if rules[one]))
-    ], notes
+    flag = next(flags[one] for one in flags if rules[one])
+    return [OptionSetting(("access_rules",), together, flag)], notes
 
 
 _OPTION: Final = "trace-config"
@@ -189,31 +166,19 @@ _RESOURCE: Final = "opentelemetry,resource"
 _KNOWN: Final = (_LEVEL, *_NUMBERS, *_TEXTS, _RESOURCE)
 _OFF: Final = "OFF"
 #: Names of levels. Others are reported by the check of all settings.
-_LEVELS: Final = {
-    "TRUE": "TIMESTAMPS",
-    "ON": "TIMESTAMPS",
-    "MIN": "TIMESTAMPS",
-    "MAX": "TIMESTAMPS",
-    "FALSE": _OFF,
-}
+_LEVELS: Final = dict.fromkeys(("TRUE", "ON", "MIN", "MAX"), "TIMESTAMPS") | {"FALSE": _OFF}
 #: The older flags. ``trace-config`` overrides them.
 _OLDER: Final = {
-    "trace-file": "file",
-    "trace-rate": "rate",
-    "trace-count": "count",
+    "trace-file": "file", "trace-rate": "rate", "trace-count": "count",
     "trace-log-frequency": "log_frequency",
-}
+}  # fmt: skip
 
 
 def trace_settings(get: Callable[[str], Any]) -> list[OptionSetting]:
-    """Return the trace settings of the options, which ``get`` returns by name.
-
-    ``trace-config`` has items such as ``level=TIMESTAMPS``, ``mode=opentelemetry``, ``triton,file=t.json``
-    and ``opentelemetry,resource=service.name=name``. The last item of a name counts, but levels and resources
-    add up.
-
-    Raises:
-        OptionProblem: if an item is unknown.
+    """Return the trace settings of the options, which ``get`` returns by name. ``trace-config`` has items
+    such as ``level=TIMESTAMPS``, ``mode=opentelemetry``, ``triton,file=t.json`` and
+    ``opentelemetry,resource=service.name=name``. The last item of a name counts, but levels and resources add
+    up. Raise OptionProblem if an item is unknown.
     """
     items: Sequence[str] = get(_OPTION) or ()
     fields: dict[str, Any] = {}
@@ -237,7 +202,10 @@ def _trace_level(text: str) -> str:
 
 def _add_trace_item(fields: dict[str, Any], name: str, value: str, item: str) -> None:
     if name in _NUMBERS:
-        fields[_NUMBERS[name]] = _trace_number(value, item)
+        try:
+            fields[_NUMBERS[name]] = int(value)
+        except ValueError:
+            raise OptionProblem(_OPTION, f"expected an integer in {item!r}, given {value!r}") from None
     elif name in _TEXTS:
         fields[_TEXTS[name]] = value
     elif name == _LEVEL:
@@ -248,13 +216,6 @@ def _add_trace_item(fields: dict[str, Any], name: str, value: str, item: str) ->
     else:
         expected = ", ".join(one + "=" for one in _KNOWN)
         raise OptionProblem(_OPTION, f"{item!r} is not supported by gpuserve: expected one of {expected}")
-
-
-def _trace_number(value: str, item: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise OptionProblem(_OPTION, f"expected an integer in {item!r}, given {value!r}") from None
 
 
 _LOCAL_CACHE: Final = "local"
@@ -287,11 +248,8 @@ def cache_nbytes(option: str, text: str) -> int:
     """Return the size of the response cache in bytes, from ``local,size=1048576``."""
     kind, _, setting = text.partition(",")
     if kind.strip() != _LOCAL_CACHE:
-        raise OptionProblem(
-            option,
-            f"{text!r} is not supported by gpuserve: responses are cached in the server's own memory; use "
-            "'local,size=<bytes>'",
-        )
+        cached = f"{text!r} is not supported by gpuserve: responses are cached in the server's own memory"
+        raise OptionProblem(option, f"{cached}; use 'local,size=<bytes>'")
     name, _, size = setting.partition("=")
     if name.strip() != "size" or not size.strip().isdecimal():
         raise _invalid_value(option, "'local,size=<bytes>'", text)
@@ -299,9 +257,7 @@ def cache_nbytes(option: str, text: str) -> int:
 
 
 def access_rule(option: str, text: str) -> dict[str, Any]:
-    """Return the access rule of ``health,metadata:key=value``, with the keys of
-    ``settings.access.AccessRule``.
-    """
+    """Return the access rule of ``health,metadata:key=value``, with the keys of ``AccessRule``."""
     groups, colon, pair = text.partition(":")
     header, _, token = pair.partition("=")
     if not (groups and colon and header and token):

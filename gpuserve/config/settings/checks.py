@@ -1,9 +1,6 @@
-"""Checks of the settings that a program gives, and of the settings that a running server is given.
-
-A config file is checked by the rows of the same tables; ``gpuserve/config/rules.py`` reports settings that do
-not go together, each at its place in the file. A setting may change while a server runs if its row has
-``live``. The supervisor (``supervisor/reload/config_reload.py``) and the front (``front/process/front.py``)
-apply the change.
+"""Checks of the settings that a program gives, and of those that a running server is given. A setting may
+change while a server runs if its row has ``live``. The supervisor (``supervisor/reload/config_reload.py``)
+and the front (``front/process/front.py``) apply the change.
 """
 
 from __future__ import annotations
@@ -30,24 +27,18 @@ from gpuserve.core.errors import ConfigError
 from gpuserve.model.options import declared
 
 NO_FILE: Final = "a trace level needs a file to write to in mode 'triton': give file, or mode 'opentelemetry'"
-NOT_INSTALLED: Final = (
-    "mode 'opentelemetry' needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: "
-    "pip install 'gpuserve[otel]'"
+_MISSING: Final = (
+    "needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: pip install 'gpuserve[otel]'"
 )
-METRICS_NOT_INSTALLED: Final = (
-    "sending metrics needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: "
-    "pip install 'gpuserve[otel]'"
-)
+NOT_INSTALLED: Final = f"mode 'opentelemetry' {_MISSING}"
+METRICS_NOT_INSTALLED: Final = f"sending metrics {_MISSING}"
 _TRACES: Final = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace")
 _METRICS: Final = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.sdk.metrics")
 
 
 def checked_settings(settings: ServerSettings) -> ServerSettings:
-    """Return valid settings, with lists as tuples and absolute paths.
-
-    Raises:
-        ConfigError: A value is invalid, settings do not go together, or a TLS file cannot be used. No text
-            has a token.
+    """Return valid settings, with lists as tuples and absolute paths. Raise ConfigError, without any token,
+    if a value is invalid, settings do not go together, or a TLS file cannot be used.
     """
     try:
         made = declared(ServerSettings, settings)
@@ -70,9 +61,7 @@ def checked_settings(settings: ServerSettings) -> ServerSettings:
 
 
 def check_trace(settings: TraceSettings) -> None:
-    """Raise ConfigError unless a server can be started with the trace settings: an invalid value, a missing
-    package.
-    """
+    """Raise ConfigError if a trace setting is invalid, or needs a package that is missing."""
     try:
         if not isinstance(settings, TraceSettings):
             raise ValueError(
@@ -94,16 +83,12 @@ def lacks_trace_file(mode: object, level: object, file: object) -> bool:
 
 
 def missing(mode: str) -> str | None:
-    """Return which packages a trace mode needs that this Python lacks, as a sentence; None if nothing is
-    missing.
-    """
+    """Return which packages a trace mode needs that this Python lacks, as a sentence, or None."""
     return None if mode == TRITON or _are_there(_TRACES) else NOT_INSTALLED
 
 
 def missing_metrics_packages(url: str | None) -> str | None:
-    """Return which packages sending metrics needs that this Python lacks; None if nothing is missing or
-    ``url`` is None.
-    """
+    """Return which packages sending metrics needs that this Python lacks, or None."""
     return None if url is None or _are_there(_METRICS) else METRICS_NOT_INSTALLED
 
 
@@ -147,9 +132,7 @@ def key_of(name: str) -> str:
 
 
 def compare_settings(before: ServerSettings, given: ServerSettings) -> SettingsChange:
-    """Return which settings of a running server change when it is given new ones, and which changes are
-    refused.
-    """
+    """Return which settings of a running server change, and which changes are refused."""
     live = live_settings()
     changed: dict[str, Any] = {}
     refused: list[SettingRefusal] = []

@@ -1,7 +1,4 @@
-"""The settings of a server as keyword arguments of ``Server(…)``, for editors and type checkers.
-
-Values, bounds and words are in the rows of ``server.py``; a test compares this list with them.
-"""
+"""The settings of a server as keyword arguments of ``Server(…)``, for editors and type checkers."""
 
 from __future__ import annotations
 
@@ -16,27 +13,12 @@ Seconds: TypeAlias = float | str
 
 #: Values of ``restricted_endpoints``.
 EndpointGroup: TypeAlias = Literal[
-    "admin",
-    "dashboard",
-    "health",
-    "inference",
-    "logging",
-    "metadata",
-    "model-config",
-    "model-repository",
-    "shared-memory",
-    "statistics",
-    "trace",
-]
+    "admin", "dashboard", "health", "inference", "logging", "metadata", "model-config", "model-repository",
+    "shared-memory", "statistics", "trace",
+]  # fmt: skip
 
 #: Values of ``remote_control``.
-ControlGroup: TypeAlias = Literal[
-    "admin",
-    "logging",
-    "model-repository",
-    "shared-memory",
-    "trace",
-]
+ControlGroup: TypeAlias = Literal["admin", "logging", "model-repository", "shared-memory", "trace"]
 
 
 class ServerKeywords(TypedDict, total=False):

@@ -1,7 +1,5 @@
-"""The log of the command line: log settings, line formats, and a writer that never blocks.
-
-Only the CLI calls ``configure``. Only the loggers ``gpuserve`` and ``py.warnings`` are changed: a program
-that uses gpuserve as a library keeps its own logging. In JSON every line is one object.
+"""The log of the command line: log settings, line formats, and a writer that never blocks. Only the loggers
+``gpuserve`` and ``py.warnings`` are changed: a program that uses gpuserve as a library keeps its own logging.
 """
 
 from __future__ import annotations
@@ -29,10 +27,9 @@ ISO8601: Final = "ISO8601"
 
 
 class LogSettings(NamedTuple):
-    """The log settings that clients can read and change, by the names of the protocol.
-
-    Critical records are always logged. ``log_verbose_level`` above 0 enables debug records; ``log_format`` is
-    the form of the time in text lines: "default" or "ISO8601".
+    """The log settings that clients can read and change, by the names of the protocol. Critical records are
+    always logged. ``log_verbose_level`` above 0 enables debug records; ``log_format`` is the form of the time
+    in text lines: "default" or "ISO8601".
     """
 
     log_info: bool
@@ -81,9 +78,8 @@ _FLUSH_TIMEOUT_S: Final = 1.0
 
 class LineWriter:
     """A queue of lines and a thread that writes them to a descriptor that may block, such as an unread pipe.
-
-    Callers never wait. Lines are written in order. When the queue is full, new lines are dropped until half
-    of the queue is written; ``gap`` returns the line with the number of dropped lines.
+    Callers never wait. When the queue is full, new lines are dropped until half of the queue is written;
+    ``gap`` returns the line with the number of dropped lines.
     """
 
     def __init__(self, fd: int, gap: Callable[[int], str], max_nbytes: int = MAX_QUEUED_NBYTES) -> None:
@@ -182,11 +178,9 @@ _WARNINGS_LOGGER: Final = "py.warnings"
 
 
 class LogStream(logging.Handler):
-    """The log handler of the CLI.
-
-    Without a stream of its own the handler writes to the current ``sys.stderr``: a live table replaces it so
-    that lines appear above the table. The stderr of the process itself may be an unread pipe, so a
-    ``LineWriter`` writes to it.
+    """The log handler of the CLI. Without a stream of its own the handler writes to the current
+    ``sys.stderr``: a live table replaces it so that lines appear above the table. The stderr of the process
+    itself may be an unread pipe, so a ``LineWriter`` writes to it.
     """
 
     def __init__(self, log_format: str, stream: TextIO | None) -> None:
@@ -259,16 +253,19 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A formatter of records as text: time, level, [model/instance], message, and a traceback on its own
-    lines.
-    """
+    """A formatter of records as text: time, level, [model/instance], message, and a traceback below."""
 
     def __init__(self, *, iso8601: bool = False) -> None:
         super().__init__()
-        self._moment = timestamp if iso8601 else _local_moment
+        self._is_iso8601 = iso8601
 
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{self._moment(record.created)} {record.levelname:<7}"
+        if self._is_iso8601:
+            moment = timestamp(record.created)
+        else:
+            local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+            moment = f"{local}.{int(record.created * 1000) % 1000:03d}"
+        head = f"{moment} {record.levelname:<7}"
         line = f"{head} {_prefix(_fields_of(record))}{record.getMessage()}"
         if trace := _traceback_of(record):
             line += "\n" + trace
@@ -276,11 +273,8 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> None:
-    """Send gpuserve's log and Python's warnings to a stream, ``sys.stderr`` by default.
-
-    Args:
-        log_format: "text" or "json".
-        log_level: "debug", "info", "warning" or "error".
+    """Send gpuserve's log and Python's warnings to a stream, ``sys.stderr`` by default, in the format "text"
+    or "json", from a level ("debug", "info", "warning" or "error") on.
     """
     logging.captureWarnings(True)
     handler = LogStream(log_format, stream)
@@ -301,9 +295,7 @@ def adjust(settings: LogSettings) -> None:
 
 
 def write(text: str) -> None:
-    """Write lines that are no records to the stream of the log, or to ``sys.stderr`` if nothing was
-    configured.
-    """
+    """Write lines that are no records to the stream of the log, or to ``sys.stderr``."""
     handler = _configured()
     if handler is None:
         _write(sys.stderr, text)
@@ -320,14 +312,9 @@ def formatted(record: logging.LogRecord) -> str | None:
 
 
 def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
-    """Return one line of a child's output as a line of this log, without a line end.
-
-    In JSON a line that is a log object stays unchanged, and any other line becomes the ``msg`` of an object.
-    In text the name of the child is prefixed.
-
-    Args:
-        line: The line.
-        fields: The attributes model, instance and device.
+    """Return one line of a child's output as a line of this log, without a line end. In JSON a line that is a
+    log object stays unchanged, and any other line becomes the ``msg`` of an object. In text the name of the
+    child, from ``fields`` (model, instance, device), is prefixed.
     """
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     if configured_format() != "json":
@@ -366,12 +353,6 @@ def _write(stream: TextIO | None, text: str) -> None:
 def timestamp(created: float) -> str:
     """Return seconds since the epoch as ISO 8601 in UTC, with milliseconds."""
     return datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _local_moment(created: float) -> str:
-    """Return seconds since the epoch as local time, with milliseconds."""
-    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created))
-    return f"{moment}.{int(created * 1000) % 1000:03d}"
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, str]:
@@ -416,9 +397,8 @@ _PERIOD_S: Final = 10.0
 
 
 class RateLimitedLog:
-    """A logger of one kind of warnings that clients can cause, limited to one line in ten seconds.
-
-    The warnings between two lines are counted, and the next line has their number.
+    """A logger of one kind of warnings that clients can cause, limited to one line in ten seconds, with the
+    number of warnings since the last line.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:

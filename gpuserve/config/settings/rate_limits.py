@@ -1,7 +1,4 @@
-"""The amounts of resources that instances hold while they execute, on a server with ``rate_limit``.
-
-The front decides which instance executes next.
-"""
+"""The amounts of resources that instances hold while they execute, on a server with ``rate_limit``."""
 
 from __future__ import annotations
 
@@ -13,28 +10,22 @@ from gpuserve.model.spec import DeviceResource, ModelSpec
 
 
 def limit_of(resource: DeviceResource, limits: Iterable[ResourceLimit]) -> int | None:
-    """Return the operator's limit of a resource, on its device or on every device, or None if there is no
-    limit.
-    """
+    """Return the operator's limit of a resource, on its device or on every device, or None."""
     name, device = resource
     counts = {limit.device: limit.count for limit in limits if limit.name == name}
     return counts.get(device, counts.get(""))
 
 
 def resource_limits(settings: ServerSettings) -> tuple[ResourceLimit, ...] | None:
-    """Return the operator's limits, or None if rates are not limited; raise ValueError for a malformed
-    limit.
-    """
+    """Return the operator's limits, or None if rates are not limited. Raise ValueError if malformed."""
     if settings.rate_limit != EXECUTION_COUNT:
         return None
     return tuple(ResourceLimit.parse(text) for text in settings.rate_limit_resources)
 
 
 def check_rates(specs: Iterable[ModelSpec], settings: ServerSettings) -> None:
-    """Raise StartupError unless every instance of the models can execute.
-
-    A limit may be lower than an instance needs, or a resource may be shared for one instance and per device
-    for another.
+    """Raise StartupError unless every instance of the models can execute: a limit may be too low, or a
+    resource may be shared for one instance and per device for another.
     """
     limits = resource_limits(settings)
     if limits is None:

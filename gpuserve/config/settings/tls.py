@@ -1,7 +1,4 @@
-"""The TLS files of a server, and the check that a server can use them. No text contains a part of a key.
-
-``ssl`` is imported only when needed: most servers have no TLS.
-"""
+"""The TLS files of a server, and the check that a server can use them. No text contains part of a key."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ if TYPE_CHECKING:
 FILE_KEYS: Final = ("tls_certfile", "tls_keyfile", "tls_client_ca")
 ONE_WITHOUT_THE_OTHER: Final = "tls_certfile and tls_keyfile go together; {} is missing"
 CA_WITHOUT_TLS: Final = "tls_client_ca needs tls_certfile and tls_keyfile: without them there is no TLS"
-#: OpenSSL's reasons for a key that does not belong to the certificate; the last one if the kinds of key
-#: differ.
+#: OpenSSL's reasons for a key that does not belong to the certificate.
 _MISMATCHES: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
 _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
@@ -33,9 +29,7 @@ TlsFingerprint = tuple[tuple[int, int, int], ...]
 
 
 class TlsFileError(ConfigError):
-    """A TLS file that cannot be used. ``key`` is the setting that names the file; the text does not name the
-    setting.
-    """
+    """A TLS file that cannot be used. ``key`` is the setting that names the file; the text does not."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -64,9 +58,7 @@ def tls_files(settings: ServerSettings) -> TlsFiles | None:
 
 
 def with_absolute_paths(settings: ServerSettings, folder_of: Callable[[str], str]) -> ServerSettings:
-    """Return the settings with absolute paths. ``folder_of`` returns the base of a relative path, by the
-    setting.
-    """
+    """Return the settings with absolute paths. ``folder_of``: the base of a relative path, by setting."""
     whole: dict[str, Any] = {}
     for key in FILE_KEYS:
         path = getattr(settings, key)
@@ -76,9 +68,7 @@ def with_absolute_paths(settings: ServerSettings, folder_of: Callable[[str], str
 
 
 def tls_pairing_problem(certfile: object, keyfile: object, client_ca: object) -> tuple[str, str] | None:
-    """Return the setting that another TLS setting lacks or needs, and a sentence; None if they go
-    together.
-    """
+    """Return the setting that another TLS setting lacks or needs, and a sentence; None if all is well."""
     if certfile is None and keyfile is None:
         return None if client_ca is None else ("tls_client_ca", CA_WITHOUT_TLS)
     if keyfile is None:
@@ -103,11 +93,7 @@ def check_tls(settings: ServerSettings) -> None:
 
 
 def check_files(files: TlsFiles) -> None:
-    """Raise TlsFileError unless a server can use the files now.
-
-    A file may be missing or no PEM, the key may not belong to the certificate, or the certificate may not be
-    valid now.
-    """
+    """Raise TlsFileError unless a server can use the files now."""
     context = _server_context(files)
     if files.client_ca:
         _load_certificates(files.client_ca, "tls_client_ca")
@@ -115,11 +101,7 @@ def check_files(files: TlsFiles) -> None:
 
 
 def certificate_expiry(files: TlsFiles) -> float:
-    """Return when the certificate expires or expired, in seconds since 1970.
-
-    Raises:
-        TlsFileError: A file cannot be used at any time.
-    """
+    """Return when the certificate expires or expired, in seconds since 1970, or raise TlsFileError."""
     import ssl
 
     certificate = _shake_hands(files.certfile, _server_context(files), _AT_ANY_TIME).getpeercert() or {}
@@ -133,12 +115,10 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
     _read(files.keyfile, "tls_keyfile", b"PRIVATE KEY-----", "a private key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
-    def refuse_passphrase() -> (
-        NoReturn
-    ):  # called only for an encrypted key; without a callback OpenSSL asks a terminal
-        raise TlsFileError(
-            "tls_keyfile", f"the key in {files.keyfile!r} is encrypted, expected one without a passphrase"
-        )
+    def refuse_passphrase() -> NoReturn:
+        # Called only for an encrypted key; without a callback OpenSSL asks a terminal.
+        text = f"the key in {files.keyfile!r} is encrypted, expected one without a passphrase"
+        raise TlsFileError("tls_keyfile", text)
 
     try:
         context.load_cert_chain(files.certfile, files.keyfile, refuse_passphrase)
@@ -151,9 +131,7 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _unreadable(files: TlsFiles) -> tuple[str, str]:
-    """Return the setting of the file that OpenSSL cannot read, and a sentence. OpenSSL does not say which
-    file it is.
-    """
+    """Return the setting of the file that OpenSSL cannot read, which OpenSSL does not say, and a sentence."""
     try:
         _load_certificates(files.certfile, "tls_certfile")
     except TlsFileError as error:

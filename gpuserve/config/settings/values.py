@@ -1,6 +1,4 @@
-"""Values and readers of single settings: URLs without passwords, access rules, the number of ingress
-processes.
-"""
+"""Values and readers of single settings: URLs, access rules, the number of ingress processes."""
 
 from __future__ import annotations
 
@@ -28,20 +26,11 @@ ADMIN: Final = "admin"
 DASHBOARD: Final = "dashboard"
 #: Groups of endpoints that can be restricted. All but two are Triton's.
 ENDPOINT_GROUPS: Final = (
-    ADMIN,
-    DASHBOARD,
-    "health",
-    "inference",
-    "logging",
-    "metadata",
-    "model-config",
-    "model-repository",
-    "shared-memory",
-    "statistics",
-    "trace",
-)
+    ADMIN, DASHBOARD, "health", "inference", "logging", "metadata", "model-config", "model-repository",
+    "shared-memory", "statistics", "trace",
+)  # fmt: skip
 #: The groups whose operations change the server, or show data for its operators. Without a token only clients
-#: on the same machine may use them. The dashboard has a setting of its own.
+#: on the same machine may use them.
 CONTROL_GROUPS: Final = (ADMIN, "logging", "model-repository", "shared-memory", "trace")
 NO_TOKEN: Final = "restricted_endpoints need an access_token: without a token nobody can use them"
 #: The default header of access tokens.
@@ -52,11 +41,8 @@ _CASE_COUNTS: Final = "(?-i)"
 
 def header_pattern(text: str) -> re.Pattern[str]:
     """Return the pattern of a ``…_header_forward_pattern``, which is searched in header names in lower case.
-
-    The pattern ignores case unless it begins with ``(?-i)``, which Python would refuse at that place.
-
-    Raises:
-        ValueError: The text is no regular expression.
+    It ignores case unless it begins with ``(?-i)``, which Python would refuse there. Raise ValueError if the
+    text is no regular expression.
     """
     try:
         if text.startswith(_CASE_COUNTS):
@@ -86,19 +72,15 @@ def read_header(header: Any) -> str:
     if not isinstance(header, str) or _HEADER_NAME.fullmatch(header) is None:
         raise ValueError(f"expected a header's name of letters, digits, '.', '_' and '-', given {header!r}")
     if header.lower() == "authorization" or header.lower().endswith("-bin"):
-        raise ValueError(
-            f"the header cannot be {header!r}: Authorization carries 'Bearer' tokens, "
-            "'-bin' marks binary metadata"
-        )
+        why = "Authorization carries 'Bearer' tokens, '-bin' marks binary metadata"
+        raise ValueError(f"the header cannot be {header!r}: {why}")
     return header
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """An access token, and the groups of endpoints that need it.
-
-    Clients send the token as ``Authorization: Bearer …`` or as the value of ``header``, which over gRPC has
-    the prefix "triton-grpc-protocol-".
+    """An access token, and the groups of endpoints that need it. Clients send the token as ``Authorization:
+    Bearer …`` or as the value of ``header``, which over gRPC has the prefix "triton-grpc-protocol-".
     """
 
     groups: tuple[str, ...] = required(
@@ -129,9 +111,7 @@ def doors_of(processors: float) -> int:
 
 
 def ingress_processes_problem(doors: Any, transport: Any) -> str | None:
-    """Return why a server cannot have this many ingress processes; None if it can, or if the value is no
-    number.
-    """
+    """Return why a server cannot have this many ingress processes, or None."""
     doors = read_ingress_processes(doors)
     if not isinstance(doors, int) or doors <= 1:
         return None

@@ -1,7 +1,4 @@
-"""Model repositories on disk: model folders, their config.pbtxt, versions and files.
-
-Nothing is interpreted here, and no model file is opened.
-"""
+"""Model repositories on disk: model folders, their config.pbtxt, versions and files, not interpreted."""
 
 from __future__ import annotations
 
@@ -32,10 +29,8 @@ class EmptyRepository(RepositoryError):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The folder of one model; the folder's name is the name of the model.
-
-    ``config`` is the text of config.pbtxt, or None. ``problem`` says why config.pbtxt cannot be read.
-    ``versions`` has the files of each version folder.
+    """The folder of one model, which has the model's name. ``config`` is the text of config.pbtxt, or None;
+    ``problem`` says why it cannot be read. ``versions`` has the files of each version folder.
     """
 
     name: str
@@ -59,33 +54,22 @@ class ModelFolder:
 
 
 def model_folders(repository: str) -> list[ModelFolder]:
-    """Return the model folders of a repository, sorted by name.
-
-    Raises:
-        RepositoryError: The repository cannot be read, or is no repository.
-        EmptyRepository: The repository has no models.
+    """Return the model folders of a repository, sorted by name. Raise RepositoryError if the repository
+    cannot be read or is none, or its subclass EmptyRepository if it has no models.
     """
-    names = _folders(repository)
-    if os.path.isfile(os.path.join(repository, CONFIG)):
-        parent = os.path.dirname(os.path.abspath(repository))
-        raise RepositoryError(
-            f"{repository} is the folder of one model (it has a {CONFIG}); serve the repository that it is "
-            f"in: {os.path.relpath(parent)}"
-        )
-    if not names:
-        raise EmptyRepository(
-            f"the model repository {repository} has no models: expected a folder for each, with a {CONFIG} "
-            "and version folders (1, 2, …)"
-        )
-    return [model_folder(repository, name) for name in names]
-
-
-def _folders(repository: str) -> list[str]:
     try:
-        return _names(repository)
+        names = _names(repository)
     except OSError as error:
         reason = (error.strerror or "unknown reason").lower()
         raise RepositoryError(f"the model repository {repository} cannot be read: {reason}") from None
+    if os.path.isfile(os.path.join(repository, CONFIG)):
+        parent = os.path.dirname(os.path.abspath(repository))
+        text = f"{repository} is the folder of one model (it has a {CONFIG})"
+        raise RepositoryError(f"{text}; serve the repository that it is in: {os.path.relpath(parent)}")
+    if not names:
+        expected = f"expected a folder for each, with a {CONFIG} and version folders (1, 2, …)"
+        raise EmptyRepository(f"the model repository {repository} has no models: {expected}")
+    return [model_folder(repository, name) for name in names]
 
 
 def _names(repository: str) -> list[str]:
@@ -146,9 +130,7 @@ def revision(path: str) -> str:
 
 
 def versions_served(policy: str, available: Iterable[int], number: int, named: Iterable[int]) -> list[int]:
-    """Return the available versions that a policy serves: the ``number`` latest, all, or the ``named``
-    ones.
-    """
+    """Return the available versions that a policy serves: the ``number`` latest, all, or the named ones."""
     ordered = sorted(available)
     if policy == "all":
         return ordered

@@ -1,9 +1,7 @@
-"""Loading of Triton model repositories, once and again while a server runs.
-
-Folders are read, translated, completed by the models' own declarations, and checked like a config file. A
-model with a problem is ``broken``, and the others are served. Models declare in child processes
-(``gpuserve/model/describe.py``) what their config.pbtxt leaves out, and again only if their files have
-changed.
+"""Loading of Triton model repositories, once and again while a server runs: folders are read, translated,
+completed by the models' own declarations, and checked like a config file. A model with a problem is
+``broken``, and the others are served. Models declare in child processes (``gpuserve/model/describe.py``) what
+their config.pbtxt leaves out, and again only if their files have changed.
 """
 
 from __future__ import annotations
@@ -51,10 +49,8 @@ _ENTRY: Final = re.compile(r"models\[(\d+)\]")
 
 @dataclass(frozen=True)
 class RepositorySources(Sources):
-    """The sources of a repository's values: each comes from the config.pbtxt of its folder.
-
-    ``models`` has, for each entry, the folder and the draft of the entry. A mistake in an entry is reported
-    at the field that it comes from.
+    """The sources of a repository's values. ``models`` has, for each entry, its folder and its draft. A
+    mistake in an entry is reported at the field of the config.pbtxt that it comes from.
     """
 
     models: Sequence[tuple[ModelFolder, EntryDraft]] = ()
@@ -100,9 +96,7 @@ class SelfDescriptions:
     def completed(
         self, translations: Sequence[Translation]
     ) -> tuple[list[Translation], dict[str, list[Problem]]]:
-        """Return the translations with the models' declarations, and the problems of models without a
-        declaration.
-        """
+        """Return the translations with the models' declarations, and the problems of those without one."""
         answers = self._answers([one for one in translations if one.asks])
         found: list[Translation] = []
         broken: dict[str, list[Problem]] = {}
@@ -167,10 +161,8 @@ def _under(given: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
 def with_repository_values(
     configuration: Configuration, translations: Sequence[Translation], broken: Mapping[str, Sequence[Problem]]
 ) -> Configuration:
-    """Return the configuration with the values that only models of a repository have.
-
-    These are the fingerprint of each version's files, so that a reload uses new code and weights, and the
-    names of label files for clients.
+    """Return the configuration with the values that only models of a repository have: the fingerprint of each
+    version's files, so that a reload uses new code and weights, and the names of label files for clients.
     """
     known = {one.folder.name: one for one in translations}
     models = tuple(_finished(one, known[one.name]) for one in configuration.models)
@@ -196,16 +188,15 @@ def _finished(spec: ModelSpec, translation: Translation) -> ModelSpec:
     folder = translation.folder
     files = {"revision": revision(os.path.join(folder.path, str(spec.version)))}
     instances = tuple(dataclasses.replace(one, source=one.source | files) for one in spec.instances)
-    labels = tuple(
-        dataclasses.replace(one, filename=os.path.relpath(one.filename, folder.path)) if one.filename else one
-        for one in spec.labels
-    )
+    labels = []
+    for one in spec.labels:
+        filename = os.path.relpath(one.filename, folder.path) if one.filename else one.filename
+        labels.append(dataclasses.replace(one, filename=filename))
     config = kept_config(translation.config)
-    return dataclasses.replace(spec, instances=instances, labels=labels, triton_config=config)
+    return dataclasses.replace(spec, instances=instances, labels=tuple(labels), triton_config=config)
 
 
-#: The server settings of a repository, below variables and flags: models that load are served without those
-#: that fail.
+#: The server settings of a repository, below variables and flags.
 _SERVER: Final = {"exit_on_error": False}
 
 #: The problems of models by name.
@@ -218,16 +209,11 @@ def load_repository(
     flags: Sequence[Override] = (),
     devices: ServerDevices | None = None,
 ) -> Configuration:
-    """Return the configuration of model repositories, under an environment and flags.
-
-    Models that cannot be served are ``broken``.
-
-    Raises:
-        ConfigProblems: A repository is missing or has no model that can be served, or a variable or a flag is
-            wrong.
+    """Return the configuration of model repositories, under an environment and flags. Models that cannot be
+    served are ``broken``. Raise ConfigProblems if a repository is missing or has no model that can be served,
+    or a variable or a flag is wrong.
     """
-    loader = RepositoryLoader(paths, environ, flags, devices or ServerDevices())
-    return loader.load()
+    return RepositoryLoader(paths, environ, flags, devices or ServerDevices()).load()
 
 
 class RepositoryLoader:
@@ -247,18 +233,12 @@ class RepositoryLoader:
         self._descriptions = SelfDescriptions()
 
     def names(self) -> list[str]:
-        """Return the names of the model folders that exist now; raise ConfigProblems if a repository cannot
-        be read.
-        """
+        """Return the names of the model folders that exist now, or raise ConfigProblems."""
         folders, broken, _ = self._folders()
         return [*(one.name for one in folders), *broken]
 
     def load(self, wanted: Collection[str] | None = None) -> Configuration:
-        """Return the configuration of all models, or of ``wanted`` ones and the models of their steps.
-
-        Raises:
-            ConfigProblems: As ``load_repository``.
-        """
+        """Return the configuration of all models, or of ``wanted`` ones and their steps' models."""
         folders, broken, empty = self._folders()
         read = _Reading(folders, self._has_gpu)
         read.read([one.name for one in folders if wanted is None or one.name in wanted])
@@ -273,10 +253,7 @@ class RepositoryLoader:
 
     def _folders(self) -> tuple[list[ModelFolder], Broken, list[Problem]]:
         """Return the model folders, the models that two repositories have, and the problems of empty
-        repositories.
-
-        Raises:
-            ConfigProblems: A repository cannot be read.
+        repositories. Raise ConfigProblems if a repository cannot be read.
         """
         found: dict[str, ModelFolder] = {}
         broken: Broken = {}
@@ -306,10 +283,7 @@ class RepositoryLoader:
     def _served(
         self, translations: Sequence[Translation], broken: Broken, names: Sequence[str]
     ) -> Configuration:
-        """Return the configuration of the valid models.
-
-        Invalid models are removed until the rest is valid: an ensemble fails with a model of its steps.
-        """
+        """Return the configuration of the valid models: an ensemble fails with a model of its steps."""
         while True:
             problems: Sequence[Problem] = ()
             try:
@@ -343,9 +317,8 @@ class RepositoryLoader:
 
     def _device_problems(self, configuration: Configuration) -> list[Problem]:
         problems = []
-        for index, (entry, spec) in enumerate(
-            zip(configuration.entries.models, configuration.models, strict=True)
-        ):
+        pairs = zip(configuration.entries.models, configuration.models, strict=True)
+        for index, (entry, spec) in enumerate(pairs):
             path: Path = ("models", index, "instances")
             try:
                 for position, one in enumerate(entry.instances if spec.instances else ()):
@@ -395,12 +368,7 @@ def _translated(folder: ModelFolder, has_gpu: Callable[[], bool]) -> Translation
 
 class TritonRepository:
     """Model repositories, read again for each load and each reload, under the environment and the flags of
-    the start.
-
-    ``start`` is the configuration at the start.
-
-    Raises:
-        ConfigProblems: A repository is missing, or has no model that can be served.
+    the start. Raise ConfigProblems if a repository is missing, or has no model that can be served.
     """
 
     def __init__(
@@ -417,11 +385,7 @@ class TritonRepository:
         self.start_fingerprints = self.fingerprints()
 
     def fingerprints(self) -> Mapping[Hashable, Hashable]:
-        """Return the fingerprint of each model's folder; may be called from any thread.
-
-        Raises:
-            OSError: A repository cannot be read.
-        """
+        """Return the fingerprint of each model's folder, or raise OSError. May be called from any thread."""
         return {name: one for path in self._loader.paths for name, one in model_fingerprints(path).items()}
 
     def folders(self) -> Collection[str]:
@@ -432,11 +396,7 @@ class TritonRepository:
         return self._known
 
     def read(self, model: str) -> Sequence[ModelSpec]:
-        """Return the versions of a model in its current folder, or () if there is no such folder.
-
-        Raises:
-            ConfigProblems: The model cannot be served.
-        """
+        """Return the versions of a model in its current folder, if any, or raise ConfigProblems."""
         if model not in self._loader.names():
             return ()
         configuration = self._loader.load([model])
@@ -447,10 +407,7 @@ class TritonRepository:
 
     def read_all(self, changed: Collection[str] | None = None) -> Configuration:
         """Return the current configuration of all folders, ``changed`` or not; models that cannot be served
-        are ``broken``.
-
-        Raises:
-            ConfigProblems: No model can be served, or tracing needs a missing package.
+        are ``broken``. Raise ConfigProblems if there is no other, or tracing needs a missing package.
         """
         configuration = self._loader.load()
         problem = missing(configuration.settings.trace.mode)
@@ -470,16 +427,9 @@ def load_target(
     server: Sequence[Override] = (),
     model: CallableFlags | None = None,
 ) -> Configuration:
-    """Return the configuration of a target: a config file, a callable, a model file, or a model repository.
-
-    Args:
-        target: The path of the target.
-        environ: The environment variables.
-        server: The overrides of server settings.
-        model: The flags of a callable.
-
-    Raises:
-        ConfigError: The configuration is wrong.
+    """Return the configuration of a target: a config file, a callable, a model file, or a model repository,
+    with overrides of ``server`` settings and the flags of a callable ``model``. Raise ConfigError if it is
+    wrong.
     """
     if is_callable_path(target):
         return load_callable(target, model or CallableFlags(), server, environ)

@@ -1,7 +1,5 @@
-"""From a model folder to the entries of a config file that stand for it, one entry for each version.
-
-So the rules of config files (schema, rules, ``ModelSpec``) apply to model folders as well. The folder was
-read before; no file is read here.
+"""From a model folder to the entries of a config file that stand for it, one entry for each version, so that
+the rules of config files (schema, rules, ``ModelSpec``) apply to model folders as well. No file is read here.
 """
 
 from __future__ import annotations
@@ -35,9 +33,7 @@ _KIND: Final = pb.ModelInstanceGroup.Kind
 
 
 def place_instances(draft: EntryDraft, has_gpu: Callable[[], bool]) -> None:
-    """Write the instances. Without an instance group there is one on each GPU, or on the CPU if there is no
-    GPU.
-    """
+    """Write the instances. Without an instance group there is one on each GPU, or else on the CPU."""
     groups = list(draft.message.instance_group)
     if not groups:
         draft.set_value("instances", [{"device": EVERY_GPU if has_gpu() else CPU}])
@@ -48,9 +44,8 @@ def place_instances(draft: EntryDraft, has_gpu: Callable[[], bool]) -> None:
         for place, device in enumerate(_devices(draft, group, origin, has_gpu)):
             into: Path = ("instances", len(instances))
             draft.record_origin(into, origin)
-            draft.record_origin(
-                (*into, "device"), (*origin, "gpus", place) if group.gpus else (*origin, "kind")
-            )
+            device_origin = (*origin, "gpus", place) if group.gpus else (*origin, "kind")
+            draft.record_origin((*into, "device"), device_origin)
             draft.record_origin((*into, "count"), (*origin, "count"))
             instances.append(_instance(group, device))
     draft.set_value("instances", instances, "instance_group")
@@ -71,13 +66,9 @@ def _instance(group: Any, device: str) -> dict[str, Any]:
     entry: dict[str, Any] = {"device": device, "count": group.count or 1}
     if group.HasField("rate_limiter"):
         given = group.rate_limiter
-        entry["rate_limiter"] = {
-            "priority": given.priority,
-            "resources": [
-                {"name": one.name, "count": one.count or 1, "shared": getattr(one, "global")}
-                for one in given.resources
-            ],
-        }
+        fields = [(one.name, one.count or 1, getattr(one, "global")) for one in given.resources]
+        resources = [{"name": name, "count": count, "shared": shared} for name, count, shared in fields]
+        entry["rate_limiter"] = {"priority": given.priority, "resources": resources}
     return entry
 
 
@@ -97,14 +88,8 @@ def warm_up(draft: EntryDraft, folder: ModelFolder) -> None:
             at = (*origin, "inputs", name)
             draft.record_origin((*into, "inputs", name), at)
             inputs[name] = _input(draft, given, at, folder)
-        warmups.append(
-            {
-                "name": one.name or f"warmup {number}",
-                "batch_size": one.batch_size or 1,
-                "inputs": inputs,
-                "count": one.count or 1,
-            }
-        )
+        about = {"name": one.name or f"warmup {number}", "batch_size": one.batch_size or 1}
+        warmups.append({**about, "inputs": inputs, "count": one.count or 1})
     if warmups:
         draft.set_value("warmup", warmups, "model_warmup")
 
@@ -161,7 +146,6 @@ def _without_batches(draft: EntryDraft, origin: Path) -> None:
 
 
 def _options(draft: EntryDraft, message: Any, table: type, into: Path, origin: Path) -> dict[str, Any]:
-    """Return the options of a table that a message sets, by our names."""
     found = _own_names(options_of(message, table), table)
     for row in rows(table).values():
         if row.name in found:
@@ -182,9 +166,6 @@ def _own_names(values: Mapping[str, Any], table: Any) -> dict[str, Any]:
     if found.get("timeout_action") == "reject":
         del found["timeout_action"]  # the default of a message was not written in the file
     return found
-
-
-# ---- sequences ----------------------------------------------------------------------------------
 
 
 def _sequences(draft: EntryDraft) -> None:
@@ -215,13 +196,11 @@ def _rounded(value: float) -> float:
 
 
 def _control(draft: EntryDraft, given: Any, origin: Path, number: int) -> dict[str, Any]:
-    """Return one control input, and record the origins of its parts."""
     path: Path = ("sequence_batching", "controls", number)
     draft.record_origin(path, origin)
     if len(given.control) != 1:
-        draft.add_fault(
-            origin, f"control_input {given.name!r} has {len(given.control)} controls, expected one"
-        )
+        count = len(given.control)
+        draft.add_fault(origin, f"control_input {given.name!r} has {count} controls, expected one")
         return {"name": given.name, "kind": CORRID}
     (control,) = given.control
     kind = pb.ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_").lower()
@@ -241,9 +220,6 @@ def datatype(number: int) -> str:
     """Return the v2 datatype of a ``DataType``."""
     name: str = pb.DataType.Name(number).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
-
-
-# ---- ensembles ----------------------------------------------------------------------------------
 
 
 def _ensemble(draft: EntryDraft) -> None:
@@ -280,11 +256,7 @@ _TENSORS: Final = {"inputs": "input", "outputs": "output"}
 
 @dataclass(frozen=True)
 class Translation:
-    """The entries of a model folder.
-
-    ``asks`` tells whether the model itself declares what its config.pbtxt leaves out. ``config`` is the
-    ``ModelConfig`` for clients.
-    """
+    """The entries of a model folder. ``asks``: the model declares the rest. ``config``: for clients."""
 
     folder: ModelFolder
     draft: EntryDraft
@@ -303,9 +275,8 @@ def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -
     draft = EntryDraft(folder.name, pbtxt)
     config = draft.message
     if config.name not in ("", folder.name):
-        draft.add_fault(
-            ("name",), f"the model is called {config.name!r}, its folder {folder.name!r}; they must agree"
-        )
+        text = f"the model is called {config.name!r}, its folder {folder.name!r}; they must agree"
+        draft.add_fault(("name",), text)
     for path, rule in findings(config):
         if rule.treatment is Treatment.REFUSED:
             draft.add_fault(path, f"{path[-1]} cannot be honoured: {rule.text}")
@@ -328,7 +299,6 @@ def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -
 def _write(
     draft: EntryDraft, backend: Backend | None, asks: bool, folder: ModelFolder, has_gpu: Callable[[], bool]
 ) -> None:
-    """Write the values that all versions share."""
     config = draft.message
     if not asks or draft.pbtxt.has("max_batch_size"):
         draft.set_value("max_batch_size", config.max_batch_size, "max_batch_size")
@@ -348,10 +318,8 @@ def _write(
     if backend is not None:
         place_instances(draft, has_gpu)
     elif config.instance_group:
-        draft.add_fault(
-            ("instance_group",),
-            "instance_group does not go with an ensemble: give it to the models of its steps",
-        )
+        text = "instance_group does not go with an ensemble: give it to the models of its steps"
+        draft.add_fault(("instance_group",), text)
 
 
 def _tensor(draft: EntryDraft, given: Any, into: Path, origin: Path, folder: ModelFolder) -> dict[str, Any]:
@@ -359,19 +327,14 @@ def _tensor(draft: EntryDraft, given: Any, into: Path, origin: Path, folder: Mod
         draft.record_origin((*into, ours), (*origin, theirs))
     draft.record_origin(into, origin)
     if given.data_type == pb.TYPE_INVALID:
-        draft.add_fault(
-            origin, f"tensor {given.name!r} has no data_type; expected one such as TYPE_FP32 or TYPE_STRING"
-        )
+        expected = "expected one such as TYPE_FP32 or TYPE_STRING"
+        draft.add_fault(origin, f"tensor {given.name!r} has no data_type; {expected}")
         return {}
     if not draft.pbtxt.has(*origin, "dims"):
-        draft.add_fault(
-            origin, f"tensor {given.name!r} has no dims; expected a list such as [ -1 ], or [ ] for a scalar"
-        )
-    entry: dict[str, Any] = {
-        "name": given.name,
-        "dtype": datatype(given.data_type),
-        "shape": list(given.dims),
-    }
+        expected = "expected a list such as [ -1 ], or [ ] for a scalar"
+        draft.add_fault(origin, f"tensor {given.name!r} has no dims; {expected}")
+    shape = list(given.dims)
+    entry: dict[str, Any] = {"name": given.name, "dtype": datatype(given.data_type), "shape": shape}
     if given.HasField("reshape"):
         _check_reshape(draft, given, (*origin, "reshape"))
     if into[0] == "inputs" and given.optional:
@@ -392,14 +355,8 @@ def _check_reshape(draft: EntryDraft, given: Any, origin: Path) -> None:
     if draft.message.HasField("ensemble_scheduling"):
         draft.add_fault(origin, "reshape does not go with an ensemble: give it to the models of its steps")
     elif dims.count(-1) != shape.count(-1) or math.prod(map(abs, dims)) != math.prod(map(abs, shape)):
-        draft.add_fault(
-            origin,
-            f"reshape of {given.name!r} must have as many elements and free sizes as its dims {dims}, "
-            f"given {shape}",
-        )
-
-
-# ---- versions ------------------------------------------------------------------------------------
+        text = f"reshape of {given.name!r} must have as many elements and free sizes as its dims {dims}"
+        draft.add_fault(origin, f"{text}, given {shape}")
 
 
 def _versions(draft: EntryDraft, folder: ModelFolder) -> list[int]:
@@ -414,17 +371,14 @@ def _versions(draft: EntryDraft, folder: ModelFolder) -> list[int]:
     if draft.message.HasField("ensemble_scheduling") and not folder.versions:
         return named or [_ONLY]
     if not folder.versions:
-        draft.add_fault(
-            (), f"the model has no version folder: expected its file in {os.path.join(folder.path, '1')}"
-        )
+        file = os.path.join(folder.path, "1")
+        draft.add_fault((), f"the model has no version folder: expected its file in {file}")
     elif not versions:
-        draft.add_fault(
-            origin, f"no version that version_policy names is there: expected {listed(named)}; {there}"
-        )
+        text = f"no version that version_policy names is there: expected {listed(named)}; {there}"
+        draft.add_fault(origin, text)
     elif missing:
-        draft.add_note(
-            origin, f"version_policy names versions that are not there ({listed(missing)}); {there}"
-        )
+        text = f"version_policy names versions that are not there ({listed(missing)}); {there}"
+        draft.add_note(origin, text)
     return versions
 
 

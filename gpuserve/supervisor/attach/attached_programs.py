@@ -1,15 +1,13 @@
 """Attached programs and the models that they serve through this server. A model is served once all its
-instances are up, until its program withdraws it, ends, or loses the name to another program. Programs cannot
-use names of the server's own models.
+instances are up, until its program withdraws it, ends, or loses the name to another program. The server's own
+models keep their names.
 
-The messages of a program are checked like those of any peer; a malformed message ends the attachment. So are
-its models: the program is of the same user, but its version may differ and its memory may be corrupt. A model
+Messages and models of a program are checked: its version may differ, and its memory may be corrupt. A model
 that would crash the front is refused here, because every later front would be sent the same model.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
 import socket
@@ -59,17 +57,17 @@ class AttachedModels:
         self._core = core
         self._own = own
         self._generations = generations
-        self._welcome = Welcome("", {})
+        self.welcome = Welcome("", {})
         self._listener = LocalListener(core.reactor, self._connected, "attach")
         self._programs: list[AttachedProgram] = []
         self._served_by: dict[str, AttachedProgram] = {}
         self._is_closing = False
 
     def open(self, addresses: dict[str, str]) -> None:
-        """Accept programs from now on, and tell them the name and these addresses of the server. Raise
+        """Accept programs from now on, and send them the server's name and these addresses. Raise
         StartupError if another process has a local address that ``require_control`` asks for.
         """
-        self._welcome = Welcome(self._core.settings.current.name, addresses)
+        self.welcome = Welcome(self._core.settings.current.name, addresses)
         for role in ("http", "grpc"):
             port = self._core.listeners.port(role)
             if port is not None:
@@ -97,9 +95,8 @@ class AttachedModels:
         """Return the error for a request to change a program's model; None for other models."""
         if not self.has(name):
             return None
-        return InvalidArgument(
-            f"model '{name}' is served by an attached program, and only that program {does} its models"
-        )
+        only = f"only that program {does} its models"
+        return InvalidArgument(f"model '{name}' is served by an attached program, and {only}")
 
     def served(self) -> Iterator[tuple[int, AttachedModel]]:
         for name, program in self._served_by.items():
@@ -116,17 +113,15 @@ class AttachedModels:
         self._programs.append(program)
         program.open()
 
-    def program_attached(self, program: AttachedProgram) -> Welcome:
-        logger.info("process %d attached", program.pid)
-        return self._welcome
-
     def instance_came_up(
         self, program: AttachedProgram, model: AttachedModel, instance: LiveInstance
     ) -> None:
         """Send an instance to the front. The last instance of a new model starts the service of the model."""
         if model.is_served:
             self._core.front.instance_up(model.generation, instance)
-        elif model.is_complete() and not self.refuse_unavailable_name(program, model):
+        elif len(model.live) == len(model.spec.instances) and not self.refuse_unavailable_name(
+            program, model
+        ):
             self._serve(program, model)
 
     def instance_went_down(self, model: AttachedModel, down: WorkerDown) -> None:
@@ -142,9 +137,7 @@ class AttachedModels:
             )
 
     def execution_hung(self, generation: int, hang: Hang) -> ModelSpec | None:
-        """Ask the program of an instance to kill its worker, or to report the overdue call. Return the model,
-        or None if no program has it.
-        """
+        """Send an overdue call to the program of its instance. Return the model, or None."""
         for name, program in self._served_by.items():
             model = program.models[name]
             if model.generation == generation:
@@ -215,53 +208,35 @@ class AttachedModel:
         self.spec = spec
         #: Its number at the front; 0 if the front does not know the model.
         self.generation = 0
-        self._up: dict[str, LiveInstance] = {}
+        self.live: dict[str, LiveInstance] = {}
         self._restart_at: dict[str, float] = {}
 
     @property
     def is_served(self) -> bool:
         return self.generation > 0
 
-    def live_instances(self) -> list[LiveInstance]:
-        return list(self._up.values())
-
-    def is_complete(self) -> bool:
-        return len(self._up) == len(self.spec.instances)
-
     def up(self, instance: LiveInstance) -> None:
-        self._up[instance.name] = instance
+        self.live[instance.name] = instance
         self._restart_at.pop(instance.name, None)
 
     def down(self, name: str, restart_in_s: float) -> None:
         self._restart_at[name] = time.monotonic() + restart_in_s
-        if name in self._up:
-            _close(self._up.pop(name))
+        if name in self.live:
+            _close(self.live.pop(name))
 
     def announce(self, front: FrontMonitor) -> None:
         front.send(messages.AddModel(self.generation, self.spec.to_wire(), True, True))
-        for instance in self._up.values():
+        for instance in self.live.values():
             front.instance_up(self.generation, instance)
         for name, restart_at in self._restart_at.items():
             restart_in_s = max(0.0, restart_at - time.monotonic())
-            front.send(
-                messages.InstanceDown(self.generation, name, "it died before this front", restart_in_s)
-            )
-
-    def may_come_up(self, name: str) -> bool:
-        return name not in self._up and any(one.name == name for one in self.spec.instances)
+            down = messages.InstanceDown(self.generation, name, "it died before this front", restart_in_s)
+            front.send(down)
 
     def close(self) -> None:
-        for instance in self._up.values():
+        for instance in self.live.values():
             _close(instance)
-        self._up.clear()
-
-
-class ProgramState(enum.Enum):
-    """The states of an attached program."""
-
-    CONNECTED = "CONNECTED"
-    WELCOME = "WELCOME"
-    LEAVING = "LEAVING"
+        self.live.clear()
 
 
 class AttachedProgram:
@@ -269,17 +244,17 @@ class AttachedProgram:
 
     def __init__(self, sock: socket.socket, reactor: Reactor, served: AttachedModels) -> None:
         self.models: dict[str, AttachedModel] = {}
-        self.state = ProgramState.CONNECTED
+        self._is_welcome = False
         self._reactor = reactor
         self._served = served
         #: A timeout of 0, so that a program that does not read cannot block the server.
-        self._connection = AttachConnection(sock, reactor, self, send_timeout_s=0.0)
+        self._connection = AttachConnection(sock, reactor, self.on_message, self.on_lost, send_timeout_s=0.0)
         #: Models of the program that were removed here. Its later messages about them are ignored.
         self._removed: set[str] = set()
 
     @property
     def pid(self) -> int:
-        """The id of the program's process; 0 if the process is not visible."""
+        """The id of the program's process; 0 if it is not visible."""
         return self._connection.peer.pid
 
     def open(self) -> None:
@@ -289,7 +264,7 @@ class AttachedProgram:
         self._connection.send(message)
 
     def forget(self, model: str) -> None:
-        """Release the workers of a model, and ignore later messages of the program about the model."""
+        """Release a model's workers, and ignore later messages of the program about the model."""
         self._removed.add(model)
         self.models.pop(model).close()
 
@@ -299,7 +274,6 @@ class AttachedProgram:
 
     def close(self) -> None:
         """End the attachment, and close the descriptors of its workers."""
-        self.state = ProgramState.LEAVING
         self._connection.close()
         for model in self.models.values():
             model.close()
@@ -308,7 +282,7 @@ class AttachedProgram:
         self._served.program_lost(self, reason)
 
     def on_message(self, message: Any, fds: list[int]) -> None:
-        if self.state is ProgramState.CONNECTED:
+        if not self._is_welcome:
             self._greet(message)
             return
         match message:
@@ -329,11 +303,11 @@ class AttachedProgram:
     def _greet(self, message: Any) -> None:
         ours = (attach.PROTOCOL, wire.PROTOCOL)
         match message:
+            case attach.Hello(int(protocol), int(worker_protocol)) if (protocol, worker_protocol) == ours:
+                self._is_welcome = True
+                logger.info("process %d attached", self.pid)
+                self.send(self._served.welcome)
             case attach.Hello(int(protocol), int(worker_protocol)):
-                if (protocol, worker_protocol) == ours:
-                    self.state = ProgramState.WELCOME
-                    self.send(self._served.program_attached(self))
-                    return
                 self.send(attach.Ended("both need the same version of gpuserve"))
                 raise WireError(f"it speaks protocol {(protocol, worker_protocol)}, not {ours}")
             case other:
@@ -354,9 +328,9 @@ class AttachedProgram:
                 raise WireError("WorkerUp with fields that do not fit")
         if model is None:
             return
-        if not model.may_come_up(instance):
+        if instance in model.live or all(one.name != instance for one in model.spec.instances):
             raise WireError(f"instance {instance!r} of model {name!r} is up already, or unknown")
-        if len(fds) != 2 or not _is_link(fds[0]) or not _reports_death(fds[1]):
+        if len(fds) != 2 or not _are_of_worker(*fds):
             raise WireError("WorkerUp came without the link and the pidfd of a worker")
         live = LiveInstance(instance, pid, slots, load_s, *fds)
         fds.clear()
@@ -370,16 +344,13 @@ class AttachedProgram:
         return self.models.get(name)
 
 
-def _is_link(fd: int) -> bool:
-    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+def _are_of_worker(link_fd: int, death_fd: int) -> bool:
+    """Return whether descriptors are a worker's link, and its end: event loops cannot watch every file."""
+    if not stat.S_ISSOCK(os.fstat(link_fd).st_mode):
         return False
-    with socket.socket(fileno=os.dup(fd)) as link:
-        return (link.family, link.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _reports_death(fd: int) -> bool:
-    """Return whether a descriptor reports the end of a worker. Event loops cannot watch every file."""
-    return os.readlink(f"/proc/self/fd/{fd}").startswith(_DEATH_FILES)
+    with socket.socket(fileno=os.dup(link_fd)) as link:
+        is_link = (link.family, link.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return is_link and os.readlink(f"/proc/self/fd/{death_fd}").startswith(_DEATH_FILES)
 
 
 def _close(instance: LiveInstance) -> None:

@@ -1,7 +1,4 @@
-"""The attachment of this program to the server of another program. ``Attachment.run()`` finds the server,
-binds the models (``BoundModels``) and keeps their workers running until it is stopped or the server ends.
-There is no second attempt; the caller may run it again.
-"""
+"""The attachment of this program to the server of another program, and its models (``BoundModels``)."""
 
 from __future__ import annotations
 
@@ -95,7 +92,7 @@ class Attachment:
         return self.state is AttachmentState.ATTACHED
 
     def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
-        """Withdraw the models and end, after the present batches are finished, or at once with ``fast``."""
+        """Withdraw the models and end, after the present batches, or at once with ``fast``."""
         self._reactor.call_soon_threadsafe(self._reactor.stop if fast else self._start_stop)
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
@@ -161,7 +158,8 @@ class Attachment:
             self._reactor.call_later(RETRY_S, self._connect)  # the server may still start
             return
         self._move(AttachmentState.GREETING)
-        self._server = AttachConnection(sock, self._reactor, self, send_timeout_s=SEND_TIMEOUT_S)
+        on_message, on_lost = self.on_message, self.on_lost
+        self._server = AttachConnection(sock, self._reactor, on_message, on_lost, SEND_TIMEOUT_S)
         self._server.open()
         self.send(attach.Hello(attach.PROTOCOL, wire.PROTOCOL))
 
@@ -181,7 +179,10 @@ class Attachment:
             case attach.Ended(str(reason)):
                 self.fail(AttachError(f"the server at port {self._port} ended the attachment: {reason}"))
             case attach.Welcome(str(), dict(addresses)) if self.state is AttachmentState.GREETING:
-                self._welcome(addresses)
+                self._move(AttachmentState.ATTACHED)
+                self._addresses = addresses
+                self._models.bind(*self._models.specs)
+                self.check_started()
             case attach.Bound(str(model)) if self.is_connected:
                 self._models.bound(model)
             case attach.BindRefused(str(model), str(text)) if self.is_connected:
@@ -189,7 +190,12 @@ class Attachment:
             case attach.WorkerHung(str(model), str(), int(), float(), float()) if self.is_connected:
                 self._models.execution_hung(model, Hang(*message[1:]))
             case attach.Replaced(str(model)) if self.is_connected:
-                self._on_replaced_by_other(model)
+                if model in self._models.specs:
+                    text = "another program serves model %s now; it is not bound here any more"
+                    logger.warning(text, model)
+                    # First, so that whoever sees the workers end can bind the model again.
+                    self._on_replaced(model)
+                    self._models.drop(model, BindError(f"another program serves model {model!r} now"))
             case other:
                 raise WireError(f"{type(other).__name__} in state {self.state.name}")
 
@@ -200,19 +206,6 @@ class Attachment:
             self._reactor.call_later(RETRY_S, self._connect)
             return
         self.fail(AttachError(f"the server at port {self._port} is gone: {reason}"))
-
-    def _welcome(self, addresses: dict[str, str]) -> None:
-        self._move(AttachmentState.ATTACHED)
-        self._addresses = addresses
-        self._models.bind(*self._models.specs)
-        self.check_started()
-
-    def _on_replaced_by_other(self, model: str) -> None:
-        if model not in self._models.specs:
-            return
-        logger.warning("another program serves model %s now; it is not bound here any more", model)
-        self._on_replaced(model)  # first, so that whoever sees the workers end can bind the model again
-        self._models.drop(model, BindError(f"another program serves model {model!r} now"))
 
     # ---- binding --------------------------------------------------------------------------
 
@@ -234,7 +227,7 @@ class Attachment:
         removed.set_result(None)
 
     def check_started(self) -> None:
-        if not self.started.done() and self._models.are_bound:
+        if not self.started.done() and self._models.specs.keys() <= self._models.bound_names:
             self.started.set_result(self._addresses)
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
@@ -262,7 +255,7 @@ class Attachment:
         self.check_stopped()
 
     def check_stopped(self) -> None:
-        if self._models.are_stopped():
+        if all(group.is_stopped for group in self._models.groups.values()):
             self._reactor.stop()
 
     def _disconnect(self) -> None:
@@ -287,15 +280,14 @@ class BoundModels:
         self._server = server
         settings = LiveSettings(ServerSettings())
         self._context = WorkerContext(reactor, self, settings, relay_output=False, lost_gpus={})
-        self._groups: dict[str, WorkerGroup] = {}
+        self.groups: dict[str, WorkerGroup] = {}
         self._waiting: dict[str, Future[None]] = {}
-        self._bound: set[str] = set()
+        self.bound_names: set[str] = set()
         self._is_stopping = False
 
     # ---- models ---------------------------------------------------------------------------
 
     def add(self, spec: ModelSpec, served: Future[None]) -> None:
-        """Add a model that is to be bound; ``served`` resolves when the server serves it."""
         self.specs[spec.name] = spec
         self._waiting[spec.name] = served
 
@@ -303,7 +295,7 @@ class BoundModels:
         for model in models:
             spec = self.specs[model]
             self._server.send(BindModel(spec.to_wire()))
-            group = self._groups[model] = WorkerGroup(spec, self._context)
+            group = self.groups[model] = WorkerGroup(spec, self._context)
             try:
                 group.start()
             except StartupError as error:
@@ -312,17 +304,13 @@ class BoundModels:
 
     def bound(self, model: str) -> None:
         if model in self.specs:
-            self._bound.add(model)
+            self.bound_names.add(model)
             if (served := self._waiting.pop(model, None)) is not None:
                 served.set_result(None)
             self._server.check_started()
 
-    @property
-    def are_bound(self) -> bool:
-        return self.specs.keys() <= self._bound
-
     def reject(self, model: str, failure: GpuserveError) -> None:
-        """Drop a model that cannot be served. A model of the start ends the attachment, as with a server."""
+        """Drop a model that cannot be served. A model of the start ends the attachment."""
         if model not in self.specs:
             return
         if model not in self._waiting:
@@ -332,15 +320,15 @@ class BoundModels:
 
     def drop(self, model: str, failure: GpuserveError) -> None:
         del self.specs[model]
-        self._bound.discard(model)
-        if (group := self._groups.pop(model, None)) is not None:
+        self.bound_names.discard(model)
+        if (group := self.groups.pop(model, None)) is not None:
             group.discard()
         if (served := self._waiting.pop(model, None)) is not None:
             served.set_exception(failure)
         self._server.check_started()
 
     def execution_hung(self, model: str, hang: Hang) -> None:
-        group = self._groups.get(model)
+        group = self.groups.get(model)
         for worker in () if group is None else group.all:
             if worker.instance.name == hang.instance:
                 worker.report_hang(hang)
@@ -349,16 +337,13 @@ class BoundModels:
 
     def stop(self) -> None:
         self._is_stopping = True
-        for group in self._groups.values():
+        for group in self.groups.values():
             group.stop()
 
-    def are_stopped(self) -> bool:
-        return all(group.is_stopped for group in self._groups.values())
-
     def kill(self) -> None:
-        for group in self._groups.values():
+        for group in self.groups.values():
             group.kill()
-        for group in self._groups.values():
+        for group in self.groups.values():
             group.close()
 
     def fail_waiting(self, error: BaseException) -> None:
@@ -383,9 +368,8 @@ class BoundModels:
             self._server.check_stopped()
             return
         model, instance = worker.spec.name, worker.instance.name
-        self._server.send(
-            WorkerDown(model, instance, reason, worker.lifecycle.restart_in_s(time.monotonic()))
-        )
+        restart_in_s = worker.lifecycle.restart_in_s(time.monotonic())
+        self._server.send(WorkerDown(model, instance, reason, restart_in_s))
         if not worker.lifecycle.was_ready and worker.lifecycle.state is not InstanceState.STOPPED:
             self._server.send(UnbindModel(model))
             text = f"model {model!r}: instance {instance} could not be started: {reason}"

@@ -1,3 +1,1 @@
-"""Protocols between the processes of a server: messages, addresses, sockets and heartbeats. This package
-imports no other part of the supervisor, because the front and commands import it.
-"""
+"""Protocols between the processes of a server, for the front and commands as well: no other imports."""

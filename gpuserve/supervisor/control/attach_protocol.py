@@ -22,8 +22,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from gpuserve.core.errors import AttachError
@@ -40,9 +40,6 @@ _ROOT: Final = 0
 _CREDENTIALS: Final = struct.Struct("iII")
 #: Incremented whenever a field of a message changes meaning, or a message is added.
 PROTOCOL: Final = 2
-
-
-# ---- addresses ------------------------------------------------------------------------------
 
 
 def attach_name(uid: int, port: int) -> bytes:
@@ -66,14 +63,11 @@ def port_of(url: str) -> int:
     """
     parts = server_url(url) if isinstance(url, str) else None
     if parts is None:
-        raise AttachError(
-            f"expected localhost:8000, http://localhost:8000 or grpc://localhost:8001, given {url!r}"
-        )
+        expected = "localhost:8000, http://localhost:8000 or grpc://localhost:8001"
+        raise AttachError(f"expected {expected}, given {url!r}")
     if not _is_here(parts.hostname or ""):
-        raise AttachError(
-            f"cannot attach to {url!r}: attaching works on one machine only, and {parts.hostname!r} is not "
-            "this one"
-        )
+        here = f"attaching works on one machine only, and {parts.hostname!r} is not this one"
+        raise AttachError(f"cannot attach to {url!r}: {here}")
     return parts.port or DEFAULT_PORTS[parts.scheme]
 
 
@@ -185,23 +179,9 @@ class Ended(NamedTuple):
 
 
 ATTACH: Final = MessageCodec(
-    {
-        1: Hello,
-        2: BindModel,
-        3: UnbindModel,
-        4: WorkerUp,
-        5: WorkerDown,
-        20: Welcome,
-        21: Bound,
-        22: BindRefused,
-        23: Replaced,
-        24: Ended,
-        25: WorkerHung,
-    }
+    dict(enumerate((Hello, BindModel, UnbindModel, WorkerUp, WorkerDown), start=1))
+    | dict(enumerate((Welcome, Bound, BindRefused, Replaced, Ended, WorkerHung), start=20))
 )
-
-
-# ---- sockets --------------------------------------------------------------------------------
 
 
 class PeerCredentials(NamedTuple):
@@ -212,8 +192,8 @@ class PeerCredentials(NamedTuple):
 
 
 def connect(port: int) -> socket.socket:
-    """Connect to this user's server of the port. Raise OSError if no server accepts there, or PermissionError
-    if a process of another user listens there.
+    """Connect to this user's server of the port. Raise OSError if none accepts there; PermissionError if
+    another user's process listens there.
     """
     *files, name = attach_addresses(port)
     for path in files:
@@ -242,29 +222,26 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials:
     return PeerCredentials(pid, uid)
 
 
-class AttachCallbacks(Protocol):
-    """The callbacks of an attachment. They are called in the reactor's thread."""
-
-    def on_message(self, message: Any, fds: list[int]) -> None:
-        """Handle a message, or raise ``WireError``. Remove descriptors from the list to keep them."""
-
-    def on_lost(self, reason: str) -> None:
-        """Handle the loss of the peer. Called once, unless ``close()`` came first."""
-
-
 class AttachConnection:
-    """One end of an attachment, from ``open()`` to ``close()`` or to the loss of the peer. The kernel
-    identifies the peer. Its end shows by the socket and by its pidfd, because a child that it has forked may
-    hold the socket open.
+    """One end of an attachment, from ``open()`` to ``close()`` or to the loss of the peer. Its end shows by
+    the socket and by its pidfd, because a child that the peer has forked may hold the socket open.
+    ``on_message`` may raise ``WireError``, and removes descriptors from the list to keep them. ``on_lost`` is
+    called once, unless ``close()`` came first.
     """
 
     def __init__(
-        self, sock: socket.socket, reactor: Reactor, callbacks: AttachCallbacks, *, send_timeout_s: float
+        self,
+        sock: socket.socket,
+        reactor: Reactor,
+        on_message: Callable[[Any, list[int]], None],
+        on_lost: Callable[[str], None],
+        send_timeout_s: float,
     ) -> None:
         self.peer = peer_credentials(sock)
         self._channel = Channel(sock, ATTACH, send_timeout_s)
         self._reactor = reactor
-        self._callbacks = callbacks
+        self._on_message = on_message
+        self._on_lost = on_lost
         self._death_fd: int | None = None
         self._closed = False
 
@@ -307,14 +284,13 @@ class AttachConnection:
             return
         message, fds = received
         try:
-            self._callbacks.on_message(message, fds)
+            self._on_message(message, fds)
         except WireError as error:
             self._break_off(error)
         finally:
             datagram.close_all(fds)
 
     def _on_died(self) -> None:
-        """Handle the last messages of the peer, and then its loss."""
         while not self._closed and self._channel.pending():
             self._on_readable()
         self._lose("it has ended")
@@ -326,10 +302,8 @@ class AttachConnection:
     def _lose(self, reason: str) -> None:
         if not self._closed:
             self.close()
-            self._callbacks.on_lost(reason)
+            self._on_lost(reason)
 
-
-# ---- local addresses ------------------------------------------------------------------------
 
 #: ``sun_path`` has 108 bytes, including the zero byte at the end.
 _MAX_PATH_NBYTES: Final = 107
@@ -339,8 +313,7 @@ _OTHERS_WRITE: Final = 0o022
 
 def local_addresses(file: str, name: bytes, *, create: bool = False) -> list[bytes]:
     """Return the addresses of this user's server in the order in which clients try them: the path of ``file``
-    if the user has a runtime folder and the path is not too long, then the abstract ``name``. Servers create
-    the folder with ``create``.
+    if there is a runtime folder and the path is not too long, then the abstract ``name``.
     """
     folder = _runtime_folder(create=create)
     path = os.fsencode(os.path.join(folder, file)) if folder else b""
@@ -348,9 +321,7 @@ def local_addresses(file: str, name: bytes, *, create: bool = False) -> list[byt
 
 
 def private_owner(folder: str) -> int | None:
-    """Return the user who alone can enter a folder. Return None if others can, or if the path is not a folder
-    but, for example, a symbolic link.
-    """
+    """Return the user who alone can enter a folder; None if others can, or if it is no folder (a link)."""
     try:
         found = os.lstat(folder)
     except OSError:

@@ -9,11 +9,10 @@
     either way            Changed, LostGpus
     supervisor -> ingress process   AttachFront
 
-A *generation* is one load of one version of a model. The server never reuses its number, so the number
-distinguishes two generations of one version while one replaces the other.
-
-Messages are framed like those of workers (``gpuserve_worker.protocol.wire``): named tuples, msgpack arrays
-with a tag, one datagram each, with descriptors beside them. Nothing is pickled.
+A *generation* is one load of one version of a model. Its number is never reused, so that it distinguishes two
+generations of one version while one replaces the other. Messages are framed like those of workers
+(``gpuserve_worker.protocol.wire``): named tuples, msgpack arrays with a tag, one datagram each, with
+descriptors beside them. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ class Setup(NamedTuple):
 
 
 class AddModel(NamedTuple):
-    """A new generation (``ModelSpec.to_wire``); its instances come up later. With ``attached`` the model is
-    another program's, and readiness does not depend on it. Unless it is ``served``, it gets no requests until
-    ``ServeModel``.
+    """A new generation (``ModelSpec.to_wire``); its instances come up later. Readiness does not depend on an
+    ``attached`` model of another program. Unless ``served``, it gets no requests until ``ServeModel``.
     """
 
     generation: int
@@ -54,9 +52,8 @@ class RemoveModel(NamedTuple):
 
 
 class ServeModel(NamedTuple):
-    """The generations that get the requests for a model from now on, and no others. Each other generation
-    that served the model is answered by ``Retired``, once its requests are finished, or refused after
-    ``timeout_s``. The front has forgotten it by then.
+    """The generations that get the requests for a model from now on, and no others. Each other generation is
+    answered by ``Retired`` once its requests are finished, or refused after ``timeout_s``, and is forgotten.
     """
 
     model: str
@@ -74,8 +71,8 @@ class Resize(NamedTuple):
 
 
 class RetireInstance(NamedTuple):
-    """An instance that gets no new requests from now on. ``InstanceRetired`` is the answer, once its requests
-    are finished, or after ``timeout_s``. The front has forgotten it by then.
+    """An instance that gets no new requests. ``InstanceRetired`` is the answer, once its requests are
+    finished, or after ``timeout_s``. The front has forgotten it by then.
     """
 
     generation: int
@@ -102,9 +99,7 @@ class Outcome(NamedTuple):
 
 
 class InstanceUp(NamedTuple):
-    """A loaded worker, with the descriptors of its link and its pidfd. Its load took ``load_s``, and it runs
-    ``slots`` batches at once.
-    """
+    """A loaded worker that runs ``slots`` batches at once, with the descriptors of its link and its pidfd."""
 
     generation: int
     instance: str
@@ -173,18 +168,14 @@ class FrontReady(NamedTuple):
 
 
 class Retired(NamedTuple):
-    """A generation that ``ServeModel`` left out has no requests in flight any more, and is forgotten.
-    ``unfinished`` requests were aborted.
-    """
+    """A generation that ``ServeModel`` left out is forgotten; ``unfinished`` requests were aborted."""
 
     generation: int
     unfinished: int
 
 
 class InstanceRetired(NamedTuple):
-    """The instance of a ``RetireInstance`` has no requests in flight any more, and is forgotten. Unless it
-    was ``idle``, requests were aborted.
-    """
+    """The instance of a ``RetireInstance`` is forgotten. Unless it was ``idle``, requests were aborted."""
 
     generation: int
     instance: str
@@ -209,7 +200,7 @@ class UnloadModel(NamedTuple):
 
 
 class Operate(NamedTuple):
-    """An operator's request by the admin API. ``Outcome`` is the answer, with the same ``ticket``."""
+    """An operator's request by the admin API, to be answered by ``Outcome``."""
 
     ticket: int
     verb: str
@@ -233,13 +224,11 @@ class Quiesced(NamedTuple):
 
 
 class Census(NamedTuple):
-    """The counts and states of the front.
-
-    ``ready``: whether the server accepts requests. ``counts``: of each generation (model, version, waiting
-    requests, running requests, slots of its instances, saturation or None); a generation that gets no
-    requests has no slots. ``states``: the repository index, (model, version, state, reason). ``gpu_memory``:
-    bytes on GPUs by the pid of the worker, as pairs. ``doors``: the ingress processes (number, pid or None,
-    state, connections, requests, CPU seconds, restarts).
+    """The counts and states of the front. ``ready``: whether the server accepts requests. ``counts``: of each
+    generation (model, version, waiting requests, running requests, slots of its instances, saturation or
+    None); a retiring generation has no slots. ``states``: the repository index, (model, version, state,
+    reason). ``gpu_memory``: bytes on GPUs by the worker's pid, as pairs. ``doors``: the ingress processes
+    (number, pid or None, state, connections, requests, CPU seconds, restarts).
     """
 
     ticket: int
@@ -273,11 +262,10 @@ class WatchRates(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The rates of the front, with the fields of a ``Census`` of the same moment.
-
-    ``models``: (name, version, requests, failures and rejections per second, rows per batch, p50 and p99 in
-    seconds). ``instances``: (model, version, name, batches per second, fraction of time in the callable).
-    ``gpus``: (device, UUID, utilization, bytes in use, bytes). Unknown values are None.
+    """The rates of the front, with the fields of a ``Census`` of the same moment. ``models``: (name, version,
+    requests, failures and rejections per second, rows per batch, p50 and p99 in seconds). ``instances``:
+    (model, version, name, batches per second, fraction of time in the callable). ``gpus``: (device, UUID,
+    utilization, bytes in use, bytes). Unknown values are None.
     """
 
     census: tuple[Any, ...]
@@ -289,9 +277,8 @@ class Rates(NamedTuple):
 
 
 class ExecutionHung(NamedTuple):
-    """A call of an instance, whose worker is the process ``pid``, has run for ``ran_s`` seconds, over the
-    model's limit. The front has stopped using the instance; its worker is to be killed. With ``limit_s`` 0
-    there is no limit, and the call is only reported.
+    """A call in process ``pid`` that has run for ``ran_s`` seconds. With a ``limit_s`` the front has stopped
+    using the instance, and its worker is to be killed; otherwise the call is only reported.
     """
 
     generation: int
@@ -302,8 +289,8 @@ class ExecutionHung(NamedTuple):
 
 
 class IsolatedWorkerDeath(NamedTuple):
-    """The worker ``pid`` of an instance died under a request of a client whose requests had killed workers
-    before. The instance restarts without restart back-off, so that other clients do not wait.
+    """The worker of an instance died under a request of a client whose requests had killed workers before. It
+    restarts without restart back-off, so that other clients do not wait.
     """
 
     generation: int
@@ -327,8 +314,8 @@ class Adjust(NamedTuple):
 
 
 class LostGpus(NamedTuple):
-    """All GPUs that cannot be used: (UUID, device, reason) of each. No worker runs on them. From a front:
-    whenever the list changes. To a front: the list that its predecessor sent last.
+    """All GPUs that cannot be used: (UUID, device, reason) of each. From a front: whenever the list changes.
+    To a front: the list that its predecessor sent last.
     """
 
     gpus: tuple[tuple[str, str, str], ...]
@@ -344,17 +331,14 @@ class CudaState(NamedTuple):
 
 
 class StartIngress(NamedTuple):
-    """A request to connect an ingress process to the front, and to start it if it is not running.
-    ``IngressUp`` or ``IngressDown`` is the answer.
-    """
+    """A request to start an ingress process, if it is not running, and to connect it to the front."""
 
     number: int
 
 
 class IngressUp(NamedTuple):
-    """An ingress process that runs. The descriptors are the front's end of the channel to it, and its pidfd.
-    ``restarts`` counts earlier processes of this number. ``survived``: it was connected to an earlier front,
-    and may have connections.
+    """An ingress process that runs, with the front's end of the channel to it, and its pidfd. ``restarts``
+    counts earlier processes of this number. ``survived``: it was connected to an earlier front.
     """
 
     number: int
@@ -372,9 +356,7 @@ class IngressDown(NamedTuple):
 
 
 class AttachFront(NamedTuple):
-    """The descriptor of the channel to a new front. The earlier front has ended, and all its messages are in
-    the earlier channel.
-    """
+    """The descriptor of the channel to a new front, because the earlier front has ended."""
 
 
 # Both ends have the same version, so a message's tag is its position in this list.

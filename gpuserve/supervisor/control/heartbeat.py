@@ -1,8 +1,7 @@
 """Heartbeats between two processes, the watchdog of an event loop, and the state of a process by the kernel.
 
-Each process increments a counter of the kernel (an eventfd), and the other polls the counter. Polls are
-counted, not seconds: if the machine or the polling process was suspended, the peer is not blamed. Nor is a
-process that is runnable and gets no CPU.
+One process increments a counter of the kernel (an eventfd), and the other polls the counter. Polls are
+counted, not seconds, so that no peer is blamed for a suspended machine, nor for a lack of CPU time.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ class Heartbeat:
 
 
 class LoopWatchdog:
-    """The watchdog of a peer's event loop. ``silent_s`` is how long the loop has been blocked, excluding time
-    when its process was runnable and had no CPU. Pure.
-    """
+    """The watchdog of a peer's event loop. ``silent_s`` excludes time without CPU. Pure."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
@@ -72,10 +69,7 @@ class LoopWatchdog:
 
 def own_s(before: CpuTimes | None, now: CpuTimes | None, period_s: float) -> float:
     """Return the part of the period between two polls in which other processes did not keep a process from
-    running.
-
-    For a process that runs or waits for a CPU this is the time that it ran. For a process that sleeps or is
-    stopped it is the whole period without the time that it waited.
+    running: of a runnable process the time that it ran; of another one the period less the time it waited.
     """
     if before is None or now is None:
         return period_s
@@ -86,22 +80,17 @@ def own_s(before: CpuTimes | None, now: CpuTimes | None, period_s: float) -> flo
 
 #: Descriptions of process states, by the kernel's letters.
 _STATES: Final = {
-    "T": "it is stopped (SIGSTOP)",
-    "t": "it is stopped by a debugger",
-    "D": "it waits in the kernel, and cannot be interrupted",
-    "Z": "it has ended",
-    "X": "it has ended",
-    "S": "it sleeps",
-    "R": "it runs",
-    "I": "it idles in the kernel",
-}
+    "T": "it is stopped (SIGSTOP)", "t": "it is stopped by a debugger",
+    "D": "it waits in the kernel, and cannot be interrupted", "Z": "it has ended", "X": "it has ended",
+    "S": "it sleeps", "R": "it runs", "I": "it idles in the kernel",
+}  # fmt: skip
 STOPPED: Final = frozenset("Tt")
 _RUNNABLE: Final = "R"
 
 
 class CpuTimes(NamedTuple):
-    """The time that the main thread of a process ran, and waited for a CPU, in seconds. A wait is counted
-    when it is over. ``is_runnable``: the thread runs, or waits for a CPU.
+    """The time that the main thread of a process ran, and waited for a CPU (finished waits), in seconds.
+    ``is_runnable``: the thread runs, or waits for a CPU.
     """
 
     ran_s: float

@@ -1,15 +1,14 @@
 """Client for operator commands: finds a running server of this machine, sends it a command and waits for the
-answer. Blocking.
+answer. Blocking, and light, because a probe may run a command every few seconds.
 
 A server listens on one AF_UNIX socket for each of its ports, as it does for programs that attach
 (``attach_protocol.py``). The names of these sockets contain the address as well, because several servers of a
-machine may have the same port. Commands find the socket files and abstract names in the kernel's table.
-``holder_of`` finds the process that has a port. Nothing heavy is imported here, because a probe may run a
-command every few seconds.
+machine may have the same port. ``holder_of`` finds the process that has a port.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -68,15 +67,8 @@ def ask(
 ) -> VerbOutcome:
     """Send a command to the server at an address, or to the only server of this user, and return the outcome.
 
-    Args:
-        server: the address of the server, or None.
-        verb: one of ``VERBS``.
-        arguments: the arguments of the verb.
-        progress: called with lines of progress.
-        timeout_s: the limit for each message from the server, in seconds.
-
-    Raises:
-        ControlError: there is no such server, there are several, or the server ended before it answered.
+    ``progress`` is called with lines of progress. ``timeout_s`` limits the wait for each message. Raise
+    ControlError if there is no such server, there are several, or the server ends before it answers.
     """
     with _connected(_find_server(server)) as sock:
         try:
@@ -87,9 +79,7 @@ def ask(
 
 
 def _wait_for_message(sock: socket.socket, pid: int, timeout_s: float) -> None:
-    """Return when a message of the server, the process ``pid``, has arrived. Raise ``ControlError`` after the
-    timeout, or at once if the process is stopped.
-    """
+    """Wait for a message of process ``pid``. Raise ``ControlError`` at the timeout, or if it is stopped."""
     readable = select.poll()
     readable.register(sock, select.POLLIN)
     waited_s = 0.0
@@ -121,9 +111,6 @@ def _receive_outcome(sock: socket.socket, progress: Callable[[str], None], timeo
                 return VerbOutcome(code, text, result)
             case other:
                 raise WireError(f"{type(other).__name__} is no answer")
-
-
-# ---- servers --------------------------------------------------------------------------------
 
 
 def running() -> dict[tuple[int, int], list[ControlName]]:
@@ -158,19 +145,14 @@ def _addresses(host: str) -> set[str]:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise ControlError(f"--server: there is no host {host!r}") from None
-    here = {str(address[0]) for family, *_, address in found if _is_here(family, address)}
+    here = set()
+    for family, _, _, _, address in found:
+        with socket.socket(family, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
+            sock.bind(address)
+            here.add(str(address[0]))
     if not here:
         raise ControlError(f"--server: {host!r} is another machine: run this command on that machine")
     return here
-
-
-def _is_here(family: int, address: Any) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        try:
-            sock.bind(address)
-        except OSError:
-            return False
-        return True
 
 
 def _by_process(names: Iterable[ControlName]) -> dict[tuple[int, int], list[ControlName]]:
@@ -210,13 +192,8 @@ def _connected(name: ControlName, timeout_s: float = _CONNECT_TIMEOUT_S) -> sock
     return sock
 
 
-# ---- names ----------------------------------------------------------------------------------
-
-
 class ControlName(NamedTuple):
-    """The name of a control socket; a server has one for each of its ports. ``path`` is the socket's file, or
-    "" for the abstract name.
-    """
+    """The name of a control socket, one for each port. ``path`` is its file, or "" for the abstract name."""
 
     uid: int
     address: str
@@ -249,7 +226,7 @@ def listening_names(proc_net_unix: str) -> list[ControlName]:
 
 def _parsed(path: str) -> ControlName | None:
     """Parse an abstract name as the kernel prints it, with an @ for the zero byte, or the path of a socket
-    file, whose folder identifies the user. Return None if the name is not a control socket's.
+    file, whose folder identifies the user. Return None if it is no control socket's.
     """
     if path.startswith("/"):
         folder, _, file = path.rpartition("/")
@@ -271,9 +248,8 @@ def host_and_port(server: str) -> tuple[str, int]:
         server = f"localhost:{server}"
     parts = server_url(server)
     if parts is None or parts.hostname is None:
-        raise ControlError(
-            f"--server: expected localhost:8000, 127.0.0.2:8000 or a URL of the server, given {server!r}"
-        )
+        expected = "localhost:8000, 127.0.0.2:8000 or a URL of the server"
+        raise ControlError(f"--server: expected {expected}, given {server!r}")
     return parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]
 
 
@@ -282,8 +258,6 @@ def reachable_names(names: Iterable[ControlName], addresses: Collection[str], po
     covering = {*addresses, *_UNSPECIFIED} if addresses else set()
     return [name for name in names if name.port == port and name.address in covering]
 
-
-# ---- holders of ports -----------------------------------------------------------------------
 
 #: The state of a listening socket in /proc/net/tcp, and the columns of its address, state and inode.
 _LISTENS: Final = "0A"
@@ -309,15 +283,17 @@ def holder_of(port: int) -> PortHolder | None:
     for (_, pid), names in running().items():
         if any(one.port == port for one in names):
             return PortHolder(pid, "gpuserve", True)
-    inodes = {
-        inode
-        for table in ("tcp", "tcp6")
-        for inode in listening_inodes(_text(Path(f"/proc/net/{table}")), port)
-    }
-    found = _process_with(inodes) if inodes else None
-    if found is None:
-        return None
-    return PortHolder(found, _text(Path(f"/proc/{found}/comm")).strip() or "a process", False)
+    tables = [_text(Path(f"/proc/net/{table}")) for table in ("tcp", "tcp6")]
+    wanted = {f"socket:[{inode}]" for table in tables for inode in listening_inodes(table, port)}
+    for process in Path("/proc").glob("[0-9]*") if wanted else ():
+        # The process may be another user's, or a file of it may just have been closed.
+        with contextlib.suppress(OSError):
+            for file in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(file) in wanted:
+                        name = _text(process / "comm").strip() or "a process"
+                        return PortHolder(int(process.name), name, False)
+    return None
 
 
 def listening_inodes(table: str, port: int) -> Iterator[str]:
@@ -327,26 +303,6 @@ def listening_inodes(table: str, port: int) -> Iterator[str]:
         listens = len(columns) > _INODE and columns[_STATE] == _LISTENS
         if listens and int(columns[_ADDRESS].rpartition(":")[2], 16) == port:
             yield columns[_INODE]
-
-
-def _process_with(inodes: set[str]) -> int | None:
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and any(one in wanted for one in _open_files(folder / "fd")):
-            return int(folder.name)
-    return None
-
-
-def _open_files(folder: Path) -> Iterator[str]:
-    try:
-        names = os.listdir(folder)
-    except OSError:  # the process is another user's, or has just ended
-        return
-    for name in names:
-        try:
-            yield os.readlink(folder / name)
-        except OSError:
-            continue
 
 
 def _text(path: Path) -> str:

@@ -35,7 +35,7 @@ class CommandProgress(NamedTuple):
 
 
 class CommandKeepAlive(NamedTuple):
-    """A keep-alive message every ``KEEP_ALIVE_PERIOD_S``, so that clients detect a server that hangs."""
+    """A message every ``KEEP_ALIVE_PERIOD_S``, so that clients detect a server that hangs."""
 
 
 class CommandOutcome(NamedTuple):
@@ -71,8 +71,6 @@ def failed(error: RequestError, result: dict[str, Any] | None = None) -> VerbOut
     return VerbOutcome(error.code.value, str(error).rstrip("\n"), result or {})
 
 
-# ---- the verbs and their arguments ----------------------------------------------------------
-
 #: The verbs, with the arguments that each accepts.
 VERBS: Final[Mapping[str, frozenset[str]]] = {
     "status": frozenset(),
@@ -107,13 +105,8 @@ def model_name(verb: str, arguments: Mapping[str, Any]) -> str:
     return name
 
 
-def any_model(verb: str, arguments: Mapping[str, Any]) -> str:
-    """Return the name of a model, or "" if none is given. Raise ``InvalidArgument`` if it is no name."""
-    return "" if arguments.get("model") is None else model_name(verb, arguments)
-
-
 def timeout_s(arguments: Mapping[str, Any]) -> float | None:
-    """Return the timeout of a drain in seconds, or None. Raise ``InvalidArgument`` if it is wrong."""
+    """Return the timeout of a drain in seconds, or None. Raise ``InvalidArgument``."""
     value = arguments.get("timeout_s")
     if value is None:
         return None
@@ -140,9 +133,8 @@ def counts(arguments: Mapping[str, Any]) -> dict[str, int]:
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"scale: expected the name of a model, got {_shown(name)}")
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InvalidArgument(
-                f"scale: model '{name}': expected 1 instance or more on each device, got {_shown(count)}"
-            )
+            text = f"expected 1 instance or more on each device, got {_shown(count)}"
+            raise InvalidArgument(f"scale: model '{name}': {text}")
     return value
 
 

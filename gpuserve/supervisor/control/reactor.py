@@ -1,9 +1,4 @@
-"""A small event loop: descriptors, timers and calls from other threads, in one thread; and channels to
-children.
-
-The supervisor does not use asyncio, because it must also run in a thread of the user's program, next to an
-event loop of that program, and stay small.
-"""
+"""A small event loop, which runs beside asyncio in a user's program, and channels to child processes."""
 
 from __future__ import annotations
 
@@ -34,16 +29,10 @@ REST_S: Final = 1.0
 _LONGEST_S: Final = 3600.0
 
 
-def _raise(error: Exception) -> None:
-    raise error
-
-
 class Reactor:
-    """An event loop: ``run()`` until ``stop()``. Only ``call_soon_threadsafe`` may be called from other
-    threads and from signal handlers.
-    """
+    """An event loop. Only ``call_soon_threadsafe`` may be called from other threads and signal handlers."""
 
-    def __init__(self, on_error: OnError = _raise) -> None:
+    def __init__(self, on_error: OnError | None = None) -> None:
         self._on_error = on_error
         #: Descriptors that are not watched for a moment because their callbacks failed.
         self._resting: dict[int, Callback] = {}
@@ -52,7 +41,7 @@ class Reactor:
         self._order = itertools.count()
         self._calls: deque[Callback] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ, self._on_wake)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, self._read_wake_fd)
         self._stopped = False
         # Reentrant, because a signal handler may interrupt the call that holds it.
         self._wake_lock = threading.RLock()
@@ -83,7 +72,11 @@ class Reactor:
     def run(self) -> None:
         with self._woken_by_signals():
             while not self._stopped:
-                self._run_due()
+                while self._calls and not self._stopped:
+                    self._has_run(self._calls.popleft())
+                now = time.monotonic()
+                while self._timers and self._timers[0][0] <= now and not self._stopped:
+                    self._has_run(heapq.heappop(self._timers)[2])
                 for key, _ in self._selector.select(self._timeout_s()):
                     # An earlier callback of this round may have unwatched the descriptor.
                     is_watched = not self._stopped and self._selector.get_map().get(key.fd) == key
@@ -92,9 +85,8 @@ class Reactor:
 
     @contextlib.contextmanager
     def _woken_by_signals(self) -> Iterator[None]:
-        """Wake the loop by signals. Python runs signal handlers between two instructions. Without this, a
-        signal that comes after the last instruction, before ``select`` sleeps, would have to wait for the
-        next event.
+        """Wake the loop by signals. Otherwise a signal that comes after the last instruction, before
+        ``select`` sleeps, would wait for the next event: Python runs signal handlers between instructions.
         """
         if threading.current_thread() is not threading.main_thread():  # only the main thread runs handlers
             yield
@@ -129,18 +121,13 @@ class Reactor:
             return None
         return min(_LONGEST_S, max(0.0, self._timers[0][0] - time.monotonic()))
 
-    def _run_due(self) -> None:
-        while self._calls and not self._stopped:
-            self._has_run(self._calls.popleft())
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now and not self._stopped:
-            self._has_run(heapq.heappop(self._timers)[2])
-
     def _has_run(self, callback: Callback) -> bool:
         """Run a callback. Return False if it raised and ``on_error`` lets the loop go on."""
         try:
             callback()
         except Exception as error:
+            if self._on_error is None:
+                raise
             self._on_error(error)
             return False
         return True
@@ -159,12 +146,10 @@ class Reactor:
 
         self.call_later(REST_S, watch_again)
 
-    def _on_wake(self) -> None:
+    def _read_wake_fd(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
-
-# ---- channels -------------------------------------------------------------------------------
 
 #: A live child that does not read for this time, while its socket is full, counts as broken.
 SEND_TIMEOUT_S: Final = 10.0

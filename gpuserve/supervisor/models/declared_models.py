@@ -1,15 +1,14 @@
-"""Interfaces to the declarations of models. The supervisor neither reads files nor knows their format:
-``gpuserve serve`` passes it a repository that does.
-"""
+"""Interfaces to the declarations of models, whose files and format the supervisor does not know."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from gpuserve.config.settings.server import ServerSettings
-from gpuserve.core.errors import GpuserveError
 from gpuserve.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from gpuserve.config.load import Configuration
 
 
 class Repository(Protocol):
@@ -24,22 +23,6 @@ class Repository(Protocol):
         """
 
 
-class ServerDeclaration(Protocol):
-    """The content of a config file. The models are not placed on devices."""
-
-    @property
-    def settings(self) -> ServerSettings:
-        """The settings of the server as a whole."""
-
-    @property
-    def models(self) -> Sequence[ModelSpec]:
-        """Every version of every model that can be served."""
-
-    @property
-    def broken(self) -> Mapping[str, GpuserveError]:
-        """The models that cannot be served as they are declared, with the reasons."""
-
-
 class ConfigSource(Protocol):
     """The config file of a server."""
 
@@ -48,7 +31,7 @@ class ConfigSource(Protocol):
         """The path of the config file."""
 
     @property
-    def start(self) -> ServerDeclaration:
+    def start(self) -> Configuration:
         """The content of the file when the server started."""
 
     @property
@@ -64,13 +47,10 @@ class ConfigSource(Protocol):
     def folders(self) -> Collection[str]:
         """Return the folders that hold the files of ``stamps``. Raise OSError as ``stamps`` does."""
 
-    def read_all(self, changed: Collection[str] | None = None) -> ServerDeclaration:
+    def read_all(self, changed: Collection[str] | None = None) -> Configuration:
         """Return the present content of the file. Raise GpuserveError, with every problem in its text, if the
-        file cannot be read or is wrong.
-
-        Not for the reactor's thread, because this may run callables to describe their tensors. With
-        ``changed``, the models whose files have changed, only these are described, and a model that fails is
-        ``broken``.
+        file cannot be read or is wrong. Not for the reactor's thread, because this may run callables. With
+        ``changed`` only the models whose files have changed are described, and a failure is ``broken``.
         """
 
 
@@ -104,9 +84,7 @@ def wanted_at_start(names: Iterable[str], chosen: Collection[str] | None) -> lis
 
 
 def members(model: str, read: Callable[[str], Sequence[ModelSpec] | None]) -> list[str]:
-    """Return the models of an ensemble's steps, including those of nested ensembles. ``read`` returns the
-    versions of a model.
-    """
+    """Return the models of an ensemble's steps, and of nested ensembles, by ``read``: model to versions."""
     found: dict[str, None] = {}
     left = [model]
     while left:

@@ -1,7 +1,4 @@
-"""Generations of the server's own models: their states, and what the front and the repository index are told
-of them. A generation is one load of one version, with its workers. A generation that fails to load is
-dropped.
-"""
+"""Generations of the server's own models: loads of one version each, with their workers and states."""
 
 from __future__ import annotations
 
@@ -148,8 +145,6 @@ class GenerationTable:
                 self.front.send(messages.RemoveModel(generation.number))
                 generation.group.discard()
 
-    # ---- queries --------------------------------------------------------------------------
-
     def of(self, model: str) -> list[Generation]:
         return [generation for generation in self if generation.spec.name == model]
 
@@ -157,24 +152,17 @@ class GenerationTable:
         return [generation for generation in self.of(model) if generation.served]
 
     def is_served(self, model: str) -> bool:
-        return bool(self.served(model))
+        return any(generation.served for generation in self.of(model))
 
     def is_retiring(self, model: str) -> bool:
         return any(generation.is_retiring for generation in self.of(model))
 
     def names(self) -> Collection[str]:
-        return dict.fromkeys(
-            [*self.repository.names(), *(generation.spec.name for generation in self)]
-        ).keys()
+        loaded = (generation.spec.name for generation in self)
+        return dict.fromkeys([*self.repository.names(), *loaded]).keys()
 
     def specs(self) -> list[ModelSpec]:
         return [generation.spec for generation in self]
-
-    def all_loaded(self) -> bool:
-        return all(generation.state is not GenerationState.LOADING for generation in self)
-
-    def all_stopped(self) -> bool:
-        return all(generation.group.is_stopped for generation in self)
 
     def workers(self) -> Iterator[WorkerMonitor]:
         for generation in self:
@@ -182,13 +170,8 @@ class GenerationTable:
 
     def leaving(self) -> set[WorkerMonitor]:
         """Return the workers that get no new requests: their instance, or their generation, is retiring."""
-        groups = [
-            generation.group.all if generation.is_retiring else generation.group.leaving
-            for generation in self
-        ]
+        groups = [one.group.all if one.is_retiring else one.group.leaving for one in self]
         return {worker for group in groups for worker in group}
-
-    # ---- messages to the front ------------------------------------------------------------
 
     def send_states(self, *models: str) -> None:
         for model in models:
@@ -197,11 +180,9 @@ class GenerationTable:
     def announce(self) -> None:
         """Send a new front everything it must know, in the order in which it happened."""
         known = [generation for generation in self if generation.is_known_to_front]
-        for generation in known:
-            self.front.send(
-                messages.AddModel(generation.number, generation.spec.to_wire(), False, generation.served)
-            )
-        for worker in [worker for generation in known for worker in generation.group.workers]:
+        for one in known:
+            self.front.send(messages.AddModel(one.number, one.spec.to_wire(), False, one.served))
+        for worker in [worker for one in known for worker in one.group.workers]:
             if (live := worker.live_instance()) is not None:
                 self.front.instance_up(worker.generation, live)
             elif worker.lifecycle.state is not InstanceState.LOADING:
@@ -209,7 +190,7 @@ class GenerationTable:
         self.send_states(*self.names())
 
     def send_down(self, worker: WorkerMonitor, reason: str) -> None:
-        """Tell the front that a worker is gone, and in how many seconds its successor starts."""
+        """Send that a worker is gone, and in how many seconds its successor starts."""
         restart_in_s = worker.lifecycle.restart_in_s(time.monotonic())
-        name = worker.instance.name
-        self.front.send(messages.InstanceDown(worker.generation, name, reason, restart_in_s))
+        down = messages.InstanceDown(worker.generation, worker.instance.name, reason, restart_in_s)
+        self.front.send(down)

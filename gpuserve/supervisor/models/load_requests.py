@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -51,29 +52,21 @@ def cannot_be_read(model: str, error: GpuserveError | None) -> RequestError:
     return cannot_poll(model)
 
 
+@dataclass(eq=False)
 class LoadRequests:
     """Loads and unloads by name. Models of attached programs are refused, because only their programs may
     change them. ``run_in_background`` reads declarations, which may run callables to describe their tensors.
     ``on_loaded`` is called with each model that was loaded, and its declaration.
     """
 
-    def __init__(
-        self,
-        lifecycle: ServerLifecycle,
-        models: ServedModels,
-        attached: AttachedModels,
-        devices: ServerDevices,
-        run_in_background: Callable[
-            [Callable[[], _Declarations], Callable[[_Declarations | GpuserveError], None]], None
-        ],
-        on_loaded: Callable[[str, Sequence[ModelSpec]], None],
-    ) -> None:
-        self._lifecycle = lifecycle
-        self._models = models
-        self._attached = attached
-        self._devices = devices
-        self._run_in_background = run_in_background
-        self._on_loaded = on_loaded
+    _lifecycle: ServerLifecycle
+    _models: ServedModels
+    _attached: AttachedModels
+    _devices: ServerDevices
+    _run_in_background: Callable[
+        [Callable[[], _Declarations], Callable[[_Declarations | GpuserveError], None]], None
+    ]
+    _on_loaded: Callable[[str, Sequence[ModelSpec]], None]
 
     def load(
         self,
@@ -86,9 +79,9 @@ class LoadRequests:
         unreadable: Unreadable = cannot_be_read,
         is_last_word: bool = False,
     ) -> None:
-        """Load every version of a model as it is declared now, with ``changes``. For an ensemble, load those
-        models of its steps first that are not loaded. Without ``again``, answer ``AlreadyExists`` if the
-        model is loaded by the time of its turn.
+        """Load every version of a model as it is declared now, with ``changes``; first the models of an
+        ensemble's steps that are not loaded. Without ``again``, answer ``AlreadyExists`` if the model is
+        loaded by the time of its turn.
         """
         refusal = self._lifecycle.change_refusal() or self._attached.attached_refusal(model, "loads")
         if refusal is not None:
@@ -143,7 +136,6 @@ class LoadRequests:
         return found
 
     def _load_members(self, member_names: Sequence[str], failure: Failure, then: OnDone) -> None:
-        """Load those members of an ensemble that are not loaded."""
         if (refusal := self._lifecycle.change_refusal()) is not None:  # the server may have begun to stop
             then(refusal)
             return

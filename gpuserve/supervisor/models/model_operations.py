@@ -39,19 +39,12 @@ class ModelOperation:
     model: str
     answer: OnDone
 
-    @property
-    def overtakes(self) -> bool:
-        """True if loads and resizes that were queued earlier are cancelled in favour of this operation."""
-        return False
-
 
 @dataclass(eq=False)
 class LoadOperation(ModelOperation):
-    """The load of versions of a model.
-
-    ``prepare``, if given, is called first; it may take its time and reports its result. Then ``read`` returns
-    the declarations. With ``replaces`` the loaded versions replace all served versions, otherwise they join
-    them. With ``is_last_word``, as for an operator's request, the load overtakes earlier operations.
+    """The load of versions of a model. ``prepare``, if given, is called first and reports its result. Then
+    ``read`` returns the declarations. With ``replaces`` the loaded versions replace all served versions,
+    otherwise they join them. With ``is_last_word`` the load overtakes earlier operations.
     """
 
     read: Callable[[], Sequence[ModelSpec]]
@@ -61,18 +54,10 @@ class LoadOperation(ModelOperation):
     prepare: Callable[[OnDone], None] | None = None
     generations: list[Generation] = field(default_factory=list)
 
-    @property
-    def overtakes(self) -> bool:
-        return self.is_last_word
-
 
 @dataclass(eq=False)
 class UnloadOperation(ModelOperation):
     """The unload of every version of a model."""
-
-    @property
-    def overtakes(self) -> bool:
-        return True
 
 
 @dataclass(eq=False)
@@ -102,7 +87,10 @@ class OperationQueues:
         """Return whether this running load or resize is to be cancelled in favour of a later operation."""
         queue = self._queues.get(operation.model, deque())
         is_first = bool(queue) and queue[0] is operation and not isinstance(operation, UnloadOperation)
-        return is_first and any(later.overtakes for later in islice(queue, 1, None))
+        return is_first and any(
+            later.is_last_word if isinstance(later, LoadOperation) else isinstance(later, UnloadOperation)
+            for later in islice(queue, 1, None)
+        )
 
     def load_of(self, generation: Generation) -> LoadOperation | None:
         """Return the running load that a generation belongs to, or None."""
@@ -126,9 +114,6 @@ class OperationQueues:
             yield from queue
 
 
-# ---- errors ---------------------------------------------------------------------------------
-
-
 def cancelled_error(model: str) -> RequestError:
     """Return the error for an operation that was still running when a later one overtook it."""
     return Cancelled(f"model '{model}': the load was cancelled by a later operation")
@@ -140,9 +125,8 @@ def cannot_poll(model: str) -> RequestError:
 
 
 def refused_load(spec: ModelSpec, instance: str, reason: str) -> RequestError:
-    return InvalidArgument(
-        f"load failed for model '{spec.name}': version {spec.version} is at UNAVAILABLE state: {reason};\n"
-    )
+    state = f"version {spec.version} is at UNAVAILABLE state: {reason};\n"
+    return InvalidArgument(f"load failed for model '{spec.name}': {state}")
 
 
 def failed_version(spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:

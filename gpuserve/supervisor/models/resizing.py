@@ -1,6 +1,6 @@
 """Resizes: served models that get more or fewer instances. New workers start first, and each enters rotation
-when it is ready. Instances are retired only when all new workers are ready. If a new worker fails to load,
-the other new workers are dropped as well, and the model keeps the instances that it had before.
+when it is ready; instances are retired when all new workers are ready. If one fails to load, all new workers
+are dropped, and the model keeps its instances.
 """
 
 from __future__ import annotations
@@ -41,23 +41,14 @@ class _RunningResize:
         self.error: GpuserveError | None = None
 
 
+@dataclasses.dataclass(eq=False)
 class ModelResizes:
-    """The running resizes, at most one for each model. ``finish`` is called at the end of each resize that
-    does not end at once.
-    """
+    """The running resizes, one for each model. ``finish`` is called at the end of those that take time."""
 
-    def __init__(
-        self,
-        core: ServerCore,
-        table: GenerationTable,
-        finish: Callable[[ResizeOperation, GpuserveError | None], None],
-    ) -> None:
-        self._core = core
-        self._table = table
-        self._finish = finish
-        self._running: dict[str, _RunningResize] = {}
-
-    # ---- requests -------------------------------------------------------------------------
+    _core: ServerCore
+    _table: GenerationTable
+    _finish: Callable[[ResizeOperation, GpuserveError | None], None]
+    _running: dict[str, _RunningResize] = dataclasses.field(default_factory=dict)
 
     def start(self, resize: ResizeOperation, generations: Sequence[Generation]) -> OperationEnd | None:
         """Resize the generations that serve a model. Return ``OperationEnd`` if the resize ends at once."""
@@ -109,7 +100,10 @@ class ModelResizes:
     def worker_lost(self, generation: Generation, worker: WorkerMonitor, reason: str) -> None:
         """Fail the resize if the dead worker was a new one; forget a worker that was retiring."""
         if worker in generation.group.leaving:
-            self._lost_leaving(generation, worker, reason)
+            worker.stop()
+            # Its requests move to other instances, in case the front did not retire it in time.
+            self._table.send_down(worker, reason)
+            self._forget_stopped(generation, worker)
         elif worker.lifecycle.state is InstanceState.FENCED:  # like the other instances on that GPU
             self._join(generation, worker)
             self._table.send_down(worker, reason)
@@ -160,13 +154,6 @@ class ModelResizes:
         running.error, running.wanted = error, dict(running.before)
         for generation in running.wanted:
             generation.group.discard_coming()
-
-    def _lost_leaving(self, generation: Generation, worker: WorkerMonitor, reason: str) -> None:
-        worker.stop()
-        # Its requests move to other instances if it died by itself, or if the front did not retire it in
-        # time.
-        self._table.send_down(worker, reason)
-        self._forget_stopped(generation, worker)
 
     def _forget_stopped(self, generation: Generation, worker: WorkerMonitor) -> None:
         if worker.lifecycle.state is InstanceState.STOPPED:

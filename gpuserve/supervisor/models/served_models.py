@@ -1,6 +1,5 @@
 """The server's own models: loads, unloads and resizes, one operation at a time for each model. When all
-workers of a load are ready, one message switches the front to them; then the earlier generations finish and
-are stopped. A load that fails changes nothing.
+workers of a load are ready, one message switches the front to them. A load that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -8,11 +7,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from gpuserve.config.settings.rate_limits import check_rates
-from gpuserve.core.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, StartupError
+from gpuserve.core.errors import AlreadyExists, GpuserveError, RequestError, StartupError
 from gpuserve.core.event_log import EventKind
-from gpuserve.model.placement import with_count
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.models.generations import (
@@ -90,14 +89,6 @@ class ServedModels:
             self.table.send_states(model)
             self.end(running, cancelled_error(model))
 
-    def check_resize(self, model: str, count: int) -> None:
-        """Raise ``InvalidArgument`` if the model cannot have ``count`` instances on each device."""
-        generations = self.table.served(model) or self.table.of(model)
-        if not generations:
-            raise InvalidArgument(f"model '{model}' is not loaded")
-        for generation in generations:
-            with_count(generation.spec, count)
-
     def abandon(self, error: GpuserveError) -> None:
         for operation in self._operations.pop_all():
             if isinstance(operation, LoadOperation):
@@ -121,14 +112,10 @@ class ServedModels:
         self._check_complete(generation)
 
     def _check_complete(self, generation: Generation) -> None:
-        """Complete the load of a generation if its last instance has just become ready."""
         if not self._loads.mark_loaded(generation):
             return
-        load = self._operations.load_of(generation)
-        if load is not None:
-            self.continue_operation(
-                load, lambda: OperationEnd(None) if self._loads.complete_if_ready(load) else None
-            )
+        if (load := self._operations.load_of(generation)) is not None:
+            self.continue_operation(load, partial(self._loads.complete_if_ready, load))
 
     def instance_lost(self, worker: WorkerMonitor, reason: str) -> StartupError | None:
         """Take a dead worker out of rotation. Return the error if a model of the start cannot start."""
@@ -167,8 +154,7 @@ class ServedModels:
         self._check_stopped(generation)
 
     def instance_retired(self, number: int, instance: str, *, hurried: bool) -> None:
-        generation = self.table.get(number)
-        if generation is not None:
+        if (generation := self.table.get(number)) is not None:
             self._resizes.retired(generation, instance, hurried=hurried)
 
     def execution_hung(self, number: int, hang: Hang) -> ModelSpec | None:
@@ -271,11 +257,9 @@ class ServedModels:
             self._record_failed(operation.model, str(error).strip())
         if isinstance(operation, ResizeOperation) and error is None:
             for one in self.table.served(operation.model):
+                version, count = one.spec.version, len(one.spec.instances)
                 self._core.events.record(
-                    EventKind.SCALED,
-                    model=operation.model,
-                    version=one.spec.version,
-                    instances=len(one.spec.instances),
+                    EventKind.SCALED, model=operation.model, version=version, instances=count
                 )
         return self._operations.finish(operation, error)
 
@@ -324,17 +308,16 @@ class _Loads:
         """Start a load. Return its end if it ends at once."""
         if load.prepare is None:
             return self._read(load)
-        load.prepare(partial(self._prepared, load))
+
+        def prepared(error: GpuserveError | None) -> None:
+            if self._models.is_running(load):
+                step = partial(self._read, load)
+                self._models.continue_operation(load, lambda: OperationEnd(error) if error else step())
+
+        load.prepare(prepared)
         return None
 
-    def _prepared(self, load: LoadOperation, error: GpuserveError | None) -> None:
-        if self._models.is_running(load):
-            self._models.continue_operation(
-                load, lambda: self._read(load) if error is None else OperationEnd(error)
-            )
-
     def _read(self, load: LoadOperation) -> OperationEnd | None:
-        """Read the declarations and start the workers of a load. Return its end if it ends at once."""
         try:
             specs = load.read()
         except RequestError as error:
@@ -360,7 +343,7 @@ class _Loads:
         self._table.send_states(load.model)
         for generation in load.generations:
             self.mark_loaded(generation)
-        return OperationEnd(None) if self.complete_if_ready(load) else None
+        return self.complete_if_ready(load)
 
     def start_workers(self, generation: Generation) -> None:
         """Start the workers of a generation. Raise ``StartupError`` if a worker cannot be started."""
@@ -377,10 +360,10 @@ class _Loads:
             self._record_loaded(generation)
         return True
 
-    def complete_if_ready(self, load: LoadOperation) -> bool:
-        """Route requests to a load if all its generations are ready. Return whether they are."""
+    def complete_if_ready(self, load: LoadOperation) -> OperationEnd | None:
+        """Route requests to a load if all its generations are ready. Return its end if they are."""
         if any(one.state is not GenerationState.READY for one in load.generations):
-            return False
+            return None
         versions = {one.spec.version for one in load.generations}
         served = self._table.served(load.model)
         old = [one for one in served if load.replaces or one.spec.version in versions]
@@ -390,17 +373,14 @@ class _Loads:
         logger.info("loaded model %s", load.model)
         for generation in load.generations:
             self._record_loaded(generation)
-        return True
+        return OperationEnd(None)
 
     def _record_loaded(self, generation: Generation) -> None:
         spec, lives = generation.spec, [one.live_instance() for one in generation.group.workers]
-        self._core.events.record(
-            EventKind.MODEL_LOADED,
-            model=spec.name,
-            version=spec.version,
-            instances=len(spec.instances),
-            load_s=round(max((one.load_s for one in lives if one is not None), default=0.0), 3),
-        )
+        load_s = round(max((one.load_s for one in lives if one is not None), default=0.0), 3)
+        about: dict[str, Any] = {"model": spec.name, "version": spec.version}
+        count = len(spec.instances)
+        self._core.events.record(EventKind.MODEL_LOADED, **about, instances=count, load_s=load_s)
 
     def fail(self, load: LoadOperation, spec: ModelSpec, reason: str) -> None:
         """Drop all generations of a load, because an instance of ``spec`` could not be started."""

@@ -1,6 +1,6 @@
 """Publication of events, log lines and samples to subscribers, over ZeroMQ. ``EventPublication`` decides what
-is published; ``EventPublisher`` is the socket, driven by the reactor. ZeroMQ is imported in the background,
-once the server has started or somebody asks, so that the start of the server does not wait for the import.
+is published; ``EventPublisher`` is the socket. ZeroMQ is imported in the background, once the server has
+started or somebody asks, so that the start does not wait for it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: Delay after the start of a server before the publication opens by itself.
 DELAY_S: Final = 1.0
-#: Maximum number of messages that wait for one subscriber, each at most as large as a sample. A subscriber
-#: loses further messages.
+#: Maximum number of messages, each at most a sample, that wait for one subscriber; it loses further ones.
 MAX_WAITING: Final = 500
 #: Time that the end of a server waits until subscribers have received the last events.
 _LINGER_MS: Final = 100
@@ -87,10 +86,6 @@ class EventPublication:
         """The address to subscribe to; "" if the publication is not open."""
         return self._publisher.address
 
-    def open_later(self) -> None:
-        """Open the publication after a delay, so that the start of the server does not wait for it."""
-        self._core.reactor.call_later(DELAY_S, lambda: self.open(lambda: None))
-
     def open(self, then: Callable[[], None]) -> None:
         """Accept subscribers from now on. ``then`` is called when the publication is open, or has failed."""
         if self._state is PublicationState.OPEN:
@@ -98,7 +93,7 @@ class EventPublication:
             return
         self._waiting.append(then)
         if self._state is not PublicationState.OPENING:
-            self._move(PublicationState.OPENING)
+            self._state = PUBLICATION_STEPS.step(self._state, PublicationState.OPENING)
             self._run_in_background(_import_zmq, self._on_imported)
 
     def close(self) -> None:
@@ -123,7 +118,8 @@ class EventPublication:
             problem = error.strerror or str(error)
         if problem:
             logger.warning("clients cannot subscribe to the events of this server: %s", problem)
-        self._move(PublicationState.FAILED if problem else PublicationState.OPEN)
+        state = PublicationState.FAILED if problem else PublicationState.OPEN
+        self._state = PUBLICATION_STEPS.step(self._state, state)
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()
@@ -145,9 +141,6 @@ class EventPublication:
             text = json.dumps(document(), separators=(",", ":"), default=str)
             self._publisher.publish(topic, text.encode())
 
-    def _move(self, state: PublicationState) -> None:
-        self._state = PUBLICATION_STEPS.step(self._state, state)
-
 
 def _import_zmq() -> str:
     """Import ZeroMQ, in any thread. Return the reason if the import fails, else ""."""
@@ -160,8 +153,7 @@ def _import_zmq() -> str:
 
 class EventPublisher:
     """The publishing socket, from ``open()`` to ``close()``. ``address`` is "" before. ``on_change`` is
-    called when the subscriptions have changed. The kernel identifies the users of subscribers. A slow
-    subscriber loses messages, and delays nobody.
+    called when the subscriptions have changed. A slow subscriber loses messages, and delays nobody.
     """
 
     def __init__(self, reactor: Reactor, on_change: Callable[[], None]) -> None:
@@ -175,7 +167,10 @@ class EventPublisher:
         """Accept subscribers. Raise OSError if descriptors or names are lacking."""
         import zmq
 
-        _check_descriptors()
+        # libzmq aborts the process if it lacks a descriptor.
+        with contextlib.ExitStack() as opened:
+            for _ in range(_DESCRIPTORS):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         try:
             self._socket = socket = zmq.Context().socket(zmq.XPUB)
             socket.set(zmq.SNDHWM, MAX_WAITING)
@@ -195,8 +190,7 @@ class EventPublisher:
 
         if self._socket is not None:
             self._socket.send_multipart((topic, data), zmq.NOBLOCK, copy=True)
-            # The descriptor of the socket becomes readable once for each change, and sending can consume
-            # that.
+            # Sending can consume the one time that a change makes the socket's descriptor readable.
             self._receive_subscriptions()
 
     def close(self) -> None:
@@ -223,17 +217,9 @@ class EventPublisher:
             self._on_change()
 
 
-def _check_descriptors() -> None:
-    """Raise OSError if descriptors are short, because libzmq aborts the process if it lacks one."""
-    with contextlib.ExitStack() as opened:
-        for _ in range(_DESCRIPTORS):
-            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
-
 def _bind(socket: zmq.Socket[bytes]) -> str:
-    """Bind to the name of this process, or to a random name if that is taken. Return the name. The first name
-    may belong to another server of this process, to a server of a container with the same network, or to
-    another user, who cannot take a random name beforehand.
+    """Bind to the name of this process, or to a random name if that is taken: by another server of this
+    process or of a container with the same network, or by another user. Return the name.
     """
     import zmq
 
@@ -246,9 +232,6 @@ def _bind(socket: zmq.Socket[bytes]) -> str:
         name += f".{secrets.token_hex(8)}"
         socket.bind(name)
     return name
-
-
-# ---- samples --------------------------------------------------------------------------------
 
 
 def sample(status: Mapping[str, Any], rates: Rates, number: int, time_s: float) -> dict[str, Any]:
@@ -285,5 +268,4 @@ def _model(
 
 
 def _named(names: tuple[str, ...], values: list[Any] | None) -> dict[str, Any]:
-    """Return values by name, or None for all names if the front sent none."""
     return dict.fromkeys(names) if values is None else dict(zip(names, values, strict=True))

@@ -1,6 +1,4 @@
-"""Operator commands: the verbs, the stacks of all processes, and the control socket through which commands
-arrive. Commands also arrive by the admin API.
-"""
+"""Operator commands: the verbs, which the admin API uses as well, all stacks, and the control socket."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuserve.core.errors import (
@@ -19,7 +18,7 @@ from gpuserve.core.errors import (
     RequestError,
     Unavailable,
 )
-from gpuserve.model.placement import instances_by_device
+from gpuserve.model.placement import instances_by_device, with_count
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control import operator_protocol as operator_arguments
@@ -59,31 +58,23 @@ logger = logging.getLogger(__name__)
 _ALWAYS: Final = frozenset({"status", "events", "logs"})
 
 
+@dataclass(eq=False)
 class OperatorVerbs:
-    """The verbs of one server. Called in the reactor's thread. An operator is trusted: restrictions on what
-    clients may load and unload do not apply.
-    """
+    """The verbs of one server, in the reactor's thread. Restrictions of clients do not apply to operators."""
 
-    def __init__(
-        self,
-        core: ServerCore,
-        models: ServedModels,
-        attached: AttachedModels,
-        loads: LoadRequests,
-        config: ConfigReload,
-        publication: EventPublication,
-    ) -> None:
-        self.quiescence = Quiescence(core)
-        self.census = FrontCensus(core)
-        self.status = OperatorStatus(core, self.census, models.table, attached, self.quiescence, config.path)
-        self._core = core
-        self._publication = publication
-        self._stacks = OperatorStacks(core.front, models.table)
-        self._lifecycle = core.lifecycle
-        self._models = models
-        self._attached = attached
-        self._loads = loads
-        self._config = config
+    _core: ServerCore
+    _models: ServedModels
+    _attached: AttachedModels
+    _loads: LoadRequests
+    _config: ConfigReload
+    _publication: EventPublication
+
+    def __post_init__(self) -> None:
+        core, table = self._core, self._models.table
+        self.quiescence, self.census = Quiescence(core), FrontCensus(core)
+        about = (table, self._attached, self.quiescence, self._config.path)
+        self.status = OperatorStatus(core, self.census, *about)
+        self._stacks = OperatorStacks(core.front, table)
 
     def ask(self, verb: str, arguments: dict[str, Any], progress: OnProgress, answer: OnOutcome) -> None:
         """Run a verb. ``progress`` is called with lines of progress, ``answer`` once with the outcome."""
@@ -95,10 +86,9 @@ class OperatorVerbs:
             if verb == "stacks":
                 self._stacks.ask(progress, answer)
                 return
-            if (refusal := self._lifecycle.command_refusal()) is not None:
+            if (refusal := self._core.lifecycle.command_refusal()) is not None:
                 raise refusal
-            # The answer waits until the front has handled all earlier messages, so that clients see the
-            # change.
+            # The answer comes after the front has handled all earlier messages, so that clients see it.
             self._start(verb, arguments, progress, lambda outcome: self.census.ask(lambda _: answer(outcome)))
         except Exception as error:
             answer(failed(refuse_change(f"the command {verb}", error)))
@@ -111,17 +101,16 @@ class OperatorVerbs:
             case "events":
                 self._publication.open(lambda: answer(self._events()))
             case "logs":
-                answer(self._logs(operator_arguments.any_model(verb, arguments)))
+                named = arguments.get("model") is not None
+                answer(self._logs(operator_arguments.model_name(verb, arguments) if named else ""))
 
     def _events(self) -> VerbOutcome:
-        """Return the address to subscribe to, and the events until now."""
         if not self._publication.address:
             return failed(Unavailable("the server cannot publish what happens; its log says why"))
         events = [event.document() for event in self._core.events.recent]
         return VerbOutcome("", "", {"address": self._publication.address, "events": events})
 
     def _logs(self, model: str) -> VerbOutcome:
-        """Return the last lines of the log, or those of a present or past model."""
         lines, known = self._core.lines.of(model), self._models.table.names()
         if model and not lines and model not in known and not self._attached.has(model):
             raise operator_arguments.unknown_model(model, known)
@@ -140,7 +129,13 @@ class OperatorVerbs:
             case "reload":
                 self._config.request(answer, progress)
             case "scale":
-                self._scale(operator_arguments.counts(arguments), progress, answer)
+                counts = operator_arguments.counts(arguments)
+                for model, count in counts.items():
+                    self._check_own(model, "scales")
+                    self._check_loaded(model)
+                    for one in self._models.table.served(model) or self._models.table.of(model):
+                        with_count(one.spec, count)  # raises InvalidArgument if it cannot have so many
+                _Scaling(self._models, counts, progress, answer).start()
 
     def _drain(self, arguments: dict[str, Any], progress: OnProgress, answer: OnOutcome) -> None:
         timeout_s = operator_arguments.timeout_s(arguments)
@@ -181,13 +176,6 @@ class OperatorVerbs:
         reloaded = functools.partial(_report, f"model '{model}' is reloaded", answer)
         failure = functools.partial(_failure, "stays as it was")
         self._loads.load(model, {}, reloaded, failure=failure, unreadable=self._unreadable, is_last_word=True)
-
-    def _scale(self, counts: dict[str, int], progress: OnProgress, answer: OnOutcome) -> None:
-        for model, count in counts.items():
-            self._check_own(model, "scales")
-            self._check_loaded(model)
-            self._models.check_resize(model, count)
-        _Scaling(self._models, counts, progress, answer).start()
 
     # ---- checks ---------------------------------------------------------------------------
 
@@ -253,23 +241,18 @@ class _Scaling:
             self._errors[model] = error
         self._left -= 1
         if not self._left:
-            self._answer(self._outcome())
-
-    def _outcome(self) -> VerbOutcome:
-        result: dict[str, Any] = {"models": self._result}
-        if not self._errors:
-            return VerbOutcome("", "", result)
-        first = next(iter(self._errors.values()))
-        text = "; ".join(str(error) for error in self._errors.values())
-        kind = type(first) if isinstance(first, RequestError) else Unavailable
-        return failed(kind(text), result)
+            result: dict[str, Any] = {"models": self._result}
+            errors = list(self._errors.values())
+            if not errors:
+                self._answer(VerbOutcome("", "", result))
+                return
+            kind = type(errors[0]) if isinstance(errors[0], RequestError) else Unavailable
+            self._answer(failed(kind("; ".join(map(str, errors))), result))
 
 
 class OperatorStacks:
-    """The verb ``stacks``: the stacks of the front and of the server's own workers.
-
-    The processes are asked one after the other, and each answer is a message of its own, because all stacks
-    together may be larger than a message can be.
+    """The verb ``stacks``: the stacks of the front and of the server's own workers. Each answer is a message
+    of its own, because all stacks together may be larger than a message can be.
     """
 
     def __init__(self, front: FrontMonitor, table: GenerationTable) -> None:
@@ -278,12 +261,10 @@ class OperatorStacks:
 
     def ask(self, progress: OnProgress, answer: OnOutcome) -> None:
         """Report each process: its name in the first line, its stacks below."""
-        self._ask_next(self._processes(), progress, lambda: answer(VerbOutcome()))
-
-    def _processes(self) -> Iterator[tuple[str, MonitoredChild | None]]:
-        yield "front", self._front.child
-        for worker in list(self._table.workers()):
-            yield f"model {worker.spec.name}, instance {worker.instance.name}", worker.child
+        processes: list[tuple[str, MonitoredChild | None]] = [("front", self._front.child)]
+        for one in self._table.workers():
+            processes += [(f"model {one.spec.name}, instance {one.instance.name}", one.child)]
+        self._ask_next(iter(processes), progress, lambda: answer(VerbOutcome()))
 
     def _ask_next(
         self,
@@ -305,9 +286,6 @@ class OperatorStacks:
         done()
 
 
-# ---- the control socket ---------------------------------------------------------------------
-
-
 #: Maximum number of clients at once. Others wait in the backlog.
 MAX_CLIENTS: Final = 64
 #: A client that has sent no command within this time is disconnected.
@@ -317,9 +295,7 @@ MAX_ASK_NBYTES: Final = 64 << 10
 
 
 class ControlSocket:
-    """The control sockets of one server and their clients, from ``open()`` to ``close()``. The kernel
-    identifies the clients (SO_PEERCRED).
-    """
+    """The control sockets of one server and their clients, whom the kernel identifies (SO_PEERCRED)."""
 
     def __init__(
         self, reactor: Reactor, ask: Callable[[str, dict[str, Any], OnProgress, OnOutcome], None]
@@ -330,15 +306,12 @@ class ControlSocket:
         self._clients: set[ControlClient] = set()
 
     def open(self, ports: Listeners, *, required: bool) -> None:
-        """Accept clients from now on, by a socket for each port. Raise StartupError if other processes have
-        the addresses of a socket, and all sockets are ``required``.
-        """
+        """Accept clients by a socket for each port. Raise StartupError if a ``required`` address is taken."""
         for listener in ports.sockets.values():
             address, port = listener.getsockname()[:2]
             name = ControlName(os.geteuid(), address, port)
-            self._listener.open(
-                name.addresses(), f"the server cannot be operated by {name}", required=required
-            )
+            otherwise = f"the server cannot be operated by {name}"
+            self._listener.open(name.addresses(), otherwise, required=required)
 
     def close(self) -> None:
         self._listener.close()
@@ -371,7 +344,7 @@ class ControlClient:
 
     def open(self) -> None:
         self._reactor.watch(self._sock.fileno(), self._on_readable)
-        self._reactor.call_later(ASK_TIMEOUT_S, self._on_ask_timeout)
+        self._reactor.call_later(ASK_TIMEOUT_S, lambda: None if self._has_asked else self.close())
 
     def close(self) -> None:
         if self._is_closed:
@@ -397,9 +370,6 @@ class ControlClient:
             logger.warning("rejected malformed control command: %s", error)
             self.close()
             return
-        self._on_message(message)
-
-    def _on_message(self, message: Any) -> None:
         match message:
             case OperatorCommand(int(protocol)) if protocol != PROTOCOL:
                 text = "the command and the server need the same version of gpuserve"
@@ -429,7 +399,3 @@ class ControlClient:
                 datagram.send(self._sock, OPERATOR_VOCABULARY.encode(message))
             except OSError:  # do not wait for a client that does not read
                 self.close()
-
-    def _on_ask_timeout(self) -> None:
-        if not self._has_asked:
-            self.close()

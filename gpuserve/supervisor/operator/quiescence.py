@@ -1,6 +1,4 @@
-"""Quiescence: an operator takes the server out of service, waits until its requests are done, and puts it
-back. Out of service means not ready; requests that arrive are still served.
-"""
+"""Quiescence: an operator takes the server out of service, waits for its requests, and puts it back."""
 
 from __future__ import annotations
 
@@ -66,7 +64,9 @@ class Quiescence:
         """Return the length of the lame duck period; unless set, only a platform's SIGTERM has one."""
         if (lame_duck_s := self._core.settings.current.lame_duck_s) is not None:
             return lame_duck_s
-        return TERMINATED_LAME_DUCK_S if terminated and not _has_terminal() else 0.0
+        # If the process has a terminal, the SIGTERM may come from a person.
+        is_platforms = terminated and not (os.isatty(0) or os.isatty(2))
+        return TERMINATED_LAME_DUCK_S if is_platforms else 0.0
 
     def lame_duck_left_s(self, lame_duck_s: float) -> float:
         """Return the rest of a lame duck period, which may have begun with an earlier drain."""
@@ -84,8 +84,8 @@ class Quiescence:
             self._core.front.send(Quiesce(ticket, drain.timeout_s, lame_duck_s))
 
     def drain(self, timeout_s: float | None, progress: OnProgress, answer: OnOutcome) -> None:
-        """Take the server out of service. Answer when no request waits or runs, or ``timeout_s`` after the
-        lame duck period. With ``timeout_s`` None the ``drain_timeout_s`` of the settings counts.
+        """Take the server out of service. Answer when no request waits or runs, or ``timeout_s`` (by default
+        ``drain_timeout_s``) after the lame duck period.
         """
         lame_duck_s = self.lame_duck_left_s(self.lame_duck_s())
         if self.state is QuiescenceState.IN_SERVICE:
@@ -107,8 +107,12 @@ class Quiescence:
         if (drain := self._drains.get(message.ticket)) is None:
             return
         outcome = VerbOutcome("", "out of service; nothing waits or runs", {"unfinished": 0})
-        if message.unfinished or not message.is_quiet:
-            outcome = _unfinished(message.unfinished, drain.timeout_s)
+        if (count := message.unfinished) or not message.is_quiet:
+            what = "1 request is not finished" if count == 1 else f"{count} requests are not finished"
+            time_s = f"{drain.timeout_s:g} s"
+            how = f"{what} within {time_s}" if count else f"requests still come after {time_s}"
+            text = f"{how}; the server stays out of service"
+            outcome = VerbOutcome(Code.DEADLINE_EXCEEDED.value, text, {"unfinished": count})
         self._answer(message.ticket, outcome)
 
     def resume(self, answer: OnOutcome) -> None:
@@ -125,8 +129,7 @@ class Quiescence:
         answer(VerbOutcome("", "in service again", {}))
 
     def _answer(self, ticket: int, outcome: VerbOutcome) -> None:
-        drain = self._drains.pop(ticket, None)
-        if drain is not None:
+        if (drain := self._drains.pop(ticket, None)) is not None:
             drain.answer(outcome)
             if not self._drains:
                 self._move(QuiescenceState.OUT_OF_SERVICE, outcome.result.get("unfinished"))
@@ -134,15 +137,3 @@ class Quiescence:
     def _move(self, state: QuiescenceState, unfinished: int | None = None) -> None:
         self.state = QUIESCENCE_STEPS.step(self.state, state)
         self._core.events.record(EventKind.DRAINED, service=state.value, unfinished=unfinished)
-
-
-def _has_terminal() -> bool:
-    """Return whether the process has a terminal: then a SIGTERM may come from a person, too."""
-    return os.isatty(0) or os.isatty(2)
-
-
-def _unfinished(count: int, timeout_s: float) -> VerbOutcome:
-    what = "1 request is not finished" if count == 1 else f"{count} requests are not finished"
-    how = f"{what} within {timeout_s:g} s" if count else f"requests still come after {timeout_s:g} s"
-    text = f"{how}; the server stays out of service"
-    return VerbOutcome(Code.DEADLINE_EXCEEDED.value, text, {"unfinished": count})

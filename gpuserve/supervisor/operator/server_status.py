@@ -1,6 +1,4 @@
-"""The verb ``status``: a census of the front, and the status document made from it and the supervisor's
-state.
-"""
+"""The verb ``status``: a census of the front, and the status document made from it."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -54,29 +53,24 @@ class FrontCensus:
         self._core.reactor.call_later(CENSUS_TIMEOUT_S, lambda: self.answer(ticket, None))
 
     def answer(self, ticket: int, census: Census | None) -> None:
-        on_census = self._waiting.pop(ticket, None)
-        if on_census is not None:
+        if (on_census := self._waiting.pop(ticket, None)) is not None:
             on_census(census)
 
 
+@dataclass(eq=False)
 class OperatorStatus:
     """The verb ``status``. ``config`` is the path of the server's config file, or "" if there is none."""
 
-    def __init__(
-        self,
-        core: ServerCore,
-        census: FrontCensus,
-        table: GenerationTable,
-        attached: AttachedModels,
-        quiescence: Quiescence,
-        config: str,
-    ) -> None:
-        self._core = core
-        self._census = census
-        self._table = table
-        self._attached = attached
-        self._quiescence = quiescence
-        self._config = str(Path(config).absolute()) if config else ""  # clients may run in other folders
+    _core: ServerCore
+    _census: FrontCensus
+    _table: GenerationTable
+    _attached: AttachedModels
+    _quiescence: Quiescence
+    _config: str
+
+    def __post_init__(self) -> None:
+        if self._config:  # clients may run in other folders
+            self._config = str(Path(self._config).absolute())
         self._made_at = time.monotonic()
 
     def ask(self, answer: OnOutcome) -> None:
@@ -116,9 +110,6 @@ class OperatorStatus:
         }
 
 
-# ---- rows -----------------------------------------------------------------------------------
-
-
 class StatusSources(NamedTuple):
     """The sources of the status rows. ``own`` is the origin of the server's own models. ``census`` is None if
     the front does not answer. ``leaving`` workers are being retired.
@@ -152,17 +143,9 @@ def model_rows(sources: StatusSources) -> list[dict[str, Any]]:
     rows = []
     for (name, version), (state, reason) in sorted(_states(sources, instances).items()):
         load = _UNKNOWN if sources.census is None else loads.get((name, version), _VersionLoad())._asdict()
-        rows.append(
-            {
-                "name": name,
-                "version": version,
-                "state": state,
-                "reason": reason,
-                "source": programs.get(name, sources.own),
-                "instances": instances.get((name, version), []),
-                **load,
-            }
-        )
+        about = {"name": name, "version": version, "state": state, "reason": reason}
+        source = programs.get(name, sources.own)
+        rows.append({**about, "source": source, "instances": instances.get((name, version), []), **load})
     return rows
 
 
@@ -192,17 +175,14 @@ def _states(
         found = {(name, 0): ("UNAVAILABLE", "not loaded") for name in sources.names}
         for spec in [*sources.specs, *(model.spec for _, model in sources.attached)]:
             found.pop((spec.name, 0), None)
-            found[spec.name, spec.version] = _state_by_instances(instances.get((spec.name, spec.version), []))
+            states = {one["state"] for one in instances.get((spec.name, spec.version), [])}
+            if InstanceState.READY.value in states or not states:
+                found[spec.name, spec.version] = ("READY", "")
+            elif InstanceState.LOADING.value in states:
+                found[spec.name, spec.version] = ("LOADING", "")
+            else:
+                found[spec.name, spec.version] = ("UNAVAILABLE", "no live instance")
     return found
-
-
-def _state_by_instances(instances: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    states = {one["state"] for one in instances}
-    if InstanceState.READY.value in states or not states:
-        return "READY", ""
-    if InstanceState.LOADING.value in states:
-        return "LOADING", ""
-    return "UNAVAILABLE", "no live instance"
 
 
 def _instances(sources: StatusSources) -> dict[tuple[str, int], list[dict[str, Any]]]:
@@ -215,7 +195,7 @@ def _instances(sources: StatusSources) -> dict[tuple[str, int], list[dict[str, A
         row = _instance_row(worker.instance, state, pid, worker.lifecycle.restarts, gpu_memory)
         found[worker.spec.name, worker.spec.version].append(row)
     for _, model in sources.attached:
-        pids = {one.name: one.pid for one in model.live_instances()}
+        pids = {one.name: one.pid for one in model.live.values()}
         for one in model.spec.instances:
             state = (InstanceState.READY if one.name in pids else InstanceState.DOWN).value
             # Only the attached program knows how often it has restarted the instance.

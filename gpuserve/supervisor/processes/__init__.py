@@ -1,3 +1,1 @@
-"""Processes of a server other than workers: child processes, the front, ingress processes, listeners, log
-lines.
-"""
+"""Processes of a server other than workers, and their listeners and log lines."""

@@ -49,13 +49,9 @@ class Child(Protocol):
         """Kill the child, if it is alive."""
 
     def ask_stacks(self, *, forced: bool = False) -> bool:
-        """Ask the child to write the stacks of its threads to ``stacks``.
-
-        Args:
-            forced: write them also while C code holds the child's GIL, at the risk of crashing the child.
-
-        Returns:
-            False if the child does not handle this request, or not yet.
+        """Ask the child to write the stacks of its threads to ``stacks``; ``forced``: also while C code holds
+        its GIL, at the risk of crashing the child. Return False if it does not handle this request, or not
+        yet.
         """
 
     def close(self) -> None:
@@ -64,10 +60,9 @@ class Child(Protocol):
 
 class ChildProcess:
     """One child process, in a session of its own, so that Ctrl-C in a terminal reaches only the supervisor,
-    and so that the processes that it has started can be killed with it.
-
-    ``pidfd`` becomes readable within a millisecond after its death, whatever descriptors its own children
-    hold. ``output`` is the read end of its stdout and stderr, or None if it shares ours.
+    and so that the processes that it has started can be killed with it. ``pidfd`` becomes readable within a
+    millisecond after its death. ``output`` is the read end of its stdout and stderr, or None if it shares
+    ours.
     """
 
     can_be_killed = True
@@ -102,9 +97,7 @@ class ChildProcess:
         return bool(caught)
 
     def exit_reason(self) -> str:
-        """Reap the dead process and return why it ended: "exit status 1" or "signal SIGKILL". The processes
-        that it has started are killed, except those that have left its process group.
-        """
+        """Reap the dead process and its process group. Return "exit status 1" or "signal SIGKILL"."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self.pidfd, 0)  # not reaped yet: no other group can have its id
             os.killpg(self.pid, signal.SIGKILL)
@@ -146,10 +139,9 @@ def spawn(
 ) -> tuple[ChildProcess, list[socket.socket]]:
     """Start ``python -m module ARGUMENT… FD…`` and return the child and our ends of its channels.
 
-    There is one descriptor for each channel, and one more for the stacks with ``shows_stacks``. ``-P`` keeps
-    the current directory off the import path: a stray ``numpy.py`` of the user must not break a worker. With
-    ``relay_output`` its stdout and stderr come to ``ChildProcess.output``. Raise StartupError if the process
-    could not be started; then nothing stays open.
+    There is one descriptor for each channel, and one for the stacks with ``shows_stacks``. ``-P`` keeps a
+    stray ``numpy.py`` of the current folder off the import path. With ``relay_output`` its stdout and stderr
+    come to ``ChildProcess.output``. Raise StartupError if the process could not be started.
     """
     try:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -195,9 +187,6 @@ def _start(
         raise
 
 
-# ---- the front ------------------------------------------------------------------------------
-
-
 def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
     """Start a front process, and return it with our end of its control socket."""
     process, (control,) = spawn("gpuserve.front", channels=1, relay_output=relay_output)
@@ -205,9 +194,7 @@ def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
 
 
 class EarlyFront:
-    """A front that is started before the configuration is read, because the imports of both take equally
-    long. It waits on its control socket, and ends when the socket is closed. Its output is relayed.
-    """
+    """A front that is started before the configuration is read, because both imports take equally long."""
 
     def __init__(self) -> None:
         self._waiting: tuple[Child, socket.socket] | None = None

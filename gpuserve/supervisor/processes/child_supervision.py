@@ -1,8 +1,6 @@
-"""Supervision of one child: its channel, its death, the relay of its output into the log of the supervisor,
-and the stacks of its threads.
-
-A child writes its stacks, in the format of ``faulthandler``, to a file that it shares with the supervisor.
-The child does not mark the end of its stacks: they count as complete when the file has stopped growing.
+"""Supervision of one child: its channel, its death, the relay of its output into the log, and the stacks of
+its threads. A child writes its stacks (``faulthandler``) to a shared file, which counts as complete when it
+has stopped growing.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -36,9 +35,8 @@ _REPORT_INTERVAL_S: Final = 1.0
 
 class MonitoredChild:
     """A child, the supervisor's end of its channel, and its output. Owner of all three until ``close()``.
-
-    ``fields`` identify the child in each log line. ``rate`` limits its output; None is no limit. ``lines``
-    stores what is logged.
+    ``fields`` identify the child in each log line. ``rate`` limits its output. ``lines`` stores what is
+    logged.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class MonitoredChild:
         self.channel = channel
         self.stacks = ChildStacks(process, reactor)
         self._reactor = reactor
-        self._relay = OutputRelay(process.output, fields, reactor, rate, lines)
+        self._relay = OutputRelay(process.output, fields, reactor, rate or OutputRate(0, 0), lines)
         self._exit_reason: str | None = None
 
     def open(self, on_message: Callable[[], None], on_died: Callable[[], None]) -> None:
@@ -99,27 +97,20 @@ class MonitoredChild:
         self.channel.close()
 
 
+@dataclass(eq=False)
 class OutputRelay:
     """The relay of one child's stdout and stderr, with ``fields`` in each line. Without a descriptor the
     child writes to our own. Lines over the rate limit are dropped, and one line a second reports how many.
     """
 
-    def __init__(
-        self,
-        fd: int | None,
-        fields: Mapping[str, str],
-        reactor: Reactor,
-        rate: OutputRate | None = None,
-        lines: LogLines | None = None,
-    ) -> None:
-        self._fd = fd
-        self._fields = dict(fields)
-        self._reactor = reactor
-        self._rate = rate or OutputRate(0, 0)
-        self._lines = lines
-        self._rest = b""
-        #: Dropped lines that were not reported yet.
-        self._dropped = 0
+    _fd: int | None
+    _fields: Mapping[str, str]
+    _reactor: Reactor
+    _rate: OutputRate
+    _lines: LogLines | None = None
+    _rest: bytes = b""
+    #: Dropped lines that were not reported yet.
+    _dropped: int = 0
 
     def open(self) -> None:
         if self._fd is not None:
@@ -217,11 +208,8 @@ class ChildStacks:
         self._is_closed = False
 
     def ask(self, on_stacks: OnStacks, *, is_ending: bool = False) -> None:
-        """Request the child's stacks.
-
-        Args:
-            on_stacks: called once with the stacks, or with the reason why there are none.
-            is_ending: whether the child is killed afterwards, so that a crash would do no harm.
+        """Request the child's stacks, or the reason why there are none. ``is_ending``: the child is killed
+        afterwards, so that a crash would do no harm.
         """
         self._waiting.append(on_stacks)
         if len(self._waiting) > 1:
@@ -291,15 +279,16 @@ def readable_stacks(text: str) -> str:
         for lines in _threads(text)
         if not any(file in line for file in _WAITING_THREADS for line in lines)
     ]
-    threads.sort(key=lambda one: not _is_main(one))
-    lines = [line for one in threads for line in (_shown_head(one), *one[1:])]
+    lines = []
+    for thread in sorted(threads, key=lambda one: not _is_main(one)):
+        # "Current" marks the thread that got the signal, which means nothing here.
+        head = thread[0].replace("Current thread", "Thread")
+        lines += [head.replace("Thread", "Main thread", 1) if _is_main(thread) else head, *thread[1:]]
     return "\n".join(lines) or text.strip()
 
 
 def user_frame(text: str) -> str:
-    """Return the innermost frame of user code in the main thread, or else in any thread, as "FILE:LINE in
-    NAME". Return "" if there is none.
-    """
+    """Return the innermost frame of user code, first of the main thread, as "FILE:LINE in NAME", or ""."""
     for thread in sorted(_threads(text), key=lambda one: not _is_main(one)):
         for line in thread[1:]:
             frame = _FRAME.fullmatch(line)
@@ -309,7 +298,6 @@ def user_frame(text: str) -> str:
 
 
 def _threads(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each thread, the head first."""
     thread: list[str] = []
     for line in text.splitlines():
         if _HEAD.fullmatch(line.strip()) or line.startswith("Main thread"):
@@ -324,9 +312,3 @@ def _threads(text: str) -> Iterator[list[str]]:
 
 def _is_main(thread: list[str]) -> bool:
     return thread[0].startswith("Main thread") or any(foot in thread[-1] for foot in _FOOT)
-
-
-def _shown_head(thread: list[str]) -> str:
-    # "Current" marks the thread that got the signal, which means nothing here.
-    head = thread[0].replace("Current thread", "Thread")
-    return head.replace("Thread", "Main thread", 1) if _is_main(thread) else head

@@ -1,6 +1,6 @@
 """Monitor of the front process. ``FrontMonitor`` starts the front, restarts it on the same listeners, and
 exchanges messages with it (``control/front_messages.py``). ``FrontHeartbeat`` kills a front whose event loop
-is blocked. ``FrontEventFeed`` sends the front the events of the server, which it shows to people.
+is blocked. ``FrontEventFeed`` sends the front the events of the server.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -70,25 +71,19 @@ class FrontCallbacks(Protocol):
         """
 
 
+@dataclass(eq=False)
 class FrontMonitor:
     """The front process and its successors, from ``start()`` to ``close()``."""
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        listeners: Listeners,
-        settings: LiveSettings,
-        event_log: EventLog,
-        lines: LogLines,
-        start_front: StartFront,
-    ) -> None:
+    _reactor: Reactor
+    _listeners: Listeners
+    _settings: LiveSettings
+    _event_log: EventLog
+    _lines: LogLines
+    _start_front: StartFront
+
+    def __post_init__(self) -> None:
         self.ready = False
-        self._event_log = event_log
-        self._lines = lines
-        self._reactor = reactor
-        self._listeners = listeners
-        self._settings = settings
-        self._start_front = start_front
         self._callbacks: FrontCallbacks  # set by start(), like the next
         self._on_request: Callable[[Any], None]
         self._heartbeat: FrontHeartbeat  # of the present front
@@ -127,9 +122,7 @@ class FrontMonitor:
         self.send(message, [instance.link_fd, instance.pidfd])
 
     def adjust(self, changes: dict[str, Any]) -> None:
-        """Change settings of the server, by name, for this front and all later ones. A log level replaces the
-        log settings that clients have changed.
-        """
+        """Change settings of the server, by name. A log level replaces log settings of clients."""
         self._settings.adjust(changes)
         wire = self._settings.current.to_wire()
         self.send(messages.Adjust({name: wire[name] for name in changes}))
@@ -267,8 +260,7 @@ class FrontMonitor:
 
 class FrontHeartbeat:
     """The heartbeat of one front, and ours for it, from ``start()`` to ``close()``. With ``timeout_s`` 0 no
-    front is killed. The watchdog runs from ``watch()`` on, because a front may take its time until it accepts
-    connections.
+    front is killed. A front is watched from ``watch()`` on, when it accepts connections.
     """
 
     def __init__(
@@ -280,13 +272,10 @@ class FrontHeartbeat:
         self._timeout_s = timeout_s
         self._fronts = Heartbeat()
         self._ours = Heartbeat()
+        #: The descriptors that the front receives: its own heartbeat, and ours.
+        self.fds = (self._fronts.fd, self._ours.fd)
         self._watchdog = LoopWatchdog()
         self._is_watched = self._is_reported = self._is_closed = False
-
-    @property
-    def fds(self) -> tuple[int, int]:
-        """The descriptors that the front receives: its own heartbeat, and ours."""
-        return self._fronts.fd, self._ours.fd
 
     def start(self) -> None:
         if self._is_closed:
@@ -305,7 +294,6 @@ class FrontHeartbeat:
         self._is_watched = True
 
     def unwatch(self) -> None:
-        """Stop the watchdog, because the front is to end."""
         self._is_watched = False
 
     def close(self) -> None:
@@ -337,9 +325,7 @@ class FrontHeartbeat:
 
 
 class FrontEventFeed:
-    """The feed of ``recent`` events to the present front, from ``open()`` on. A slow front gets events later,
-    and a new front gets the events that are kept.
-    """
+    """The feed of ``recent`` events to the present front; a new front gets the events that are kept."""
 
     def __init__(self, recent: RecentEvents, front: FrontMonitor, reactor: Reactor) -> None:
         self._recent = recent
@@ -353,7 +339,7 @@ class FrontEventFeed:
         self._recent.subscribe(lambda _: self._send())
 
     def front_ready(self) -> None:
-        """Send a new front the kept events. Unsent events wait here until the front listens."""
+        """Send a new front the kept events."""
         self._sent = 0
         self._send()
 
@@ -364,11 +350,12 @@ class FrontEventFeed:
         for start in range(0, len(events), _EVENTS_PER_MESSAGE):
             batch = events[start : start + _EVENTS_PER_MESSAGE]
             if not self._front.offer(EventBatch(tuple(event.to_wire() for event in batch))):
+
+                def retry() -> None:
+                    self._is_retry_planned = False
+                    self._send()
+
                 self._is_retry_planned = True
-                self._reactor.call_later(_RETRY_S, self._retry)
+                self._reactor.call_later(_RETRY_S, retry)
                 return
             self._sent = batch[-1].number
-
-    def _retry(self) -> None:
-        self._is_retry_planned = False
-        self._send()

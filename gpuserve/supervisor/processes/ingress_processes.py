@@ -1,7 +1,6 @@
 """The ingress processes of a server. They are children of the supervisor, so that they and the connections of
-their clients survive the front. The front decides how many run, and which one is started or stopped. The
-supervisor starts and reaps them, and connects each of them to every new front over a socket pair of its own,
-so that messages of one front cannot reach another.
+their clients survive the front, which decides how many run. The supervisor connects each of them to every new
+front over a socket pair of its own, so that messages of one front cannot reach another.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ _FIELDS: Final = {"model": "", "instance": "front"}
 
 class IngressProcesses:
     """The ingress processes by number, and one spare process that has imported everything and waits for a
-    front.
-
-    Args:
-        front: the present front, which receives a message when a process is up or has ended.
-        relay_output: whether the output of the processes goes through the supervisor.
+    front. With ``relay_output`` the output of the processes goes through the supervisor.
     """
 
     def __init__(self, reactor: Reactor, front: FrontMonitor, lines: LogLines, *, relay_output: bool) -> None:
@@ -57,7 +52,10 @@ class IngressProcesses:
         try:
             if child is None:
                 self._starts[number] += 1
-                child = self._running[number] = self._use_spare() or self._spawn()
+                child, self._spare = self._spare, None
+                if child is not None:
+                    self._schedule_spare()
+                child = self._running[number] = child or self._spawn()
             self._connect(number, child, survived=survived)
         except (StartupError, OSError) as error:
             pid = child.process.pid if child is not None else 0
@@ -97,8 +95,7 @@ class IngressProcesses:
         process, (control,) = spawn(_MODULE, channels=1, relay_output=self._relay_output, shows_stacks=False)
         channel = Channel(control, messages.CONTROL)
         child = MonitoredChild(process, channel, _FIELDS, self._reactor, lines=self._lines)
-        # An ingress process sends nothing here. The end of its socket needs no handling: its pidfd reports
-        # it, too.
+        # An ingress process sends nothing here, and its pidfd reports its end.
         child.open(child.stop_listening, partial(self._on_died, child))
         return child
 
@@ -117,14 +114,6 @@ class IngressProcesses:
         else:
             logger.error("ingress process %d ended while it had no front: %s", number, reason)
 
-    # ---- the spare --------------------------------------------------------------------------
-
-    def _use_spare(self) -> MonitoredChild | None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            self._schedule_spare()
-        return spare
-
     def _schedule_spare(self) -> None:
         if self._spare is None and not self._is_spare_due and not self._is_closed:
             self._is_spare_due = True
@@ -136,7 +125,5 @@ class IngressProcesses:
             return
         try:
             self._spare = self._spawn()
-        except (
-            StartupError
-        ):  # resources are short; a dead ingress process is replaced without a spare, as ever
+        except StartupError:  # resources are short; a dead ingress process is replaced without a spare
             self._schedule_spare()

@@ -1,8 +1,5 @@
 """Lifecycles of the server as a whole and of its instances: states, transitions and restart back-off.
-
-An instance that is HUNG ran its callable for too long and is being killed; its transitions are those of
-READY, except HANG. Nothing is started here::
-
+An instance that is HUNG ran its callable for too long and is being killed; it moves like READY, except HANG::
             spawned            loaded             stop
     DOWN ────────────► LOADING ────────► READY ──────────► STOPPING        READY ──hang──► HUNG
      ▲ ▲                  │ died           │ died             │ died
@@ -78,9 +75,7 @@ class ServerLifecycle:
 
 
 class LiveSettings:
-    """The present settings of a server, some of which change while it runs. ``changed`` has the settings of
-    the log and of traces that clients have changed, by their kind.
-    """
+    """The present settings of a server. ``changed`` has the log and trace settings of clients, by kind."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.current = settings
@@ -91,9 +86,7 @@ class LiveSettings:
 
 
 class ServerObserver:
-    """An observer of a server's start, as the CLI's table is; this base class does nothing. Called in the
-    supervisor's thread, so it must return at once.
-    """
+    """An observer of a server's start. Called in the supervisor's thread, so it must return at once."""
 
     def instance_changed(self, model: str, instance: str, device: str, state: str, phase: str) -> None:
         """Note that an instance is in a new state (``InstanceState`` name) or in a new phase of loading."""
@@ -162,9 +155,9 @@ STEADY_S: Final = 10.0
 
 
 class LiveInstance(NamedTuple):
-    """A loaded worker, of this server or of an attached program, as it is described to a front. ``link_fd``
-    is the front's end of its link. The worker's monitor keeps both descriptors. Its callable took ``load_s``
-    seconds to load, and runs ``slots`` batches at once.
+    """A loaded worker as it is described to a front. ``link_fd`` is the front's end of its link. The worker's
+    monitor keeps both descriptors. Its callable took ``load_s`` seconds to load, and runs ``slots`` batches
+    at once.
     """
 
     name: str

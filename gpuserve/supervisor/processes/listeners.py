@@ -1,6 +1,4 @@
-"""Listening sockets. ``Listeners`` opens the ports of the server once and passes them to every front.
-``LocalListener`` accepts processes of the same user, and of root, on AF_UNIX sockets.
-"""
+"""Listening sockets: the server's ports, and AF_UNIX sockets for processes of this user and of root."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ from gpuserve_worker.protocol.datagram import SpareDescriptor
 
 logger = logging.getLogger(__name__)
 
-#: The kernel's default limit (net.core.somaxconn): many clients that reconnect at once wait in the backlog
-#: instead of being refused.
+#: The kernel's default limit (net.core.somaxconn): clients that reconnect at once are not refused.
 BACKLOG: Final = 4096
 #: Formats of a role's address, without and with TLS.
 _FORMS: Final = {
@@ -50,17 +47,14 @@ class Listeners:
             port = getattr(settings, f"{role}_port")
             if port is not None:
                 host = settings.host_of(role)
-                # grpc.aio accepts no descriptor: it binds the port itself, beside our socket, which reserves
-                # the port and never listens.
+                # grpc.aio binds the port itself, beside our socket, which reserves the port.
                 reserve_only = role == "grpc" and settings.transport == "grpcio"
                 try:
                     self.sockets[role] = _open(host, port, reserve_only)
                 except OSError as error:
                     self.close()
-                    raise StartupError(
-                        f"cannot listen on {host}:{port} for {role}: {error.strerror or error}"
-                        f"{_holder_of_port(error, port)}"
-                    ) from error
+                    problem = f"{error.strerror or error}{_holder_of_port(error, port)}"
+                    raise StartupError(f"cannot listen on {host}:{port} for {role}: {problem}") from error
 
     def port(self, role: str) -> int | None:
         """Return the port that a role was bound to; None if the role is switched off."""
@@ -70,12 +64,8 @@ class Listeners:
     def addresses(self, settings: ServerSettings) -> dict[str, str]:
         """Return the address of each role for clients on this machine; https:// and grpcs:// with TLS."""
         secure = () if tls_files(settings) is None else settings.tls_ports
-        return {
-            role: _FORMS[role][role in secure].format(
-                f"{reachable(settings.host_of(role))}:{self.port(role)}"
-            )
-            for role in self.sockets
-        }
+        hosts = {role: f"{reachable(settings.host_of(role))}:{self.port(role)}" for role in self.sockets}
+        return {role: _FORMS[role][role in secure].format(host) for role, host in hosts.items()}
 
     def close(self) -> None:
         for listener in self.sockets.values():
@@ -121,8 +111,7 @@ def reachable(host: str) -> str:
 _BACKLOG: Final = 128
 #: Delay before another try to accept connections when no descriptors are left.
 _RETRY_S: Final = 1.0
-#: After this many connections of other users, accept none for ``_REST_S``, whoever's: they may come in a
-#: flood.
+#: After this many connections of other users, accept none for ``_REST_S``: they may come in a flood.
 _STRANGERS: Final = 128
 _REST_S: Final = 0.05
 
@@ -143,9 +132,7 @@ class LocalListener:
         self._n_strangers = 0
 
     def open(self, addresses: Sequence[bytes], otherwise: str, *, required: bool) -> None:
-        """Accept connections at these addresses as well. If other processes have all of them, log
-        ``otherwise``, or raise StartupError if an address is ``required``.
-        """
+        """Accept connections here too. If no address is free, log ``otherwise``, or raise if ``required``."""
         socks, problems = [], []
         for address in addresses:
             try:
@@ -177,7 +164,11 @@ class LocalListener:
     def close(self) -> None:
         self.pause()
         for sock in self._socks:
-            _remove_file(sock)
+            if isinstance(address := sock.getsockname(), str):
+                # No other server can replace the file before the socket is closed. At logout the system may
+                # have removed the folder.
+                with contextlib.suppress(OSError):
+                    os.unlink(address)
             sock.close()
         self._socks.clear()
         self._spare.release()
@@ -234,10 +225,10 @@ def _listening(address: bytes) -> socket.socket:
         else:
             _bind_file(sock, address)
         sock.listen(_BACKLOG)
+        sock.setblocking(False)
     except OSError:
         sock.close()
         raise
-    sock.setblocking(False)
     return sock
 
 
@@ -258,23 +249,14 @@ def _bind_file(sock: socket.socket, path: bytes) -> None:
 
 
 def _is_dead(path: bytes) -> bool:
-    """Return whether no process has the socket of a file. Servers do not notice the test: their sockets are
-    of another type, for which the kernel answers EPROTOTYPE.
+    """Return whether no process has the socket of a file. A live server does not notice this test, because
+    its socket has another type (EPROTOTYPE).
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         return sock.connect_ex(path) == errno.ECONNREFUSED
 
 
-def _remove_file(sock: socket.socket) -> None:
-    """Remove the file of a socket. No other server can replace the file before the socket is closed."""
-    address = sock.getsockname()
-    if isinstance(address, str):
-        with contextlib.suppress(OSError):  # at logout the system may have removed the folder
-            os.unlink(address)
-
-
 def _holder_of_name(name: bytes) -> str:
-    """Return " by process PID of user UID" for the process that listens on a name, or ""."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.setblocking(False)
         try:

@@ -1,6 +1,4 @@
-"""The last log lines of a server, with a callback for new ones, and the rate limit for the output of
-children. Lines come from the output of the workers and the front, and from the loggers of this process.
-"""
+"""The last log lines of workers, front and this process, and the rate limit for output of children."""
 
 from __future__ import annotations
 
@@ -34,9 +32,8 @@ class LogLine(NamedTuple):
     def document(self) -> dict[str, Any]:
         about = {"model": self.model, "instance": self.instance, "level": self.level}
         named = {name: value for name, value in about.items() if value}
-        return {
-            "time": round(self.time_s, 3), "number": self.number, "kind": "log", **named, "line": self.text,
-        }  # fmt: skip
+        head = {"time": round(self.time_s, 3), "number": self.number, "kind": "log"}
+        return {**head, **named, "line": self.text}
 
 
 class LogLines:
@@ -114,16 +111,13 @@ class _LogLineHandler(logging.Handler):
             last.handle(record)
 
 
-#: Burst of the rate limit, in seconds of the rate: enough for a traceback, or the report of a library that
-#: loads.
+#: Burst of the rate limit, in seconds of the rate: enough for a traceback, or for a library that loads.
 BURST_S: Final = 10.0
 _UNLIMITED: Final = float(1 << 60)
 
 
 class OutputRate:
-    """A rate limit of two token buckets, for lines and for bytes. A rate of 0 is no limit. Pure: the time is
-    an argument, in seconds of a monotonic clock.
-    """
+    """A rate limit of two token buckets, for lines and bytes (0: no limit), by a monotonic clock. Pure."""
 
     def __init__(self, lines_per_s: float, nbytes_per_s: float) -> None:
         self._rates = (lines_per_s or _UNLIMITED, nbytes_per_s or _UNLIMITED)

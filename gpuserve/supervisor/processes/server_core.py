@@ -1,6 +1,4 @@
-"""Services that all parts of a server share: ``ServerCore``, background threads, and the refusal of a change
-after an unexpected exception.
-"""
+"""Services that all parts of a server share: ``ServerCore``, background threads, refusals of changes."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServerCore:
-    """The shared objects of one server: its lifecycle, settings, reactor, ports, front, event log and log
-    lines. Only ``supervisor.py`` makes one.
-    """
+    """The shared objects of one server. Only ``supervisor.py`` makes one."""
 
     lifecycle: ServerLifecycle
     settings: LiveSettings
@@ -42,26 +38,22 @@ _Result = TypeVar("_Result")
 
 
 class BackgroundThreads:
-    """Background threads for slow calls, such as reading files or describing models. The reactor goes on
-    meanwhile. The result of a call is dropped if the server has ended.
-    """
+    """Background threads for slow calls. The result of a call is dropped if the server has ended."""
 
     def __init__(self, core: ServerCore) -> None:
         self._core = core
 
     def run(self, call: Callable[[], _Result], then: Callable[[_Result | GpuserveError], None]) -> None:
-        """Make a call in a thread, and pass its result to ``then`` in the reactor's thread. If the call
-        raises, or no thread can be started, pass the error that refuses the change.
+        """Make a call in a thread, and pass its result to ``then`` in the reactor's thread, or the error that
+        refuses the change if the call raises, or no thread can be started.
         """
-        arguments = (call, then)
         try:
             threading.Thread(
-                target=self._run, args=arguments, name="gpuserve-background", daemon=True
+                target=self._run, args=(call, then), name="gpuserve-background", daemon=True
             ).start()
         except (RuntimeError, MemoryError) as error:
-            self._core.reactor.call_later(
-                0.0, partial(self._deliver, then, refuse_change("the change", error))
-            )
+            refusal = refuse_change("the change", error)
+            self._core.reactor.call_later(0.0, lambda: self._deliver(then, refusal))
 
     def _run(self, call: Callable[[], _Result], then: Callable[[_Result | GpuserveError], None]) -> None:
         result: _Result | GpuserveError

@@ -1,6 +1,4 @@
-"""Differences between two states of a config: the action for each model, and the order of the actions.
-Pure.
-"""
+"""Differences between two states of a config: the action for each model, and their order. Pure."""
 
 from __future__ import annotations
 
@@ -49,10 +47,9 @@ def actions(
 ) -> dict[str, Action]:
     """Return the action for each model that has changed.
 
-    A model whose declaration is unchanged gets no action, whatever clients or operators have done to it,
-    unless its files are ``touched``. A model whose declaration has changed is reloaded if it is served. A
-    model that was unloaded by hand, or failed to load, stays so until its files are touched, or until an
-    ensemble that is loaded needs it.
+    A model whose declaration is unchanged gets no action unless its files are ``touched``. A model whose
+    declaration has changed is reloaded if it is served. A model that was unloaded by hand, or failed to load,
+    stays so until its files are touched, or until an ensemble that is loaded needs it.
     """
     found: dict[str, Action] = {}
     for name in dict.fromkeys([*now.declared, *before.declared]):
@@ -82,11 +79,8 @@ def _action(
         return Action.RELOAD
     if old == new:
         return None
-    return Action.SCALE if _differ_only_in_instances(old or (), new) else Action.RELOAD
-
-
-def _differ_only_in_instances(old: Sequence[ModelSpec], new: Sequence[ModelSpec]) -> bool:
-    return [_without_counts(spec) for spec in old] == [_without_counts(spec) for spec in new]
+    is_scale = [_without_counts(one) for one in old or ()] == [_without_counts(one) for one in new]
+    return Action.SCALE if is_scale else Action.RELOAD
 
 
 def _without_counts(spec: ModelSpec) -> ModelSpec:
@@ -97,9 +91,7 @@ def _without_counts(spec: ModelSpec) -> ModelSpec:
 
 
 def even_count(placed: Iterable[ModelSpec]) -> int | None:
-    """Return the number of instances on each device, or None if it differs between devices, or if the
-    instances of a device differ.
-    """
+    """Return the number of instances on each device; None if it, or the instances of a device, differ."""
     counts: set[int] = set()
     for spec in placed:
         counts.update(Counter(one.device for one in spec.instances).values())
@@ -110,7 +102,7 @@ def even_count(placed: Iterable[ModelSpec]) -> int | None:
 
 def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[str, set[str]]:
     """Return for each model the models that must be done first. The models of an ensemble's steps are loaded
-    before it, and unloaded after it. Unloads come last.
+    before it, and unloaded after it.
     """
     unloads = {name for name, action in found.items() if action is Action.UNLOAD}
     loads = found.keys() - unloads

@@ -1,7 +1,7 @@
 """Reload of the config while the server runs. ``ConfigReload`` compares the present file with the models and
 settings that were applied last, and applies the differences: settings first, because loads depend on them,
-then the models (``ConfigRun``). One reload runs at a time; requests that arrive meanwhile are answered by the
-next. A model that fails keeps its earlier state, and the next reload tries it again.
+then the models (``ConfigRun``). Requests that arrive during a reload are answered by the next. A model that
+fails keeps its earlier state, and the next reload tries it again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.config.settings.checks import SettingRefusal, compare_settings, describe_change, key_of
 from gpuserve.config.settings.server import ServerSettings
@@ -23,7 +24,6 @@ from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control.operator_protocol import OnOutcome, OnProgress, VerbOutcome, failed
 from gpuserve.supervisor.models.declared_models import (
     ConfigSource,
-    ServerDeclaration,
     loaded_at_start,
     members,
 )
@@ -47,6 +47,10 @@ from gpuserve.supervisor.reload.config_changes import (
     needs,
 )
 
+if TYPE_CHECKING:
+    from gpuserve.config.load import Configuration
+
+
 logger = logging.getLogger(__name__)
 
 NO_FILE: Final = "this server has no config file that could be read again; its models can be loaded by name"
@@ -58,42 +62,33 @@ NOTHING: Final = "nothing has changed"
 #: Makes a call in a background thread, and passes its result, or the error that refuses the change, to a
 #: callback.
 RunInBackground: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-#: The content of a config file, or the error if it cannot be read.
-ConfigRead: TypeAlias = ServerDeclaration | GpuserveError
 
 
 class _ReloadRequest(NamedTuple):
-    """A request for a reload: the callbacks for its outcome and for each change. ``is_by_files``: files have
-    changed, and nobody asked for the reload.
-    """
+    """A request for a reload. ``is_by_files``: files have changed, and nobody asked for the reload."""
 
     answer: OnOutcome
     progress: OnProgress
     is_by_files: bool = False
 
 
+@dataclass(eq=False)
 class ConfigReload:
     """The reloads of one server. ``source`` is None if the server has no config file. ``run_in_background``
     is used to read the file. ``adjust`` applies changed settings, given by name.
     """
 
-    def __init__(
-        self,
-        source: ConfigSource | None,
-        lifecycle: ServerLifecycle,
-        events: EventLog,
-        work: ConfigWork,
-        adjust: Callable[[dict[str, Any]], None],
-        run_in_background: RunInBackground,
-    ) -> None:
-        self._source = source
-        self._run_in_background = run_in_background
+    _source: ConfigSource | None
+    _lifecycle: ServerLifecycle
+    _events: EventLog
+    _work: ConfigWork
+    _adjust: Callable[[dict[str, Any]], None]
+    _run_in_background: RunInBackground
+
+    def __post_init__(self) -> None:
+        source = self._source
         #: Held during a read: only one runs at a time.
         self._read_lock = threading.Lock()
-        self._lifecycle = lifecycle
-        self._events = events
-        self._work = work
-        self._adjust = adjust
         self._settings = ServerSettings() if source is None else source.start.settings
         self._models = AppliedModels(_NO_MODELS if source is None else _models(source.start, self._settings))
         #: True while a reload is reading the file, or running.
@@ -158,14 +153,14 @@ class ConfigReload:
             return
         ran_s = time.monotonic() - self._started_at
         request.progress(f"a reload has been running for {ran_s:.1f} s; this one begins when that is over")
-        if self._run is not None:
-            self._read(partial(self._cancel_outdated, self._run))
+        if (run := self._run) is not None:
 
-    def _cancel_outdated(self, run: ConfigRun, now: ConfigRead) -> None:
-        """Cancel operations that the file does not ask for any more: they would delay the next reload."""
-        # An error of the file is reported by the next reload.
-        if run is self._run and not isinstance(now, GpuserveError):
-            run.cancel_outdated(_models(now, self._settings))
+            def cancel_outdated(now: Configuration | GpuserveError) -> None:
+                # An error of the file is reported by the next reload.
+                if run is self._run and not isinstance(now, GpuserveError):
+                    run.cancel_outdated(_models(now, self._settings))
+
+            self._read(cancel_outdated)
 
     # ---- one reload -----------------------------------------------------------------------
 
@@ -176,18 +171,21 @@ class ConfigReload:
         changed = touched if all(request.is_by_files for request in requests) else None
         self._read(lambda now: self._on_read(requests, touched, now), changed)
 
-    def _read(self, then: Callable[[ConfigRead], None], changed: Collection[str] | None = None) -> None:
-        """Read the config in the background. With ``changed`` only these models are described again."""
+    def _read(
+        self, then: Callable[[Configuration | GpuserveError], None], changed: Collection[str] | None = None
+    ) -> None:
         source = self._source
         assert source is not None
 
-        def read() -> ConfigRead:
+        def read() -> Configuration | GpuserveError:
             with self._read_lock:
                 return source.read_all(changed)
 
         self._run_in_background(read, then)
 
-    def _on_read(self, requests: Sequence[_ReloadRequest], touched: set[str], now: ConfigRead) -> None:
+    def _on_read(
+        self, requests: Sequence[_ReloadRequest], touched: set[str], now: Configuration | GpuserveError
+    ) -> None:
         if (refusal := self._lifecycle.change_refusal()) is not None:
             self._end(requests, failed(refusal))
         elif isinstance(now, GpuserveError):
@@ -202,7 +200,7 @@ class ConfigReload:
                 outcome = failed(refuse_change("the reload of the config", error), ConfigReport().result)
                 self._end(requests, outcome)
 
-    def _apply(self, requests: Sequence[_ReloadRequest], touched: set[str], now: ServerDeclaration) -> None:
+    def _apply(self, requests: Sequence[_ReloadRequest], touched: set[str], now: Configuration) -> None:
         def on_progress(line: str) -> None:
             for request in requests:
                 request.progress(line)
@@ -213,18 +211,12 @@ class ConfigReload:
 
         report = ConfigReport(on_progress)
         self._change_settings(now, report)
-        self._run = run = ConfigRun(
-            self._work,
-            self._models,
-            self._servable(now, report),
-            report,
-            self._lifecycle.change_refusal,
-            on_end,
-            touched.difference(now.broken),
-        )
+        servable, refusal = self._servable(now, report), self._lifecycle.change_refusal
+        touched = touched.difference(now.broken)
+        self._run = run = ConfigRun(self._work, self._models, servable, report, refusal, on_end, touched)
         run.start()
 
-    def _servable(self, now: ServerDeclaration, report: ConfigReport) -> ConfigModels:
+    def _servable(self, now: Configuration, report: ConfigReport) -> ConfigModels:
         """Return the models to be served. A broken declaration is replaced by the earlier one."""
         models, before = _models(now, self._settings), self._models.snapshot()
         for name, reason in now.broken.items():
@@ -239,7 +231,7 @@ class ConfigReload:
             {*models.wanted, *(one for one in now.broken if one in before.wanted)},
         )
 
-    def _change_settings(self, now: ServerDeclaration, report: ConfigReport) -> None:
+    def _change_settings(self, now: Configuration, report: ConfigReport) -> None:
         change = compare_settings(self._settings, now.settings)
         before = self._settings
         if change.changed:
@@ -261,7 +253,7 @@ class ConfigReload:
             self._start_next()
 
 
-def _models(declaration: ServerDeclaration, settings: ServerSettings) -> ConfigModels:
+def _models(declaration: Configuration, settings: ServerSettings) -> ConfigModels:
     loaded = loaded_at_start(declaration.models, settings.load_at_start)
     return ConfigModels(by_name(declaration.models), frozenset(one.name for one in loaded))
 
@@ -273,9 +265,7 @@ def _log_refusal(what: str, outcome: VerbOutcome) -> None:
 
 
 class ConfigReport:
-    """The result of one reload, with a log line for each part. ``progress`` is called with each change as
-    soon as it is made; failures and refusals are in the outcome.
-    """
+    """The result of one reload, with a log line for each part. ``progress`` is called with each change."""
 
     def __init__(self, progress: OnProgress = lambda _: None) -> None:
         self.result: dict[str, list[Any]] = {key: [] for key in _RESULT_KEYS}
@@ -326,10 +316,7 @@ class ConfigWork:
         return self._models.table.is_served(model)
 
     def scale_count(self, specs: Sequence[ModelSpec]) -> int | None:
-        """Return the number of instances that each device gets, for models of which only the instances have
-        changed. Return None if a resize in place is impossible, because the number would differ between
-        devices.
-        """
+        """Return the instances of each device, or None if the number would differ between devices."""
         try:
             return even_count(self._placed(specs))
         except RequestError:  # the load reports the error
@@ -391,37 +378,33 @@ class AppliedModels:
             self._declared.pop(model, None)
 
 
+@dataclass(eq=False)
 class ConfigRun:
-    """One reload of the models, started once. ``touched`` are the models whose files have changed, whatever
-    their declarations. ``change_refusal`` returns an error if the server ends and no model can be loaded any
-    more. ``on_end`` is called at the end.
+    """One reload of the models, started once. ``touched`` are the models whose files have changed.
+    ``change_refusal`` returns an error if the server ends and no model can be loaded any more. ``on_end`` is
+    called at the end.
     """
 
-    def __init__(
-        self,
-        work: ConfigWork,
-        applied: AppliedModels,
-        now: ConfigModels,
-        report: ConfigReport,
-        change_refusal: Callable[[], GpuserveError | None],
-        on_end: Callable[[], None],
-        touched: Collection[str] = (),
-    ) -> None:
-        self._work = work
-        self._applied = applied
-        self._now = now
-        self._report = report
-        self._touched = touched
-        self._change_refusal = change_refusal
-        self._on_end = on_end
+    _work: ConfigWork
+    _applied: AppliedModels
+    _now: ConfigModels
+    _report: ConfigReport
+    _change_refusal: Callable[[], GpuserveError | None]
+    _on_end: Callable[[], None]
+    _touched: Collection[str] = ()
+
+    def __post_init__(self) -> None:
         self._actions: dict[str, Action] = {}
         self._steps = ReloadSteps({})
-        self._then: Callable[[], None] = on_end
+        self._then = self._on_end
 
     def start(self) -> None:
         before = self._applied.snapshot()
         found = actions(before, self._now, self._work.is_served, self._touched)
-        self._actions = {name: self._feasible(name, action) for name, action in found.items()}
+        self._actions = found.copy()
+        for name, action in found.items():
+            if action is Action.SCALE and self._work.scale_count(self._now.declared[name]) is None:
+                self._actions[name] = Action.RELOAD  # its instances cannot be resized in place
         for name in {*before.declared, *self._now.declared} - found.keys():
             self._applied.set_applied(name, self._now)
         self._work.names_changed(sorted(before.declared.keys() ^ self._now.declared.keys()))
@@ -440,12 +423,6 @@ class ConfigRun:
         for name in list(self._steps.running):
             if now.declared.get(name) != self._now.declared.get(name):
                 self._work.cancel(name)
-
-    def _feasible(self, model: str, action: Action) -> Action:
-        """Return the action, or a reload instead of a scale if the instances cannot be resized in place."""
-        if action is Action.SCALE and self._work.scale_count(self._now.declared[model]) is None:
-            return Action.RELOAD
-        return action
 
     def _unload(self) -> None:
         """Unload the models that the config has dropped. They are served until the others are loaded."""
@@ -500,7 +477,6 @@ class ConfigRun:
         else:
             self._report.failed(name, str(error).strip())
             for lost, needed in self._steps.failed(name):
-                self._report.failed(
-                    lost, f"it stays as it was, because model {needed}, which it needs, failed"
-                )
+                text = f"it stays as it was, because model {needed}, which it needs, failed"
+                self._report.failed(lost, text)
         self._continue()

@@ -1,7 +1,6 @@
-"""Change detection for the files of models: ``FilePolling`` polls the files in the background, and reloads
-models whose files have changed. It polls at an interval, or when the kernel reports a change in a folder
-(``FileWatch``). ``FollowedFiles`` knows which files belong to which model, ``ChangeDetector`` when a change
-is complete.
+"""Change detection for the files of models: ``FilePolling`` polls the files in the background, at an interval
+or when the kernel reports a change in a folder (``FileWatch``), and reloads models whose files have changed.
+``FollowedFiles`` knows which files belong to which model, ``ChangeDetector`` when a change is complete.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -33,15 +33,14 @@ WATCHED_SETTLE_S: Final = 0.15
 UNWATCHED_S: Final = 1.0
 #: Loads of a version whose imports count: the one that serves, and the one that was started last.
 _LOADS: Final = 2
-#: watchfiles reports changes together: this long after the last of them, and at the latest so long after the
-#: first.
+#: watchfiles reports changes this long after the last of them, and at the latest so long after the first.
 _QUIET_MS: Final = 50
 _LATEST_MS: Final = 400
 #: A change that happens while a watch is being set up is reported within this time.
 _WAKE_MS: Final = 500
 
-#: The keys that are polled, with their fingerprints. A key is the name of a model, which stands for all its
-#: declared files ("" stands for the config itself), or an ``ImportedFile``, or a ``SourceFolder``.
+#: The polled keys with their fingerprints: the name of a model for all its declared files ("" for the config
+#: itself), an ``ImportedFile``, or a ``SourceFolder``.
 Fingerprints: TypeAlias = Mapping[Any, Hashable]
 
 
@@ -53,9 +52,7 @@ class ImportedFile(NamedTuple):
 
 
 class SourceFolder(NamedTuple):
-    """A folder of a model that failed to load: a file that the model lacks may appear in it. Files of other
-    models are excluded.
-    """
+    """A folder in which a file that a broken model lacks may appear. Files of other models are excluded."""
 
     model: str
     path: str
@@ -65,9 +62,6 @@ class SourceFolder(NamedTuple):
 _Followed = TypeVar("_Followed", ImportedFile, SourceFolder, ImportedFile | SourceFolder)
 #: Fingerprints of the source folders before a reload.
 _Before: TypeAlias = dict[SourceFolder, Hashable]
-
-
-# ---- which files ----------------------------------------------------------------------------
 
 
 class FollowedFiles:
@@ -92,7 +86,6 @@ class FollowedFiles:
         return {path for by_generation in loads for paths in by_generation.values() for path in paths}
 
     def mark_loaded(self, models: Collection[str]) -> None:
-        """Note that these models are served as their files say."""
         for model in models:
             self._broken.pop(model, None)
 
@@ -105,11 +98,13 @@ class FollowedFiles:
         """Return the folders in which these models may find missing files: ``folders``, and those of their
         imports. A model whose name is not known yet is "".
         """
-        return {
-            SourceFolder(model, path, self._files_of_others(model))
-            for model in models
-            for path in {*folders, *map(os.path.dirname, self.files(model))}
-        }
+        found: set[SourceFolder] = set()
+        for model in models:
+            others = {name for name, _ in self._imports} - {model}
+            excluded = frozenset().union(*map(self.files, others)) - self.files(model)
+            paths = {*folders, *map(os.path.dirname, self.files(model))}
+            found.update(SourceFolder(model, path, excluded) for path in paths)
+        return found
 
     def all(self) -> set[ImportedFile | SourceFolder]:
         """Return all files and folders to be polled."""
@@ -119,15 +114,8 @@ class FollowedFiles:
     def folders(self) -> set[str]:
         """Return the folders in which changes of ``all()`` can be seen."""
         return {
-            os.path.dirname(key.path) if isinstance(key, ImportedFile) else key.path for key in self.all()
+            os.path.dirname(one.path) if isinstance(one, ImportedFile) else one.path for one in self.all()
         }
-
-    def _files_of_others(self, model: str) -> frozenset[str]:
-        others = {name for name, _ in self._imports} - {model}
-        return frozenset().union(*map(self.files, others)) - self.files(model)
-
-
-# ---- which of them have changed -------------------------------------------------------------
 
 
 class DetectedChanges(NamedTuple):
@@ -174,12 +162,9 @@ class ChangeDetector:
         return DetectedChanges(frozenset(changed), bool(unsettled))
 
 
-# ---- when to poll ---------------------------------------------------------------------------
-
-
 class FileWatch:
-    """A thread that waits for changes in folders, by watchfiles. It reports only that something has changed;
-    polling finds out what. Owner of its threads: after ``close()`` none is left.
+    """A thread that waits for changes in folders, by watchfiles. Polling finds out what has changed. Owner of
+    its threads: after ``close()`` none is left.
     """
 
     def __init__(self) -> None:
@@ -241,7 +226,6 @@ class FileWatch:
 
 
 def _existing_folders(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield the folders that exist, with their inodes."""
     for path in folders:
         with contextlib.suppress(OSError):
             found = os.stat(path)
@@ -261,32 +245,27 @@ class _Poll(NamedTuple):
     trouble: str = ""
 
 
+@dataclass(eq=False)
 class FilePolling:
     """The polling of one server's files; without a ``source`` there is nothing to poll. With a ``watch`` the
     files are polled when the kernel reports a change, whatever the settings say.
     """
 
-    def __init__(
-        self,
-        source: ConfigSource | None,
-        core: ServerCore,
-        background: BackgroundThreads,
-        start_reload: StartReload,
-        watch: FileWatch | None = None,
-    ) -> None:
-        self._source = source
-        self._background = background
-        self._core = core
-        self._start_reload = start_reload
-        self._watch = watch
-        self._detector = ChangeDetector({} if source is None else source.start_fingerprints)
+    _source: ConfigSource | None
+    _core: ServerCore
+    _background: BackgroundThreads
+    _start_reload: StartReload
+    _watch: FileWatch | None = None
+    #: Folders with the files that the source names, as of the last poll.
+    _folders: Collection[str] = ()
+    #: The number of the latest timer; earlier timers are void.
+    _timer: int = 0
+    #: Why the last poll failed; the same reason is logged once.
+    _trouble: str = ""
+
+    def __post_init__(self) -> None:
+        self._detector = ChangeDetector({} if self._source is None else self._source.start_fingerprints)
         self._followed = FollowedFiles()
-        #: Folders with the files that the source names, as of the last poll.
-        self._folders: Collection[str] = ()
-        #: The number of the latest timer; earlier timers are void.
-        self._timer = 0
-        #: Why the last poll failed; the same reason is logged once.
-        self._trouble = ""
 
     def start(self) -> None:
         """Poll from now on. Called when the server serves."""
@@ -300,7 +279,6 @@ class FilePolling:
             self._watch.close()
 
     def add_imports(self, model: str, version: int, generation: int, files: Collection[str]) -> None:
-        """Poll the files that a worker of a model has imported, too."""
         self._followed.add_imports(model, version, generation, files)
         self._update_followed()
 
@@ -311,7 +289,6 @@ class FilePolling:
             self._schedule(interval_s)
 
     def _interval_s(self) -> float:
-        """Return the polling interval, or 0 if there is none."""
         settings = self._core.settings.current
         if self._watch is not None:
             return UNWATCHED_S if self._watch.has_failed else 0.0
@@ -320,11 +297,11 @@ class FilePolling:
     def _schedule(self, delay_s: float) -> None:
         self._timer += 1
         if self._source is not None:
-            self._core.reactor.call_later(delay_s, partial(self._start_poll, self._timer))
+            self._core.reactor.call_later(delay_s, partial(self._poll, self._timer))
 
     # ---- one poll -------------------------------------------------------------------------
 
-    def _start_poll(self, timer: int) -> None:
+    def _poll(self, timer: int) -> None:
         is_wanted = self._watch is not None or self._interval_s() > 0
         if timer == self._timer and is_wanted and self._core.lifecycle.state is ServerState.SERVING:
             self._background.run(partial(self._read, self._followed.all()), partial(self._on_polled, timer))
@@ -366,14 +343,18 @@ class FilePolling:
             logger.info("changed: %s", os.path.relpath(path))
         models = {key.model if isinstance(key, ImportedFile | SourceFolder) else str(key) for key in changed}
         before = _fingerprints(self._followed.sources(models, self._folders))
-        self._start_reload(
-            models, partial(self._on_reloaded, models, before)
-        )  # "" stands for the config itself
+        # "" stands for the config itself
+        self._start_reload(models, partial(self._on_reloaded, models, before))
 
     def _on_reloaded(self, models: Collection[str], before: _Before, outcome: VerbOutcome) -> None:
-        """Follow the source folders of the models that failed, as of before the reload: a missing file may
-        have appeared meanwhile.
-        """
+        """Follow the failed models' source folders as of before the reload: files may have appeared."""
+
+        def follow_declared(poll: _Poll | GpuserveError) -> None:
+            # The reload has dealt with the models that a changed config declares now.
+            if isinstance(poll, _Poll) and not poll.trouble:
+                self._detector.add(poll.fingerprints)
+                self._detector.retain(lambda key: _is_followed(key) or key in poll.fingerprints)
+
         failed = {entry["model"] for entry in outcome.result.get("failed", ())}
         if outcome.code and not any(outcome.result.values()):  # nothing could be read
             failed = {model for model in models if model}
@@ -388,15 +369,7 @@ class FilePolling:
         self._detector.add(sources)
         self._update_followed()
         if not all(models):
-            self._background.run(partial(self._read, ()), self._on_config_read)
-        if failed and self._watch is not None:
-            self._schedule(0.0)
-
-    def _on_config_read(self, poll: _Poll | GpuserveError) -> None:
-        """Follow the models that a changed config declares now; the reload has dealt with them already."""
-        if isinstance(poll, _Poll) and not poll.trouble:
-            self._detector.add(poll.fingerprints)
-            self._detector.retain(lambda key: _is_followed(key) or key in poll.fingerprints)
+            self._background.run(partial(self._read, ()), follow_declared)
 
     def _update_followed(self) -> None:
         """Poll exactly the files that are followed by now; a file that is new there has not changed."""

@@ -1,6 +1,6 @@
-"""GPU fences: no worker runs on a GPU that the front reports as lost. ``GpuFences`` also detects a CUDA
-failure of the whole machine. CUDA is suspected when no worker on any GPU can open its device. A fresh
-process, the CUDA probe, then decides; it is asked twice, because one process may fail for reasons of its own.
+"""GPU fences: no worker runs on a GPU that the front reports as lost. CUDA of the whole machine is suspected
+when no worker on any GPU can open its device. A fresh process, the CUDA probe, then decides; it is asked
+twice, because one process may fail for reasons of its own.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ CUDA_STEPS: Final = EventTable(
 
 class GpuFences:
     """The fences of lost GPUs, and the suspicion that CUDA has failed. ``lost`` is the dictionary of
-    ``WorkerContext``, which this class maintains. ``workers`` returns all workers of this server; attached
-    programs look after their own workers.
+    ``WorkerContext``, which this class maintains. ``workers`` returns all workers of this server.
     """
 
     def __init__(
@@ -93,8 +92,6 @@ class GpuFences:
     def close(self) -> None:
         self._is_closed = True
         self._probe.close()
-
-    # ---- lost GPUs ------------------------------------------------------------------------
 
     def gpus_lost(self, gpus: Sequence[tuple[str, str, str]]) -> None:
         """Fence the workers on these GPUs, (UUID, device, reason), and release the workers on all others."""
@@ -121,8 +118,6 @@ class GpuFences:
             if uuid not in are:
                 self._events.record(EventKind.GPU_RELEASED, uuid=uuid, device=device)
 
-    # ---- CUDA as a whole ------------------------------------------------------------------
-
     def instance_ready(self, worker: WorkerMonitor) -> None:
         """Trust CUDA again after a worker on a GPU has opened its device: no probe could show more."""
         if worker.instance.placement.gpu_uuid and self._suspicion is CudaSuspicion.BROKEN:
@@ -143,11 +138,8 @@ class GpuFences:
         return bool(by_gpu) and all(any(map(_is_hopeless, group)) for group in by_gpu.values())
 
     def _start_probe(self) -> None:
-        if (
-            self._suspicion is not CudaSuspicion.WORKING
-            and not self._is_closed
-            and not self._probe.is_running
-        ):
+        is_working = self._suspicion is CudaSuspicion.WORKING
+        if not (is_working or self._is_closed or self._probe.is_running):
             self._probe.start()
             if not self._probe.is_running:
                 self._reactor.call_later(PROBE_INTERVAL_S, self._start_probe)
@@ -155,13 +147,10 @@ class GpuFences:
     def _on_probed(self, works: bool) -> None:
         if self._suspicion is not CudaSuspicion.WORKING:  # a worker may have opened its device meanwhile
             self._add_evidence(CudaEvidence.WORKS if works else CudaEvidence.FAILS)
-        match self._suspicion:
-            case CudaSuspicion.PROBING_AGAIN:
-                self._reactor.call_later(PROBE_AGAIN_S, self._start_probe)
-            case CudaSuspicion.BROKEN:
-                self._reactor.call_later(PROBE_INTERVAL_S, self._start_probe)
-            case _:
-                self._reactor.call_later(PROBE_INTERVAL_S, self.check)
+        is_suspected = self._suspicion in {CudaSuspicion.PROBING_AGAIN, CudaSuspicion.BROKEN}
+        is_second = self._suspicion is CudaSuspicion.PROBING_AGAIN
+        then = self._start_probe if is_suspected else self.check
+        self._reactor.call_later(PROBE_AGAIN_S if is_second else PROBE_INTERVAL_S, then)
 
     def _add_evidence(self, event: CudaEvidence) -> None:
         worked = self._works

@@ -1,6 +1,5 @@
 """Monitors of workers. ``WorkerMonitor`` starts the worker of one instance, follows its load, and restarts it
-when it dies. The worker is a process, or with ``isolation="thread"`` a thread. ``WorkerGroup`` holds the
-monitors of one model::
+when it dies. The worker is a process, or with ``isolation="thread"`` a thread. In a ``WorkerGroup``::
 
     add ──► coming ──join──► workers ──leave──► leaving ──forget──► gone
 """
@@ -65,8 +64,8 @@ class WorkerEvents(Protocol):
 @dataclass(frozen=True)
 class WorkerContext:
     """The context that all worker monitors share. ``lost_gpus`` has the reasons why workers cannot run on
-    GPUs, by UUID; ``GpuFences`` maintains it. ``lines`` stores the output of workers. With
-    ``follows_imports`` workers report the files that they import.
+    GPUs, by UUID. ``lines`` stores the output of workers. With ``follows_imports`` workers report the files
+    that they import.
     """
 
     reactor: Reactor
@@ -85,9 +84,9 @@ _NOTICEABLE_S: Final = 0.05
 
 
 class WorkerMonitor:
-    """The monitor of one instance and its successive workers. ``generation`` is the number of the load to
-    which the instance belongs. The front's end of the link to the present worker stays open here, so that a
-    front can die and be replaced without the worker noticing.
+    """The monitor of one instance and its successive workers. ``generation`` is the number of its load. The
+    front's end of the link to the present worker stays open here, so that a front can be replaced without the
+    worker noticing.
     """
 
     def __init__(
@@ -125,16 +124,14 @@ class WorkerMonitor:
         settings = self._context.settings.current
         rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
         channel = Channel(boot, wire.WORKER)
-        self.child = MonitoredChild(
-            process, channel, self._fields, self._context.reactor, rate, self._context.lines
-        )
+        reactor, lines = self._context.reactor, self._context.lines
+        self.child = MonitoredChild(process, channel, self._fields, reactor, rate, lines)
         self.child.open(self._on_boot, self._on_died)
         self._last_words, self._load_failed = "", False
         self._move(InstanceEvent.SPAWNED, STARTING)
         self._send(_init(self.spec, self.instance, self._context))
         on_slow = partial(self._context.events.load_slow, self)
-        timeout_s = settings.load_timeout_s
-        self._load = LoadWatchdog(self.child, self._context.reactor, timeout_s, self._fields, on_slow)
+        self._load = LoadWatchdog(self.child, reactor, settings.load_timeout_s, self._fields, on_slow)
         self._load.start()
 
     def live_instance(self) -> LiveInstance | None:
@@ -158,9 +155,7 @@ class WorkerMonitor:
             self._move(InstanceEvent.HANG)
 
     def excuse(self, pid: int) -> bool:
-        """Exclude the death of a worker, which a client's request caused, from the restart back-off. Return
-        whether the worker is dead and its restart was due later than now.
-        """
+        """Exclude the worker's death from the restart back-off. Return whether its restart was due later."""
         process, waits = self.process, self.lifecycle.state is InstanceState.WAITING
         if pid != (self._dead_pid if process is None else process.pid):
             return False  # another worker runs already
@@ -279,10 +274,10 @@ class WorkerMonitor:
 
     def _on_died(self) -> None:
         assert self.child is not None
-        # The last messages of the worker are still in the socket, above all LoadFailed.
         try:
+            # The last messages of the worker are still in the socket, above all LoadFailed. A worker that
+            # died right after Ready was never used.
             for message in self.child.last_messages():
-                # A worker that died right after Ready was never used.
                 if not isinstance(message, wire.Ready):
                     self._handle(message)
         except (wire.WireError, OSError) as error:
@@ -290,8 +285,7 @@ class WorkerMonitor:
         exit_reason = self.child.exit_reason()
         if self.child.process.exit_status == EXIT_DEVICE:
             self.device_failures += 1
-        verdict = "" if self._load is None else self._load.verdict
-        reason = self._last_words or verdict or exit_reason
+        reason = self._last_words or (self._load.verdict if self._load is not None else "") or exit_reason
         self._dead_pid = self.child.process.pid
         self.close()
         self._lost(reason)
@@ -341,13 +335,8 @@ def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Chil
         return start_thread(name, instance.source)
     python = instance.source.get("python")
     module = "gpuserve.backends.environments" if python else "gpuserve_worker"
-    return spawn(
-        module,
-        channels=2,
-        arguments=(python,) if python else (),
-        environment=instance.placement.environment(),
-        relay_output=relay_output,
-    )
+    arguments, environment = (python,) if python else (), instance.placement.environment()
+    return spawn(module, 2, arguments=arguments, environment=environment, relay_output=relay_output)
 
 
 def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wire.Init:
@@ -392,8 +381,7 @@ def stop_timeout_s(*, hurried: bool) -> float:
 
 class WorkerGroup:
     """The monitors of one model's instances. Owner of the workers: after ``discard()``, or ``kill()`` and
-    ``close()``, none is left. ``workers`` belong to the present instances, ``coming`` workers still load, and
-    ``leaving`` workers are being retired.
+    ``close()``, none is left. ``coming`` workers still load; ``leaving`` workers are being retired.
     """
 
     def __init__(self, spec: ModelSpec, context: WorkerContext, generation: int = 0) -> None:
@@ -475,12 +463,9 @@ class WorkerGroup:
             worker.close()
 
     def discard(self) -> None:
-        """Kill and reap every worker at once: a second attempt may use the same names immediately."""
+        """Kill and reap every worker at once."""
         for worker in self.all:
             worker.discard()
-
-
-# ---- events of workers ----------------------------------------------------------------------
 
 
 def record_instance_state(events: EventLog, worker: WorkerMonitor, phase: str) -> None:

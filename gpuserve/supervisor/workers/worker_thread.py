@@ -1,7 +1,4 @@
-"""A worker in a thread of this process, for ``isolation="thread"``: the interface of ``ChildProcess`` over
-the loop of a worker process, with the same two sockets. Signals, environment and streams are the user's own.
-A thread cannot be killed; it ends when its callable returns.
-"""
+"""A worker in a thread of this process, for ``isolation="thread"``. It cannot be killed."""
 
 from __future__ import annotations
 
@@ -30,8 +27,7 @@ JOIN_TIMEOUT_S: Final = 1.0
 
 class WorkerThread:
     """A worker that is a thread of this process. ``pidfd`` is an eventfd that becomes readable when the
-    thread ends, as the pidfd of a process does. A signal sent to it reaches no process: the front sends one
-    to a worker that breaks the protocol.
+    thread ends, as the pidfd of a process does. No signal reaches a process through it.
     """
 
     #: None: stdout and stderr are those of this process.

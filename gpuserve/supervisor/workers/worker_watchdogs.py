@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.config.settings.logs import log_with_text
@@ -16,10 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class Hang(NamedTuple):
-    """A call that has not returned: the instance, its process, and how long the call has run.
-
-    ``limit_s`` is the model's ``execution_timeout_s``, after which the worker is killed. With 0 there is no
-    limit, and the call is only reported.
+    """A call that has not returned. ``limit_s`` is the model's ``execution_timeout_s``, after which the
+    worker is killed. With 0 there is no limit, and the call is only reported.
     """
 
     instance: str
@@ -36,10 +35,8 @@ def report_overdue_call(process: Child, hang: Hang, fields: dict[str, str], stac
     elif process.can_be_killed:
         text += f", and execution_timeout_s is {hang.limit_s:g} s: the worker is killed and replaced"
     else:
-        text += (
-            f", and execution_timeout_s is {hang.limit_s:g} s: its thread cannot be killed, and gets nothing "
-            "more; another takes its place when the callable returns"
-        )
+        text += f", and execution_timeout_s is {hang.limit_s:g} s: its thread cannot be killed, and gets "
+        text += "nothing more; another takes its place when the callable returns"
     log_with_text(logger, logging.ERROR if hang.limit_s else logging.WARNING, text, stacks, fields)
     if hang.limit_s:
         process.kill()
@@ -62,30 +59,21 @@ class SlowLoad(NamedTuple):
 OnSlowLoad: TypeAlias = Callable[[SlowLoad], None]
 
 
+@dataclass(eq=False)
 class LoadWatchdog:
-    """Watchdog of one worker's load, until ``end()``. It reports a slow load, and kills the worker at the
-    limit.
-
-    A ``timeout_s`` of 0 is no limit. ``verdict`` is the reason if this watchdog killed the worker, else "".
+    """Watchdog of one worker's load, until ``end()``. It reports a slow load, and kills the worker after
+    ``timeout_s``; 0 is no limit. ``verdict`` is the reason if it killed the worker, else "".
     """
 
-    def __init__(
-        self,
-        child: MonitoredChild,
-        reactor: Reactor,
-        timeout_s: float,
-        fields: dict[str, str],
-        on_slow: OnSlowLoad,
-    ) -> None:
-        self.phase = "starting"
-        self.verdict = ""
-        self._child = child
-        self._reactor = reactor
-        self._timeout_s = timeout_s
-        self._fields = fields
-        self._on_slow = on_slow
-        self._started_at = time.monotonic()
-        self._is_over = False
+    _child: MonitoredChild
+    _reactor: Reactor
+    _timeout_s: float
+    _fields: dict[str, str]
+    _on_slow: OnSlowLoad
+    phase: str = "starting"
+    verdict: str = ""
+    _is_over: bool = False
+    _started_at: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
         self._schedule_report()
@@ -96,13 +84,13 @@ class LoadWatchdog:
         self._is_over = True
 
     def _schedule_report(self) -> None:
-        delay_s = min(REPORT_INTERVAL_S, self._timeout_s / _MIN_REPORTS or REPORT_INTERVAL_S)
-        self._reactor.call_later(delay_s, self._request_report)
+        def request_report() -> None:
+            if not self._is_over:
+                self._child.stacks.ask(self._report)
+                self._schedule_report()
 
-    def _request_report(self) -> None:
-        if not self._is_over:
-            self._child.stacks.ask(self._report)
-            self._schedule_report()
+        delay_s = min(REPORT_INTERVAL_S, self._timeout_s / _MIN_REPORTS or REPORT_INTERVAL_S)
+        self._reactor.call_later(delay_s, request_report)
 
     def _report(self, stacks: str) -> None:
         if self._is_over:
@@ -115,12 +103,12 @@ class LoadWatchdog:
         self._on_slow(slow)
 
     def _on_timeout(self) -> None:
-        if not self._is_over:
-            self._child.stacks.ask(self._kill_late, is_ending=True)
+        def kill(stacks: str) -> None:
+            if not self._is_over:
+                self.verdict = f"not loaded within {self._timeout_s:g} s"
+                text = f"{self.verdict} (load_timeout_s)"
+                log_with_text(logger, logging.ERROR, text, stacks, self._fields)
+                self._child.process.kill()
 
-    def _kill_late(self, stacks: str) -> None:
-        if self._is_over:
-            return
-        self.verdict = f"not loaded within {self._timeout_s:g} s"
-        log_with_text(logger, logging.ERROR, f"{self.verdict} (load_timeout_s)", stacks, self._fields)
-        self._child.process.kill()
+        if not self._is_over:
+            self._child.stacks.ask(kill, is_ending=True)

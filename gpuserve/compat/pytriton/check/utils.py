@@ -1,8 +1,4 @@
-"""Helpers that tests of PyTriton's programs import: free ports, scripts in a thread, process states, log
-lines.
-
-``ScriptThread`` and ``ProcessMonitoring`` need psutil, as PyTriton's do.
-"""
+"""Helpers that tests of PyTriton's programs import. Two classes need psutil, as PyTriton's do."""
 
 from __future__ import annotations
 

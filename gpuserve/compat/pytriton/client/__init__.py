@@ -11,9 +11,6 @@ from gpuserve.compat.pytriton.client.client import (
 )
 
 __all__ = [
-    "AsyncioDecoupledModelClient",
-    "AsyncioModelClient",
-    "DecoupledModelClient",
-    "FuturesModelClient",
+    "AsyncioDecoupledModelClient", "AsyncioModelClient", "DecoupledModelClient", "FuturesModelClient",
     "ModelClient",
-]
+]  # fmt: skip

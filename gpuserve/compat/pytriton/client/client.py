@@ -1,8 +1,4 @@
-"""gpuserve's clients under PyTriton's names.
-
-As in PyTriton, clients of decoupled models wait for each response without a limit, whatever
-``inference_timeout_s`` is.
-"""
+"""gpuserve's clients under PyTriton's names. As there, decoupled responses have no time limit."""
 
 from __future__ import annotations
 
@@ -12,12 +8,9 @@ import gpuserve.client
 from gpuserve.client import AsyncioModelClient, FuturesModelClient
 
 __all__ = [
-    "AsyncioDecoupledModelClient",
-    "AsyncioModelClient",
-    "DecoupledModelClient",
-    "FuturesModelClient",
+    "AsyncioDecoupledModelClient", "AsyncioModelClient", "DecoupledModelClient", "FuturesModelClient",
     "ModelClient",
-]
+]  # fmt: skip
 
 
 class ModelClient(gpuserve.client.ModelClient):

@@ -15,13 +15,8 @@ from gpuserve.client.exceptions import ClientTimeoutError as PyTritonClientTimeo
 from gpuserve.client.exceptions import ClientValueError as PyTritonClientValueError
 
 __all__ = [
-    "PyTritonClientClosedError",
-    "PyTritonClientError",
-    "PyTritonClientInferenceServerError",
-    "PyTritonClientInvalidUrlError",
-    "PyTritonClientModelDoesntSupportBatchingError",
-    "PyTritonClientModelUnavailableError",
-    "PyTritonClientQueueFullError",
-    "PyTritonClientTimeoutError",
+    "PyTritonClientClosedError", "PyTritonClientError", "PyTritonClientInferenceServerError",
+    "PyTritonClientInvalidUrlError", "PyTritonClientModelDoesntSupportBatchingError",
+    "PyTritonClientModelUnavailableError", "PyTritonClientQueueFullError", "PyTritonClientTimeoutError",
     "PyTritonClientValueError",
-]
+]  # fmt: skip

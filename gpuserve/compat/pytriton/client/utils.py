@@ -140,9 +140,6 @@ def parse_grpc_response(models: Iterable[Any]) -> dict[tuple[str, str], ModelSta
     return {(one.name, one.version): _state(one.state) for one in models if one.version}
 
 
-# ---- for asyncio_utils ----------------------------------------------------------------------
-
-
 def not_ready_error(model_name: str, model_version: str | None) -> NotReady:
     """Return a function that makes the error for a model that is not ready in time."""
     return partial(model_not_ready, f"{model_name}/{model_version or LATEST_MODEL_VERSION}")

@@ -14,15 +14,9 @@ from gpuserve_worker.inference.model_context import ModelContext
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 __all__ = [
-    "DeviceKind",
-    "DynamicBatcher",
-    "ModelWarmup",
-    "QueuePolicy",
-    "TimeoutAction",
-    "WarmupInput",
-    "generate_warmup_data",
-    "generate_warmup_requests",
-]
+    "DeviceKind", "DynamicBatcher", "ModelWarmup", "QueuePolicy", "TimeoutAction", "WarmupInput",
+    "generate_warmup_data", "generate_warmup_requests",
+]  # fmt: skip
 
 _INPUT = "input"
 

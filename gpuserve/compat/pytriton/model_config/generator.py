@@ -1,6 +1,4 @@
-"""``ModelConfigGenerator``: the conversion of a configuration to Triton's message, as a dictionary or a
-file.
-"""
+"""``ModelConfigGenerator``: the conversion of a configuration to Triton's message."""
 
 from __future__ import annotations
 

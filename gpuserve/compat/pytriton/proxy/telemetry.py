@@ -1,8 +1,4 @@
-"""Spans that a program opens itself.
-
-The server traces requests in another process than the callable's, so there is never a parent span. A tracer
-that a program sets is used for the spans that the program opens.
-"""
+"""Spans that a program opens itself. There is never a parent span, as the server traces elsewhere."""
 
 from __future__ import annotations
 

@@ -12,15 +12,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "Request",
-    "Requests",
-    "Response",
-    "Responses",
-    "ResponsesNoneOrError",
-    "ResponsesOrError",
-    "Scope",
+    "Request", "Requests", "Response", "Responses", "ResponsesNoneOrError", "ResponsesOrError", "Scope",
     "traced_span",
-]
+]  # fmt: skip
 
 
 class Response(MutableMapping[str, "NDArray[Any]"]):

@@ -1,6 +1,4 @@
-"""Tables of ``gpuserve top``: the columns of a sample (``docs/reference.md``, "Events"), their order, and
-numbers as short texts. Pure.
-"""
+"""Tables of ``gpuserve top``: the columns of a sample, their order, and numbers as short texts. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +16,8 @@ _READY: Final = "READY"
 
 
 class Column(NamedTuple):
-    """A column of a table. ``text`` returns the cell's text and ``value`` the sort key (numbers sort
-    descending); ``style`` colours the cell by its row. A ``width`` of 0 takes the space that the others
-    leave.
+    """A column of a table. ``text`` returns the cell's text, ``value`` the sort key (numbers sort descending)
+    and ``style`` the colour. A ``width`` of 0 takes the space that the others leave.
     """
 
     head: str
@@ -28,9 +25,6 @@ class Column(NamedTuple):
     text: Callable[[Row], str]
     value: Callable[[Row], Any]
     style: Callable[[Row], str] = lambda _: ""
-
-
-# ---- numbers --------------------------------------------------------------------------------
 
 
 def count_text(value: float | None) -> str:
@@ -75,13 +69,6 @@ def _two_digits(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
-# ---- models ---------------------------------------------------------------------------------
-
-
-def ready_instances(model: Row) -> int:
-    return sum(one["state"] == _READY for one in model["instances"])
-
-
 def restarts(model: Row) -> int:
     return sum(one["restarts"] or 0 for one in model["instances"])
 
@@ -92,9 +79,7 @@ def errors_per_s(model: Row) -> float | None:
 
 
 def memory_of(model: Row, name: str) -> int | None:
-    """Return the sum of the field ``name`` over all instances in bytes, or None if no instance has
-    the field.
-    """
+    """Return the sum of the field ``name`` over all instances in bytes, or None if none has the field."""
     known = [one[name] for one in model["instances"] if one.get(name) is not None]
     return sum(known) if known else None
 
@@ -112,45 +97,34 @@ def _numeric(head: str, width: int, name: str, text: Callable[[Any], str]) -> Co
     return Column(head, width, lambda row: text(row.get(name)), lambda row: row.get(name) or 0.0)
 
 
+def _memory_cell(name: str) -> tuple[Callable[[Row], str], Callable[[Row], Any]]:
+    return lambda row: bytes_text(memory_of(row, name)), lambda row: memory_of(row, name) or 0
+
+
 #: In the order of importance: a narrow terminal gets the first columns only.
+# fmt: off
 MODEL_COLUMNS: Final[Sequence[Column]] = (
     Column("MODEL", 0, lambda row: str(row["title"]), lambda row: str(row["title"])),
     Column("STATE", 7, lambda row: str(row["state"])[:7], lambda row: str(row["state"]), _state_style),
-    Column(
-        "INST",
-        5,
-        lambda row: f"{ready_instances(row)}/{len(row['instances'])}",
-        lambda row: len(row["instances"]),
-    ),
+    Column("INST", 5,
+        lambda row: f"{sum(one['state'] == _READY for one in row['instances'])}/{len(row['instances'])}",
+        lambda row: len(row["instances"])),
     _numeric("REQ/S", 6, "requests_per_s", count_text),
     _numeric("P50", 5, "p50_s", duration_text),
     _numeric("P99", 5, "p99_s", duration_text),
     _numeric("QUEUE", 5, "queued", count_text),
     _numeric("BATCH", 5, "batch_size", count_text),
     _numeric("SATUR", 5, "saturation", percent_text)._replace(style=_saturation_style),
-    Column(
-        "ERR/S",
-        5,
-        lambda row: count_text(errors_per_s(row)),
-        lambda row: errors_per_s(row) or 0,
-        lambda row: "bold red" if errors_per_s(row) else "",
-    ),
+    Column("ERR/S", 5,
+        lambda row: count_text(errors_per_s(row)), lambda row: errors_per_s(row) or 0,
+        lambda row: "bold red" if errors_per_s(row) else ""),
     Column("RESTARTS", 8, lambda row: count_text(restarts(row)), restarts),
-    Column(
-        "MEM",
-        5,
-        lambda row: bytes_text(memory_of(row, "memory_nbytes")),
-        lambda row: memory_of(row, "memory_nbytes") or 0,
-    ),
-    Column(
-        "GPUMEM",
-        6,
-        lambda row: bytes_text(memory_of(row, "gpu_memory_nbytes")),
-        lambda row: memory_of(row, "gpu_memory_nbytes") or 0,
-    ),
+    Column("MEM", 5, *_memory_cell("memory_nbytes")),
+    Column("GPUMEM", 6, *_memory_cell("gpu_memory_nbytes")),
     _numeric("RUNS", 5, "in_flight", count_text),
     _numeric("SLOTS", 5, "slots", count_text),
 )
+# fmt: on
 INSTANCE_COLUMNS: Final[Sequence[Column]] = (
     Column("INSTANCE", 0, lambda row: str(row["name"]), lambda row: str(row["name"])),
     Column("STATE", 8, lambda row: str(row["state"])[:8], lambda row: str(row["state"]), _state_style),
@@ -167,8 +141,8 @@ _LEAST_NAME_WIDTH: Final = 14
 
 
 def model_rows(sample: Row, sort: str, *, reverse: bool, containing: str) -> list[Row]:
-    """Return the models of a sample whose name contains a text, sorted by a column of ``SORTS``: numbers
-    descending, names from a to z. ``title`` is the name, with the version if the model has several.
+    """Return the models of a sample whose name contains a text, sorted by a column: numbers descending, names
+    from a to z. ``title`` is the name, with the version if the model has several.
     """
     column = MODEL_COLUMNS[SORTS.index(sort)]
     times = Counter(one["name"] for one in sample["models"])
@@ -196,9 +170,7 @@ def fitting_columns(columns: Sequence[Column], width: int) -> list[Column]:
 
 
 def table_cells(columns: Iterable[Column], row: Row | None) -> list[tuple[str, str]]:
-    """Return text and style of each column, padded: the first on the right, the others on the left. If
-    ``row`` is None, return the heads.
-    """
+    """Return text and style of each column, padded; the heads if ``row`` is None."""
     made = []
     for place, one in enumerate(columns):
         text, style = (one.head, "bold") if row is None else (one.text(row), one.style(row))

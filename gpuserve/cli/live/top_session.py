@@ -1,6 +1,4 @@
-"""A session of ``gpuserve top``: events, keys and answers reach one loop, which draws. ``top_screen`` has the
-drawing and the meaning of keys.
-"""
+"""A session of ``gpuserve top``: events, keys and answers reach one loop, which draws the screen."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ from typing import Any, Final
 from rich.console import Console, Group
 from rich.live import Live
 
-from gpuserve.cli.event_client import EventStream, chosen_kinds
-from gpuserve.cli.terminal_keys import Terminal
-from gpuserve.cli.top_screen import QUIT, KeyCommand, Screen
+from gpuserve.cli.live.event_client import EventStream, chosen_kinds
+from gpuserve.cli.live.terminal_keys import Terminal
+from gpuserve.cli.live.top_screen import QUIT, KeyCommand, Screen
 from gpuserve.core.errors import ControlError
 from gpuserve.core.event_log import EventKind
 from gpuserve.supervisor.control.operator_client import ask
@@ -62,9 +60,7 @@ def print_samples(server: str | None, *, once: bool) -> None:
 
 
 def first_sample(server: str | None) -> dict[str, Any]:
-    """Return the first sample of a server that has rates; raise ControlError if the server is
-    absent or ends.
-    """
+    """Return the first sample of a server that has rates; raise ControlError if there is no server."""
     with EventStream(server, _SAMPLE) as stream:
         stream.next()  # has counters but no rates
         sample = stream.next()
@@ -117,13 +113,11 @@ class TopSession:
         size = self._console.size
         self._live.update(Group(*self._screen.lines(size.width, size.height)), refresh=True)
 
-    # ---- signals --------------------------------------------------------------------------
-
     @contextmanager
     def _signals(self) -> Iterator[None]:
         wanted = {signal.SIGWINCH: lambda: None, signal.SIGTSTP: self._pause, signal.SIGTERM: self._end}
         before = {
-            number: signal.signal(number, partial(self._call_in_loop, what))
+            number: signal.signal(number, lambda *_, what=what: self._pending_calls.put(what))
             for number, what in wanted.items()
         }
         try:
@@ -131,9 +125,6 @@ class TopSession:
         finally:
             for number, one in before.items():
                 signal.signal(number, one)
-
-    def _call_in_loop(self, what: Callable[[], object], *_: object) -> None:
-        self._pending_calls.put(what)
 
     def _pause(self) -> None:
         """Restore the terminal, and stop this process until the shell continues it."""
@@ -145,8 +136,6 @@ class TopSession:
 
     def _end(self) -> None:
         self._is_over.set()
-
-    # ---- keys -----------------------------------------------------------------------------
 
     def _read_keys(self) -> None:
         while (typed := self._terminal.read()) is not None:
@@ -172,23 +161,17 @@ class TopSession:
     def _show_notice(self, text: str) -> None:
         self._pending_calls.put(partial(setattr, self._screen, "notice", text))
 
-    # ---- events ---------------------------------------------------------------------------
-
     def _receive_events(self) -> None:
         kinds = chosen_kinds(()) | _SAMPLE
         while not self._is_over.is_set():
             try:
                 with EventStream(self._server, kinds, past=True) as stream:
                     self._show_notice("")
-                    self._forward_events(stream)
+                    while not (stream.is_over or self._is_over.is_set()):
+                        if (event := stream.next(_POLL_S)) is not None:
+                            self._pending_calls.put(partial(self._screen.add_event, event))
                 if not self._is_over.is_set():
                     self._show_notice("the server has ended; trying to reconnect")
             except ControlError as error:
                 self._show_notice(f"{error}; trying to reconnect")
             self._is_over.wait(_RETRY_S)
-
-    def _forward_events(self, stream: EventStream) -> None:
-        while not (stream.is_over or self._is_over.is_set()):
-            event = stream.next(_POLL_S)
-            if event is not None:
-                self._pending_calls.put(partial(self._screen.add_event, event))

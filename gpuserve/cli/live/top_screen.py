@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from rich.text import Text
 
-from gpuserve.cli.events_command import event_line
-from gpuserve.cli.top_columns import (
+from gpuserve.cli.live.status_view import event_line
+from gpuserve.cli.live.top_columns import (
     INSTANCE_COLUMNS,
     MODEL_COLUMNS,
     SORTS,
@@ -34,28 +34,11 @@ from gpuserve.core.states import StepTable
 
 #: Names of keys by the bytes that a terminal sends.
 KEYS: Final[Mapping[str, str]] = {
-    "\x1b[A": "up",
-    "\x1bOA": "up",
-    "k": "up",
-    "\x1b[B": "down",
-    "\x1bOB": "down",
-    "j": "down",
-    "\x1b[5~": "page up",
-    "\x1b[6~": "page down",
-    "\x1b[H": "home",
-    "\x1b[1~": "home",
-    "g": "home",
-    "\x1b[F": "end",
-    "\x1b[4~": "end",
-    "G": "end",
-    "\r": "enter",
-    "\n": "enter",
-    "\x1b[C": "enter",
-    "\x1b[D": "escape",
-    "\x1b": "escape",
-    "\x7f": "backspace",
-    "\x08": "backspace",
-}
+    "\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down",
+    "\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home", "\x1b[1~": "home", "g": "home",
+    "\x1b[F": "end", "\x1b[4~": "end", "G": "end", "\r": "enter", "\n": "enter", "\x1b[C": "enter",
+    "\x1b[D": "escape", "\x1b": "escape", "\x7f": "backspace", "\x08": "backspace",
+}  # fmt: skip
 _HELP: Final = (
     "up, down, j, k, page keys   choose a model",
     "enter, right                show its instances",
@@ -202,9 +185,8 @@ class Screen:
         row = self._row()
         command = _key_command(key, row)
         if command is None:
-            self.notice = (
-                "no model is chosen" if row is None else "the model has only one instance on a device"
-            )
+            few = "the model has only one instance on a device"
+            self.notice = "no model is chosen" if row is None else few
             return
         self._pending, self._back = command, self.view
         self._change_view(View.CONFIRM)
@@ -228,12 +210,8 @@ class Screen:
         if self._sample is None:
             made = [Text(self.notice or "waiting for the server …")]
         elif self.view is View.HELP:
-            made = [
-                Text("Keys", "bold"),
-                *map(Text, _HELP),
-                Text(""),
-                Text("press any key to go back", "dim"),
-            ]
+            ending = [Text(""), Text("press any key to go back", "dim")]
+            made = [Text("Keys", "bold"), *map(Text, _HELP), *ending]
         else:
             made = [*self._layout(self._sample, width, height)]
         for one in made:
@@ -243,26 +221,20 @@ class Screen:
     def report(self, width: int) -> list[Text]:
         """Return the table of all models, without keys and events."""
         assert self._sample is not None
-        return [
-            *_header(self._sample, is_paused=False),
-            *self._model_list(width, len(self._rows()) + 1, marked=False),
-        ]
+        models = self._model_list(width, len(self._rows()) + 1, marked=False)
+        return [*_header(self._sample, is_paused=False), *models]
 
     def _layout(self, sample: Row, width: int, height: int) -> Iterator[Text]:
         head = list(_header(sample, is_paused=self._is_paused))
         foot = list(self._footer(height))
         body = height - len(head) - len(foot)
         yield from head
-        shown = list(
-            self._model_details(width) if self._shows_one_model() else self._model_list(width, body)
-        )[:body]
+        view = self._back if self.view is View.CONFIRM else self.view
+        is_one = view is View.MODEL and self._row() is not None
+        shown = list(self._model_details(width) if is_one else self._model_list(width, body))[:body]
         yield from shown
         yield from [Text("")] * (body - len(shown))
         yield from foot
-
-    def _shows_one_model(self) -> bool:
-        view = self._back if self.view is View.CONFIRM else self.view
-        return view is View.MODEL and self._row() is not None
 
     def _model_list(self, width: int, height: int, *, marked: bool = True) -> Iterator[Text]:
         found = self._rows()
@@ -284,19 +256,16 @@ class Screen:
         row = self._row()
         assert row is not None
         reason = f" ({row['reason']})" if row["reason"] else ""
-        yield Text(
-            f"{row['name']} version {row['version']}: {row['state']}{reason}, from {row['source']}", "bold"
-        )
+        head = f"{row['name']} version {row['version']}: {row['state']}{reason}, from {row['source']}"
+        yield Text(head, "bold")
         yield Text(
             f"{count_text(row['requests_per_s'])} req/s, batches of {count_text(row['batch_size'])}, "
             f"p50 {duration_text(row['p50_s'])}, p99 {duration_text(row['p99_s'])}, "
             f"{count_text(row['queued'])} queued, {count_text(row['in_flight'])} running, "
             f"saturation {percent_text(row['saturation'])}"
         )
-        yield Text(
-            f"{count_text(row['failures_per_s'])} failures/s, "
-            f"{count_text(row['rejections_per_s'])} rejections/s"
-        )
+        failures, rejections = count_text(row["failures_per_s"]), count_text(row["rejections_per_s"])
+        yield Text(f"{failures} failures/s, {rejections} rejections/s")
         groups = row.get("shape_groups") or 0
         if groups > 1 and (row["queued"] or 0) >= 4 * (row["batch_size"] or 1):
             yield Text(
@@ -318,10 +287,8 @@ class Screen:
         if self.view is View.CONFIRM and self._pending is not None:
             yield Text(f"{self._pending.question}? y yes, any other key no", "bold yellow")
         elif self.view is View.FILTER:
-            yield Text(
-                f"models that contain: {self.containing}▏  enter keeps the filter, escape shows all",
-                "bold yellow",
-            )
+            keys = "enter keeps the filter, escape shows all"
+            yield Text(f"models that contain: {self.containing}▏  {keys}", "bold yellow")
         else:
             yield Text(self.notice, "bold yellow") if self.notice else Text(_KEY_LINE, "dim")
 
@@ -349,9 +316,8 @@ def _key_command(key: str, row: Row | None) -> KeyCommand | None:
     wanted = now + 1 if key == "+" else now - 1
     if wanted < 1:
         return None
-    return KeyCommand(
-        "scale", {"counts": {name: wanted}}, f"scale {name} from {now} to {wanted} on each device"
-    )
+    question = f"scale {name} from {now} to {wanted} on each device"
+    return KeyCommand("scale", {"counts": {name: wanted}}, question)
 
 
 def _header(sample: Row, *, is_paused: bool) -> Iterator[Text]:
@@ -359,7 +325,10 @@ def _header(sample: Row, *, is_paused: bool) -> Iterator[Text]:
     state = server["state"] if server["ready"] else f"{server['state']}, not ready"
     line = Text(f"{server['name']} {server['version']}  ", "bold")
     line.append(state, "bold green" if server["ready"] else "bold red")
-    line.append(f"  up {_uptime(server['uptime_s'])}  {count_text(server['requests_per_s'])} req/s")
+    up_s = server["uptime_s"]
+    units = ((86_400, "d"), (3600, "h"), (60, "min"))
+    up = next((f"{up_s / size:.1f} {unit}" for size, unit in units if up_s >= size), f"{up_s:.0f} s")
+    line.append(f"  up {up}  {count_text(server['requests_per_s'])} req/s")
     line.append(f"  {count_text(server['connections'])} connections")
     if is_paused:
         line.append("  PAUSED", "bold yellow")
@@ -367,21 +336,13 @@ def _header(sample: Row, *, is_paused: bool) -> Iterator[Text]:
     for gpu in sample["gpus"]:
         memory = f"{bytes_text(gpu.get('memory_used_nbytes'))} of {bytes_text(gpu.get('memory_nbytes'))}"
         yield Text(f"{gpu['device']:<8} {percent_text(gpu.get('utilization')):>4}  {memory}")
-    if processes := sample["doors"]:
-        yield Text(f"connections of each ingress process: {', '.join(map(_ingress_text, processes))}")
+    shown = []
+    for one in sample["doors"]:
+        state = "" if one["state"] == _UP else f"{one['state']} "
+        shown.append(f"{one['number']} {state}{count_text(one['connections'])}")
+    if shown:
+        yield Text(f"connections of each ingress process: {', '.join(shown)}")
     yield Text("")
-
-
-def _ingress_text(process: Row) -> str:
-    state = "" if process["state"] == _UP else f"{process['state']} "
-    return f"{process['number']} {state}{count_text(process['connections'])}"
-
-
-def _uptime(uptime_s: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if uptime_s >= size:
-            return f"{uptime_s / size:.1f} {unit}"
-    return f"{uptime_s:.0f} s"
 
 
 def _line(made: list[tuple[str, str]], sort: str = "", heads: Iterable[str] = ()) -> Text:

@@ -1,6 +1,4 @@
-"""Progress of a start: a live table on a terminal, log lines elsewhere; then the addresses and a command to
-try. rich is imported for the table alone, so that a server without a terminal does not load it.
-"""
+"""Progress of a start (a table by rich on a terminal, else log lines), addresses and a command to try."""
 
 from __future__ import annotations
 
@@ -84,11 +82,9 @@ class TableView(ServerObserver):
         from rich.live import Live
 
         self._live = Live(
-            console=Console(stderr=True),
-            get_renderable=self.table,
-            refresh_per_second=_REFRESHES_PER_SECOND,
-            redirect_stdout=False,
-        )
+            console=Console(stderr=True), get_renderable=self.table,
+            refresh_per_second=_REFRESHES_PER_SECOND, redirect_stdout=False,
+        )  # fmt: skip
         self._live.start()
 
     def close(self) -> None:
@@ -133,9 +129,8 @@ def startup_view(
 
     def show_ready(addresses: dict[str, str]) -> None:
         if log_format == "json":
-            logger.info(
-                "ready: %s", ", ".join(f"{_TITLES[role]} {where}" for role, where in addresses.items())
-            )
+            shown = ", ".join(f"{_TITLES[role]} {where}" for role, where in addresses.items())
+            logger.info("ready: %s", shown)
         else:
             logs.write(ready_text(addresses, models, closing))
 
@@ -161,7 +156,6 @@ def ready_text(addresses: dict[str, str], models: Sequence[ModelSpec], closing: 
 
 
 def _phase_or_state(state: str, phase: str) -> str:
-    """Return the phase of an instance, which is more specific than its state, or else the state."""
     return phase if phase and state != _READY else state.lower()
 
 
@@ -172,58 +166,40 @@ _NOT_IN_JSON: Final = frozenset({"FP16", "BF16"})
 #: The parameters of a sequence of one request.
 _SEQUENCE: Final = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 _NUMPY_NAMES: Final = {
-    "BOOL": "bool",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    "BF16": "float32",
-}
+    "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32",
+}  # fmt: skip
 
 
 def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
     """Return a command that sends one request to a model: curl for a small request, else Python with
     tritonclient. Return None without an HTTP or gRPC address.
     """
-    if model.openai:
-        return _openai_command(addresses, model)
-    tensors = [(spec, _example_shape(spec, model)) for spec in model.inputs if not spec.optional]
+    if model.openai:  # only the worker knows which endpoints a model has
+        if "http" not in addresses:
+            return None
+        chat = {"model": model.name, "messages": [{"role": "user", "content": "hello"}]}
+        return f"curl -s {addresses['http']}/v1/chat/completions -d {shlex.quote(json.dumps(chat))}"
+    batch = [1] if model.max_batch_size else []
+    tensors = [
+        (one, batch + [1 if dim == -1 else dim for dim in one.shape])
+        for one in model.inputs
+        if not one.optional
+    ]
     small = sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS
     in_json = not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors)
     if model.decoupled:
         return _stream_command(addresses, model, tensors, as_curl=small and in_json)
     if "http" in addresses and small and in_json:
         return _curl_command(addresses["http"], model, tensors)
-    if "grpc" in addresses:
-        return _python_command("grpc", addresses["grpc"], model, tensors)
-    if "http" in addresses:
-        return _python_command("http", addresses["http"], model, tensors)
-    return None
-
-
-def _openai_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
-    """Return a curl command for OpenAI's chat endpoint; only the worker knows which endpoints a model has."""
-    if "http" not in addresses:
-        return None
-    document = {"model": model.name, "messages": [{"role": "user", "content": "hello"}]}
-    return f"curl -s {addresses['http']}/v1/chat/completions -d {shlex.quote(json.dumps(document))}"
-
-
-def _example_shape(spec: TensorSpec, model: ModelSpec) -> list[int]:
-    """Return a shape for one item, with one element along each axis of any size."""
-    batch = [1] if model.max_batch_size else []
-    return batch + [1 if dim == -1 else dim for dim in spec.shape]
+    protocol = next((one for one in ("grpc", "http") if one in addresses), None)
+    return None if protocol is None else _python_command(protocol, addresses[protocol], model, tensors)
 
 
 def _curl_command(address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]]) -> str:
-    inputs = [
-        {
-            "name": spec.name,
-            "shape": shape,
-            "datatype": spec.datatype,
-            "data": [_element(spec.datatype)] * element_count(shape),
-        }
-        for spec, shape in tensors
-    ]
+    inputs = []
+    for spec, shape in tensors:
+        data = [_element(spec.datatype)] * element_count(shape)
+        inputs.append({"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": data})
     document: dict[str, Any] = {"inputs": inputs}
     if model.in_sequences:
         document["parameters"] = _SEQUENCE
@@ -240,7 +216,10 @@ def _stream_command(
 ) -> str | None:
     """Return a command for a model that streams responses; over HTTP only curl prints a stream."""
     if "http" in addresses and as_curl:
-        document = {spec.name: _elements(spec, shape) for spec, shape in tensors}
+        document: dict[str, Any] = {}
+        for spec, shape in tensors:
+            elements = [_element(spec.datatype)] * element_count(shape)
+            document[spec.name] = elements[0] if len(elements) == 1 else elements
         if model.in_sequences:
             document |= _SEQUENCE
         body = json.dumps(document, ensure_ascii=False)
@@ -250,18 +229,14 @@ def _stream_command(
     method = "infer_batch" if model.max_batch_size else "infer_sample"
     inputs = ", ".join(f"{spec.name!r}: {_array(spec, shape)}" for spec, shape in tensors)
     more = f"parameters={_SEQUENCE}, " if model.in_sequences else ""
+    url = addresses["grpc"] if "://" in addresses["grpc"] else f"grpc://{addresses['grpc']}"
     statements = [
         "import numpy as np; from gpuserve.client import DecoupledModelClient",
-        f"client = DecoupledModelClient({_grpc_url(addresses['grpc'])!r}, {model.name!r})",
+        f"client = DecoupledModelClient({url!r}, {model.name!r})",
         f"print(*client.{method}({more}**{{{inputs}}}), sep='\\n')",
         "client.close()",
     ]
     return f"python3 -c {shlex.quote('; '.join(statements))}"
-
-
-def _elements(spec: TensorSpec, shape: list[int]) -> Any:
-    elements = [_element(spec.datatype)] * element_count(shape)
-    return elements[0] if len(elements) == 1 else elements
 
 
 def _element(datatype: str) -> Any:
@@ -300,7 +275,3 @@ def _arguments(address: str) -> str:
     """Return the arguments of tritonclient's constructor, whose address has no scheme."""
     scheme, _, bare = address.rpartition("://")
     return f"{bare!r}, ssl=True" if scheme.endswith("s") else repr(bare)
-
-
-def _grpc_url(address: str) -> str:
-    return address if "://" in address else f"grpc://{address}"

@@ -1,6 +1,4 @@
-"""The event client: events of a running server for synchronous and asynchronous code, received over
-ZeroMQ.
-"""
+"""The event client: events of a running server for synchronous and asynchronous code, over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ def events(
     """Return the events of a running server of this machine, until it ends or the stream is closed.
 
     Each event is a dict: "time" in seconds since 1970, "number", "kind", if it concerns them "model",
-    "version" and "instance", and the facts of its kind. A slow program loses events, which gaps in the
-    numbers show, and never slows the server down.
+    "version" and "instance", and the facts of its kind. Gaps in the numbers show events that were lost
+    because this program was slow.
 
     Args:
         server: one of the server's ports, such as "localhost:8000"; None is the only server of this user.
@@ -78,12 +76,15 @@ class EventStream:
         self._last_past_number = 0
         self._is_closed = False
         address = _ask_events(server)["address"]
-        from gpuserve.cli.event_subscription import Subscription  # pyzmq: `import *` must stay light
+        from gpuserve.cli.live.event_subscription import Subscription  # pyzmq: `import *` must stay light
 
         self._subscription = Subscription(address, [topic(one, model or "") for one in kinds])
         if past:
             try:
-                self._queue_past(_ask_events(server)["events"])
+                for event in _ask_events(server)["events"]:  # those since the subscription among them
+                    self._last_past_number = max(self._last_past_number, event["number"])
+                    if event["kind"] in self._kinds and self._matches_model(event):
+                        self._past.append(event)
             except BaseException:
                 self.close()
                 raise
@@ -139,29 +140,20 @@ class EventStream:
         if hasattr(self, "_subscription"):
             self.close()
 
-    def _queue_past(self, past: Iterable[dict[str, Any]]) -> None:
-        """Queue events of the past. Events since the start of the subscription are among them."""
-        for event in past:
-            self._last_past_number = max(self._last_past_number, event["number"])
-            if event["kind"] in self._kinds and self._matches_model(event):
-                self._past.append(event)
-
     def _matches_model(self, event: dict[str, Any]) -> bool:
         return self._model is None or event.get("model") == self._model
 
     def _receive(self) -> dict[str, Any] | None:
-        """Return the next event that has arrived, or None."""
         if self._past:
             return self._past.popleft()
         while not self._is_closed and (data := self._subscription.receive()) is not None:
             event: dict[str, Any] = json.loads(data)
-            if event and self._matches_model(event) and not self._was_past(event):
+            if not event or not self._matches_model(event):
+                continue
+            # Frequent kinds are numbered on their own.
+            if event["number"] > self._last_past_number or _KINDS[event["kind"]] in FREQUENT:
                 return event
         return None
-
-    def _was_past(self, event: dict[str, Any]) -> bool:
-        """Return whether the event is among the past ones; frequent kinds are numbered on their own."""
-        return event["number"] <= self._last_past_number and _KINDS[event["kind"]] not in FREQUENT
 
     async def _readable(self) -> None:
         import asyncio

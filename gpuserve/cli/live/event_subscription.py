@@ -22,10 +22,7 @@ _MAX_QUEUED: Final = 1000
 
 class Subscription:
     """A subscription to the events of one server, from the server's confirmation to ``close()``. ``is_over``
-    is set when the server has ended or has closed the connection.
-
-    Raises:
-        ControlError: the server does not confirm the subscription.
+    is set when the server has ended. Raise ControlError if the server does not confirm the subscription.
     """
 
     def __init__(self, address: str, topics: Iterable[bytes]) -> None:

@@ -1,9 +1,11 @@
-"""The status of a server, and tables in general, as lines of text that fit a terminal of any width. Pure."""
+"""The status of a server, its events, and tables in general, as lines of text that fit a terminal. Pure."""
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -60,63 +62,40 @@ def _server_lines(server: Mapping[str, Any], line_width: int | None) -> Iterator
     for name, value in facts.items():
         shown = str(value)
         if line_width is not None:
-            short = shortened_path if name == "config" else shortened
-            shown = short(shown, line_width - width - 4)
+            room = line_width - width - 4
+            is_long_path = name == "config" and len(shown) > room  # its end says more than its start
+            shown = f"…{shown[len(shown) - room + 1 :]}" if is_long_path else shortened(shown, room)
         yield f"  {name:<{width}}  {shown}"
 
 
 def _model_parts(models: Sequence[Mapping[str, Any]], width: int | None) -> list[list[str]]:
-    """Return the table of models, and below it the reasons for which the table has no room."""
     rows = [_model_row(one, one["reason"]) for one in models]
     if width is None or table_fits(_MODEL_HEAD, rows, width):
         return [list(table_lines(_MODEL_HEAD, rows))]
     short = list(table_lines(_MODEL_HEAD, [_model_row(one, "") for one in models], width))
-    reasons = [line for one in models if one["reason"] for line in _reason_lines(one, width)]
+    reasons: list[str] = []
+    for one in models:
+        if one["reason"]:
+            version = f" {one['version']}" if one["version"] else ""
+            reasons += wrapped(f"{one['name']}{version}: {one['reason']}", width)
     return [short, reasons] if reasons else [short]
 
 
-def _reason_lines(model: Mapping[str, Any], width: int) -> list[str]:
-    version = f" {model['version']}" if model["version"] else ""
-    return wrapped(f"{model['name']}{version}: {model['reason']}", width)
-
-
 def _ingress_row(process: Mapping[str, Any]) -> Sequence[str]:
-    return (
-        str(process["number"]),
-        _text_or_missing(process["pid"]),
-        process["state"],
-        str(process["connections"]),
-        str(process["requests"]),
-        _duration(process["cpu_s"]),
-        str(process["restarts"]),
-    )
+    cells = _cells(process, "number", "pid", "state", "connections", "requests")
+    return (*cells, _duration(process["cpu_s"]), str(process["restarts"]))
 
 
 def _model_row(model: Mapping[str, Any], reason: str) -> Sequence[str]:
-    saturation = model["saturation"]
-    return (
-        model["name"],
-        str(model["version"] or _MISSING),
-        model["state"] + (f" ({reason})" if reason else ""),
-        _text_or_missing(model["queued"]),
-        _text_or_missing(model["in_flight"]),
-        _text_or_missing(model["slots"]),
-        _MISSING if saturation is None else f"{saturation:.2f}",
-        model["source"],
-    )
+    version, state = str(model["version"] or _MISSING), model["state"] + (f" ({reason})" if reason else "")
+    load = _cells(model, "queued", "in_flight", "slots")
+    saturation = _MISSING if model["saturation"] is None else f"{model['saturation']:.2f}"
+    return (model["name"], version, state, *load, saturation, model["source"])
 
 
 def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequence[str]:
-    return (
-        model["name"],
-        instance["name"],
-        instance["device"],
-        instance["state"],
-        _text_or_missing(instance["pid"]),
-        _text_or_missing(instance["restarts"]),
-        _mebibytes(instance.get("memory_nbytes")),
-        _mebibytes(instance.get("gpu_memory_nbytes")),
-    )
+    memory = [_mebibytes(instance.get(name)) for name in ("memory_nbytes", "gpu_memory_nbytes")]
+    return (model["name"], *_cells(instance, "name", "device", "state", "pid", "restarts"), *memory)
 
 
 def _duration(seconds: float) -> str:
@@ -133,8 +112,8 @@ def _mebibytes(nbytes: int | None) -> str:
     return _MISSING if nbytes is None else f"{nbytes / (1 << 20):.0f} MiB"
 
 
-def _text_or_missing(value: object) -> str:
-    return _MISSING if value is None else str(value)
+def _cells(record: Mapping[str, Any], *names: str) -> list[str]:
+    return [_MISSING if record[name] is None else str(record[name]) for name in names]
 
 
 _GAP: Final = "  "
@@ -145,9 +124,7 @@ _KEPT_SPACE: Final = "\0"
 def table_lines(
     head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
 ) -> Iterator[str]:
-    """Yield rows below a head, in columns as wide as their content. If that is wider than ``width``, yield a
-    paragraph for each row instead; no text is cut.
-    """
+    """Yield rows below a head in columns, or if these exceed ``width`` as paragraphs. No text is cut."""
     rows = list(rows)
     if width is not None and not table_fits(head, rows, width):
         for row in rows:
@@ -177,14 +154,8 @@ def _paragraph(head: Sequence[str], row: Sequence[str], width: int) -> Iterator[
 
 def wrapped(text: str, width: int) -> list[str]:
     """Return a text broken at spaces into indented lines; a word longer than a line is cut."""
-    lines = textwrap.wrap(
-        text,
-        width,
-        initial_indent=_GAP,
-        subsequent_indent=_GAP,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(text, width, initial_indent=_GAP, subsequent_indent=_GAP, **options)
     return [shortened(line, width) for line in lines]
 
 
@@ -193,6 +164,23 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def shortened_path(path: str, width: int) -> str:
-    """Return the path without its first folders if it is longer than a line."""
-    return path if len(path) <= width else f"…{path[len(path) - width + 1 :]}"
+#: Fields with a position of their own in a line; the others follow as NAME=VALUE.
+_POSITIONED: Final = frozenset({"time", "number", "kind", "model", "version", "instance", "reason", "state"})
+_KIND_WIDTH: Final = 17
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """Return an event as a line: time, kind, model and instance, and all facts that are not empty."""
+    moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+    version = f" {event['version']}" if "version" in event else ""
+    instance = f"/{event['instance']}" if "instance" in event else ""
+    parts = [
+        f"{moment}.{int(event['time'] * 1000) % 1000:03d} {event['kind']:<{_KIND_WIDTH}}",
+        f"{event.get('model', '')}{version}{instance}",
+    ]
+    parts += [str(event[name]) for name in ("state", "reason") if event.get(name)]
+    for name, value in event.items():
+        if name not in _POSITIONED and value not in (None, "", {}, []):
+            is_word = isinstance(value, str) and " " not in value
+            parts.append(f"{name}={value if is_word else json.dumps(value, ensure_ascii=False)}")
+    return " ".join(one for one in parts if one)

@@ -1,8 +1,4 @@
-"""Single keys of a terminal, without Enter, as commands for a server: r, s, h and q.
-
-The mode of the terminal is restored whenever this program stops, ends or is in the background. If stdin is no
-terminal, there are no keys.
-"""
+"""Single keys of a terminal as commands for a server, and the mode of the terminal, which is restored."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.cli.status_view import status_text
+from gpuserve.cli.live.status_view import status_text
 from gpuserve.config.settings import logs
 
 if TYPE_CHECKING:
@@ -44,14 +40,21 @@ def control_by_keys(server: Supervisor) -> Iterator[None]:
         return
     commands: Mapping[str, Callable[[], object]] = {
         "r": lambda: server.request_reload(reload_all=True),
-        "s": lambda: server.request_status(_show_status),
+        "s": lambda: server.request_status(show_status),
         "h": lambda: logs.write(f"{HELP}\n"),
         "q": server.request_stop,
     }
+
+    def show_status(outcome: VerbOutcome) -> None:
+        logs.write(f"{outcome.text}\n" if outcome.code else status_text(outcome.result))
+
+    def run_commands() -> None:
+        while (keys := terminal.read()) is not None:
+            for key in keys.lower():
+                commands.get(key, lambda: None)()
+
     with Terminal(sys.stdin.fileno()) as terminal, _restored_on_stop(terminal):
-        thread = threading.Thread(
-            target=_run_commands, args=(terminal, commands), name="gpuserve-keys", daemon=True
-        )
+        thread = threading.Thread(target=run_commands, name="gpuserve-keys", daemon=True)
         thread.start()
         try:
             yield
@@ -61,8 +64,8 @@ def control_by_keys(server: Supervisor) -> Iterator[None]:
 
 
 class Terminal:
-    """A terminal that delivers single keys without echo while this program is in its foreground. The context
-    manager restores the terminal's mode at its end.
+    """A terminal that delivers single keys without echo while this program is in its foreground. At its end
+    the context manager restores the terminal's mode.
     """
 
     def __init__(self, fd: int) -> None:
@@ -114,9 +117,7 @@ class Terminal:
                     termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def _enter_key_mode(self) -> bool:
-        """Set the terminal to deliver single keys if this program is in the foreground; return whether it
-        does.
-        """
+        """Deliver single keys if this program is in the foreground; return whether the terminal does."""
         with self._lock:
             if not self._is_in_foreground() or self._has_ended:
                 return False
@@ -127,9 +128,7 @@ class Terminal:
             return self._in_key_mode
 
     def _is_in_foreground(self) -> bool:
-        """Return whether this program is in the foreground; otherwise it must not read or change the
-        terminal.
-        """
+        """Return whether this program may read and change the terminal."""
         try:
             return os.tcgetpgrp(self._fd) == os.getpgrp()
         except OSError:
@@ -162,13 +161,3 @@ def _restored_on_stop(terminal: Terminal) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTSTP, before)
-
-
-def _run_commands(terminal: Terminal, commands: Mapping[str, Callable[[], object]]) -> None:
-    while (keys := terminal.read()) is not None:
-        for key in keys.lower():
-            commands.get(key, lambda: None)()
-
-
-def _show_status(outcome: VerbOutcome) -> None:
-    logs.write(f"{outcome.text}\n" if outcome.code else status_text(outcome.result))
