@@ -33,11 +33,9 @@ _UINT64: Final = range(1 << 64)
 
 
 def encode_infer_response(response: InferResponse, *, framed: bool = False) -> list[Piece]:
-    """Return a serialised response in pieces. Large pieces are the outputs' own memory: close the response
-    once they are sent.
-
-    ``framed`` puts gRPC's five-byte prefix in front. Raises Internal or InvalidArgument if gRPC cannot carry
-    the response.
+    """Return a serialised response in pieces, if ``framed`` with gRPC's prefix. Large pieces are the outputs'
+    own memory: close the response once they are sent. Raises Internal or InvalidArgument if gRPC cannot carry
+    it.
     """
     parts = response_parts(response)
     nbytes = sum(map(len, parts))

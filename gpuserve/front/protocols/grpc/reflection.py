@@ -1,9 +1,7 @@
-"""gRPC server reflection, for clients without the protobuf files, and the descriptors of every gRPC service
-in a pool of their own.
+"""gRPC server reflection, for clients without the protobuf files, and the descriptors of every gRPC service.
 
 Each answer is independent: a file comes with all its imports, whatever was sent before. The descriptors of
-health and reflection are defined here because the packages that provide them require another version of
-protobuf.
+health and reflection are defined here because their packages require another version of protobuf.
 """
 
 from __future__ import annotations
