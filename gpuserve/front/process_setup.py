@@ -1,6 +1,4 @@
-"""Set-up of a front process or ingress process: environment, malloc, signals, garbage collector, logging.
-Independent of what the process does.
-"""
+"""Set-up of a front or ingress process: environment, malloc, signals, garbage collector, logging."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ def exit_process(status: int) -> NoReturn:
 
 
 def apply_settings(settings: ServerSettings) -> None:
-    """Configure logging by the settings, and start the event-loop watchdog if its environment variable is
-    set.
-    """
+    """Configure logging by the settings, and start the event-loop watchdog if it is wanted."""
     from gpuserve.config.settings.logs import configure
 
     configure(settings.log_format, settings.log_level)

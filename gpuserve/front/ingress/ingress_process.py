@@ -1,6 +1,4 @@
-"""An ingress process: its parts, its connections, and its status reports.
-
-Each message of the front goes to the handler of its type. An ingress process outlives its front: the
+"""An ingress process: its parts, its connections, and its status reports. It outlives its front: the
 supervisor, its parent process, connects it to each new one.
 """
 
@@ -33,14 +31,8 @@ from gpuserve.front.net.listeners import TlsHandshakes, tls_context
 from gpuserve.front.net.request_rate_limiter import RequestRates
 from gpuserve.front.net.server import Connections
 from gpuserve.front.observability.access_log import AccessLog
+from gpuserve.front.protocols import router
 from gpuserve.front.protocols.access_log_middleware import with_access_log
-from gpuserve.front.protocols.router import (
-    IngressRouter,
-    is_readiness_request,
-    make_handlers,
-    make_rate_limit,
-    refuse,
-)
 from gpuserve.supervisor.control.front_messages import CONTROL
 from gpuserve_worker.memory.arena import ORPHANS
 from gpuserve_worker.protocol import datagram
@@ -54,7 +46,7 @@ class IngressParts:
 
     admission: Admission
     connections: Connections
-    entrance: IngressRouter
+    entrance: router.IngressRouter
     forwarding: RequestForwarder
     receiver: ConnectionReceiver
     reporter: StatusReporter
@@ -126,8 +118,7 @@ class IngressProcess:
             self._parts.inference.resume()
 
     def _on_front_lost(self) -> None:
-        """Schedule ``_lose_front``. Called while messages are read, perhaps on behalf of a request."""
-        self._loop.call_soon(self._lose_front)
+        self._loop.call_soon(self._lose_front)  # not while messages are read, perhaps on behalf of a request
 
     def _lose_front(self) -> None:
         """Fail or hold the requests of the dead front, once for each front."""
@@ -159,23 +150,25 @@ class IngressProcess:
         settings = ingress_share(self._settings)
         self._on_setup(settings)
         inference = IngressService(settings, self._channel)
-        forwarding = RequestForwarder(self._channel, inference.outage, refuse, is_readiness_request)
+        forwarding = RequestForwarder(
+            self._channel, inference.outage, router.refuse, router.is_readiness_request
+        )
         admission = Admission(limits_from_settings(settings), rates=RequestRates(reports=True))
         awaited = AsyncRequests(inference.service.intake)
-        http, grpc = make_handlers(inference.service, settings, awaited, admission)
+        http, grpc = router.make_handlers(inference.service, settings, awaited, admission)
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
-        entrance = IngressRouter(grpc, http, forwarding.accept, make_rate_limit(settings, admission))
+        limit = router.make_rate_limit(settings, admission)
+        entrance = router.IngressRouter(grpc, http, forwarding.accept, limit)
         accept = with_access_log(AccessLog.of(settings), entrance.accept)
-        receiver = ConnectionReceiver(
-            connections, accept, admission, tls_files(settings), self._on_connection_closed
-        )
+        tls, on_closed = tls_files(settings), self._on_connection_closed
+        receiver = ConnectionReceiver(connections, accept, admission, tls, on_closed)
         reporter = StatusReporter(self._status, self._report)
         parts = self._parts = IngressParts(
             admission, connections, entrance, forwarding, receiver, reporter, inference, awaited
         )
         self._handlers = {**forwarding.handlers, **inference.handlers, **self._dispatch_table(parts)}
         connections.open()
-        reporter.open()
+        reporter.report_now()
 
     def _dispatch_table(self, parts: IngressParts) -> Mapping[type, Callable[[Any], None]]:
         """Return the handlers of messages about connections, except ``Connect``, which has a descriptor."""
@@ -343,9 +336,6 @@ class StatusReporter:
         self._sent: IngressStatus | None = None
         self._sent_at = 0.0
         self._pause_s = STATUS_S
-
-    def open(self) -> None:
-        self._on_time()
 
     def report_now(self) -> None:
         """Report now, and soon again if the values change."""

@@ -113,9 +113,7 @@ class BodyReceiver(Protocol):
     """The receiver of one request body. Called by the connection on the event loop; must not raise."""
 
     def receive_body(self, data: Piece, end: bool) -> None:
-        """Receive the next part of the body, possibly empty. ``end``: the last part. A memoryview is valid
-        during the call only.
-        """
+        """Receive the next part of the body, perhaps empty. A memoryview is valid during the call only."""
 
     def abandon(self) -> None:
         """Stop: nothing more arrives, and output is dropped. The client left, or the response is complete."""

@@ -1,6 +1,4 @@
-"""The access log: one line for each request at its end, what a line contains, and which requests have one. No
-header, token or query is in a line.
-"""
+"""The access log: one line for each request at its end, without headers, tokens and queries."""
 
 from __future__ import annotations
 

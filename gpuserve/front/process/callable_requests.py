@@ -32,9 +32,7 @@ _LEASES_OF_A_FRONT: Final = 1 << 32
 
 
 class _CallingWorker:
-    """One calling worker: its calls in flight, and responses lent to it by lease. Its ``stuck`` calls wait
-    for its own model.
-    """
+    """A calling worker: its calls in flight and lent responses. ``stuck`` calls wait for its own model."""
 
     def __init__(self, link: WorkerLink, driver: ModelDriver) -> None:
         self.link = link

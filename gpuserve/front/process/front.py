@@ -128,9 +128,7 @@ class Front:
             self._handle(messages.CONTROL.decode(data), fds)
 
     def _on_callback_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an exception of a callback. A message that was lost for lack of a file descriptor reaches
-        only a successor.
-        """
+        """Log a callback's exception. A message lost for lack of a descriptor reaches only a successor."""
         loop.default_exception_handler(context)
         if datagram.is_starved(context.get("exception")):
             logger.critical("front ran out of file descriptors for control messages: replacing the front")

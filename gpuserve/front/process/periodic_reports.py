@@ -1,6 +1,4 @@
-"""Periodic reports of a front: model rates for the supervisor, once a second while requested, and events from
-changes in the counts of models.
-"""
+"""Periodic reports of a front: model rates while requested, and events from changes in counts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The metrics page (Prometheus 0.0.4): our own names, then Triton's names, then CPU and memory of the machine
-from ``/proc``. Nothing is counted here.
-"""
+"""The metrics page (Prometheus 0.0.4): our names, Triton's names, and CPU and memory of the machine."""
 
 from __future__ import annotations
 

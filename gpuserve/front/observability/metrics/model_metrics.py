@@ -286,9 +286,7 @@ class ModelMetrics:
         self.statistics.cache_searched(lookup_s)
 
     def cache_kept(self, lookup_s: float, insertion_s: float) -> None:
-        """Record the time to insert the answer to a missed request into the response cache. The earlier
-        look-up took ``lookup_s``.
-        """
+        """Record the time to insert an answer into the response cache, after a look-up of ``lookup_s``."""
         self.statistics.cache_missed(insertion_s)
         if self.window is not None:
             self.window.observe_cache(time.monotonic(), "cache_miss", lookup_s + insertion_s)

@@ -138,10 +138,7 @@ def rates_of(counted: ModelCounts, elapsed_s: float) -> ModelRates:
 
 
 def quantile(counts: Sequence[int], part: float, bounds: Sequence[float] = DURATION_BUCKETS) -> float | None:
-    """Return a quantile of a histogram, interpolated within its bucket, or None if the histogram is empty.
-
-    Values over the last bound count as the bound.
-    """
+    """Return an interpolated quantile of a histogram, at most the last bound; None if empty."""
     total = sum(counts)
     if not total:
         return None

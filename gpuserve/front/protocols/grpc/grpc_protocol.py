@@ -348,9 +348,7 @@ def send_message(exchange: Exchange, message: bytes) -> None:
 
 
 class Refused:
-    """A receiver that answers a call with an error status once its request has ended: clients may lose an
-    earlier one.
-    """
+    """A receiver that answers a call with an error once its request has ended: an earlier one may be lost."""
 
     __slots__ = ("_error", "_exchange")
 

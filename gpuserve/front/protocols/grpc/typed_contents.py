@@ -353,9 +353,7 @@ def check_contents_field(given: Sequence[str], datatype: str, where: str) -> Non
 
 
 def narrow_elements(wide: NDArray[Any], datatype: str, where: str, first: int = 0) -> NDArray[Any]:
-    """Convert elements to the datatype; ``first`` is the index of the first. Raise InvalidArgument if one is
-    out of range.
-    """
+    """Convert elements, counted from ``first``, to the datatype. Raise InvalidArgument if out of range."""
     narrow = numpy_dtype(datatype)
     if wide.dtype == narrow:
         return wide

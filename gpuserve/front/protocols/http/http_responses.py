@@ -1,7 +1,5 @@
 """HTTP responses: content codings, complete answers with JSON bodies, and errors; and the types of endpoint
-functions.
-
-Pure, except for ``ImmediateReceiver``. zlib releases the GIL, so large bodies can be compressed in a thread.
+functions. Pure, except for ``ImmediateReceiver``.
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import RateLimited, RequestError, ResourceExhausted, Unimplemented
@@ -41,13 +39,13 @@ def request_coding(content_encoding: str | None) -> str:
 
 
 def negotiate_coding(accept_encoding: str | None) -> str:
-    """Return the coding of a response: the known one with the highest q-value in the header, the first of
-    equals.
-    """
+    """Return the known coding with the highest q-value in the header, the first of equals."""
     if not accept_encoding:
         return IDENTITY
     best, best_quality = IDENTITY, 0.0
-    for coding, quality in _preferences(accept_encoding):
+    for item in accept_encoding.lower().split(","):
+        coding, _, parameters = item.partition(";")
+        coding, quality = coding.strip(), _quality(parameters)
         known = coding == IDENTITY or coding in WINDOW_BITS
         if known and quality > best_quality:
             best, best_quality = coding, quality
@@ -63,12 +61,6 @@ def compress_response(
     out = [piece for piece in (*out, compressor.flush()) if piece]
     coded = ((b"content-encoding", coding.encode()), (b"vary", b"accept-encoding"))
     return AnswerHead(head.status, (*head.headers, *coded)), out
-
-
-def _preferences(accept_encoding: str) -> Iterator[tuple[str, float]]:
-    for item in accept_encoding.lower().split(","):
-        coding, _, parameters = item.partition(";")
-        yield coding.strip(), _quality(parameters)
 
 
 def _quality(parameters: str) -> float:
@@ -110,9 +102,8 @@ def retry_later(body: bytes, status: int, after_s: int = 1) -> HttpAnswer:
 
 
 class HealthAnswer(HttpAnswer):
-    """An answer to a health request. The body is empty, as Triton's is, so that scripts that print the status
-    after the body read the status alone. A client whose ``Accept`` header names application/json gets the
-    body of the Open Inference Protocol.
+    """An answer to a health request. The body is empty, as Triton's is, so that scripts read the status
+    alone; a client that accepts application/json gets the body of the Open Inference Protocol.
     """
 
     __slots__ = ()
@@ -173,8 +164,8 @@ def _empty_head(status: int) -> AnswerHead:
 
 
 class ImmediateReceiver:
-    """A body receiver that answers whatever the body says: at the body's end, or in the next iteration of the
-    loop. A client that waits for ``100 Continue`` is answered at once, so that it need not send its body.
+    """A body receiver that answers whatever the body says: at its end, or in the next iteration of the loop.
+    A client that waits for ``100 Continue`` is answered at once, so that it need not send its body.
     """
 
     __slots__ = ("_answer", "_exchange", "_timer")
@@ -207,15 +198,12 @@ class ImmediateReceiver:
 
 #: An endpoint that answers at once, whatever the body says. Raises ``RequestError``.
 ImmediateEndpoint: TypeAlias = Callable[[Route], HttpAnswer]
-#: An endpoint that reads the body or waits for more. Returns None if it has sent the response itself. Raises
-#: ``RequestError``.
+#: An endpoint that reads the body or waits. Returns None if it has answered. Raises ``RequestError``.
 AsyncEndpoint: TypeAlias = Callable[[Route, AsyncRequest], Awaitable[HttpAnswer | None]]
 
 
 class ErrorFormat(NamedTuple):
-    """The functions that make an answer of a failed request, a request without a route, and a forbidden
-    request.
-    """
+    """The makers of answers to a failed, an unroutable and a forbidden request."""
 
     failure: Callable[[RequestError], HttpAnswer]
     refused: Callable[[RouteError], HttpAnswer]

@@ -1,6 +1,4 @@
-"""HTTP endpoints of management: model repository, shared-memory regions, trace and log settings, and the
-admin API.
-"""
+"""HTTP endpoints of management: repository, shared-memory regions, settings, and the admin API."""
 
 from __future__ import annotations
 
@@ -15,15 +13,9 @@ from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.protocols.access.body_decoding import read_off_loop
 from gpuserve.front.protocols.access.clients import client_uid
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route
-from gpuserve.front.protocols.http.http_responses import (
-    AsyncEndpoint,
-    HttpAnswer,
-    ImmediateEndpoint,
-    error_answer,
-    json_answer,
-)
+from gpuserve.front.protocols.http import http_responses as responses
+from gpuserve.front.protocols.http.http_responses import AsyncEndpoint, HttpAnswer, json_answer
 from gpuserve.front.requests import admin_codec
-from gpuserve.front.requests.inference import IndexEntry
 from gpuserve.front.requests.json_values import compact, described, is_too_deep, loads, typed, unsigned
 from gpuserve.front.requests.limits import shown, shown_names
 from gpuserve.front.service.inference_service import InferenceService
@@ -40,14 +32,14 @@ T = TypeVar("T")
 
 
 class ManagementEndpoints:
-    """The endpoints of the v2 protocol that show or change the repository, shared memory, trace settings and
-    log settings.
-    """
+    """The endpoints of the v2 protocol that show or change the repository, regions, and settings."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self.immediate: dict[Endpoint, ImmediateEndpoint] = {
-            Endpoint.TRACE_SETTING: self._trace_setting,
+        self.immediate: dict[Endpoint, responses.ImmediateEndpoint] = {
+            Endpoint.TRACE_SETTING: lambda route: json_answer(
+                admin_codec.trace_json(service.control.trace.settings(route.model_name))
+            ),
             Endpoint.LOGGING: lambda _: json_answer(admin_codec.log_json(service.control.log.settings)),
             Endpoint.SYSTEM_REGION_STATUS: self._system_status,
             Endpoint.SYSTEM_REGION_UNREGISTER: partial(self._unregister, RegionKind.SYSTEM),
@@ -68,17 +60,20 @@ class ManagementEndpoints:
     # ---- repository -----------------------------------------------------------------------
 
     async def _index(self, route: Route, body: bytes) -> Any:
-        entries = self._service.models.index(ready_only=await self._read(body, parse_index_body))
-        return [_index_row(one) for one in entries]
+        rows = []
+        for entry in self._service.models.index(ready_only=await self._read(body, parse_index_body)):
+            row = {key: value for key, value in entry._asdict().items() if value}
+            # MLServer's client requires the reason of a state, though Triton leaves an empty one out.
+            rows.append(row | {"reason": entry.reason} if entry.state else row)
+        return rows
 
     async def _load(self, route: Route, body: bytes) -> Any:
         await self._service.control.repository.load(route.model_name, await self._read(body, parse_load_body))
         return b""
 
     async def _unload(self, route: Route, body: bytes) -> Any:
-        await self._service.control.repository.unload(
-            route.model_name, await self._read(body, _parse_parameters)
-        )
+        parameters = await self._read(body, _parse_parameters)
+        await self._service.control.repository.unload(route.model_name, parameters)
         return b""
 
     async def _named(self, route: Route, body: bytes) -> Any:
@@ -88,18 +83,15 @@ class ManagementEndpoints:
 
     def _system_status(self, route: Route) -> HttpAnswer:
         found = self._service.control.regions.status(RegionKind.SYSTEM, route.region_name)
-        return json_answer(
-            [
-                {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.nbytes}
-                for one in found
-            ]
-        )
+        rows = [
+            {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.nbytes} for one in found
+        ]
+        return json_answer(rows)
 
     def _cuda_status(self, route: Route) -> HttpAnswer:
         found = self._service.control.regions.status(RegionKind.CUDA, route.region_name)
-        return json_answer(
-            [{"name": one.name, "device_id": one.device_id, "byte_size": one.nbytes} for one in found]
-        )
+        rows = [{"name": one.name, "device_id": one.device_id, "byte_size": one.nbytes} for one in found]
+        return json_answer(rows)
 
     def _unregister(self, kind: RegionKind, route: Route) -> HttpAnswer:
         self._service.control.regions.unregister(kind, route.region_name)
@@ -123,9 +115,6 @@ class ManagementEndpoints:
         return b""
 
     # ---- settings -------------------------------------------------------------------------
-
-    def _trace_setting(self, route: Route) -> HttpAnswer:
-        return json_answer(admin_codec.trace_json(self._service.control.trace.settings(route.model_name)))
 
     async def _trace_update(self, route: Route, request: AsyncRequest) -> HttpAnswer:
         trace = self._service.control.trace
@@ -151,21 +140,11 @@ def _with_body(max_nbytes: int, answer: Callable[[Route, bytes], Awaitable[Any]]
     return read
 
 
-def _index_row(entry: IndexEntry) -> dict[str, str]:
-    """Return one version in the index, with a ``reason`` whenever there is a state: MLServer's client
-    requires the reason, though Triton leaves an empty one out.
-    """
-    members = {key: value for key, value in entry._asdict().items() if value}
-    return members | {"reason": entry.reason} if entry.state else members
-
-
 # ---- bodies -------------------------------------------------------------------------------
 
 
 def parse_index_body(body: bytes) -> bool:
-    """Return whether an index request wants only ready models. Raise InvalidArgument if malformed, however
-    deep.
-    """
+    """Return whether an index request wants only ready models. Raise InvalidArgument if it is malformed."""
     if not body.strip():
         return False
     if is_too_deep(body):  # "ready" is the only known member, so its value is what nests
@@ -219,9 +198,7 @@ def _parse_parameters(body: bytes) -> dict[str, Any]:
 
 
 def read_handle(raw: Any) -> bytes:
-    """Return the ``cudaIpcMemHandle_t`` in ``{"b64": "…"}``. Raise InvalidArgument if it is not
-    ``HANDLE_NBYTES`` long.
-    """
+    """Return the ``cudaIpcMemHandle_t`` in ``{"b64": "…"}``. Raise InvalidArgument for another length."""
     text = typed(_field(typed(raw, dict, "'raw_handle'"), "b64"), str, "'b64' of 'raw_handle'")
     handle = _base64(text) or b""
     if len(handle) != HANDLE_NBYTES:
@@ -263,9 +240,7 @@ def admin_endpoints(service: InferenceService) -> dict[Endpoint, AsyncEndpoint]:
 
 
 def admin_command(route: Route, body: bytes) -> AdminCommand:
-    """Return the verb of a request and its arguments. Raise InvalidArgument if the body does not fit the
-    verb.
-    """
+    """Return the verb and arguments of a request. Raise InvalidArgument if the body does not fit the verb."""
     verb, members = _VERBS[route.endpoint]
     given = _parse_members(body, verb, members)
     if not route.model_name:
@@ -280,7 +255,7 @@ def admin_command(route: Route, body: bytes) -> AdminCommand:
 def outcome_answer(outcome: VerbOutcome) -> HttpAnswer:
     """Return the answer for an outcome: its result, with a text as "text" or "error"."""
     if outcome.code:
-        return error_answer(request_error(outcome.code, outcome.text), outcome.result)
+        return responses.error_answer(request_error(outcome.code, outcome.text), outcome.result)
     text = {"text": outcome.text} if outcome.text else {}
     return json_answer({**outcome.result, **text})
 
