@@ -28,8 +28,7 @@ _YOUNG_OBJECTS: Final = 5000
 _OLD_COLLECTIONS: Final = 10
 #: malloc reuses request bodies up to this size. glibc's default (128 KiB, dynamic) maps and faults every 1
 #: MiB body anew, which halved the throughput of such requests. Larger bodies are returned to the kernel at
-#: once: they left holes in the heap, and twelve bodies of 100 MiB that grew side by side kept 280 MiB when
-#: they were gone.
+#: once: they left holes in the heap.
 _REUSED_NBYTES: Final = 4 << 20
 #: malloc keeps this much free memory.
 _KEPT_NBYTES: Final = 32 << 20
@@ -44,8 +43,7 @@ _TURN_FILE: Final = "GPUSERVE_TURN_FILE"
 
 def before_imports() -> None:
     """Prepare the process before its imports. The kernel kills the process when its parent dies."""
-    # numpy's OpenBLAS starts a thread for each core, which spins for a while, and a front multiplies no
-    # matrices.
+    # numpy's OpenBLAS starts a thread for each core, which spins, and a front multiplies no matrices.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     gc.disable()  # imported objects stay: looking for garbage meanwhile takes an eighth of the start-up
     libc = ctypes.CDLL(None)
@@ -75,10 +73,8 @@ def after_imports() -> None:
 
 
 def skip_package_code(name: str) -> None:
-    """Make ``import name.module`` skip the package's own code in this process.
-
-    The import system then treats the package as a namespace package. Raises ModuleNotFoundError if it is not
-    installed.
+    """Make ``import name.module`` skip the package's own code: it becomes a namespace package. Raises
+    ModuleNotFoundError if it is not installed.
     """
     if name in sys.modules:
         return

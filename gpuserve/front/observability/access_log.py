@@ -25,10 +25,8 @@ _FAILED: Final = 400
 
 
 class RequestNotes:
-    """Values of one HTTP request or gRPC call, collected until its line is written.
-
-    For a stream of requests: the model of the first one, and the longest queue time, longest execution and
-    largest batch of all.
+    """Values of one HTTP request or gRPC call, collected until its line is written. For a stream: the model
+    of the first request, and the longest queue time, longest execution and largest batch of all.
     """
 
     __slots__ = (
@@ -110,9 +108,8 @@ class AccessLog:
 
     def ended(self, fields: dict[str, Any], notes: RequestNotes) -> None:
         """Write the line of a request. ``fields`` are the values known to its connection, without None."""
-        if self._failures_only and not (
-            fields.get("aborted") or fields.get("grpc_status") or fields.get("status", 0) >= _FAILED
-        ):
+        has_failed = fields.get("grpc_status") or fields.get("status", 0) >= _FAILED
+        if self._failures_only and not (fields.get("aborted") or has_failed):
             return
         fields["request_id"] = notes.id
         if notes.model:

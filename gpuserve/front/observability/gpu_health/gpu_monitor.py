@@ -1,8 +1,6 @@
 """Monitoring of GPUs: a thread that reads NVML periodically and receives Xids between rounds, and the
-event-loop side that updates GPU states and notifies subscribers of changes.
-
-A hanging NVML call hangs only this thread: it is a daemon that is never joined, and the age of its readings
-shows that it hangs.
+event-loop side that updates GPU states. A hanging NVML call hangs only this thread: it is a daemon that is
+never joined, and the age of its readings shows that it hangs.
 """
 
 from __future__ import annotations
@@ -35,9 +33,7 @@ REOPEN_INTERVALS: Final = 5
 
 
 class GpuMonitor:
-    """The NVML thread. It reads every ``interval_s`` and passes results to ``publish_news``. While
-    ``is_gpu_lost``, NVML is reopened.
-    """
+    """The NVML thread. It passes readings to ``publish_news``. While ``is_gpu_lost``, NVML is reopened."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Counters of each model and instance, and the latest request latencies for quantiles.
 
-``metrics_page.py`` renders them. Counting is on the hot path: plain numbers and a bisect, and once a batch
-whatever need not be counted for each request.
+``metrics_page.py`` renders them. Counting is on the hot path: plain numbers and a bisect.
 """
 
 from __future__ import annotations
@@ -156,11 +155,8 @@ def _quantiles(ordered: list[float]) -> list[float]:
 
 
 class OutcomeCounts:
-    """Counts of requests that no instance answered.
-
-    ``failures`` were accepted, by error code, with the common codes from the start; ``rejections`` were not
-    accepted, by reason; ``cancellations`` were cancelled by clients; ``cache_misses`` ran, None without a
-    response cache.
+    """Counts of requests that no instance answered: accepted ``failures`` by error code, ``rejections`` by
+    reason, ``cancellations`` by clients, and ``cache_misses`` that ran, None without a response cache.
     """
 
     __slots__ = ("cache_misses", "cancellations", "failures", "rejections")
@@ -173,11 +169,8 @@ class OutcomeCounts:
 
 
 class ModelMetrics:
-    """The metrics of one version of a model.
-
-    ``gauges`` reads the scheduler and the arena at the time of a scrape. ``window`` keeps the latest
-    latencies if quantiles are wanted. ``declared`` returns the current instances of the model; None stands
-    for all that were mentioned.
+    """The metrics of one version of a model. ``gauges`` reads the scheduler and the arena. ``window`` keeps
+    the latest latencies if quantiles are wanted. ``declared`` returns the current instances; None: all known.
     """
 
     def __init__(
