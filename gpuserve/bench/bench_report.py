@@ -1,6 +1,5 @@
 """A report: the figures of a run, the measured model and the options; its JSON form, its comparison with a
-baseline, and its table for the terminal, Markdown and HTML. Columns that are empty in every row are left out.
-Pure.
+baseline, and its table. Columns that are empty in every row are left out. Pure.
 """
 
 from __future__ import annotations
@@ -42,12 +41,8 @@ class BenchReport:
 
 
 def report_to_json(report: BenchReport) -> str:
-    return (
-        json.dumps(
-            {"format": _FORMAT} | dataclasses.asdict(report), indent=1, default=lambda kind: kind.value
-        )
-        + "\n"
-    )
+    document = {"format": _FORMAT} | dataclasses.asdict(report)
+    return json.dumps(document, indent=1, default=lambda kind: kind.value) + "\n"
 
 
 def report_from_json(text: str, option: str) -> BenchReport:
@@ -91,12 +86,11 @@ class LevelRatios:
 def ratios_to_baseline(report: BenchReport, baseline: BenchReport | None) -> list[LevelRatios | None]:
     """Return for each level its ratios to the baseline, or None if the baseline lacks the level."""
     earlier = {one.level: one for one in baseline.levels} if baseline else {}
-    return [_level_ratios(one, earlier.get(one.level)) for one in report.levels]
+    pairs = [(new, earlier.get(new.level)) for new in report.levels]
+    return [None if old is None else _level_ratios(new, old) for new, old in pairs]
 
 
-def _level_ratios(new: LevelResult, old: LevelResult | None) -> LevelRatios | None:
-    if old is None:
-        return None
+def _level_ratios(new: LevelResult, old: LevelResult) -> LevelRatios:
     return LevelRatios(
         _ratio(new.throughput, old.throughput),
         _ratio(new.latency.p50_ms, old.latency.p50_ms),
@@ -161,9 +155,7 @@ def _width(made: ReportTable) -> int:
 
 
 def report_notes(report: BenchReport, baseline: BenchReport | None = None) -> list[str]:
-    """Return a sentence for each warning and failure of a report, and for a baseline without a
-    common level.
-    """
+    """Return a sentence for each warning and failure, and for a baseline without a common level."""
     found = ["the run was interrupted: levels are missing"] if report.interrupted else []
     if baseline is not None and report.levels and not any(ratios_to_baseline(report, baseline)):
         levels = ", ".join(_load_text(one) for one in baseline.levels) or "none"

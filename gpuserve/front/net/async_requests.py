@@ -35,7 +35,6 @@ from gpuserve.front.net.exchange import AnswerHead, Exchange, Piece
 
 logger = logging.getLogger(__name__)
 
-
 #: Unread body bytes that are not counted.
 _UNCOUNTED_NBYTES: Final = 8 << 10
 #: A body above this size is joined by a thread.

@@ -22,7 +22,6 @@ from gpuserve.front.net.exchange import ConnectionEndpoints, ConnectionProtocol,
 
 logger = logging.getLogger(__name__)
 
-
 #: The maximum size of one read. One buffer serves all connections: input is processed during the call.
 READ_NBYTES: Final = 256 << 10
 #: The same while many connections wait, each of which buffers its input.

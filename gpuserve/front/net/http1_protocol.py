@@ -29,7 +29,6 @@ from gpuserve.front.net.http1_messages import AWAITED, ENDED, PROGRESS, Framing,
 
 logger = logging.getLogger(__name__)
 
-
 #: Up to this size the pieces of a response are joined: a second write costs more than the copy.
 JOINED_NBYTES: Final = 64 << 10
 #: Input that is buffered before the current request is answered; above this reading pauses.

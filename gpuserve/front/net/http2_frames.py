@@ -78,7 +78,6 @@ _SETTING: Final = struct.Struct(">HI")
 _GOAWAY: Final = struct.Struct(">II")
 SETTINGS_ACK: Final = HEAD.pack(0, 0, FrameType.SETTINGS, ACK, 0)
 
-
 #: The bounds of each setting, and the error for a value outside.
 _BOUNDS: Final[dict[int, tuple[int, int, ErrorCode]]] = {
     Http2Setting.ENABLE_PUSH: (0, 1, ErrorCode.PROTOCOL_ERROR),

@@ -27,7 +27,6 @@ from gpuserve.front.net.http2_streams import CONNECTION_WINDOW, RECEIVE_WINDOW, 
 
 logger = logging.getLogger(__name__)
 
-
 #: Concurrent streams of one connection. The client holds further streams back; requests are queued anyway.
 MAX_CONCURRENT_STREAMS: Final = 4096
 #: The largest frame that is accepted. A DATA frame is passed on as it arrives.

@@ -15,7 +15,6 @@ from gpuserve.core.errors import RateLimited
 
 logger = logging.getLogger(__name__)
 
-
 #: Minimum interval between two log lines, in seconds.
 LOG_INTERVAL_S: Final = 10.0
 

@@ -250,7 +250,6 @@ ADJUSTED_HERE: Final[dict[str, _Adjust]] = {
     "trace": lambda parts, now: parts.service.control.trace.restart(now.trace),
 }
 
-
 # ---- leaving service -----------------------------------------------------------------------------
 
 #: Time for clients to learn that their connections accept no more requests. HTTP/1 clients learn it with

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 #: Starts a task whose failure ends the front.
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -30,7 +30,6 @@ from gpuserve_worker.protocol import datagram
 
 logger = logging.getLogger(__name__)
 
-
 #: Seconds without a heartbeat after which the front counts as hung. No request keeps the event loop as long.
 STUCK_S: Final = 30.0
 #: The report before the front has published one.

@@ -65,7 +65,6 @@ TRANSITIONS: Final[dict[tuple[GpuState, GpuEvent], GpuState]] = {
     (GpuState.LOST, GpuEvent.BACK): GpuState.HEALTHY,
 }
 
-
 LIVES: Final = EventTable("GPU", TRANSITIONS)
 
 

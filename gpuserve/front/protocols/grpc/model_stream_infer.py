@@ -38,7 +38,6 @@ MAX_UNREAD_NBYTES: Final = 4 << 20
 MAX_PENDING_NBYTES: Final = 64 << 20
 MAX_ORDERED: Final = 4096
 
-
 #: A shared empty queue: most open streams have empty queues, and an empty deque takes 600 bytes.
 _NOTHING: Final[deque[Any]] = deque()
 
