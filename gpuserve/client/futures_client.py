@@ -129,14 +129,9 @@ class FuturesModelClient(AnyClient):
                 yield client
         finally:
             if self.settings.url.protocol == HTTP:
-                _leave_gevent()
+                import gevent
 
-
-def _leave_gevent() -> None:
-    """Destroy this thread's event loop of gevent, which would outlive the thread."""
-    import gevent
-
-    gevent.get_hub().destroy()
+                gevent.get_hub().destroy()  # this thread's event loop, which would outlive the thread
 
 
 def _check_limit(name: str, limit: int | None) -> None:

@@ -35,7 +35,12 @@ class TrialView:
 
     def trial_ended(self, settings: Settings, points: Sequence[MeasuredPoint], failure: str) -> None:
         self._show_transient("")
-        text = failure or _trial_text(points, self._limit)
+        text, found, figure = failure, search.best_point(points, self._limit), self._limit.figure
+        if not failure and found is None:
+            text = f"{figure} is over the limit"
+        elif not failure and found is not None:
+            text = f"{found.throughput:,.0f} req/s, {figure} {found.latency_ms:.3g} ms"
+            text += f", {found.concurrency:g} in flight"
         self._stream.write(f"{self._number:>3}  {settings_text(self._axes, settings)}: {text}\n")
         self._stream.flush()
 
@@ -108,14 +113,6 @@ def _draw_table(model: str, titles: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row, style="bold" if row[-1] else "")
     Console(file=stream).print(table)
-
-
-def _trial_text(points: Sequence[MeasuredPoint], limit: LatencyLimit) -> str:
-    found = search.best_point(points, limit)
-    if found is None:
-        return f"{limit.figure} is over the limit"
-    figures = f"{found.throughput:,.0f} req/s, {limit.figure} {found.latency_ms:.3g} ms"
-    return f"{figures}, {found.concurrency:g} in flight"
 
 
 _FIRST_ITEM = re.compile(r"^models:[^\n]*\n(?:[ ]*(?:#[^\n]*)?\n)*([ ]*)- ", re.MULTILINE)

@@ -114,8 +114,11 @@ class Tuning:
         Ctrl-C; raise BenchError if the first trial fails.
         """
         axes = self.model.axes
-        start = tuple(_start_position(axis) for axis in axes)
-        search = coordinate_search([len(axis.values) for axis in axes], start)
+        start = []  # the positions of the file's values, or of the nearest ones
+        for axis in axes:
+            distances = [abs(value - axis.start) for value in axis.values]
+            start.append(distances.index(min(distances)))
+        search = coordinate_search([len(axis.values) for axis in axes], tuple(start))
         position = next(search)
         try:
             while True:
@@ -170,11 +173,6 @@ class Tuning:
         return max(last.throughput, levels[-2].throughput) < _GROWTH * before
 
 
-def _start_position(axis: Axis) -> int:
-    """Return the position of the file's value, or of the nearest value."""
-    return min(range(len(axis.values)), key=lambda at: abs(axis.values[at] - axis.start))
-
-
 def model_index(configuration: Configuration, name: str) -> int:
     """Return the place of a model under ``models``; raise BenchOptionError for an unknown name or
     an ensemble.
@@ -185,9 +183,8 @@ def model_index(configuration: Configuration, name: str) -> int:
         raise BenchOptionError("--model", f"the file has no model {name!r}, only {', '.join(names)}")
     index = names.index(name)
     if entries[index].callable is None:
-        raise BenchOptionError(
-            "--model", f"{name!r} is an ensemble, which has nothing to tune; tune its steps"
-        )
+        text = f"{name!r} is an ensemble, which has nothing to tune; tune its steps"
+        raise BenchOptionError("--model", text)
     return index
 
 

@@ -90,11 +90,16 @@ class ForwardedExchanges:
         self._open.pop(number, None)
 
     def _on_opened(self, opened: messages.RequestOpened) -> None:
+        _, method, target, headers, version, content_length, scheme, *_ = opened
+        fields = method, target, headers, version, content_length, scheme
+        nbytes = len(target) + sum([len(name) + len(value) for name, value in headers])
+        # Equal heads share one object, for results derived from it.
+        make = self._head if nbytes <= _REMEMBERED_NBYTES else net.Head
         source = source_of(opened.client and opened.client[0])
         ends = net.ConnectionEndpoints(
             opened.client, opened.server, opened.tls, source=source, user=opened.user
         )
-        exchange = ForwardedExchange(self, opened.exchange, self._head_of(opened), ends)
+        exchange = ForwardedExchange(self, opened.exchange, make(*fields), ends)
         self._open[opened.exchange] = exchange
         self._guard(exchange, partial(exchange.open, self._accept))
 
@@ -110,13 +115,6 @@ class ForwardedExchanges:
         except Exception:
             logger.exception("server defect: aborted a request")
             exchange.reset()
-
-    def _head_of(self, opened: messages.RequestOpened) -> net.Head:
-        """Return the head of a request. Equal heads share one object, for results derived from it."""
-        _, method, target, headers, version, content_length, scheme, *_ = opened
-        nbytes = len(target) + sum([len(name) + len(value) for name, value in headers])
-        make = self._head if nbytes <= _REMEMBERED_NBYTES else net.Head
-        return make(method, target, headers, version, content_length, scheme)
 
 
 class ForwardedExchange:

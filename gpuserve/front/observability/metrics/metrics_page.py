@@ -113,7 +113,10 @@ class MetricsPage:
                     yield
             yield
         parts: list[bytes] = []
-        for listed in (*self._server_families(), *own.families, *instances.families, *present.families):
+        build = _family("build_info", "gauge", "The version that runs.", [({"version": self._version}, 1)])
+        text = "Bytes in the response cache."
+        cache = _family("cache_bytes", "gauge", text, [({}, self._cache_nbytes())])
+        for listed in (build, cache, *own.families, *instances.families, *present.families):
             parts.append(prometheus.page([listed], also_empty=True))
             yield  # with hundreds of models, all families at once would delay other tasks too long
         for listed in at_triton.families:
@@ -125,10 +128,6 @@ class MetricsPage:
                 parts.append(prometheus.page([listed]))
                 yield
         return b"".join(parts)
-
-    def _server_families(self) -> Iterator[Family]:
-        yield _family("build_info", "gauge", "The version that runs.", [({"version": self._version}, 1)])
-        yield _family("cache_bytes", "gauge", "Bytes in the response cache.", [({}, self._cache_nbytes())])
 
 
 class _Merged(Generic[T]):

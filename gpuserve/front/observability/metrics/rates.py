@@ -229,11 +229,10 @@ class History:
             "interval_s": INTERVAL_S,
             "times": [round(self._times[at], 1) for at in order],
             "series": {
-                field: [_json_number(column[at * len(FIELDS) + place]) for at in order]
+                field: [
+                    None if math.isnan(value) else float(f"{value:.4g}")
+                    for value in (column[at * len(FIELDS) + place] for at in order)
+                ]
                 for place, field in enumerate(FIELDS)
             },
         }
-
-
-def _json_number(value: float) -> float | None:
-    return None if math.isnan(value) else float(f"{value:.4g}")

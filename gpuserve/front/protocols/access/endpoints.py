@@ -191,7 +191,9 @@ def match_route(method: str, raw_path: bytes, enabled: Container[str] = ()) -> R
     gRPC call without the content type of gRPC (415).
     """
     routes = (_remembered if len(raw_path) <= _REMEMBERED_NBYTES else _routes_of)(raw_path)
-    if not routes or not _is_enabled(routes[0].endpoint, enabled):
+    first = routes[0].endpoint if routes else None
+    group = "" if first is None or first is Endpoint.ROOT else first.access.group
+    if not routes or (group in _OPTIONAL and group not in enabled):
         if raw_path.decode("latin-1") not in METHODS:
             return NOT_FOUND
         return _NO_GRPC if method == "POST" else RouteError(405, "Method Not Allowed", "POST")
@@ -202,24 +204,20 @@ def match_route(method: str, raw_path: bytes, enabled: Container[str] = ()) -> R
     return RouteError(405, "Method Not Allowed", ", ".join(allowed))
 
 
-def _is_enabled(endpoint: Endpoint, enabled: Container[str]) -> bool:
-    group = endpoint.access.group
-    return group not in _OPTIONAL or group in enabled or endpoint is Endpoint.ROOT
-
-
 def _routes_of(raw_path: bytes) -> list[Route]:
     """Return the routes of a path for all methods."""
     path = raw_path.partition(b"?")[0]
     found = ((endpoint, endpoint.pattern.fullmatch(path)) for endpoint in Endpoint)
-    return [Route(one, **_decoded_names(matched.groupdict(b""))) for one, matched in found if matched]
+    routes = []
+    for endpoint, matched in found:
+        if matched:
+            # Bytes that are not UTF-8 become U+FFFD, which no name has.
+            parts = matched.groupdict(b"").items()
+            names = {key: unquote_to_bytes(part).decode(errors="replace") for key, part in parts}
+            if version := names.get("model_version"):
+                names["model_version"] = str(int(version))
+            routes.append(Route(endpoint, **names))
+    return routes
 
 
 _remembered = functools.lru_cache(_REMEMBERED)(_routes_of)
-
-
-def _decoded_names(segments: dict[str, bytes]) -> dict[str, str]:
-    """Return the percent-decoded segments. Bytes that are not UTF-8 become U+FFFD, which no name has."""
-    names = {key: unquote_to_bytes(segment).decode(errors="replace") for key, segment in segments.items()}
-    if version := names.get("model_version"):
-        names["model_version"] = str(int(version))
-    return names

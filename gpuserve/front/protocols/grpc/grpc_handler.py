@@ -185,10 +185,16 @@ class StreamingInference:
             sender=request.exchange,
         )
         loop = asyncio.get_running_loop()
+
+        def on_deadline(limit_s: float) -> None:  # at once, also for a client that does not read
+            text = f"Deadline Exceeded: the stream did not end within its {limit_s:g} s"
+            stream.fail(DeadlineExceeded(text))
+            request.exchange.drop_unsent()
+
         reader = loop.create_task(self._read(call, request, stream, reception))
         timer, limit_s = None, call.timeout_s
         if limit_s is not None:
-            timer = loop.call_later(limit_s, _end_at_deadline, stream, request.exchange, limit_s)
+            timer = loop.call_later(limit_s, on_deadline, limit_s)
         try:
             await self._write(call.coding if shared.level else "", request.exchange, stream, reception)
         finally:
@@ -367,9 +373,3 @@ def _compress_pieces(coding: str, level: int, pieces: list[Piece]) -> bytes:
 def _slices(message: bytes | memoryview) -> Iterator[Slice]:
     for at in range(0, len(message), decoding.SLICE_NBYTES):
         yield Slice(message[at : at + decoding.SLICE_NBYTES], at + decoding.SLICE_NBYTES < len(message))
-
-
-def _end_at_deadline(stream: InferStream, exchange: Exchange, timeout_s: float) -> None:
-    """Send DEADLINE_EXCEEDED at once, also to a client that does not read: unsent messages are dropped."""
-    stream.fail(DeadlineExceeded(f"Deadline Exceeded: the stream did not end within its {timeout_s:g} s"))
-    exchange.drop_unsent()

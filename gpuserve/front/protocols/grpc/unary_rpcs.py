@@ -123,11 +123,6 @@ async def _change_model(change: Callable[[str, dict[str, Any]], Awaitable[Any]],
 # ---- settings and regions of shared memory ------------------------------------------------------
 
 
-def _trace_setting(service: InferenceService, request: Any) -> Any:
-    changes = admin_codec.parse_trace_message(request)
-    return admin_codec.trace_message(service.control.trace.update(request.model_name, changes))
-
-
 def _system_status(service: InferenceService, request: Any) -> Any:
     response = pb.SystemSharedMemoryStatusResponse()
     for one in service.control.regions.status(RegionKind.SYSTEM, request.name):
@@ -171,7 +166,9 @@ _METHODS: Final[dict[str, Callable[[InferenceService, Any], Any | Awaitable[Any]
     "RepositoryModelUnload": lambda service, request: _change_model(
         service.control.repository.unload, request
     ),
-    "TraceSetting": _trace_setting,
+    "TraceSetting": lambda service, request: admin_codec.trace_message(
+        service.control.trace.update(request.model_name, admin_codec.parse_trace_message(request))
+    ),
     "LogSettings": lambda service, request: admin_codec.log_message(
         service.control.log.update(admin_codec.parse_log_message(request))
     ),

@@ -84,7 +84,10 @@ def render_document(
     paths = [_members(document["paths"])]
     for spec in models:
         yield
-        paths.append(_members(_paths_of_model(document, spec)))
+        path = _MODEL.replace("{model_name}", quote(spec.name, safe=""))
+        # A decoupled model has no ``/infer``.
+        tails = [tail for tail in _INFERENCE_PATHS if not (spec.decoupled and tail == _INFER)]
+        paths.append(_members({path + tail: {"post": _operation(document, tail, spec)} for tail in tails}))
     yield
     del document["paths"]
     return f'{{{_members(document)},"paths":{{{",".join(paths)}}}}}'.encode()
@@ -107,13 +110,6 @@ def template(name: str) -> Node:
 
 def _tag(spec: ModelSpec) -> str:
     return f"model {spec.name}"
-
-
-def _paths_of_model(document: Node, spec: ModelSpec) -> Node:
-    """Return the inference endpoints of a model under its name. A decoupled model has no ``/infer``."""
-    path = _MODEL.replace("{model_name}", quote(spec.name, safe=""))
-    tails = [tail for tail in _INFERENCE_PATHS if not (spec.decoupled and tail == _INFER)]
-    return {path + tail: {"post": _operation(document, tail, spec)} for tail in tails}
 
 
 def _operation(document: Node, tail: str, spec: ModelSpec) -> Node:
