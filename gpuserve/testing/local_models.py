@@ -327,14 +327,13 @@ def request_of_call(call: CallRequest) -> LocalRequest:
 
 def call_replies(answers: Sequence[Outputs | ModelCallError | None], call: CallRequest) -> list[CallReply]:
     """Return the answers to a call as its replies. The last reply is final."""
-    replies = [_reply(one, final=not call.stream) for one in answers]
+    replies = [
+        CallReply(None, {}, one, True)
+        if isinstance(one, ModelCallError)
+        else CallReply(dict(one or {}), {} if one is None else one.parameters, None, not call.stream)
+        for one in answers
+    ]
     return [*replies, CallReply(None, {}, None, True)] if call.stream else replies
-
-
-def _reply(answer: Outputs | ModelCallError | None, *, final: bool) -> CallReply:
-    if isinstance(answer, ModelCallError):
-        return CallReply(None, {}, answer, True)
-    return CallReply(dict(answer or {}), {} if answer is None else answer.parameters, None, final)
 
 
 def _outside_loop(call: Callable[[], Result]) -> Result:

@@ -79,7 +79,10 @@ class FrontListeners:
         service.metrics_page.add(lambda: connection_families(self._admission, tuple(self.ingresses())))
         service.metrics_page.add(lambda: intake_families(service.intake, tuple(self.ingresses())))
         if self._live is not None:
-            self._live.feed.more = self._live_values
+            self._live.feed.more = lambda: {
+                "connections": self.n_connections,
+                "doors": [dict(zip(_INGRESS_FIELDS, one, strict=True)) for one in self.door_rows()],
+            }
         self._transports += transports(
             service, settings, listeners, grpc_port, self._admission, self._notify_supervisor, self._live
         )
@@ -134,11 +137,6 @@ class FrontListeners:
     @property
     def n_connections(self) -> int:
         return self._admission.n_open
-
-    def _live_values(self) -> dict[str, Any]:
-        """Return the live page's values of connections and ingress processes."""
-        ingresses = [dict(zip(_INGRESS_FIELDS, one, strict=True)) for one in self.door_rows()]
-        return {"connections": self.n_connections, "doors": ingresses}
 
     def limit_age(self, max_age_s: float) -> None:
         for transport in self._transports:

@@ -143,15 +143,11 @@ class _Latest:
         entries = self.entries
         while entries and entries[0][0] < now - WINDOW_S:
             entries.popleft()
-        columns = zip(*[one for _, one in entries], strict=True) if entries else [()] * self._width
-        return [_quantiles(sorted(column)) for column in columns]
-
-
-def _quantiles(ordered: list[float]) -> list[float]:
-    """Return the nearest-rank quantiles of values in ascending order."""
-    if not ordered:
-        return [math.nan] * len(QUANTILES)
-    return [ordered[math.ceil(quantile * len(ordered)) - 1] for quantile in QUANTILES]
+        if not entries:
+            return [[math.nan] * len(QUANTILES) for _ in range(self._width)]
+        columns = map(sorted, zip(*[one for _, one in entries], strict=True))
+        places = [math.ceil(quantile * len(entries)) - 1 for quantile in QUANTILES]
+        return [[column[place] for place in places] for column in columns]
 
 
 class OutcomeCounts:

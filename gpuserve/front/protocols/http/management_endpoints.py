@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from gpuserve.core.errors import InvalidArgument, Unimplemented, request_error
 from gpuserve.front.ipc.shared_memory import HANDLE_NBYTES, RegionKind
@@ -260,46 +260,37 @@ def outcome_answer(outcome: VerbOutcome) -> HttpAnswer:
     return json_answer({**outcome.result, **text})
 
 
-def _parse_members(body: bytes, verb: str, members: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+def _parse_members(body: bytes, verb: str, members: Mapping[str, _Member]) -> dict[str, Any]:
     document = loads(body) if body.strip() else {}
     if not isinstance(document, dict):
         raise InvalidArgument(f"the body of a {verb} request must be a JSON object")
-    for name in document:
+    for name, value in document.items():
         if name not in members:
             known = f"expected {shown_names(members)}" if members else "it takes none"
             raise InvalidArgument(f"unknown member '{shown(name)}' in the body of a {verb} request; {known}")
-    return {name: members[name](value) for name, value in document.items()}
+        expected, types, least, most = members[name]
+        if type(value) not in types or not least <= value <= most:
+            raise InvalidArgument(f"'{name}': expected {expected}, given {shown(compact(value))}")
+    return document
 
 
-def _timeout_s(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= MAX_TIMEOUT_S:
-        raise _wrong_member("timeout_s", f"a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}", value)
-    return float(value)
-
-
-def _undo(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong_member("undo", "true or false", value)
-    return value
-
-
-def _instances(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_INSTANCES:
-        raise _wrong_member("instances", f"an integer from 1 to {MAX_INSTANCES}", value)
-    return value
-
-
-def _wrong_member(member: str, expected: str, value: Any) -> InvalidArgument:
-    return InvalidArgument(f"'{member}': expected {expected}, given {shown(compact(value))}")
-
-
-#: The verb of each endpoint, and the allowed members of its body with their parsers.
-_VERBS: Final[dict[Endpoint, tuple[str, dict[str, Callable[[Any], Any]]]]] = {
+#: A member of a body: a text about its values, their types, the least and the largest.
+_Member: TypeAlias = tuple[str, tuple[type, ...], float, float]
+_TIMEOUT: Final = f"a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}"
+_COUNT: Final = f"an integer from 1 to {MAX_INSTANCES}"
+#: The verb of each endpoint, and the allowed members of its body.
+_VERBS: Final[dict[Endpoint, tuple[str, dict[str, _Member]]]] = {
     Endpoint.ADMIN_STATUS: ("status", {}),
-    Endpoint.ADMIN_DRAIN: ("drain", {"timeout_s": _timeout_s, "undo": _undo}),
+    Endpoint.ADMIN_DRAIN: (
+        "drain",
+        {
+            "timeout_s": (_TIMEOUT, (int, float), 0, MAX_TIMEOUT_S),
+            "undo": ("true or false", (bool,), False, True),
+        },
+    ),
     Endpoint.ADMIN_RELOAD: ("reload", {}),
     Endpoint.ADMIN_MODEL_LOAD: ("load", {}),
     Endpoint.ADMIN_MODEL_UNLOAD: ("unload", {}),
     Endpoint.ADMIN_MODEL_RELOAD: ("reload", {}),
-    Endpoint.ADMIN_MODEL_SCALE: ("scale", {"instances": _instances}),
+    Endpoint.ADMIN_MODEL_SCALE: ("scale", {"instances": (_COUNT, (int,), 1, MAX_INSTANCES)}),
 }
