@@ -134,7 +134,6 @@ class LevelSession:
         return total.result(level, server_time_between(before, await asking))
 
     async def _count(self, loaders: LoaderProcesses, total: LevelTally) -> None:
-        """Count until the level's time is over or its figures are stable."""
         began_s = time.monotonic()
         recent, recent_since_s = LevelTally(), began_s
         windows: list[Window] = []

@@ -79,7 +79,6 @@ def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _hpack_string(value: str) -> bytes:
-    """Return an HPACK string: its length with a prefix of seven bits, and the bytes."""
     data = value.encode()
     nbytes = len(data)
     if nbytes < _SHORT_LENGTHS:

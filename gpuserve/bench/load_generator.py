@@ -177,7 +177,6 @@ class LoadGenerator:
             self.samples.completed += 1
 
     def _send_next(self, now: float) -> None:
-        """Send the next call after one has ended."""
         if self._due is None and self.phase in {LoadPhase.WARMING, LoadPhase.MEASURING}:
             self._send(now, now)
         elif self._backlog:
@@ -194,7 +193,6 @@ class LoadGenerator:
                 self._send_backlog(now)
 
     def _start_call(self, due_s: float, now: float) -> bool:
-        """Send a call if a connection has room; return whether the call was sent."""
         if len(self._in_flight) >= self._max_in_flight:
             return False
         connection = self.pool.next_connection()

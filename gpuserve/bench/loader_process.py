@@ -275,7 +275,6 @@ class LoaderProcess:
         return HttpCalls(self._load, setup.requests, in_streams=setup.in_streams)
 
     def _release(self) -> None:
-        """Send the calls that are due, and set the timer for the next one."""
         self._load.release(time.monotonic())
         flush(self._load, self._by_calls)
         due_s = self._load.next_due_s

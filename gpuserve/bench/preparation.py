@@ -245,7 +245,6 @@ class SharedRegions:
 
 
 def _memory_library(is_cuda: bool) -> Any:
-    """Return the module of tritonclient for this kind of memory."""
     if not is_cuda:
         from tritonclient.utils import shared_memory
 

@@ -171,7 +171,6 @@ class ModelClientBase(AnyClient):
 
     @property
     def _response_timeout_s(self) -> float | None:
-        """The time limit of each response of a decoupled model, or None."""
         return None if self._patient else self.settings.inference_timeout_s
 
     async def _infer(self, *call: Any, sample: bool) -> Arrays:
@@ -206,7 +205,6 @@ class ModelClientBase(AnyClient):
         return self.settings.model_name, self.settings.model_version
 
     async def _request(self, method: str, *args: Any, **named: Any) -> Any:
-        """Call a method of tritonclient. Its failure is reported as that of an inference."""
         timeout_s = self.settings.inference_timeout_s
         try:
             return await self._short_request(method, *args, timeout_s=timeout_s, **named)

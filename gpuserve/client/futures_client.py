@@ -121,7 +121,6 @@ class FuturesModelClient(AnyClient):
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[ModelClient]:
-        """Yield the client of one thread."""
         arguments = self.same_arguments()
         arguments["ensure_model_is_ready"] &= self._waits
         try:
@@ -242,7 +241,6 @@ class ResourcePool(Generic[Resource]):
                 work = self._next_call()
 
     def _next_call(self) -> _PoolCall | None:
-        """Return the next waiting call, or None if the pool is closed and there is none."""
         with self._lock:
             self._idle += 1
             while not self._waiting and not self._closed:

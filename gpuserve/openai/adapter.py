@@ -273,7 +273,6 @@ async def _text_documents(
 
 
 async def _deltas(call: Callable[[Any], Any], request: Any, choice: AnswerChoice) -> AsyncGenerator[Delta]:
-    """Yield the deltas of one answer from the values of its callable."""
     if isinstance(request, CompletionRequest) and request.echo:
         yield Delta(request.text)
     async with aclosing(each_value(call(request))) as given:

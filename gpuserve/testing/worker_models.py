@@ -119,7 +119,6 @@ class WorkerModels:
         return InferenceServerClient(self.addresses["grpc"])
 
     def _arguments(self, model: str, version: str, request: LocalRequest) -> dict[str, Any]:
-        """Return the arguments of tritonclient's calls."""
         from tritonclient.grpc import InferRequestedOutput
 
         arguments: dict[str, Any] = {

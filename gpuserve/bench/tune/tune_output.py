@@ -54,7 +54,6 @@ class TrialView:
     def level_ended(self, result: LevelResult) -> None: ...
 
     def _show_transient(self, text: str) -> None:
-        """Write a line that the next one replaces."""
         if self._stream.isatty():
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()
@@ -148,7 +147,6 @@ def _set_value(whole: Any, path: Path, value: Any) -> None:
 
 
 def _get_or_create_child(whole: Any, step: str | int, following: str | int) -> Any:
-    """Return the child at this step, created if it is missing."""
     empty: Any = [] if isinstance(following, int) else {}
     if isinstance(whole, list):
         if step == len(whole):

@@ -266,7 +266,6 @@ class ForwardedExchange:
             sink.abandon()
 
     def _push(self) -> None:
-        """Send as many parts as the window allows."""
         is_whole = isinstance(self._last, messages.WholeResponse)
         while self._unsent and self._on_way_nbytes < WINDOW_NBYTES:
             part = bytes(self._unsent.popleft())
@@ -279,7 +278,6 @@ class ForwardedExchange:
             self._complete()
 
     def _complete(self) -> None:
-        """End the exchange, however it ended."""
         if self._progress is _OVER:
             return
         self._move(_OVER)

@@ -175,7 +175,6 @@ class IngressMonitor(ProtocolServer):
         self._assign_waiting()
 
     def _assign_waiting(self) -> None:
-        """Assign waiting connections to ingress processes, while one is up."""
         up = [process for process in self._processes if process.state is IngressState.UP]
         while self._waiting and (process := monitored.choose_ingress(up, self._loop.time())) is not None:
             one = self._waiting.popleft()
@@ -238,7 +237,6 @@ class IngressMonitor(ProtocolServer):
         return self._count(IngressState.ENDED) == len(self._processes)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until a condition of the processes' states holds, or for ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not condition():

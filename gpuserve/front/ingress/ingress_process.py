@@ -171,7 +171,6 @@ class IngressProcess:
         reporter.report_now()
 
     def _dispatch_table(self, parts: IngressParts) -> Mapping[type, Callable[[Any], None]]:
-        """Return the handlers of messages about connections, except ``Connect``, which has a descriptor."""
         return {
             messages.IngressSetup: lambda message: self._on_new_front(parts, message),
             messages.ChangeSettings: lambda message: self._adjust(parts, message),
@@ -183,7 +182,6 @@ class IngressProcess:
         }
 
     def _on_new_front(self, parts: IngressParts, setup: messages.IngressSetup) -> None:
-        """Apply the settings of another front, and report all connections to it."""
         self._notice = 0
         self._adjust(parts, messages.ChangeSettings(setup.settings))
         self._renew(parts)  # files may have changed during the outage

@@ -84,7 +84,6 @@ class LiveFeed:
             await self._pause(SAMPLE_S if self._subscribers else point_at - time.monotonic())
 
     async def _pause(self, duration_s: float) -> None:
-        """Wait, or return early if a first subscriber joins."""
         self._joined.clear()
         try:
             async with asyncio.timeout(duration_s):

@@ -109,7 +109,6 @@ class LoopBudget:
         self._readers.append(listener)
 
     def _on_next_iteration(self) -> None:
-        """Resume as many connections as the budget allows, and at least one."""
         self._spent_at, self._is_scheduled = None, False
         if self._readers:
             self.is_spent()  # schedules this method for the next iteration

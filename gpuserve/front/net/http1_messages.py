@@ -135,7 +135,6 @@ remembered_head = functools.lru_cache(_REMEMBERED)(_parse_head)
 
 
 def _request_line(line: bytes) -> tuple[bytes, bytes, str]:
-    """Return the method, the target, and the version as "1.0" or "1.1"."""
     if len(line) > LINE_NBYTES:
         raise _line_too_long()
     found = _REQUEST_LINE.fullmatch(line)
@@ -511,5 +510,4 @@ def whole_head(template: bytes, nbytes: int, now_s: int) -> bytes:
 
 @functools.lru_cache(2)
 def _date_line(now_s: int) -> bytes:
-    """Return the last line of a head, the date, with the end of the head."""
     return f"date: {formatdate(now_s, usegmt=True)}\r\n\r\n".encode()

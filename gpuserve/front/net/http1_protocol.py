@@ -268,7 +268,6 @@ class Http1:
             self._proceed()
 
     def _proceed(self) -> None:
-        """Process buffered input."""
         if self._buffered and self._stage is not Stage.ANSWER:
             data, self._buffered = memoryview(self._buffered), bytearray()
             self._run(data)
@@ -394,7 +393,6 @@ class Http1:
         return b""
 
     def _steer_reading(self) -> None:
-        """Pause reading while too much input waits, else resume."""
         pause = len(self._buffered) > BUFFERED_NBYTES or (
             self._stage is Stage.BODY and self._unconsumed_nbytes > UNCONSUMED_NBYTES
         )
@@ -530,7 +528,6 @@ class Http1:
                 self._close()
 
     def _refuse_late(self, what: str, text: str) -> None:
-        """Answer an overdue request without waiting for the rest."""
         self.connection.count_late(what)
         self._refuse(h1.RequestRefused(408, text))
         if self._stage is Stage.LINGER:
@@ -546,7 +543,6 @@ class Http1:
             receiver.abandon()
 
     def _linger(self) -> None:
-        """Close the write side, and ignore further input."""
         self._enter(Stage.LINGER)
         self._buffered.clear()
         self._steer_reading()

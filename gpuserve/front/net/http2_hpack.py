@@ -320,7 +320,6 @@ def status_field(status: int) -> Header:
 
 
 def _literal(field: Header, mask: int = 0x0F, kind: int = 0) -> bytes:
-    """Return the encoding of a field: an entry of the static table, or a literal of the given kind."""
     name, value = field
     index = _INDICES.get(field)
     if index is not None:

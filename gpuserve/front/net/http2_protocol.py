@@ -152,7 +152,6 @@ class Http2:
             self._begin_frame(data[position:])
 
     def _begin_frame(self, data: Piece) -> None:
-        """Buffer the beginning of a frame, or pass it on if the frame is DATA."""
         if len(data) >= h2.HEAD_NBYTES:
             high, low, kind, flags, stream_id = _unpack(data)
             length = high << 16 | low
@@ -176,7 +175,6 @@ class Http2:
         self._buffered = bytes(data)
 
     def _continue_frame(self, data: Piece) -> Piece:
-        """Pass on a further part of an incomplete DATA frame. Return the data after the frame."""
         stream_id, flags, left = self._partial_frame
         part = data[:left]
         left -= len(part)

@@ -235,7 +235,6 @@ class TlsHandshakes:
             self._loop.call_soon(self._start_next)
 
     def _start_next(self) -> None:
-        """Start one handshake, in turn by address."""
         self._next_scheduled = False
         for source in self._waiting:
             if self._n_begun[source] < MAX_HANDSHAKES_PER_ADDRESS:

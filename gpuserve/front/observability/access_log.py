@@ -150,7 +150,6 @@ def _json_line(now: float, fields: dict[str, Any]) -> str:
 
 
 def _text_line(now: float, fields: dict[str, Any]) -> str:
-    """Return the summary, then the other fields as ``name=value``, on one line."""
     rest = " ".join(f"{name}={_plain(value)}" for name, value in fields.items() if name not in _IN_SUMMARY)
     return f"{logs.timestamp(now)} access {_summary(fields)} {rest}\n"
 
@@ -168,7 +167,6 @@ def _short(value: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """Return a value without spaces and without terminal control characters."""
     text = str(_short(value))
     if text.isascii() and text.isprintable() and " " not in text:
         return text

@@ -140,7 +140,6 @@ def _histograms(
 
 
 def _labels(text: str) -> dict[str, str]:
-    """Return the labels in a pair of braces, or none."""
     return {
         name: _ESCAPED.sub(lambda it: "\n" if it[1] == "n" else it[1], value)
         for name, value in _LABEL.findall(text)

@@ -168,7 +168,6 @@ class Front:
         self._spawn(self._listen(front_listeners, dict(zip(setup.listeners, listeners, strict=True))))
 
     def _dispatch_table(self, parts: FrontParts) -> Mapping[type, Callable[[Any], None]]:
-        """Return the handlers of messages; those with descriptors are handled elsewhere."""
         models, control, health = parts.service.models, parts.service.control, parts.service.health
         return {
             messages.AddModel: parts.generations.add,

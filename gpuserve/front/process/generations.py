@@ -164,7 +164,6 @@ class Generations:
         return driver
 
     def _metrics(self, spec: ModelSpec) -> ModelMetrics:
-        """Return the metrics of a version, which a new generation of the version continues."""
         for driver in reversed(self._drivers.values()):
             if (driver.spec.name, driver.spec.version) == (spec.name, spec.version):
                 return driver.metrics
@@ -303,13 +302,11 @@ class Generations:
 
 
 def _export_metrics(driver: Driver) -> None:
-    """Let the metrics of the version report this generation's gauges."""
     driver.metrics.gauges = partial(_gauges, driver)
     driver.metrics.declared = lambda: driver.spec.instances
 
 
 def _gauges(driver: Driver) -> dict[str, float]:
-    """Return the gauges of a driver's scheduler and arena. Unknown values are left out."""
     counts = driver.statistics()
     arena = driver.arena.statistics()
     part = saturation(driver.spec, counts)

@@ -190,7 +190,6 @@ def _ingress_transport(
     notify_supervisor: NotifySupervisor,
     live: LivePage | None,
 ) -> IngressMonitor:
-    """Return the transport whose connections are handled by ingress processes."""
     requests = AsyncRequests(service.intake)
     http, grpc = router.make_handlers(service, settings, requests, admission, live)
     tls = tls_files(settings)
@@ -215,7 +214,6 @@ def _native(
     admission: Admission,
     live: LivePage | None,
 ) -> NativeServer:
-    """Return the server's own transport, on listeners by role."""
     requests = AsyncRequests(service.intake)
     http, grpc = router.make_handlers(service, settings, requests, admission, live)
     log = AccessLog.of(settings)

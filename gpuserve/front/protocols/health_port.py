@@ -130,7 +130,6 @@ class HealthPort(ProtocolServer):
     # ---- in the front's thread ----------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Pass the health of the front to the thread if it has changed."""
         state = self._service.health.report(), self._service.health.ended
         if state != self._published:
             self._published = state

@@ -88,7 +88,6 @@ def gpu_families(gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_
 
 
 def _reading_value(reading: GpuReading, path: str) -> float | None:
-    """Return a value of a reading, or None if the GPU does not report it."""
     found: Any = reading
     for name in path.split("."):
         found = None if found is None else getattr(found, name)

@@ -246,7 +246,6 @@ class GpuWatch:
         self._publish_changes()
 
     def _log_absence(self) -> None:
-        """Log why GPUs are not monitored, as a warning only if a model runs on one."""
         if self._absence:
             level = logging.WARNING if self._has_models else logging.DEBUG
             logger.log(level, "GPUs are not monitored: %s", self._absence)

@@ -282,5 +282,4 @@ class ModelMetrics:
 
 
 def _latencies(request_s: float, elapsed_s: float, phases: Phases) -> RequestLatencies:
-    """Return the latencies of a request that took ``request_s``, of which ``elapsed_s`` at a worker."""
     return RequestLatencies(request_s * 1e9, (request_s - elapsed_s) * 1e9, *phases)

@@ -258,7 +258,6 @@ def _tensor(tensor: TracedTensor) -> dict[str, str]:
 
 
 def _data(tensor: TracedTensor) -> str:
-    """Return the elements with commas, BYTES in quotes; an ellipsis stands for cut elements."""
     if tensor.datatype == BYTES:
         elements = [f'"{one.decode("utf-8", "replace")}"' for one in _byte_strings(tensor.data)]
     else:
@@ -269,7 +268,6 @@ def _data(tensor: TracedTensor) -> str:
 
 
 def _byte_strings(data: bytes) -> Iterator[bytes]:
-    """Yield the complete elements of BYTES data: each has 4 bytes of length before it."""
     position = 0
     while position + 4 <= len(data):
         start = position + 4

@@ -80,7 +80,6 @@ class AccessPolicy:
         return access.kind in _FOR_ALL or access.group in self._remote_control
 
     def _required_groups(self, access: Access) -> tuple[str, ...]:
-        """Return the groups whose tokens a client needs."""
         if access.kind is AccessKind.BARE:
             return ()
         if access.group in self._rules:

@@ -205,7 +205,6 @@ def match_route(method: str, raw_path: bytes, enabled: Container[str] = ()) -> R
 
 
 def _routes_of(raw_path: bytes) -> list[Route]:
-    """Return the routes of a path for all methods."""
     path = raw_path.partition(b"?")[0]
     found = ((endpoint, endpoint.pattern.fullmatch(path)) for endpoint in Endpoint)
     routes = []

@@ -85,7 +85,6 @@ class GrpcHandler:
         return (RefusedStream if exchange.head.path in _STREAMS else Refused)(error, exchange)
 
     def _resolve_handler(self, head: Head) -> RequestHandler:
-        """Resolve the handler for calls with this head."""
         access = METHODS.get(head.path)
         if access is None:
             return partial(Refused, unary_rpcs.unimplemented(head.path))
@@ -354,7 +353,6 @@ class StreamingInference:
             yield found
 
     def _parse(self, scanner: GrpcBodyScanner) -> asyncio.Future[InferRequest | RequestError]:
-        """Parse a complete message, in a thread if parsing takes long."""
         loop, executor = asyncio.get_running_loop(), self._service.json_executor
         if len(scanner.header) > SHORT_NBYTES:
             return loop.run_in_executor(executor, result_or_error, lambda: check_strings(scanner.parse()))

@@ -237,7 +237,6 @@ def request_by_template(body: bytes) -> InferRequest | None:
 
 
 def _request_with_regions(template: Template, request_id: str, raws: list[bytes]) -> InferRequest:
-    """Return the request of a template with tensors in regions."""
     places = {position: place.unresolved_copy() for position, place in template.places.items()}
     placements = {name: place.unresolved_copy() for name, place in template.placements.items()}
     entries = iter(raws)

@@ -84,7 +84,6 @@ def _join_small(parts: Iterable[Piece]) -> list[Piece]:
 
 
 def _head(response: InferResponse) -> bytes:
-    """Return the serialised fields other than the tensors."""
     outputs = response.outputs
     if len(outputs) <= _CACHED_OUTPUTS:
         key = tuple([(output.name, output.datatype, output.shape) for output in outputs])
@@ -100,7 +99,6 @@ def _head(response: InferResponse) -> bytes:
 
 
 def _serialise_names(model_name: str, model_version: str, outputs: Iterable[OutputTensor]) -> bytes:
-    """Serialise fields 1, 2 and 5 of a response."""
     message = pb.ModelInferResponse(model_name=model_name, model_version=model_version)
     for output in outputs:
         message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)

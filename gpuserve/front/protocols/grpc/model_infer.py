@@ -127,7 +127,6 @@ class InferCall(InferenceCall):
         share.hold(len(parts))
 
     def _parse_scanned(self, scanner: GrpcBodyScanner) -> None:
-        """Parse a scanned message, in a thread if it is long beside its raw contents."""
         nbytes = len(scanner.header) if len(scanner.header) > SHORT_NBYTES else 0
         self._is_parsed_elsewhere = True
         run_off_loop(nbytes, scanner.parse, self._on_parsed, self._context.executor)
@@ -157,7 +156,6 @@ class InferCall(InferenceCall):
             self.refuse(error)
 
     def _receive_whole(self, body: bytes) -> None:
-        """Parse a complete body with its prefix."""
         limit, encoding = self._context.max_request_nbytes, self._call.encoding
         compressed, message = protocol.unary_part(body, limit, encoding)
         if not compressed:

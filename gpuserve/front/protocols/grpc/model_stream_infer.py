@@ -278,7 +278,6 @@ class InferStream:
         pending.answer.add_done_callback(on_answer)
 
     def _on_response(self, pending: PendingRequest, response: InferResponse) -> None:
-        """Send one response of a decoupled model; more may follow."""
         try:
             self._enqueue_message(self._message(pending, response, final=False), response)
         except RequestError as error:  # the model set a value that gRPC cannot carry

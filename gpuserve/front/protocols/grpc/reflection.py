@@ -90,7 +90,6 @@ def _fill_response(request: Any, response: Any) -> None:
 
 
 def _file_of_symbol(pool: Any, symbol: str) -> Any:
-    """Return the file that defines a symbol or method. Raise KeyError if there is none."""
     try:
         return pool.FindFileContainingSymbol(symbol)
     except KeyError:
@@ -99,7 +98,6 @@ def _file_of_symbol(pool: Any, symbol: str) -> Any:
 
 
 def _add_files(response: Any, file: Any) -> None:
-    """Add a file and then its imports, each once."""
     waiting, added = [file], set()
     while waiting:
         one = waiting.pop(0)
@@ -110,7 +108,6 @@ def _add_files(response: Any, file: Any) -> None:
 
 
 def _refuse(response: Any, code: Code, text: str) -> None:
-    """Set an error as the answer to one request; the stream goes on."""
     response.error_response.error_code = STATUS[code][1]
     response.error_response.error_message = text
 
@@ -162,7 +159,6 @@ def _repeated(number: int, kind: str, name: str) -> _Node:
 
 
 def _choice(number: int, kind: str, name: str) -> _Node:
-    """Return a field of the only oneof of its message."""
     return _field(number, kind, name, oneof_index=0)
 
 

@@ -198,7 +198,6 @@ class GrpcBodyScanner:
                 raise malformed_message(f"a field has wire type {wire_type}")
 
     def _read_raw(self) -> _Walk:
-        """Read one entry of ``raw_input_contents`` into a block or onto the heap."""
         if len(self._raws) == MAX_INPUTS:
             raise InvalidArgument(
                 f"the request has over {MAX_INPUTS} entries in raw_input_contents, expected one an input"
@@ -227,7 +226,6 @@ class GrpcBodyScanner:
         return block
 
     def _fill(self, target: memoryview) -> _Walk:
-        """Copy the next bytes to ``target`` as they arrive."""
         self._check_length(len(target))
         self._target, self._filled, self._reserved = target, 0, 0
         while (left := len(target) - self._filled) > 0:

@@ -199,7 +199,6 @@ def _value_bounds(view: memoryview, wire_type: int, start: int) -> tuple[int, in
 
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the varint at a position, and its end position."""
     number = shift = 0
     for byte in view[position : position + _LONGEST_VARINT]:
         position += 1
@@ -258,7 +257,6 @@ def _read_fields(parts: Sequence[memoryview], name: str) -> dict[int, bytearray]
 
 
 def _decode_varints(packed: bytearray, element: Any, datatype: str, where: str) -> bytearray:
-    """Decode packed varints into elements of the datatype."""
     bytes_ = np.frombuffer(packed, np.uint8)
     tensor = bytearray()
     position = n = 0

@@ -101,7 +101,6 @@ class _GenericHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_stream_rpc_method_handler(partial(self._serve, handler_call_details.method))
 
     async def _serve(self, path: str, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Serve one call. grpc cancels this coroutine when the client leaves or the deadline passes."""
         exchange = GrpcAioExchange(path, context)
         sink = self._accept(exchange)
         if isinstance(sink, protocol.Refused):

@@ -147,7 +147,6 @@ class RequestReader:
         return request
 
     async def _body(self, client: AsyncRequest) -> tuple[list[bytes], int]:
-        """Return the parts of the body and their total size."""
         self._check_length(client.head.content_length or 0)
         parts: list[bytes] = []
         nbytes = 0

@@ -160,7 +160,6 @@ class _BinaryTensors:
         return inputs
 
     def _add(self) -> None:
-        """Allocate memory for the next tensor, once its first byte has arrived."""
         nbytes = self._sizes[len(self._tensors_made)]
         self._check_limit(nbytes)
         block = self._claim(nbytes) if nbytes >= LARGE_NBYTES else None
@@ -283,7 +282,6 @@ class HttpBodyScanner:
         self._tensors = tensors
 
     def _check_sizes(self, tensors: _BinaryTensors, body_nbytes: int) -> None:
-        """Compare the announced sizes with the length of the body."""
         available = body_nbytes - self._json_nbytes + len(tensors.prefix)
         for one in tensors.header.inputs:
             available -= one.nbytes or 0

@@ -67,7 +67,6 @@ class GenerateEndpoints:
         exchange.finish()
 
     async def _read(self, route: Route, client: AsyncRequest) -> InferRequest:
-        """Return the whole request. Raise RequestError if the model is unknown or the body unfit."""
         spec = self._service.models.find(route.model_name, route.model_version).spec
 
         def parse(parts: list[bytes]) -> InferRequest:
@@ -167,7 +166,6 @@ def _count(data: list[Any]) -> int:
 
 
 def _shape(tensor: TensorSpec, count: int, spec: ModelSpec) -> tuple[int, ...]:
-    """Return the shape of an input: the innermost open dimension gets the remaining elements, others 1."""
     declared = (-1, *tensor.shape) if spec.max_batch_size else tensor.shape
     fixed = element_count([dim for dim in declared if dim != -1])
     innermost = max((axis for axis, dim in enumerate(declared) if dim == -1), default=None)

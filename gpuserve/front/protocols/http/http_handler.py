@@ -141,7 +141,6 @@ class HttpHandler:
         return self._requests.start(exchange, partial(_serve, endpoint, route, failure))
 
     def _access_refusal(self, endpoint: Endpoint, exchange: Exchange) -> HttpAnswer | None:
-        """Return the refusal if the client may not use an endpoint."""
         access, headers = endpoint.access, exchange.head.headers
         local = clients.is_local_client(address_of(exchange.endpoints), headers)
         if access.group == DASHBOARD and foreign_host(headers) is not None:
@@ -163,7 +162,6 @@ async def _serve(
     error_answer: Callable[[RequestError], HttpAnswer],
     request: AsyncRequest,
 ) -> None:
-    """Run an endpoint that is a coroutine and send its answer."""
     try:
         answer = await endpoint(route, request)
     except Exception as error:

@@ -184,7 +184,6 @@ def _binary_template(
 
 
 def _encode_any(response: InferResponse, form: OutputForm) -> Encoded:
-    """Encode a response without the cache."""
     text: list[bytes | memoryview] = [_response_members(response)]
     binary: list[bytes | memoryview] = []
     for output in response.outputs:
@@ -209,7 +208,6 @@ def _encode_any(response: InferResponse, form: OutputForm) -> Encoded:
 
 @functools.lru_cache(64)
 def _header_length(value: str) -> int:
-    """Return the value of a header length. Raise InvalidArgument if it is not a number of 32 bits."""
     if value.isdecimal() and value.isascii() and len(value) < 10:
         return int(value)
     value = value.strip()

@@ -130,7 +130,6 @@ class InferReceiver(InferenceCall):
             self.refuse(error)
 
     def _read_whole(self, body: bytes) -> None:
-        """Parse a small body that arrived in one part."""
         most = self._context.max_request_nbytes
         if len(body) > most:
             raise body_too_large(len(body), most)
@@ -139,7 +138,6 @@ class InferReceiver(InferenceCall):
         self._submit(request)
 
     def _read_part(self, data: Piece, end: bool, content_length: int | None) -> None:
-        """Read a part of a body that is large, or arrives in parts."""
         scanner, most = self._scanner, self._context.max_request_nbytes
         if scanner is None:
             if end and len(data) > most:
@@ -155,7 +153,6 @@ class InferReceiver(InferenceCall):
             run_off_loop(nbytes, scanner.finish, self._on_request, self._context.executor)
 
     def _on_request(self, found: tuple[InferRequest, OutputForm] | RequestError) -> None:
-        """Submit the request in a body, after a check of its long strings."""
         scanner, self._scanner = self._scanner, None
         if isinstance(found, RequestError):
             self._scanner = scanner  # its blocks are freed by refuse
@@ -199,7 +196,6 @@ class InferReceiver(InferenceCall):
             self._send_encoded(answer, encoded)
 
     def _on_encoded(self, answer: InferResponse, found: codec.Encoded | RequestError) -> None:
-        """Send a response whose long JSON a thread has encoded."""
         if self.is_done:
             answer.close()
         elif isinstance(found, RequestError):

@@ -94,7 +94,6 @@ def render_document(
 
 
 def _members(node: Node) -> str:
-    """Return a JSON object without its braces."""
     return compact(node)[1:-1]
 
 
