@@ -56,11 +56,7 @@ class LoggedExchange:
         return self._inner.ended
 
     def answer(
-        self,
-        head: net.AnswerHead,
-        body: Sequence[net.Piece],
-        nbytes: int,
-        release: net.Release | None = None,
+        self, head: net.AnswerHead, body: Sequence[net.Piece], nbytes: int, release: net.Release | None = None
     ) -> None:
         self._read_grpc_status(head.headers, head.trailers)
         self._status = head.status

@@ -49,11 +49,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 
 
 def parse_infer_request(
-    model_name: str,
-    model_version: str,
-    body: Body,
-    header_length: str | None,
-    spec: ModelSpec | None = None,
+    model_name: str, model_version: str, body: Body, header_length: str | None, spec: ModelSpec | None = None
 ) -> tuple[InferRequest, OutputForm]:
     """Return the request in a complete body, and the form of its outputs. Large tensors are views of
     ``body``.
