@@ -87,15 +87,16 @@ def ratios_to_baseline(report: BenchReport, baseline: BenchReport | None) -> lis
     """Return for each level its ratios to the baseline, or None if the baseline lacks the level."""
     earlier = {one.level: one for one in baseline.levels} if baseline else {}
     pairs = [(new, earlier.get(new.level)) for new in report.levels]
-    return [None if old is None else _level_ratios(new, old) for new, old in pairs]
-
-
-def _level_ratios(new: LevelResult, old: LevelResult) -> LevelRatios:
-    return LevelRatios(
-        _ratio(new.throughput, old.throughput),
-        _ratio(new.latency.p50_ms, old.latency.p50_ms),
-        _ratio(new.latency.p99_ms, old.latency.p99_ms),
-    )
+    return [
+        None
+        if old is None
+        else LevelRatios(
+            _ratio(new.throughput, old.throughput),
+            _ratio(new.latency.p50_ms, old.latency.p50_ms),
+            _ratio(new.latency.p99_ms, old.latency.p99_ms),
+        )
+        for new, old in pairs
+    ]
 
 
 def _ratio(new: float, old: float) -> float | None:
@@ -189,7 +190,7 @@ def _columns(report: BenchReport) -> list[tuple[str, CellText]]:
         ("between p50 ms", lambda one, _: _ms_text(one.gaps.p50_ms) if streams else _EMPTY),
         ("between p99 ms", lambda one, _: _ms_text(one.gaps.p99_ms) if streams else _EMPTY),
         ("queue ms", lambda one, _: _server_text(one, lambda server: _ms_text(server.queue_ms))),
-        ("compute ms", lambda one, _: _server_text(one, lambda server: _ms_text(_compute_ms(server)))),
+        ("compute ms", lambda one, _: _server_text(one, lambda server: _ms_text(server.compute_ms))),
         ("rows/batch", lambda one, _: _server_text(one, lambda server: f"{server.rows_per_execution:.1f}")),
         ("client CPU", lambda one, _: f"{one.client_cpu:.0%}"),
         ("failed", lambda one, _: str(one.failed) if report.failed else _EMPTY),
@@ -202,10 +203,6 @@ def _load_text(one: LevelResult) -> str:
 
 def _server_text(one: LevelResult, text: Callable[[ServerTime], str]) -> str:
     return _EMPTY if one.server is None else text(one.server)
-
-
-def _compute_ms(server: ServerTime) -> float:
-    return server.compute_input_ms + server.compute_infer_ms + server.compute_output_ms
 
 
 def _rate_text(value: float) -> str:

@@ -298,6 +298,10 @@ class ServerTime:
     rows_per_execution: float
     cache_hits: int
 
+    @property
+    def compute_ms(self) -> float:
+        return self.compute_input_ms + self.compute_infer_ms + self.compute_output_ms
+
 
 def parse_statistics(statistics: Mapping[str, Any]) -> ServerTotals:
     """Return the sums of one entry of ``model_stats`` in JSON form, whose fields may be missing or texts."""

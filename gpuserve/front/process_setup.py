@@ -9,13 +9,20 @@ import importlib.util
 import logging
 import os
 import signal
+import socket
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+
+from gpuserve_worker.protocol.stack_signals import show_on_signal
 
 if TYPE_CHECKING:
+    import asyncio
+
     from gpuserve.config.settings.server import ServerSettings
 
+logger = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -41,7 +48,55 @@ _TURN_LIMIT: Final = "GPUSERVE_TURN_LIMIT_MS"
 _TURN_FILE: Final = "GPUSERVE_TURN_FILE"
 
 
-def before_imports() -> None:
+class LongProcess(Protocol):
+    """A front or an ingress process."""
+
+    async def run(self) -> None:
+        """Serve until the supervisor ends the process."""
+
+
+#: Makes a process from its control socket, a function that applies the settings, and one for its failure.
+ProcessKind = Callable[[socket.socket, Callable[["ServerSettings"], None], Callable[[], None]], LongProcess]
+
+
+def run_process(control_fd: int, stacks_fd: int, load: Callable[[], ProcessKind]) -> None:
+    """Run the kind of process that ``load`` imports. A signal writes its stacks to ``stacks_fd``."""
+    _before_imports()
+    show_on_signal(stacks_fd)
+    os.set_inheritable(control_fd, False)
+    import uvloop
+
+    made = load()
+
+    async def run() -> None:
+        await made(control, apply_settings, lambda: exit_process(1)).run()
+        # Nothing is left to do, and an orderly shutdown of grpc's server would cancel calls that have just
+        # arrived.
+        exit_process(0)
+
+    control = socket.socket(fileno=control_fd)
+    _after_imports()
+    uvloop.run(run())
+
+
+def on_callback_error(
+    what: str, on_lost: Callable[[], None]
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Return a handler that logs a callback's exception, and calls ``on_lost`` if no descriptor is free: a
+    message or connection that is lost for lack of one reaches only a successor.
+    """
+    from gpuserve_worker.protocol import datagram
+
+    def log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if datagram.is_starved(context.get("exception")):
+            logger.critical("the %s has no free descriptor, and exits to be replaced", what)
+            on_lost()
+
+    return log
+
+
+def _before_imports() -> None:
     """Prepare the process before its imports. The kernel kills the process when its parent dies."""
     # numpy's OpenBLAS starts a thread for each core, which spins, and a front multiplies no matrices.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -61,7 +116,7 @@ def before_imports() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def after_imports() -> None:
+def _after_imports() -> None:
     """Tune the process after its imports, before the event loop runs."""
     from gpuserve.front.net.admission import raise_descriptor_limit
 

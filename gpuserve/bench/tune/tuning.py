@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Protocol
@@ -246,8 +247,8 @@ def trial_server(config: str, values: Mapping[Path, Any], protocol: str) -> Iter
     reader: threading.Thread | None = None
     try:
         address = _wait_until_ready(process.stderr, protocol)
-        reader = threading.Thread(target=_drain_pipe, args=(process.stderr,), daemon=True)
-        reader.start()  # a full pipe would block the server
+        reader = threading.Thread(target=deque, args=(process.stderr, 0), daemon=True)
+        reader.start()  # drops the lines: a full pipe would block the server
         yield ServerUrl.parse(f"{protocol}://{address}")
     finally:
         _stop_process(process)
@@ -275,11 +276,6 @@ def _message(line: str) -> str:
         return str(json.loads(line)["msg"])
     except (KeyError, TypeError, ValueError):
         return line.strip()
-
-
-def _drain_pipe(stderr: IO[str]) -> None:
-    for _ in stderr:
-        pass
 
 
 def _stop_process(process: subprocess.Popen[str]) -> None:

@@ -31,6 +31,7 @@ from gpuserve.front.net.listeners import TlsHandshakes, tls_context
 from gpuserve.front.net.request_rate_limiter import RequestRates
 from gpuserve.front.net.server import Connections
 from gpuserve.front.observability.access_log import AccessLog
+from gpuserve.front.process_setup import on_callback_error
 from gpuserve.front.protocols import router
 from gpuserve.front.protocols.access_log_middleware import with_access_log
 from gpuserve.supervisor.control.front_messages import CONTROL
@@ -78,7 +79,7 @@ class IngressProcess:
         self._quit = asyncio.Event()
 
     async def run(self) -> None:
-        self._loop.set_exception_handler(self._on_defect)
+        self._loop.set_exception_handler(on_callback_error("ingress process", self._on_lost))
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._on_control)
         trimming = self._loop.create_task(run_periodic_work(partial(trim_periodically, self._shrink)))
@@ -206,13 +207,6 @@ class IngressProcess:
             parts.receiver.renew()
         except (OSError, ValueError) as error:  # the files have changed again since the front read them
             logger.warning("the renewed TLS files are not used: %s", error)
-
-    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log a failed callback. Exit without free descriptors: the front would count a lost connection."""
-        loop.default_exception_handler(context)
-        if datagram.is_starved(context.get("exception")):
-            logger.critical("the ingress process has no free descriptor, and exits to be replaced")
-            self._on_lost()
 
     # ---- reports to the front ----------------------------------------------------------------
 

@@ -45,6 +45,7 @@ from gpuserve.front.observability.metrics.metrics_push import MetricsPusher, sta
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.listeners import FrontListeners, Spawn
 from gpuserve.front.process.periodic_reports import RateReports, detect_changes
+from gpuserve.front.process_setup import on_callback_error
 from gpuserve.front.service.control import NotifySupervisor
 from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.front.service.server_health import ServerHealth
@@ -88,7 +89,7 @@ class Front:
     async def run(self) -> None:
         self._control.setblocking(False)
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._on_callback_error)
+        loop.set_exception_handler(on_callback_error("front", self._on_lost))
         loop.add_reader(self._control.fileno(), self._receive)
         await self._quit.wait()
         loop.remove_reader(self._control.fileno())
@@ -119,13 +120,6 @@ class Front:
                 self._on_lost()
                 return
             self._handle(messages.CONTROL.decode(data), fds)
-
-    def _on_callback_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log a callback's exception. A message lost for lack of a descriptor reaches only a successor."""
-        loop.default_exception_handler(context)
-        if datagram.is_starved(context.get("exception")):
-            logger.critical("front ran out of file descriptors for control messages: replacing the front")
-            self._on_lost()
 
     def _handle(self, message: Any, fds: list[int]) -> None:
         if self._parts is None:

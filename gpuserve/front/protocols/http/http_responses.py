@@ -76,6 +76,8 @@ def _quality(parameters: str) -> float:
 
 
 _JSON_TYPE: Final = (b"content-type", b"application/json")
+#: The type of empty bodies, which Triton names.
+_EMPTY_TYPE: Final = (b"content-type", b"text/plain")
 _VARY: Final = (b"vary", b"accept")
 JSON_OK: Final = AnswerHead(200, (_JSON_TYPE,))
 
@@ -93,7 +95,7 @@ class HttpAnswer(NamedTuple):
 def json_answer(document: Any, status: int = 200, *more: Header) -> HttpAnswer:
     """Return an answer with a document, or with bytes that are JSON already, and additional headers."""
     body = document if isinstance(document, bytes) else compact(document).encode()
-    return HttpAnswer(JSON_OK if status == 200 else _json_head(status, *more), body)
+    return HttpAnswer(JSON_OK if status == 200 else _head(status, _JSON_TYPE, *more), body)
 
 
 def retry_later(body: bytes, status: int, after_s: int = 1) -> HttpAnswer:
@@ -113,12 +115,12 @@ class HealthAnswer(HttpAnswer):
             if name == b"accept" and _JSON_TYPE[1] in value.lower():
                 super().send(exchange)
                 return
-        exchange.answer(_empty_head(self.head.status), (), 0)
+        exchange.answer(_head(self.head.status, _EMPTY_TYPE, _VARY), (), 0)
 
 
 def health_answer(what: str, so: bool) -> HealthAnswer:
     """Return the answer to whether the server is ``what``. The status of "no" is 400, as in Triton."""
-    return HealthAnswer(_json_head(200 if so else 400, _VARY), compact({what: so}).encode())
+    return HealthAnswer(_head(200 if so else 400, _JSON_TYPE, _VARY), compact({what: so}).encode())
 
 
 def error_answer(error: RequestError, details: Mapping[str, Any] | None = None) -> HttpAnswer:
@@ -130,13 +132,13 @@ def error_answer(error: RequestError, details: Mapping[str, Any] | None = None) 
     if isinstance(error, RateLimited):
         return retry_later(body, status, retry_after_s(error))
     if isinstance(error, UnsupportedCoding):
-        return HttpAnswer(_json_head(status, ACCEPT_ENCODING), body)
-    return HttpAnswer(_json_head(status), body)
+        return HttpAnswer(_head(status, _JSON_TYPE, ACCEPT_ENCODING), body)
+    return HttpAnswer(_head(status, _JSON_TYPE), body)
 
 
 def route_error_answer(refusal: RouteError) -> HttpAnswer:
     more = ((b"allow", refusal.allow.encode()),) if refusal.allow else ()
-    return HttpAnswer(_json_head(refusal.status, *more), error_body(refusal.text))
+    return HttpAnswer(_head(refusal.status, _JSON_TYPE, *more), error_body(refusal.text))
 
 
 def forbidden_answer(error: RequestError) -> HttpAnswer:
@@ -154,13 +156,8 @@ def body_too_large(nbytes: int, limit_nbytes: int) -> ResourceExhausted:
 
 
 @functools.lru_cache(64)
-def _json_head(status: int, *more: Header) -> AnswerHead:
-    return AnswerHead(status, (_JSON_TYPE, *more))
-
-
-@functools.lru_cache(64)
-def _empty_head(status: int) -> AnswerHead:
-    return AnswerHead(status, ((b"content-type", b"text/plain"), _VARY))  # the type that Triton names
+def _head(status: int, *headers: Header) -> AnswerHead:
+    return AnswerHead(status, headers)
 
 
 class ImmediateReceiver:
