@@ -263,6 +263,7 @@ class MonitoredIngress:
             self._running.handlers[type(message)](message)
 
     def _on_held(self, holding: messages.HeldConnections) -> None:
+        """Count the connections that the process kept from the previous front."""
         assert self._running is not None
         for address in holding.addresses:
             self._running.addresses[address] += 1

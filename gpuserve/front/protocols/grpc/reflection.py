@@ -90,6 +90,7 @@ def _fill_response(request: Any, response: Any) -> None:
 
 
 def _file_of_symbol(pool: Any, symbol: str) -> Any:
+    """Return the file that defines a symbol or method. Raise KeyError if there is none."""
     try:
         return pool.FindFileContainingSymbol(symbol)
     except KeyError:
