@@ -1,6 +1,5 @@
 """A report: the figures of a run, the measured model and the options; its JSON form, its comparison with a
-baseline, and its table for the terminal, Markdown and HTML. Columns that are empty in every row are left out.
-Pure.
+baseline, and its table. Columns that are empty in every row are left out. Pure.
 """
 
 from __future__ import annotations
@@ -42,12 +41,8 @@ class BenchReport:
 
 
 def report_to_json(report: BenchReport) -> str:
-    return (
-        json.dumps(
-            {"format": _FORMAT} | dataclasses.asdict(report), indent=1, default=lambda kind: kind.value
-        )
-        + "\n"
-    )
+    document = {"format": _FORMAT} | dataclasses.asdict(report)
+    return json.dumps(document, indent=1, default=lambda kind: kind.value) + "\n"
 
 
 def report_from_json(text: str, option: str) -> BenchReport:
@@ -91,17 +86,17 @@ class LevelRatios:
 def ratios_to_baseline(report: BenchReport, baseline: BenchReport | None) -> list[LevelRatios | None]:
     """Return for each level its ratios to the baseline, or None if the baseline lacks the level."""
     earlier = {one.level: one for one in baseline.levels} if baseline else {}
-    return [_level_ratios(one, earlier.get(one.level)) for one in report.levels]
-
-
-def _level_ratios(new: LevelResult, old: LevelResult | None) -> LevelRatios | None:
-    if old is None:
-        return None
-    return LevelRatios(
-        _ratio(new.throughput, old.throughput),
-        _ratio(new.latency.p50_ms, old.latency.p50_ms),
-        _ratio(new.latency.p99_ms, old.latency.p99_ms),
-    )
+    pairs = [(new, earlier.get(new.level)) for new in report.levels]
+    return [
+        None
+        if old is None
+        else LevelRatios(
+            _ratio(new.throughput, old.throughput),
+            _ratio(new.latency.p50_ms, old.latency.p50_ms),
+            _ratio(new.latency.p99_ms, old.latency.p99_ms),
+        )
+        for new, old in pairs
+    ]
 
 
 def _ratio(new: float, old: float) -> float | None:
@@ -161,9 +156,7 @@ def _width(made: ReportTable) -> int:
 
 
 def report_notes(report: BenchReport, baseline: BenchReport | None = None) -> list[str]:
-    """Return a sentence for each warning and failure of a report, and for a baseline without a
-    common level.
-    """
+    """Return a sentence for each warning and failure, and for a baseline without a common level."""
     found = ["the run was interrupted: levels are missing"] if report.interrupted else []
     if baseline is not None and report.levels and not any(ratios_to_baseline(report, baseline)):
         levels = ", ".join(_load_text(one) for one in baseline.levels) or "none"
@@ -197,7 +190,7 @@ def _columns(report: BenchReport) -> list[tuple[str, CellText]]:
         ("between p50 ms", lambda one, _: _ms_text(one.gaps.p50_ms) if streams else _EMPTY),
         ("between p99 ms", lambda one, _: _ms_text(one.gaps.p99_ms) if streams else _EMPTY),
         ("queue ms", lambda one, _: _server_text(one, lambda server: _ms_text(server.queue_ms))),
-        ("compute ms", lambda one, _: _server_text(one, lambda server: _ms_text(_compute_ms(server)))),
+        ("compute ms", lambda one, _: _server_text(one, lambda server: _ms_text(server.compute_ms))),
         ("rows/batch", lambda one, _: _server_text(one, lambda server: f"{server.rows_per_execution:.1f}")),
         ("client CPU", lambda one, _: f"{one.client_cpu:.0%}"),
         ("failed", lambda one, _: str(one.failed) if report.failed else _EMPTY),
@@ -210,10 +203,6 @@ def _load_text(one: LevelResult) -> str:
 
 def _server_text(one: LevelResult, text: Callable[[ServerTime], str]) -> str:
     return _EMPTY if one.server is None else text(one.server)
-
-
-def _compute_ms(server: ServerTime) -> float:
-    return server.compute_input_ms + server.compute_infer_ms + server.compute_output_ms
 
 
 def _rate_text(value: float) -> str:

@@ -12,30 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gpuserve.bench import loader_messages
+from gpuserve.bench import loader_messages, preparation
 from gpuserve.bench.level_results import WINDOW_S, LevelResult, LevelTally, Window, histogram_type, is_stable
 from gpuserve.bench.load_plan import BenchError, LoadKind, LoadLevel, LoadPlan, SharedMemory
-from gpuserve.bench.loader_messages import (
-    LevelCounted,
-    LevelDone,
-    LevelStarted,
-    LoaderFailed,
-    LoaderMessage,
-    LoaderReady,
-    LoaderSetup,
-    MeasureLevel,
-    StartLevel,
-    StopLevel,
-)
-from gpuserve.bench.preparation import (
-    RequestData,
-    SharedRegions,
-    loader_setup,
-    place_tensors,
-    request_arrays,
-    require_answer,
-    require_memory_support,
-)
+from gpuserve.bench.loader_messages import LevelCounted, LevelDone, LoaderFailed, LoaderMessage, LoaderSetup
+from gpuserve.bench.preparation import RequestData, SharedRegions
 from gpuserve.bench.request_payloads import Target, Tensors
 from gpuserve.bench.server_control import ServerControl, connect, server_time_between
 
@@ -77,28 +58,24 @@ def run_bench(
         control = connect(run.target)
         stack.callback(control.close)
         model = control.metadata()
-        require_memory_support(run.target, model, run.memory)
-        requests = [Tensors(arrays) for arrays in request_arrays(model, run.data)]
+        preparation.require_memory_support(run.target, model, run.memory)
+        requests = [Tensors(arrays) for arrays in preparation.request_arrays(model, run.data)]
         if run.memory is not SharedMemory.NONE:
             regions = stack.enter_context(SharedRegions(run.memory, control))
             arrays = [dict(one.arrays) for one in requests]
-            requests = place_tensors(control, run.target, model, arrays, regions, _max_in_flight(run.plan))
-        require_answer(control, run.target, model, requests)
+            rates = [one for one in run.plan.levels if one.kind is LoadKind.RATE]
+            most = run.plan.max_in_flight if rates else int(max(one.value for one in run.plan.levels))
+            requests = preparation.place_tensors(control, run.target, model, arrays, regions, most)
+        preparation.require_answer(control, run.target, model, requests)
         session = LevelSession(run.plan, control, observer)
         interrupted = False
-        loaders = LoaderProcesses(
-            loader_setup(run.target, model, requests, run.plan), run.plan, run.target.url.protocol
-        )
+        setup = preparation.loader_setup(run.target, model, requests, run.plan)
+        loaders = LoaderProcesses(setup, run.plan, run.target.url.protocol)
         try:
             asyncio.run(session.run(loaders, until))
         except KeyboardInterrupt:
             interrupted = True
         return BenchOutcome(tuple(session.results), interrupted)
-
-
-def _max_in_flight(plan: LoadPlan) -> int:
-    rates = [one for one in plan.levels if one.kind is LoadKind.RATE]
-    return plan.max_in_flight if rates else int(max(one.value for one in plan.levels))
 
 
 _START_TIMEOUT_S: Final = 60.0
@@ -143,19 +120,20 @@ class LevelSession:
 
     async def _measure(self, loaders: LoaderProcesses, level: LoadLevel) -> LevelResult:
         loaders.start(level)
-        await loaders.wait_for_all(LevelStarted)
-        await _warm_up(loaders, self._plan.warmup_s)
+        await loaders.wait_for_all(loader_messages.LevelStarted)
+        end_s = time.monotonic() + self._plan.warmup_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            await loaders.receive(left_s)  # raises BenchError if a process ends
         before = await asyncio.to_thread(self._control.totals)
-        loaders.broadcast(MeasureLevel())
+        loaders.broadcast(loader_messages.MeasureLevel())
         total = LevelTally()
         await self._count(loaders, total)
-        loaders.broadcast(StopLevel())
+        loaders.broadcast(loader_messages.StopLevel())
         asking = asyncio.create_task(asyncio.to_thread(self._control.totals))
         await self._drain(loaders, total)
         return total.result(level, server_time_between(before, await asking))
 
     async def _count(self, loaders: LoaderProcesses, total: LevelTally) -> None:
-        """Count until the level's time is over or its figures are stable."""
         began_s = time.monotonic()
         recent, recent_since_s = LevelTally(), began_s
         windows: list[Window] = []
@@ -186,13 +164,6 @@ class LevelSession:
                 missing.discard(index)
 
 
-async def _warm_up(loaders: LoaderProcesses, seconds: float) -> None:
-    """Wait for ``seconds``; raise BenchError if a process ends meanwhile."""
-    end_s = time.monotonic() + seconds
-    while (left_s := end_s - time.monotonic()) > 0:
-        await loaders.receive(left_s)
-
-
 class LoaderProcesses:
     """The processes that send requests, for all levels of a run; a context manager. They end when their stdin
     is closed, not by Ctrl-C.
@@ -211,7 +182,7 @@ class LoaderProcesses:
             for index in range(self._plan.processes):
                 await self._spawn(index)
             self.broadcast(self._setup)
-            await self.wait_for_all(LoaderReady)
+            await self.wait_for_all(loader_messages.LoaderReady)
         except BaseException:
             await self._stop()
             raise
@@ -247,22 +218,21 @@ class LoaderProcesses:
             raise BenchError(f"the server cannot be loaded: {message.text}")
         return index, message
 
-    async def wait_for_all(self, kind: type[LoaderReady] | type[loader_messages.LevelStarted]) -> None:
+    async def wait_for_all(self, kind: type[LoaderMessage]) -> None:
         """Wait until every process has sent a message of this kind; raise BenchError if a process failed."""
         missing = set(range(self.size))
         while missing:
             received = await self.receive(_START_TIMEOUT_S)
             if received is None:
-                raise BenchError(
-                    f"a process of the load generator did not start within {_START_TIMEOUT_S:g} s"
-                )
+                text = f"a process of the load generator did not start within {_START_TIMEOUT_S:g} s"
+                raise BenchError(text)
             if isinstance(received[1], kind):
                 missing.discard(received[0])
 
-    def _share_of(self, level: LoadLevel, index: int) -> StartLevel:
+    def _share_of(self, level: LoadLevel, index: int) -> loader_messages.StartLevel:
         part = level.share(index, self.size)
         is_rate = level.kind is LoadKind.RATE
-        return StartLevel(
+        return loader_messages.StartLevel(
             self._plan.connections_of(part, self._protocol),
             0 if is_rate else int(part.value),
             part.value if is_rate else 0.0,

@@ -1,6 +1,5 @@
-"""The calls of one connection, over gRPC (HTTP/2, many calls at once) or HTTP/1.1 (one at a time). Received
-bytes and times go in, bytes to send come out; there is no socket and no clock. Answers are counted and not
-parsed, except for the status, error messages in streams, and server-sent events.
+"""The calls of one connection, over gRPC (HTTP/2, many at once) or HTTP/1.1 (one at a time). Received bytes
+and times go in, bytes to send come out: no socket, no clock. Answers are counted and mostly not parsed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from gpuserve.bench import http2_client
+from gpuserve.bench import http2_client as h2
 from gpuserve.bench.load_generator import CONNECTION_LOST, CallSink, Failure, ProtocolError, TimedCall
 
 #: Names of gRPC statuses by their number in trailers.
@@ -36,9 +35,7 @@ _UNLIMITED: Final = 1 << 31
 
 
 class GrpcRequests(NamedTuple):
-    """The header block and the bodies that every connection sends in turn; ``in_streams`` selects
-    ModelStreamInfer.
-    """
+    """The header block and the bodies that every connection sends in turn, perhaps by ModelStreamInfer."""
 
     headers: bytes
     bodies: Sequence[bytes]
@@ -86,13 +83,13 @@ class _GrpcAnswer:
 class GrpcCalls:
     """The calls of one HTTP/2 connection. Connections to the same server may share ``blocks``."""
 
-    def __init__(self, sink: CallSink, requests: GrpcRequests, blocks: http2_client.HeaderBlocks) -> None:
+    def __init__(self, sink: CallSink, requests: GrpcRequests, blocks: h2.HeaderBlocks) -> None:
         self.out = bytearray()
         self._sink = sink
         self._requests = requests
         self._blocks = blocks
-        self._reader = http2_client.FrameReader()
-        self._windows = http2_client.SendWindows(self.out)
+        self._reader = h2.FrameReader()
+        self._windows = h2.SendWindows(self.out)
         self._answers: dict[int, _GrpcAnswer] = {}
         self._next_id = 1
         self._max_streams: int | None = None  # None until the server's settings arrive
@@ -115,19 +112,15 @@ class GrpcCalls:
 
     def on_connected(self) -> None:
         """Send the preface; calls can start when the server's settings arrive."""
-        self.out += http2_client.connection_preface(
-            {http2_client.TABLE_SIZE: 0, http2_client.MAX_FRAME: _FRAME_NBYTES}
-        )
+        self.out += h2.connection_preface({h2.TABLE_SIZE: 0, h2.MAX_FRAME: _FRAME_NBYTES})
 
     def start_call(self, call: TimedCall) -> None:
         stream = call.stream = self._next_id
         self._next_id += 2
-        self._closing = self._next_id > http2_client.MAX_STREAM_ID
+        self._closing = self._next_id > h2.MAX_STREAM_ID
         self._answers[stream] = _GrpcAnswer(call)
         headers = self._requests.headers
-        self.out += http2_client.frame_head(
-            len(headers), http2_client.HEADERS, http2_client.END_HEADERS, stream
-        )
+        self.out += h2.frame_head(len(headers), h2.HEADERS, h2.END_HEADERS, stream)
         self.out += headers
         self._windows.send(stream, self._requests.bodies[call.request])
 
@@ -135,7 +128,7 @@ class GrpcCalls:
         answer = self._answers.get(call.stream)
         if answer is not None and answer.call is call:
             self._forget(call.stream)
-            self.out += http2_client.frame(http2_client.RESET, 0, call.stream, http2_client.CANCELLED)
+            self.out += h2.frame(h2.RESET, 0, call.stream, h2.CANCELLED)
         return True
 
     def fail_all(self, failure: Failure, now: float) -> None:
@@ -145,9 +138,9 @@ class GrpcCalls:
 
     def receive(self, data: bytes, now: float) -> None:
         for kind, flags, stream, payload in self._reader.read(data):
-            if kind == http2_client.DATA:
+            if kind == h2.DATA:
                 self._receive_data(stream, flags, payload, now)
-            elif kind == http2_client.HEADERS and flags & http2_client.END_HEADERS and not flags & ~5:
+            elif kind == h2.HEADERS and flags & h2.END_HEADERS and not flags & ~5:
                 self._receive_headers(stream, flags, payload, now)
             else:
                 self._receive_other(kind, flags, stream, payload, now)
@@ -155,20 +148,24 @@ class GrpcCalls:
     def _receive_data(self, stream: int, flags: int, payload: bytes, now: float) -> None:
         self._received_nbytes += len(payload)
         if self._received_nbytes >= _WINDOW_UPDATE_NBYTES:
-            self.out += http2_client.window_update(0, self._received_nbytes)
+            self.out += h2.window_update(0, self._received_nbytes)
             self._received_nbytes = 0
         answer = self._answers.get(stream)
         if answer is None:  # the call was cancelled
             return
-        if flags & http2_client.PADDED:
+        if flags & h2.PADDED:
             payload = payload[1 : len(payload) - payload[0]]
         in_streams = self._requests.in_streams
         for message in answer.receive(payload, _MAX_TEXT_NBYTES if in_streams else 0):
             if message and message[0] == _ERROR_TAG:
-                answer.failure = Failure("stream error", _error_message(message))
+                position = 1  # after the tag; then comes the length, as a varint
+                while position < len(message) and message[position] & 0x80:
+                    position += 1
+                text = message[position + 1 :].decode(errors="replace")
+                answer.failure = Failure("stream error", text)
             else:
                 self._sink.on_response(answer.call, now)
-        if flags & http2_client.END_STREAM:
+        if flags & h2.END_STREAM:
             self._end(answer, Failure("no status", "the answer ended without grpc-status"), now)
 
     def _receive_headers(self, stream: int, flags: int, block: bytes, now: float) -> None:
@@ -182,33 +179,36 @@ class GrpcCalls:
         if not answer.has_headers and headers.get(":status") != "200":
             answer.failure = Failure(f"HTTP {headers.get(':status')}", headers.get("grpc-message", ""))
         answer.has_headers = True
-        if flags & http2_client.END_STREAM:
+        if flags & h2.END_STREAM:
             self._end(answer, answer.failure or self._failure_of(headers, answer.call), now)
 
     def _receive_other(self, kind: int, flags: int, stream: int, payload: bytes, now: float) -> None:
         match kind:
-            case http2_client.HEADERS:
+            case h2.HEADERS:
                 self._start_block(stream, flags, payload, now)
-            case http2_client.CONTINUATION:
+            case h2.CONTINUATION:
                 self._continue_block(flags, payload, now)
-            case http2_client.WINDOW_UPDATE:
+            case h2.WINDOW_UPDATE:
                 self._windows.add_window(stream, int.from_bytes(payload))
-            case http2_client.SETTINGS | http2_client.PING:
-                if kind == http2_client.SETTINGS and not flags & http2_client.ACK:
+            case h2.SETTINGS | h2.PING:
+                if kind == h2.SETTINGS and not flags & h2.ACK:
                     self._apply_settings(payload)
-                self.out += http2_client.acknowledge(kind, flags, payload)
-            case http2_client.RESET if (answer := self._answers.get(stream)) is not None:
+                self.out += h2.acknowledge(kind, flags, payload)
+            case h2.RESET if (answer := self._answers.get(stream)) is not None:
                 code = int.from_bytes(payload)
                 self._end(answer, Failure("stream reset", f"RST_STREAM with error code {code}"), now)
-            case http2_client.GOAWAY:
-                self._stop_new_calls(int.from_bytes(payload[:4]) & http2_client.MAX_STREAM_ID, now)
+            case h2.GOAWAY:
+                self._closing = True
+                last = int.from_bytes(payload[:4]) & h2.MAX_STREAM_ID
+                for unseen in [one for number, one in self._answers.items() if number > last]:
+                    self._end(unseen, CONNECTION_LOST, now)
 
     def _start_block(self, stream: int, flags: int, payload: bytes, now: float) -> None:
         """Process HEADERS with padding, with a priority, or without END_HEADERS."""
-        padding = payload[0] if flags & http2_client.PADDED else 0
-        start = bool(flags & http2_client.PADDED) + (5 if flags & http2_client.PRIORITIZED else 0)
+        padding = payload[0] if flags & h2.PADDED else 0
+        start = bool(flags & h2.PADDED) + (5 if flags & h2.PRIORITIZED else 0)
         self._block = (stream, flags, bytearray(payload[start : len(payload) - padding]))
-        if flags & http2_client.END_HEADERS:
+        if flags & h2.END_HEADERS:
             self._continue_block(flags, b"", now)
 
     def _continue_block(self, flags: int, payload: bytes, now: float) -> None:
@@ -216,28 +216,21 @@ class GrpcCalls:
             raise ProtocolError("the server sent CONTINUATION without HEADERS")
         stream, first_flags, block = self._block
         block += payload
-        if flags & http2_client.END_HEADERS:
+        if flags & h2.END_HEADERS:
             self._block = None
             self._receive_headers(stream, first_flags, bytes(block), now)
-
-    def _stop_new_calls(self, last: int, now: float) -> None:
-        """Process GOAWAY: start no new calls, and fail the calls that the server has not seen."""
-        self._closing = True
-        for stream, answer in list(self._answers.items()):
-            if stream > last:
-                self._end(answer, CONNECTION_LOST, now)
 
     def _apply_settings(self, payload: bytes) -> None:
         if self._max_streams is None:
             self._max_streams = _UNLIMITED
-        for number, value in http2_client.parse_settings(payload):
-            if number == http2_client.MAX_STREAMS:
+        for number, value in h2.parse_settings(payload):
+            if number == h2.MAX_STREAMS:
                 self._max_streams = value
             self._windows.apply_setting(number, value)
 
     def _end(self, answer: _GrpcAnswer, failure: Failure | None, now: float) -> None:
         if self._forget(answer.call.stream):  # the server rejected the call before its body was sent
-            self.out += http2_client.frame(http2_client.RESET, 0, answer.call.stream, http2_client.CANCELLED)
+            self.out += h2.frame(h2.RESET, 0, answer.call.stream, h2.CANCELLED)
         self._sink.on_end(answer.call, failure, now)
 
     def _failure_of(self, trailers: dict[str, str], call: TimedCall) -> Failure | None:
@@ -253,14 +246,6 @@ class GrpcCalls:
         """Drop a call; return whether a part of its request is unsent."""
         del self._answers[stream]
         return self._windows.forget(stream)
-
-
-def _error_message(message: bytes) -> str:
-    """Return the kept part of ``error_message`` of a serialized ModelStreamInferResponse."""
-    position = 1
-    while position < len(message) and message[position] & 0x80:
-        position += 1
-    return message[position + 1 :].decode(errors="replace")
 
 
 _MAX_HEAD_NBYTES: Final = 1 << 16
@@ -282,9 +267,7 @@ class _AnswerPart(enum.Enum):
 
 @dataclass(slots=True)
 class _HttpAnswer:
-    """The answer being received. ``text`` is the start of an error's body, ``line`` that of the next line of
-    events.
-    """
+    """The answer being received: the start of an error's body, and of the next line of events."""
 
     status: int = 0
     text: bytes = b""
@@ -293,9 +276,7 @@ class _HttpAnswer:
 
 
 class HttpCalls:
-    """The calls of one HTTP/1.1 connection. With ``in_streams`` a response is an event, otherwise the whole
-    answer.
-    """
+    """The calls of one HTTP/1.1 connection. With ``in_streams`` a response is an event, else the answer."""
 
     def __init__(self, sink: CallSink, requests: Sequence[bytes], *, in_streams: bool) -> None:
         self.out = bytearray()
@@ -373,7 +354,8 @@ class HttpCalls:
         lines = received[position:end].split(b"\r\n")
         try:
             status = int(lines[0].split(b" ", 2)[1])
-            headers = dict(map(_parse_header, lines[1:]))
+            pairs = (line.partition(b":")[::2] for line in lines[1:])
+            headers = {name.strip().lower(): value.strip() for name, value in pairs}
             self._left_nbytes = int(headers.get(b"content-length", b"0"))
         except (IndexError, ValueError):
             raise ProtocolError("the server does not speak HTTP/1.1") from None
@@ -459,8 +441,3 @@ class HttpCalls:
         elif not self._in_streams:
             self._sink.on_response(call, now)
         self._sink.on_end(call, failure, now)
-
-
-def _parse_header(line: bytes) -> tuple[bytes, bytes]:
-    name, _, value = line.partition(b":")
-    return name.strip().lower(), value.strip()

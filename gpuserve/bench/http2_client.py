@@ -48,9 +48,7 @@ def connection_preface(settings: Mapping[int, int]) -> bytes:
 
 
 def window_update(stream: int, nbytes: int) -> bytes:
-    """Return a frame that allows the server ``nbytes`` more on a stream, or on the connection if ``stream``
-    is 0.
-    """
+    """Return a frame that allows the server ``nbytes`` more on a stream; 0: on the connection."""
     return frame(WINDOW_UPDATE, 0, stream, nbytes.to_bytes(4))
 
 
@@ -61,9 +59,7 @@ def parse_settings(payload: bytes) -> Iterator[tuple[int, int]]:
 
 
 def acknowledge(kind: int, flags: int, payload: bytes) -> bytes:
-    """Return the acknowledgement of a SETTINGS or PING frame, or nothing if the frame was an acknowledgement
-    itself.
-    """
+    """Return the acknowledgement of a SETTINGS or PING frame, or nothing for an acknowledgement."""
     if flags & ACK:
         return b""
     return frame(kind, ACK, 0, b"" if kind == SETTINGS else payload)
@@ -73,17 +69,8 @@ def grpc_headers(
     path: str, authority: str = "127.0.0.1", scheme: str = "http", more: Iterable[tuple[str, str]] = ()
 ) -> bytes:
     """Return the header block of a gRPC call."""
-    return header_block(
-        [
-            (":method", "POST"),
-            (":scheme", scheme),
-            (":path", path),
-            (":authority", authority),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-            *more,
-        ]
-    )
+    own = {":method": "POST", ":scheme": scheme, ":path": path, ":authority": authority}
+    return header_block([*own.items(), ("content-type", "application/grpc"), ("te", "trailers"), *more])
 
 
 def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
@@ -92,7 +79,6 @@ def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _hpack_string(value: str) -> bytes:
-    """Return an HPACK string: its length with a prefix of seven bits, and the bytes."""
     data = value.encode()
     nbytes = len(data)
     if nbytes < _SHORT_LENGTHS:
@@ -127,9 +113,7 @@ class FrameReader:
 
 
 class SendWindows:
-    """The flow control of sent bodies: bodies wait for the windows, and allowed bytes are added to
-    ``out``.
-    """
+    """The flow control of sent bodies, which wait for the windows. Allowed bytes go to ``out``."""
 
     def __init__(self, out: bytearray) -> None:
         self._out = out
@@ -143,11 +127,7 @@ class SendWindows:
         """Send the body of a new stream, as far as the windows allow."""
         nbytes = len(body)
         self._streams[stream] = self._first_nbytes
-        if (
-            nbytes <= self._max_frame_nbytes
-            and nbytes <= self._connection_nbytes
-            and nbytes <= self._first_nbytes
-        ):
+        if nbytes <= min(self._max_frame_nbytes, self._connection_nbytes, self._first_nbytes):
             self._connection_nbytes -= nbytes
             self._out += frame_head(nbytes, DATA, END_STREAM, stream)
             self._out += body
@@ -207,9 +187,7 @@ class SendWindows:
 
 
 class HeaderBlocks:
-    """A cache of decoded header blocks. The client must announce a header table of size 0: then equal blocks
-    mean equal headers.
-    """
+    """A cache of decoded header blocks. The client must announce a header table of size 0."""
 
     _MAX_KEPT: Final = 4096
 
@@ -217,9 +195,7 @@ class HeaderBlocks:
         self._known: dict[bytes, dict[str, str]] = {}
 
     def read(self, block: bytes) -> dict[str, str]:
-        """Return the headers of a block; raise ValueError if the block is malformed or uses the
-        header table.
-        """
+        """Return the headers of a block. Raise ValueError if it is malformed or uses the header table."""
         found = self._known.get(block)
         if found is None:
             if len(self._known) >= self._MAX_KEPT:  # the server sends a distinct header with each answer

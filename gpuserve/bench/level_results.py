@@ -1,6 +1,5 @@
-"""The figures of a level, computed from the counts of all processes: latency histograms, throughput,
-stability, warnings. Durations go into an HdrHistogram: three digits from a microsecond to an hour, in
-constant memory. Pure.
+"""The figures of a level, computed from the counts of all processes. Durations go into an HdrHistogram: three
+digits from a microsecond to an hour, in constant memory. Pure.
 """
 
 from __future__ import annotations
@@ -98,18 +97,13 @@ class Window(NamedTuple):
 
 
 def is_stable(windows: Sequence[Window], tolerance: float = _TOLERANCE) -> bool:
-    """Return whether throughput, median and p99 of the last windows each differ from their mean by at most
-    ``tolerance``.
-    """
+    """Return whether throughput, median and p99 of the last windows differ little from their means."""
     last = windows[-STABLE_WINDOWS:]
-    return len(last) == STABLE_WINDOWS and all(
-        _are_close(values, tolerance) for values in zip(*last, strict=True)
-    )
-
-
-def _are_close(values: Sequence[float], tolerance: float) -> bool:
-    mean = sum(values) / len(values)
-    return mean > 0 and all(abs(value - mean) <= tolerance * mean for value in values)
+    for values in zip(*last, strict=True):
+        mean = sum(values) / len(values)
+        if mean <= 0 or any(abs(value - mean) > tolerance * mean for value in values):
+            return False
+    return len(last) == STABLE_WINDOWS
 
 
 _SATURATED_CPU: Final = 0.9
@@ -121,8 +115,7 @@ _MIN_REACHED_PART: Final = 0.95
 @dataclass(frozen=True, slots=True)
 class LevelResult:
     """The result of a level, in milliseconds and requests a second. ``latency`` counts from the due time and
-    includes the ``unanswered``; ``first`` and ``gaps`` belong to streams; ``client_cpu`` is the CPU use of
-    the busiest process, 1 for a whole core.
+    includes the ``unanswered``; ``client_cpu`` is the CPU use of the busiest process, 1 for a whole core.
     """
 
     level: LoadLevel
@@ -228,9 +221,8 @@ def result_warnings(
     """Return a sentence for each reason why the figures may not be those of the server alone."""
     found = []
     if cpu > _SATURATED_CPU:
-        found.append(
-            f"the load generator used {cpu:.0%} of a core and may limit the results; try more --processes"
-        )
+        text = f"the load generator used {cpu:.0%} of a core and may limit the results"
+        found.append(f"{text}; try more --processes")
     if level.kind is LoadKind.RATE:
         if throughput < _MIN_REACHED_PART * level.value:
             found.append(f"of {level.value:g} requests a second {throughput:.0f} were answered")
@@ -240,7 +232,6 @@ def result_warnings(
                 "generator or its connections were busy; the latencies count that time"
             )
     if unanswered:
-        found.append(
-            f"{unanswered} requests had no answer when the level ended; the latencies count their wait"
-        )
+        text = f"{unanswered} requests had no answer when the level ended"
+        found.append(f"{text}; the latencies count their wait")
     return found

@@ -1,6 +1,5 @@
 """The load of one process: the time of each call, and counts of the results. A closed loop keeps a number of
-calls in flight; an open loop sends calls at given times. Pure: the clock is an argument, and the caller
-writes the ``out`` buffers of connections to their sockets.
+calls in flight; an open loop sends calls at given times. Pure: the clock is an argument.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ class ConnectionPool:
 
 
 class LoadGenerator:
-    """The sender and counter of a process's calls. ``requests`` is the number of distinct requests, which are
-    sent in turn.
-    """
+    """The sender and counter of a process's calls, with ``requests`` distinct requests in turn."""
 
     def __init__(self, requests: int, timeout_s: float, max_in_flight: int) -> None:
         self.pool = ConnectionPool()
@@ -110,11 +107,11 @@ class LoadGenerator:
         to_close = []
         for call in list(self._in_flight):
             if call.due_s >= self._measured_from_s:
-                self.samples.add_waited(now - call.due_s)
+                self.samples.waited.append(now - call.due_s)
             to_close += self._cancel(call)
         for due_s in self._backlog:
             if due_s >= self._measured_from_s:
-                self.samples.add_waited(now - due_s)
+                self.samples.waited.append(now - due_s)
         self._backlog.clear()
         self._measured_from_s = float("inf")
         self.phase = LoadPhase.IDLE
@@ -149,11 +146,11 @@ class LoadGenerator:
         if not call.responses:
             call.first_s = now
         elif call.due_s >= self._measured_from_s:
-            self.samples.add_gap(now - call.last_s)
+            self.samples.gaps.append(now - call.last_s)
         call.responses += 1
         call.last_s = now
         if self.phase is LoadPhase.MEASURING:
-            self.samples.add_response()
+            self.samples.responses += 1
 
     def on_end(self, call: TimedCall, failure: Failure | None, now: float) -> None:
         """Count the end of a call, and send the next call of a closed loop."""
@@ -176,11 +173,10 @@ class LoadGenerator:
                 self.samples.add_failure(failure)
         elif counts:
             self.samples.add_answer(call, now, in_time=in_time)
-        elif in_time:
-            self.samples.add_warmup_completion()
+        elif in_time:  # a call of the warm-up counts in the throughput, without a latency
+            self.samples.completed += 1
 
     def _send_next(self, now: float) -> None:
-        """Send the next call after one has ended."""
         if self._due is None and self.phase in {LoadPhase.WARMING, LoadPhase.MEASURING}:
             self._send(now, now)
         elif self._backlog:
@@ -197,7 +193,6 @@ class LoadGenerator:
                 self._send_backlog(now)
 
     def _start_call(self, due_s: float, now: float) -> bool:
-        """Send a call if a connection has room; return whether the call was sent."""
         if len(self._in_flight) >= self._max_in_flight:
             return False
         connection = self.pool.next_connection()
@@ -210,7 +205,7 @@ class LoadGenerator:
         connection.start_call(call)
         self.pool.to_flush.add(connection)
         if due_s >= self._measured_from_s:
-            self.samples.add_sent(now - due_s)
+            self.samples.lags.append(now - due_s)
         return True
 
     def _cancel(self, call: TimedCall) -> list[CallProtocol]:
@@ -226,9 +221,7 @@ class LoadGenerator:
 
 
 class Failure(NamedTuple):
-    """The reason why a call failed. Failures are counted by ``kind``; ``text`` is the server's message for
-    the first of them.
-    """
+    """The reason of a failed call, counted by ``kind``; ``text`` is the server's message for the first."""
 
     kind: str
     text: str
@@ -243,8 +236,8 @@ class ProtocolError(Exception):
 
 
 class TimedCall:
-    """A request and its answer, with times of the client's clock in seconds. Latencies count from ``due_s``,
-    not ``sent_s``, so that a slow client or server hides no delay. ``stream`` is 0 for HTTP/1.1.
+    """A request and its answer, in seconds of the client's clock. Latencies count from ``due_s``, not
+    ``sent_s``, so that a slow client or server hides no delay. ``stream`` is 0 for HTTP/1.1.
     """
 
     __slots__ = ("connection", "due_s", "first_s", "last_s", "request", "responses", "sent_s", "stream")
@@ -309,12 +302,11 @@ NO_DURATIONS: CountedDurations = ([], [])
 
 @dataclass(frozen=True)
 class CallCounts:
-    """The counts of one process over an interval.
+    """The counts of one process over an interval, in which ``completed`` calls and ``responses`` arrived.
 
-    ``completed`` calls and ``responses`` arrived in this interval. The durations are of answered calls,
-    whenever these were sent: ``latencies`` from the due time to the end of a call, ``first`` to its first
-    response, ``gaps`` between two responses of a call, ``lags`` from the due time to the sending. ``waited``
-    are the waiting times of calls without an answer at the end of the measurement.
+    The durations are of answered calls, whenever these were sent: ``latencies`` from the due time to the end
+    of a call, ``first`` to its first response, ``gaps`` between two responses, ``lags`` from the due time to
+    the sending. ``waited``: calls without an answer at the end of the measurement.
     """
 
     duration_s: float
@@ -330,71 +322,41 @@ class CallCounts:
     waited: CountedDurations = NO_DURATIONS
 
 
+@dataclass
 class CallSamples:
-    """A collector of calls until ``pop_counts``, which resets the collector."""
+    """The samples of calls until ``pop_counts``. Each sent call has a lag."""
 
-    def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        self._sent = self._completed = self._responses = 0
-        self._failures: dict[str, tuple[int, str]] = {}
-        self._latencies: list[float] = []
-        self._first: list[float] = []
-        self._gaps: list[float] = []
-        self._lags: list[float] = []
-        self._waited: list[float] = []
-
-    def add_sent(self, lag_s: float) -> None:
-        """Count a call that was sent ``lag_s`` after its due time."""
-        self._sent += 1
-        self._lags.append(lag_s)
-
-    def add_gap(self, gap_s: float) -> None:
-        self._gaps.append(gap_s)
-
-    def add_response(self) -> None:
-        """Count a response that arrived during the measurement."""
-        self._responses += 1
+    completed: int = 0
+    responses: int = 0
+    failures: dict[str, tuple[int, str]] = field(default_factory=dict)
+    latencies: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
 
     def add_answer(self, call: TimedCall, now: float, *, in_time: bool) -> None:
         """Count a successful call; ``in_time`` means before the end of the measurement."""
-        self._completed += in_time
-        self._latencies.append(now - call.due_s)
+        self.completed += in_time
+        self.latencies.append(now - call.due_s)
         if call.responses:
-            self._first.append(call.first_s - call.due_s)
-
-    def add_warmup_completion(self) -> None:
-        """Count a call of the warm-up that ended in the measurement: in the throughput, without a latency."""
-        self._completed += 1
+            self.first.append(call.first_s - call.due_s)
 
     def add_failure(self, failure: Failure) -> None:
-        count, text = self._failures.get(failure.kind, (0, failure.text))
-        self._failures[failure.kind] = count + 1, text
-
-    def add_waited(self, so_far_s: float) -> None:
-        """Count a call without an answer at the end of the measurement."""
-        self._waited.append(so_far_s)
+        count, text = self.failures.get(failure.kind, (0, failure.text))
+        self.failures[failure.kind] = count + 1, text
 
     def pop_counts(self, duration_s: float, cpu_s: float) -> CallCounts:
         """Return the counts since the last call of this method, and reset them."""
-        counts = CallCounts(
-            duration_s,
-            cpu_s,
-            self._sent,
-            self._completed,
-            self._responses,
-            self._failures,
-            *map(count_durations, (self._latencies, self._first, self._gaps, self._lags, self._waited)),
-        )
-        self._clear()
+        durations = map(count_durations, (self.latencies, self.first, self.gaps, self.lags, self.waited))
+        arrived = self.completed, self.responses, self.failures
+        counts = CallCounts(duration_s, cpu_s, len(self.lags), *arrived, *durations)
+        vars(self).update(vars(CallSamples()))
         return counts
 
 
 def count_durations(durations_s: Sequence[float]) -> CountedDurations:
-    """Return the distinct durations rounded to three digits, a few hundred a second, and how often
-    each occurs.
-    """
+    """Return the distinct durations rounded to three digits, and how often each occurs."""
     if not durations_s:
         return NO_DURATIONS
     ns = np.maximum(np.asarray(durations_s) * 1e9, 1.0)

@@ -1,6 +1,4 @@
-"""The load of a run, checked: levels, arrivals, durations; and the errors of ``bench`` and ``tune``, each one
-sentence for the user. Pure.
-"""
+"""The load of a run: levels, arrivals, durations; and the errors of ``bench`` and ``tune``. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ class ArrivalPattern(enum.Enum):
 
 
 def due_times(arrivals: ArrivalPattern, rate_per_s: float, seed: int, phase: float = 0.0) -> Iterator[float]:
-    """Return an endless iterator of due times in seconds. ``phase`` (0 up to 1) shifts a constant rate within
-    its first interval, so that processes that share a rate do not send at the same moment.
+    """Return an endless iterator of due times in seconds. ``phase`` (0 up to 1) shifts a constant rate, so
+    that processes that share a rate do not send at the same moment.
     """
     if arrivals is ArrivalPattern.CONSTANT:
         return ((number + phase) / rate_per_s for number in itertools.count())
@@ -61,9 +59,7 @@ class LoadLevel:
 
 
 def parse_levels(kind: LoadKind, text: str) -> tuple[LoadLevel, ...]:
-    """Return the levels of an option; raise BenchOptionError if the form is wrong, or a value is
-    out of range.
-    """
+    """Return the levels of an option. Raise BenchOptionError for a wrong form, or values out of range."""
     option = f"--{kind.value}"
     try:
         values = tuple(_parse_range(option, text) if ":" in text else map(float, text.split(",")))
@@ -77,9 +73,7 @@ def parse_levels(kind: LoadKind, text: str) -> tuple[LoadLevel, ...]:
 
 
 def _parse_range(option: str, text: str) -> Iterator[float]:
-    """Yield the levels of ``first:last``, ``first:last:step`` or ``first:last:xfactor``; ``last`` is included
-    if a step meets it.
-    """
+    """Yield the levels of ``first:last``, with ``:step`` or ``:xfactor``; ``last`` is included if met."""
     first, last, step = (text if text.count(":") > 1 else f"{text}:1").split(":")
     value, end = float(first), float(last)
     is_factor = step.startswith("x")

@@ -30,9 +30,7 @@ class ClientTlsFiles:
 
 
 def tls_context(tls: ClientTlsFiles | None, *, http2: bool) -> ssl.SSLContext | None:
-    """Return the TLS context of the connections, or None without TLS; raise OSError or ssl.SSLError if a file
-    cannot be read.
-    """
+    """Return the TLS context, or None without TLS. Raise OSError or ssl.SSLError for an unreadable file."""
     if tls is None:
         return None
     context = ssl.create_default_context(cafile=tls.ca or None)
@@ -121,17 +119,12 @@ class LoaderFailed:
     text: str
 
 
+# fmt: off
 LoaderMessage: TypeAlias = (
-    LoaderSetup
-    | StartLevel
-    | MeasureLevel
-    | StopLevel
-    | LoaderReady
-    | LevelStarted
-    | LevelCounted
-    | LevelDone
-    | LoaderFailed
+    LoaderSetup | StartLevel | MeasureLevel | StopLevel
+    | LoaderReady | LevelStarted | LevelCounted | LevelDone | LoaderFailed
 )
+# fmt: on
 _TYPES: dict[str, type[Any]] = {one.__name__: one for one in get_args(LoaderMessage)}
 
 
@@ -150,16 +143,13 @@ def unpack_message(data: Any) -> LoaderMessage:
     """Return the message of an object of ``message_unpacker``."""
     name, fields = data
     if "interval" in fields:
-        fields["interval"] = _unpack_counts(fields["interval"])
+        counts = fields["interval"]
+        failures = {kind: (count, text) for kind, (count, text) in counts.pop("failures").items()}
+        pairs: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in counts.items()
+        }
+        fields["interval"] = CallCounts(failures=failures, **pairs)
     if fields.get("tls"):
         fields["tls"] = ClientTlsFiles(**fields["tls"])
     message: LoaderMessage = _TYPES[name](**fields)
     return message
-
-
-def _unpack_counts(fields: dict[str, Any]) -> CallCounts:
-    failures = {kind: (count, text) for kind, (count, text) in fields.pop("failures").items()}
-    pairs: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    return CallCounts(failures=failures, **pairs)

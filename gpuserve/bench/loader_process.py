@@ -1,6 +1,5 @@
 """``python -m gpuserve.bench.loader_process``: a process that sends requests, with messages on stdin and
-stdout. The sockets, the event loop and the clock are here; ``load_generator`` decides which request is sent
-when.
+stdout. The sockets, the event loop and the clock are here; ``load_generator`` decides what is sent when.
 """
 
 from __future__ import annotations
@@ -22,28 +21,14 @@ from gpuserve.bench import http2_client, loader_messages
 from gpuserve.bench.call_protocols import GrpcCalls, GrpcRequests, HttpCalls
 from gpuserve.bench.load_generator import CONNECTION_LOST, CallProtocol, LoadGenerator, ProtocolError
 from gpuserve.bench.load_plan import ArrivalPattern, due_times, error_reason
-from gpuserve.bench.loader_messages import (
-    LevelCounted,
-    LevelDone,
-    LevelStarted,
-    LoaderFailed,
-    LoaderMessage,
-    LoaderReady,
-    LoaderSetup,
-    MeasureLevel,
-    StartLevel,
-    StopLevel,
-    tls_context,
-)
+from gpuserve.bench.loader_messages import LoaderFailed, LoaderMessage, LoaderSetup, StartLevel
 
 _RETRY_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 10.0
 
 
 class LoadConnection(asyncio.Protocol):
-    """A connection that is reopened when it is lost. Each new socket gets a protocol from ``make``, which is
-    entered in ``by_calls``.
-    """
+    """A connection that is reopened when it is lost. Each socket gets a protocol, listed in ``by_calls``."""
 
     def __init__(
         self,
@@ -158,8 +143,7 @@ def flush(load: LoadGenerator, by_calls: dict[CallProtocol, LoadConnection]) -> 
     """Write the ``out`` buffers of all connections that may have bytes to send."""
     to_flush = load.pool.to_flush
     while to_flush:
-        connection = by_calls.get(to_flush.pop())
-        if connection is not None:
+        if (connection := by_calls.get(to_flush.pop())) is not None:
             connection.write()
 
 
@@ -177,8 +161,8 @@ class _TimerSpec(ctypes.Structure):
 
 
 class KernelTimer:
-    """A timer of the kernel on the clock of ``time.monotonic``. The event loops' own resolution, a
-    millisecond, is longer than many measured answers. Raises OSError if the process has no descriptor left.
+    """A timer of the kernel on the clock of ``time.monotonic``: the event loops' own resolution, a
+    millisecond, is longer than many measured answers. Raises OSError without a descriptor.
     """
 
     def __init__(self, loop: AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -224,7 +208,7 @@ class LoaderProcess:
         self._connections: list[LoadConnection] = []
         self._by_calls: dict[CallProtocol, LoadConnection] = {}
         self._blocks = http2_client.HeaderBlocks()
-        self._context = tls_context(setup.tls, http2=setup.grpc)
+        self._context = loader_messages.tls_context(setup.tls, http2=setup.grpc)
         self._timer: KernelTimer | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._since_s = self._since_cpu_s = 0.0
@@ -233,15 +217,17 @@ class LoaderProcess:
         """Execute the messages of the reporting process until the inbox has None."""
         self._timer = KernelTimer(asyncio.get_running_loop(), self._release)
         sweeping = asyncio.create_task(self._expire_calls())
-        send_message(LoaderReady())
+        send_message(loader_messages.LoaderReady())
         try:
             while (message := await inbox.get()) is not None:
                 match message:
                     case StartLevel():
                         await self._start(message)
-                    case MeasureLevel():
-                        self._measure()
-                    case StopLevel():
+                    case loader_messages.MeasureLevel():
+                        self._since_s, self._since_cpu_s = time.monotonic(), time.process_time()
+                        self._load.measure(self._since_s)
+                        self._reporting = asyncio.create_task(self._report())
+                    case loader_messages.StopLevel():
                         await self._stop()
         finally:
             sweeping.cancel()
@@ -264,7 +250,7 @@ class LoaderProcess:
             self._load.start_closed(start.concurrency, now)
             flush(self._load, self._by_calls)
         gc.freeze()
-        send_message(LevelStarted())
+        send_message(loader_messages.LevelStarted())
 
     async def _connect(self, count: int) -> None:
         surplus, self._connections = self._connections[count:], self._connections[:count]
@@ -276,13 +262,10 @@ class LoaderProcess:
         ]
         self._connections += missing
         for at in range(0, len(missing), _PARALLEL_CONNECTS):
-            async with asyncio.TaskGroup() as group:
-                opening = [
-                    group.create_task(_open_error(one)) for one in missing[at : at + _PARALLEL_CONNECTS]
-                ]
-            for task in opening:
-                if (error := task.result()) is not None:
-                    raise error
+            opening = [one.open() for one in missing[at : at + _PARALLEL_CONNECTS]]
+            for found in await asyncio.gather(*opening, return_exceptions=True):
+                if found is not None:
+                    raise found
 
     def _make_protocol(self) -> CallProtocol:
         setup = self._setup
@@ -292,17 +275,11 @@ class LoaderProcess:
         return HttpCalls(self._load, setup.requests, in_streams=setup.in_streams)
 
     def _release(self) -> None:
-        """Send the calls that are due, and set the timer for the next one."""
         self._load.release(time.monotonic())
         flush(self._load, self._by_calls)
         due_s = self._load.next_due_s
         if due_s is not None and self._timer is not None:
             self._timer.set(due_s)
-
-    def _measure(self) -> None:
-        self._since_s, self._since_cpu_s = time.monotonic(), time.process_time()
-        self._load.measure(self._since_s)
-        self._reporting = asyncio.get_running_loop().create_task(self._report())
 
     async def _report(self) -> None:
         while True:
@@ -313,7 +290,7 @@ class LoaderProcess:
         now, cpu_s = time.monotonic(), time.process_time()
         interval = self._load.samples.pop_counts(now - self._since_s, cpu_s - self._since_cpu_s)
         self._since_s, self._since_cpu_s = now, cpu_s
-        send_message(LevelCounted(interval))
+        send_message(loader_messages.LevelCounted(interval))
 
     async def _stop(self) -> None:
         if self._reporting is not None:
@@ -321,13 +298,11 @@ class LoaderProcess:
             self._send_counts()
         self._load.drain()
         deadline = time.monotonic() + self._setup.drain_s
-        while True:
-            if not self._load.unanswered or time.monotonic() > deadline:
-                break
+        while self._load.unanswered and time.monotonic() <= deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         self._close_all(self._load.finish(time.monotonic()))
         flush(self._load, self._by_calls)
-        send_message(LevelDone(self._load.samples.pop_counts(0.0, 0.0)))
+        send_message(loader_messages.LevelDone(self._load.samples.pop_counts(0.0, 0.0)))
 
     async def _expire_calls(self) -> None:
         while True:
@@ -337,17 +312,8 @@ class LoaderProcess:
 
     def _close_all(self, calls: list[CallProtocol]) -> None:
         for one in calls:
-            connection = self._by_calls.get(one)
-            if connection is not None:
+            if (connection := self._by_calls.get(one)) is not None:
                 connection.abort()
-
-
-async def _open_error(connection: LoadConnection) -> OSError | None:
-    try:
-        await connection.open()
-    except OSError as error:
-        return error
-    return None
 
 
 def send_message(message: LoaderMessage) -> None:

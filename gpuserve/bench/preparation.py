@@ -15,21 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuserve.bench import request_payloads
+from gpuserve.bench import request_payloads as payloads
+from gpuserve.bench import request_tensors as tensors_of
 from gpuserve.bench.load_plan import BenchError, BenchOptionError, LoadPlan, SharedMemory
 from gpuserve.bench.loader_messages import LoaderSetup
 from gpuserve.bench.request_payloads import Target, TensorPlace, Tensors
-from gpuserve.bench.request_tensors import (
-    DATA_OPTION,
-    Array,
-    TargetModel,
-    TensorFill,
-    fitted_tensors,
-    generated_tensors,
-    read_requests,
-    request_shapes,
-    tensor_bytes,
-)
+from gpuserve.bench.request_tensors import DATA_OPTION, Array, TargetModel, TensorFill
 from gpuserve.bench.server_control import ServerControl
 
 _ALIGNMENT: Final = 64
@@ -65,23 +56,21 @@ class RequestData:
 
 
 def request_arrays(model: TargetModel, data: RequestData) -> list[dict[str, Array]]:
-    """Return the tensors of every request, which are sent in turn; raise BenchOptionError if they do not fit
-    or cannot be read.
-    """
+    """Return the tensors of requests, sent in turn. Raise BenchOptionError if they are unfit."""
     if data.file is None:
-        shapes = request_shapes(model, data.shapes or {}, data.batch_size)
-        return [generated_tensors(model, shapes, data.fill, data.string_length, data.seed)]
+        shapes = tensors_of.request_shapes(model, data.shapes or {}, data.batch_size)
+        return [tensors_of.generated_tensors(model, shapes, data.fill, data.string_length, data.seed)]
     if data.shapes:
         raise BenchOptionError("--shape", "does not go with a file as --data, which has shapes of its own")
-    return [fitted_tensors(model, one, data.batch_size, DATA_OPTION) for one in read_requests(data.file)]
+    given = tensors_of.read_requests(data.file)
+    return [tensors_of.fitted_tensors(model, one, data.batch_size, DATA_OPTION) for one in given]
 
 
 def require_memory_support(target: Target, model: TargetModel, memory: SharedMemory) -> None:
     """Raise BenchOptionError if the tensors cannot be in this kind of memory over this protocol."""
     if memory is not SharedMemory.NONE and model.decoupled and not target.is_grpc:
-        raise BenchOptionError(
-            "--shared-memory", "a stream over HTTP carries its tensors; use --protocol grpc"
-        )
+        text = "a stream over HTTP carries its tensors; use --protocol grpc"
+        raise BenchOptionError("--shared-memory", text)
 
 
 def place_tensors(
@@ -92,9 +81,7 @@ def place_tensors(
     regions: SharedRegions,
     in_flight: int,
 ) -> list[Tensors]:
-    """Return the requests with their tensors in regions; answers in flight at the same time go to different
-    places.
-    """
+    """Return the requests with their tensors in regions; answers in flight together have different places."""
     placed, parts = _input_places(model, requests)
     region = regions.add("in", sum(map(len, parts)), b"".join(parts))
     inputs = [
@@ -108,10 +95,14 @@ def place_tensors(
     copies = max(1, min(in_flight, _MAX_OUTPUT_PLACES, _MAX_OUTPUT_NBYTES // max(nbytes, 1)))
     copies = max(copies, len(inputs))
     region = regions.add("out", copies * nbytes)
-    return [
-        inputs[copy % len(inputs)]._replace(output_places=_output_places(region, copy * nbytes, sizes))
-        for copy in range(copies)
-    ]
+    found = []
+    for copy in range(copies):
+        places, offset = {}, copy * nbytes
+        for name, size in sizes.items():
+            places[name] = TensorPlace(region, offset, size)
+            offset += _aligned(size)
+        found.append(inputs[copy % len(inputs)]._replace(output_places=places))
+    return found
 
 
 def _input_places(
@@ -125,7 +116,7 @@ def _input_places(
     for arrays in requests:
         places = {}
         for name, array in arrays.items():
-            data = tensor_bytes(array, datatypes[name])
+            data = tensors_of.tensor_bytes(array, datatypes[name])
             places[name] = (offset, len(data))
             parts.append(data.ljust(_aligned(len(data)), b"\0"))
             offset += len(parts[-1])
@@ -144,30 +135,20 @@ def _output_sizes(
     return sizes
 
 
-def _output_places(region: str, offset: int, sizes: dict[str, int]) -> dict[str, TensorPlace]:
-    places = {}
-    for name, nbytes in sizes.items():
-        places[name] = TensorPlace(region, offset, nbytes)
-        offset += _aligned(nbytes)
-    return places
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _control_request(target: Target, model: TargetModel, tensors: Tensors) -> Any:
     if target.is_grpc:
-        return request_payloads.grpc_message(target, model, tensors)
-    return request_payloads.http_infer(target, model, tensors)
+        return payloads.grpc_message(target, model, tensors)
+    return payloads.http_infer(target, model, tensors)
 
 
 def require_answer(
     control: ServerControl, target: Target, model: TargetModel, requests: Sequence[Tensors]
 ) -> None:
-    """Send one request before anything is timed, unless the model streams; raise BenchError if the request
-    fails.
-    """
+    """Send one request before anything is timed, unless the model streams. Raise BenchError on failure."""
     if not model.decoupled:
         control.infer(_control_request(target, model, requests[0]))
 
@@ -181,7 +162,7 @@ def loader_setup(
         target.url.port,
         target.tls,
         target.is_grpc,
-        request_payloads.grpc_header_block(target, in_streams=model.decoupled) if target.is_grpc else b"",
+        payloads.grpc_header_block(target, in_streams=model.decoupled) if target.is_grpc else b"",
         [_request_bytes(target, model, one) for one in requests],
         model.decoupled,
         target.timeout_s,
@@ -192,10 +173,10 @@ def loader_setup(
 
 def _request_bytes(target: Target, model: TargetModel, tensors: Tensors) -> bytes:
     if target.is_grpc:
-        return request_payloads.grpc_frame(request_payloads.grpc_message(target, model, tensors))
+        return payloads.grpc_frame(payloads.grpc_message(target, model, tensors))
     if model.decoupled:
-        return request_payloads.http_bytes(target, request_payloads.http_stream(target, tensors))
-    return request_payloads.http_bytes(target, request_payloads.http_infer(target, model, tensors))
+        return payloads.http_bytes(target, payloads.http_stream(target, tensors))
+    return payloads.http_bytes(target, payloads.http_infer(target, model, tensors))
 
 
 _UNREGISTER_TIMEOUT_S: Final = 5.0
@@ -204,10 +185,8 @@ _CUDA_DEVICE: Final = 0
 
 
 class SharedRegions:
-    """The shared memory regions of a run, created by tritonclient; a context manager.
-
-    Raises:
-        BenchError: there is no GPU, or a package is missing.
+    """The shared memory regions of a run, by tritonclient; a context manager. Raises BenchError without a GPU
+    or a package.
     """
 
     def __init__(self, kind: SharedMemory, control: ServerControl) -> None:
@@ -225,9 +204,7 @@ class SharedRegions:
         self._stack.close()
 
     def add(self, role: str, nbytes: int, content: bytes = b"") -> str:
-        """Create and register a region, and return its name; raise BenchError if memory is short or the
-        server refuses.
-        """
+        """Create and register a region, and return its name. Raise BenchError if that fails."""
         name = f"gpuserve-bench-{os.getpid()}-{role}"
         self._stack.enter_context(self._region(name, max(nbytes, 1), content))
         return name
@@ -255,9 +232,7 @@ class SharedRegions:
             self._library.destroy_shared_memory_region(handle)
 
     def _unregister(self, name: str) -> None:
-        """Unregister a region, with retries: a server may refuse while its last answer still uses
-        the region.
-        """
+        """Unregister a region, with retries while the server's last answer may use it."""
         deadline = time.monotonic() + _UNREGISTER_TIMEOUT_S
         while True:
             try:
@@ -270,7 +245,6 @@ class SharedRegions:
 
 
 def _memory_library(is_cuda: bool) -> Any:
-    """Return the module of tritonclient for this kind of memory."""
     if not is_cuda:
         from tritonclient.utils import shared_memory
 

@@ -1,6 +1,6 @@
-"""The output of a run: progress and table on a terminal, and report files in Markdown, CSV, JSON or HTML,
-chosen by the file's ending. HTML has plots as SVG and loads no other resource. rich and matplotlib are
-imported when they are used.
+"""The output of a run: progress and table on a terminal, and report files in Markdown, CSV, JSON or HTML by
+the file's ending. HTML has plots as SVG and loads no other resource. rich and matplotlib are imported when
+used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
-from gpuserve.bench.bench_report import (
-    BenchReport,
-    fit_table,
-    report_notes,
-    report_table,
-    report_to_json,
-)
+from gpuserve.bench.bench_report import BenchReport, fit_table, report_notes, report_table, report_to_json
 from gpuserve.bench.bench_session import BenchObserver
 from gpuserve.bench.level_results import LevelResult, Window, histogram_type, percentile_curve
 from gpuserve.bench.load_plan import (
@@ -44,11 +38,9 @@ class BenchLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
-        pass
+    def level_started(self, level: LoadLevel, position: int, levels: int) -> None: ...
 
-    def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
-        pass
+    def progressed(self, elapsed_s: float, window: Window, failed: int) -> None: ...
 
     def level_ended(self, result: LevelResult) -> None:
         self._stream.write(f"{_level_line(result)}\n")
@@ -89,12 +81,8 @@ def progress_view(plan: LoadPlan, stream: TextIO) -> Iterator[BenchObserver]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
+    bars = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    columns = *bars, TextColumn("{task.fields[figures]}")
     with Progress(*columns, console=Console(file=stream), transient=True) as progress:
         yield BenchProgress(progress, plan)
 
@@ -155,9 +143,8 @@ def check_output(path: str) -> None:
     """
     ending = os.path.splitext(path)[1]
     if ending not in _RENDERERS:
-        raise BenchOptionError(
-            OUTPUT_OPTION, f"expected a file that ends in {', '.join(_RENDERERS)}, given {path!r}"
-        )
+        text = f"expected a file that ends in {', '.join(_RENDERERS)}, given {path!r}"
+        raise BenchOptionError(OUTPUT_OPTION, text)
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise BenchOptionError(OUTPUT_OPTION, f"there is no folder {os.path.dirname(path)!r}")
     histogram_type()
@@ -166,9 +153,7 @@ def check_output(path: str) -> None:
 
 
 def write_report(path: str, report: BenchReport, baseline: BenchReport | None) -> None:
-    """Write a report in the format of the file's ending; raise BenchOptionError if the file cannot
-    be written.
-    """
+    """Write a report in the format of the file's ending. Raise BenchOptionError if that fails."""
     text = _RENDERERS[os.path.splitext(path)[1]](report, baseline)
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
@@ -190,25 +175,23 @@ def markdown_text(report: BenchReport, baseline: BenchReport | None) -> str:
 
 def csv_text(report: BenchReport, _baseline: BenchReport | None) -> str:
     """Return a row for each level, with every figure by its full name."""
-    rows = [_csv_row(one) for one in report.levels]
+    rows = []
+    for one in report.levels:
+        row: dict[str, Any] = {one.level.kind.value: one.level.value}
+        for name, value in dataclasses.asdict(one).items():
+            if name in {"level", "histogram", "warnings", "failures"}:
+                continue
+            if isinstance(value, dict):
+                row |= {f"{name}_{key}": figure for key, figure in value.items()}
+            elif value is not None:
+                row[name] = value
+        rows.append(row | {"failed": one.failed})
     titles = list(dict.fromkeys(title for row in rows for title in row))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, titles, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()
-
-
-def _csv_row(one: LevelResult) -> dict[str, Any]:
-    found: dict[str, Any] = {one.level.kind.value: one.level.value}
-    for name, value in dataclasses.asdict(one).items():
-        if name in {"level", "histogram", "warnings", "failures"}:
-            continue
-        if isinstance(value, dict):
-            found |= {f"{name}_{key}": figure for key, figure in value.items()}
-        elif value is not None:
-            found[name] = value
-    return found | {"failed": one.failed}
 
 
 def html_page(report: BenchReport, baseline: BenchReport | None) -> str:
@@ -243,7 +226,6 @@ _RENDERERS: Final[dict[str, ReportRenderer]] = {
     ".html": html_page,
 }
 
-
 #: The most powers of ten that are all labelled.
 _MOST_DECADES = 8
 _SIZE_INCHES = (6.4, 3.6)
@@ -259,9 +241,7 @@ def svg_plots(report: BenchReport) -> list[tuple[str, str]]:
 
 
 def require_matplotlib() -> Any:
-    """Return ``matplotlib.figure``, which draws without a display and without pyplot's state; raise
-    MissingPackage if it is not installed.
-    """
+    """Return ``matplotlib.figure``, which draws without a display. Raise MissingPackage if it is absent."""
     try:
         from matplotlib import figure
     except ImportError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,9 +25,7 @@ _OWN_HEADERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model of a server, and the options of every call. ``version`` "" leaves the choice to the server;
-    ``tls`` None means no encryption.
-    """
+    """A model of a server, and the options of every call. ``version`` "": the server's choice."""
 
     url: ServerUrl
     model: str
@@ -42,9 +40,7 @@ class Target:
 
 
 def parse_url(url: str | None, protocol: str | None) -> ServerUrl:
-    """Return the server of ``--url`` and ``--protocol``, both optional; raise BenchOptionError if they are
-    wrong or contradict each other.
-    """
+    """Return the server of ``--url`` and ``--protocol``. Raise BenchOptionError if they are wrong."""
     if protocol is not None and protocol not in PROTOCOLS:
         raise BenchOptionError("--protocol", f"expected grpc or http, given {protocol!r}")
     text = "localhost" if url is None else url
@@ -58,9 +54,7 @@ def parse_url(url: str | None, protocol: str | None) -> ServerUrl:
 
 
 def parse_headers(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return headers given as ``name: value``; raise BenchOptionError for another form, or for a header that
-    the load generator sets.
-    """
+    """Return headers given as ``name: value``. Raise BenchOptionError for others, or for headers set here."""
     found = []
     for text in texts:
         name, colon, value = text.partition(":")
@@ -152,10 +146,9 @@ def http_infer(target: Target, model: TargetModel, tensors: Tensors) -> HttpRequ
             parameters = {"binary_data_size": len(bodies[-1])}
         inputs.append({"name": name, "datatype": datatype, "shape": array.shape, "parameters": parameters})
     document: dict[str, Any] = {"inputs": inputs, "parameters": {"binary_data_output": True}}
-    if tensors.output_places:
+    if places := tensors.output_places:
         document["outputs"] = [
-            {"name": name, "parameters": _place_parameters(place)}
-            for name, place in tensors.output_places.items()
+            {"name": name, "parameters": _place_parameters(place)} for name, place in places.items()
         ]
     head = json.dumps(document, separators=(",", ":")).encode()
     headers = (("inference-header-content-length", str(len(head))),)
@@ -164,19 +157,19 @@ def http_infer(target: Target, model: TargetModel, tensors: Tensors) -> HttpRequ
 
 def http_stream(target: Target, tensors: Tensors) -> HttpRequest:
     """Return a request whose responses arrive as server-sent events."""
-    values = {name: _json_values(array.ravel().tolist()) for name, array in tensors.arrays.items()}
+    values = {}
+    for name, array in tensors.arrays.items():
+        elements = array.ravel().tolist()
+        texts = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in elements]
+        values[name] = texts[0] if len(texts) == 1 else texts
     body = json.dumps(values, separators=(",", ":")).encode()
     return HttpRequest(_model_path(target, "generate_stream"), (("content-type", "application/json"),), body)
 
 
 def http_bytes(target: Target, request: HttpRequest) -> bytes:
     """Return an HTTP/1.1 request as bytes."""
-    headers = [
-        ("host", target.url.address),
-        ("content-length", str(len(request.body))),
-        *request.headers,
-        *target.headers,
-    ]
+    length = "content-length", str(len(request.body))
+    headers = [("host", target.url.address), length, *request.headers, *target.headers]
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
     return f"POST {request.path} HTTP/1.1\r\n{lines}\r\n".encode() + request.body
 
@@ -193,9 +186,3 @@ def _place_parameters(place: TensorPlace) -> dict[str, Any]:
 
 def _datatype(model: TargetModel, name: str) -> str:
     return next(one.datatype for one in model.inputs if one.name == name)
-
-
-def _json_values(elements: Sequence[Any]) -> Any:
-    """Return elements for JSON: bytes as text, and a single element without its list."""
-    texts = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in elements]
-    return texts[0] if len(texts) == 1 else texts

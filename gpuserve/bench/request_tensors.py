@@ -37,9 +37,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """The model under load. ``max_batch_size`` is 0 without a batch axis, or if the server does not report
-    the size.
-    """
+    """The model under load. ``max_batch_size`` is 0 without a batch axis, or if it is unknown."""
 
     name: str
     inputs: tuple[TensorMetadata, ...]
@@ -49,9 +47,7 @@ class TargetModel:
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return shapes given as ``name:3,224,224``, where an empty part after the colon means no axes; raise
-    BenchOptionError for another form.
-    """
+    """Return shapes given as ``name:3,224,224``, perhaps with no axes. Raise BenchOptionError otherwise."""
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, colon, dims = text.rpartition(":")
@@ -70,21 +66,14 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 def request_shapes(
     model: TargetModel, shapes: Mapping[str, tuple[int, ...]], batch_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the full shape of every input of a request.
-
-    Args:
-        shapes: shapes without the batch axis; an optional input without a shape is left out.
-
-    Raises:
-        BenchOptionError: a shape is missing or does not fit.
+    """Return the full shape of every input of a request. ``shapes`` have no batch axis; an optional input
+    without a shape is left out. Raise BenchOptionError if a shape is missing or does not fit.
     """
     known = {one.name for one in model.inputs}
     for name in shapes:
         if name not in known:
-            raise BenchOptionError(
-                "--shape",
-                f"model {model.name!r} has no input {name!r}, only {', '.join(sorted(known)) or 'none'}",
-            )
+            inputs = ", ".join(sorted(known)) or "none"
+            raise BenchOptionError("--shape", f"model {model.name!r} has no input {name!r}, only {inputs}")
     _check_batch(model, batch_size)
     return {
         one.name: _request_shape(model, one, shapes.get(one.name), batch_size)
@@ -99,9 +88,8 @@ def _check_batch(model: TargetModel, batch_size: int) -> None:
     if not model.max_batch_size and batch_size > 1:
         raise BenchOptionError("--batch-size", f"model {model.name!r} does not batch, given {batch_size}")
     if model.max_batch_size and batch_size > model.max_batch_size:
-        raise BenchOptionError(
-            "--batch-size", f"model {model.name!r} takes at most {model.max_batch_size}, given {batch_size}"
-        )
+        text = f"model {model.name!r} takes at most {model.max_batch_size}, given {batch_size}"
+        raise BenchOptionError("--batch-size", text)
 
 
 def _request_shape(
@@ -110,12 +98,10 @@ def _request_shape(
     batch = (batch_size,) if model.max_batch_size else ()
     declared = tensor.shape[1:] if batch else tensor.shape
     shape = declared if given is None else given
-    if len(shape) != len(declared) or any(
-        dim not in {-1, got} for dim, got in zip(declared, shape, strict=False)
-    ):
-        raise BenchOptionError(
-            "--shape", f"input {tensor.name!r} has the shape {list(declared)}, given {list(shape)}"
-        )
+    pairs = zip(declared, shape, strict=False)
+    if len(shape) != len(declared) or any(dim not in {-1, got} for dim, got in pairs):
+        text = f"input {tensor.name!r} has the shape {list(declared)}, given {list(shape)}"
+        raise BenchOptionError("--shape", text)
     if -1 in shape:
         example = ",".join(str(dim) if dim >= 0 else "16" for dim in declared)
         raise BenchOptionError(
@@ -124,9 +110,8 @@ def _request_shape(
             f"give one, such as --shape {tensor.name}:{example}",
         )
     if element_count((*batch, *shape)) > _MAX_ELEMENTS:
-        raise BenchOptionError(
-            "--shape", f"input {tensor.name!r} would have more than {_MAX_ELEMENTS} elements"
-        )
+        text = f"input {tensor.name!r} would have more than {_MAX_ELEMENTS} elements"
+        raise BenchOptionError("--shape", text)
     return (*batch, *shape)
 
 
@@ -144,9 +129,7 @@ class TensorFill(enum.Enum):
 def generated_tensors(
     model: TargetModel, shapes: Mapping[str, tuple[int, ...]], fill: TensorFill, string_length: int, seed: int
 ) -> dict[str, Array]:
-    """Return the tensors of one generated request; raise BenchOptionError if an input has an
-    unknown datatype.
-    """
+    """Return the tensors of a generated request. Raise BenchOptionError for an unknown datatype."""
     source = np.random.default_rng(seed)
     return {
         one.name: _generated_tensor(one, shapes[one.name], fill, string_length, source)
@@ -184,17 +167,15 @@ def dtype_of(tensor: TensorMetadata) -> np.dtype[Any]:
     try:
         return numpy_dtype(tensor.datatype)
     except ValueError:
-        raise BenchOptionError(
-            "MODEL",
-            f"input {tensor.name!r} has the datatype {tensor.datatype}, which is not one of the protocol",
-        ) from None
+        text = f"input {tensor.name!r} has the datatype {tensor.datatype}, which is not one of the protocol"
+        raise BenchOptionError("MODEL", text) from None
 
 
 def fitted_tensors(
     model: TargetModel, given: Mapping[str, Any], batch_size: int, option: str
 ) -> dict[str, Array]:
-    """Return the tensors of a request from a file, with rows repeated to the batch size; raise
-    BenchOptionError if the tensors do not fit the model.
+    """Return the tensors of a request from a file, with rows repeated to the batch size. Raise
+    BenchOptionError if they do not fit the model.
     """
     known = {one.name: one for one in model.inputs}
     for name in given:
@@ -208,9 +189,8 @@ def fitted_tensors(
     }
     rows = {len(array) for array in found.values()} if model.max_batch_size else set()
     if len(rows) > 1:
-        raise BenchOptionError(
-            option, f"the inputs of a request have different numbers of rows: {sorted(rows)}"
-        )
+        text = f"the inputs of a request have different numbers of rows: {sorted(rows)}"
+        raise BenchOptionError(option, text)
     return found
 
 
@@ -221,13 +201,10 @@ def _fitted_tensor(
     wanted = tensor.shape
     if model.max_batch_size and array.ndim == len(wanted) - 1:
         array = np.repeat(array[None], batch_size, axis=0)
-    fits = array.ndim == len(wanted) and all(
-        dim in {-1, got} for dim, got in zip(wanted, array.shape, strict=True)
-    )
-    if not fits:
-        raise BenchOptionError(
-            option, f"input {tensor.name!r} has the shape {list(wanted)}, given {list(array.shape)}"
-        )
+    dims = zip(wanted, array.shape, strict=False)
+    if array.ndim != len(wanted) or any(dim not in {-1, got} for dim, got in dims):
+        text = f"input {tensor.name!r} has the shape {list(wanted)}, given {list(array.shape)}"
+        raise BenchOptionError(option, text)
     return array
 
 
@@ -255,9 +232,7 @@ DATA_OPTION = "--data"
 
 
 def read_requests(path: str) -> list[dict[str, Any]]:
-    """Return the requests of a file; raise BenchOptionError if the file cannot be read or has
-    another form.
-    """
+    """Return the requests of a file. Raise BenchOptionError if it is unreadable or has another form."""
     try:
         if path.endswith(".npz"):
             with np.load(path, allow_pickle=False) as arrays:
@@ -265,9 +240,8 @@ def read_requests(path: str) -> list[dict[str, Any]]:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except OSError as error:
-        raise BenchOptionError(
-            DATA_OPTION, f"{os.path.basename(path)} cannot be read: {error_reason(error)}"
-        ) from None
+        text = f"{os.path.basename(path)} cannot be read: {error_reason(error)}"
+        raise BenchOptionError(DATA_OPTION, text) from None
     except ValueError:
         form = "an .npz file of plain arrays" if path.endswith(".npz") else "JSON"
         raise BenchOptionError(DATA_OPTION, f"{os.path.basename(path)} is not {form}") from None
@@ -297,9 +271,8 @@ def _tensor_value(name: str, value: Any) -> Any:
             try:
                 return np.array(elements).reshape(shape)
             except (TypeError, ValueError):
-                raise BenchOptionError(
-                    DATA_OPTION, f"the content of {name!r} does not have the shape {shape}"
-                ) from None
+                text = f"the content of {name!r} does not have the shape {shape}"
+                raise BenchOptionError(DATA_OPTION, text) from None
         case {"content": elements}:
             return elements
         case dict():

@@ -1,5 +1,5 @@
-"""Control requests to the server under load: metadata, statistics, shared memory, one inference. They are
-blocking, on connections of their own, over the protocol of the load (``GrpcControl`` or ``HttpControl``).
+"""Control requests to the server under load: metadata, statistics, shared memory, one inference. They block,
+on connections of their own, over the protocol of the load (``GrpcControl`` or ``HttpControl``).
 """
 
 from __future__ import annotations
@@ -32,26 +32,24 @@ JsonDocument = dict[str, Any]
 
 
 class ServerControl(ABC):
-    """A client for all requests but the load. Methods raise BenchError if the server cannot be reached or
-    refuses.
-    """
+    """A client for all requests but the load. Methods raise BenchError if the server refuses or is gone."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def metadata(self) -> TargetModel:
-        found = self._model_document()
+        found = self._document("")
         try:
-            config = self._config_document()
+            config = self._document("config")
         except BenchError:  # a server without the extension
             config = {}
         optional = frozenset(one["name"] for one in config.get("input", ()) if one.get("optional"))
         try:
-            inputs, outputs = _tensor_metadata(found["inputs"], optional), _tensor_metadata(found["outputs"])
+            inputs = _tensor_metadata(found["inputs"], optional)
+            outputs = _tensor_metadata(found["outputs"], frozenset())
         except (KeyError, TypeError, ValueError):
-            raise BenchError(
-                f"{self._target.url} answered without metadata of model {self._target.model}"
-            ) from None
+            text = f"{self._target.url} answered without metadata of model {self._target.model}"
+            raise BenchError(text) from None
         policy = config.get("model_transaction_policy") or {}
         batch = int(config.get("max_batch_size", 0))
         return TargetModel(self._target.model, inputs, outputs, batch, bool(policy.get("decoupled")))
@@ -59,18 +57,14 @@ class ServerControl(ABC):
     def totals(self) -> ServerTotals | None:
         """Return the statistics of the model so far, or None if the server has none."""
         try:
-            found = self._statistics_document()
+            found = self._document("stats")
         except BenchError:
             return None
         return sum(map(parse_statistics, found.get("model_stats", ())), ServerTotals())
 
     @abstractmethod
     def infer(self, request: Any) -> dict[str, int]:
-        """Send one inference request, and return the size in bytes of each output in the answer.
-
-        Args:
-            request: a serialized message for gRPC, an HttpRequest for HTTP.
-        """
+        """Send one request (a message or an HttpRequest). Return the size in bytes of each output."""
 
     @abstractmethod
     def register_system(self, name: str, key: str, nbytes: int) -> None:
@@ -89,13 +83,8 @@ class ServerControl(ABC):
         """Close the connections to the server."""
 
     @abstractmethod
-    def _model_document(self) -> JsonDocument: ...
-
-    @abstractmethod
-    def _config_document(self) -> JsonDocument: ...
-
-    @abstractmethod
-    def _statistics_document(self) -> JsonDocument: ...
+    def _document(self, what: str) -> JsonDocument:
+        """Return a model's metadata (""), "config" or "stats" in the v2 protocol's JSON form."""
 
 
 def connect(target: Target) -> ServerControl:
@@ -140,24 +129,16 @@ class GrpcControl(ServerControl):
     def close(self) -> None:
         self._channel.close()
 
-    def _model_document(self) -> JsonDocument:
-        return {"inputs": [], "outputs": [], **self._call_for_model("ModelMetadata")}
-
-    def _config_document(self) -> JsonDocument:
-        config: JsonDocument = self._call_for_model("ModelConfig").get("config", {})
-        return config
-
-    def _statistics_document(self) -> JsonDocument:
-        return self._call_for_model("ModelStatistics")
-
-    def _call_for_model(self, method: str) -> JsonDocument:
-        """Return the answer to a method whose request is the name and the version of a model."""
+    def _document(self, what: str) -> JsonDocument:
         from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 
+        method = {"": "ModelMetadata", "config": "ModelConfig", "stats": "ModelStatistics"}[what]
         request = getattr(self._messages, f"{method}Request")
         answer = self._call(method, request(name=self._target.model, version=self._target.version))
         found: JsonDocument = MessageToDict(answer, preserving_proto_field_name=True)
-        return found
+        if what == "config":
+            found = found.get("config", {})
+        return found if what else {"inputs": [], "outputs": [], **found}
 
     def _call(self, method: str, request: Any, timeout_s: float = _CONTROL_TIMEOUT_S) -> Any:
         import grpc
@@ -167,17 +148,12 @@ class GrpcControl(ServerControl):
                 request, timeout=timeout_s, metadata=self._target.headers, wait_for_ready=False
             )
         except grpc.RpcError as error:
-            if (why := _connection_failure(str(error.details()))) is not None:
+            details = str(error.details())
+            if details.startswith(("failed to connect", "errors resolving")):  # not an answer of the server
+                why = details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
                 raise BenchError(f"{self._target.url} cannot be reached: {why}") from None
             said = f"{error.code().name}: {error.details()}"
             raise BenchError(f"{self._target.url} answered {method} with {said}") from None
-
-
-def _connection_failure(details: str) -> str | None:
-    """Return why there is no connection, parsed from gRPC's text; None if the server itself has answered."""
-    if details.startswith(("failed to connect", "errors resolving")):
-        return details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
-    return None
 
 
 def _grpc_channel(target: Target) -> grpc.Channel:
@@ -187,13 +163,10 @@ def _grpc_channel(target: Target) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(target.url.address, options=_UNLIMITED)
     if not tls.verify:
-        raise BenchOptionError(
-            "--tls-no-verify", "gRPC always verifies the server; give its authority by --tls-ca"
-        )
-    files = [
-        _read_pem(option, path)
-        for option, path in (("--tls-ca", tls.ca), ("--tls-key", tls.key), ("--tls-cert", tls.cert))
-    ]
+        text = "gRPC always verifies the server; give its authority by --tls-ca"
+        raise BenchOptionError("--tls-no-verify", text)
+    paths = (("--tls-ca", tls.ca), ("--tls-key", tls.key), ("--tls-cert", tls.cert))
+    files = [_read_pem(option, path) for option, path in paths]
     return grpc.secure_channel(target.url.address, grpc.ssl_channel_credentials(*files), options=_UNLIMITED)
 
 
@@ -252,14 +225,8 @@ class HttpControl(ServerControl):
     def close(self) -> None:
         self._connection.close()
 
-    def _model_document(self) -> JsonDocument:
-        return self._json("GET", self._model)
-
-    def _config_document(self) -> JsonDocument:
-        return self._json("GET", f"{self._model}/config")
-
-    def _statistics_document(self) -> JsonDocument:
-        return self._json("GET", f"{self._model}/stats")
+    def _document(self, what: str) -> JsonDocument:
+        return self._json("GET", f"{self._model}/{what}".rstrip("/"))
 
     def _json(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> JsonDocument:
         body = b"" if document is None else json.dumps(document).encode()
@@ -291,13 +258,12 @@ def _parse_document(content: bytes) -> JsonDocument:
 
 
 def _tensor_metadata(
-    found: Sequence[Mapping[str, Any]], optional: frozenset[str] = frozenset()
+    found: Sequence[Mapping[str, Any]], optional: frozenset[str]
 ) -> tuple[TensorMetadata, ...]:
+    shapes = [tuple(map(int, one.get("shape", ()))) for one in found]
     return tuple(
-        TensorMetadata(
-            one["name"], one["datatype"], tuple(map(int, one.get("shape", ()))), one["name"] in optional
-        )
-        for one in found
+        TensorMetadata(one["name"], one["datatype"], shape, one["name"] in optional)
+        for one, shape in zip(found, shapes, strict=True)
     )
 
 
@@ -332,6 +298,10 @@ class ServerTime:
     rows_per_execution: float
     cache_hits: int
 
+    @property
+    def compute_ms(self) -> float:
+        return self.compute_input_ms + self.compute_infer_ms + self.compute_output_ms
+
 
 def parse_statistics(statistics: Mapping[str, Any]) -> ServerTotals:
     """Return the sums of one entry of ``model_stats`` in JSON form, whose fields may be missing or texts."""
@@ -354,9 +324,7 @@ def parse_statistics(statistics: Mapping[str, Any]) -> ServerTotals:
 
 
 def server_time_between(before: ServerTotals | None, after: ServerTotals | None) -> ServerTime | None:
-    """Return the means between two readings, or None if the server has no statistics or counted no
-    request.
-    """
+    """Return the means between two readings, or None without statistics or without a counted request."""
     if before is None or after is None:
         return None
     since = [getattr(after, one.name) - getattr(before, one.name) for one in fields(after)]

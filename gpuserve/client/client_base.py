@@ -10,21 +10,15 @@ import asyncio
 import importlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 from gpuserve.api.notebook_html import line, table
+from gpuserve.client import exceptions
 from gpuserve.client.client_config import ClientModelConfig, parse_model_config
 from gpuserve.client.client_settings import GRPC, ClientSettings, ServerUrl
-from gpuserve.client.exceptions import (
-    ClientClosedError,
-    ClientValueError,
-    inference_error,
-    is_access_refused,
-    model_not_ready,
-    server_not_ready,
-)
+from gpuserve.client.exceptions import ClientClosedError, ClientValueError, inference_error
 from gpuserve.client.request_builder import Arrays, RequestBuilder
 from gpuserve_worker.protocol.tensor import datatype_of
 
@@ -129,9 +123,8 @@ class ModelClientBase(AnyClient):
             url, model_name, model_version, init_timeout_s, inference_timeout_s, access_token
         )
         if self._grpc_only and self.settings.url.protocol != GRPC:
-            raise ClientValueError(
-                f"{type(self).__name__} is only supported for grpc protocol, got {self.settings.url}"
-            )
+            kind = type(self).__name__
+            raise ClientValueError(f"{kind} is only supported for grpc protocol, got {self.settings.url}")
         self.known_config = model_config
         self._lazy = lazy_init
         self._waits = ensure_model_is_ready
@@ -166,9 +159,8 @@ class ModelClientBase(AnyClient):
         """Return the tritonclient of inferences. With asyncio, it belongs to the running loop."""
         self._check_open()
         if self._open_connection is None:
-            self._open_connection = self._library.connect(
-                self.settings.url, self.settings.inference_timeout_s
-            )
+            timeout_s = self.settings.inference_timeout_s
+            self._open_connection = self._library.connect(self.settings.url, timeout_s)
         return self._open_connection
 
     def _check_open(self) -> None:
@@ -179,7 +171,6 @@ class ModelClientBase(AnyClient):
 
     @property
     def _response_timeout_s(self) -> float | None:
-        """The time limit of each response of a decoupled model, or None."""
         return None if self._patient else self.settings.inference_timeout_s
 
     async def _infer(self, *call: Any, sample: bool) -> Arrays:
@@ -202,21 +193,18 @@ class ModelClientBase(AnyClient):
             if self._waits:
                 await self._wait_for_model(self.settings.init_timeout_s)
             if self.known_config is None:
-                self.known_config = await self._fetch_config()
+                more = {"as_json": True} if self.settings.url.protocol == GRPC else {}
+                found = await self._request("get_model_config", *self._model, **more)
+                version = self.settings.model_version
+                self.known_config = parse_model_config(found.get("config", found), version)
             self._builder = RequestBuilder(self.settings, self.known_config, self._library.module)
         return self._builder
-
-    async def _fetch_config(self) -> ClientModelConfig:
-        more = {"as_json": True} if self.settings.url.protocol == GRPC else {}
-        document = await self._request("get_model_config", *self._model, **more)
-        return parse_model_config(document.get("config", document), self.settings.model_version)
 
     @property
     def _model(self) -> tuple[str, str]:
         return self.settings.model_name, self.settings.model_version
 
     async def _request(self, method: str, *args: Any, **named: Any) -> Any:
-        """Call a method of tritonclient. Its failure is reported as that of an inference."""
         timeout_s = self.settings.inference_timeout_s
         try:
             return await self._short_request(method, *args, timeout_s=timeout_s, **named)
@@ -226,19 +214,19 @@ class ModelClientBase(AnyClient):
     async def _wait_for_server(self, timeout_s: float) -> None:
         wait = await self._poll("is_server_ready", timeout_s=timeout_s)
         if wait is not None:
-            raise server_not_ready(wait.error)
+            raise exceptions.server_not_ready(wait.error)
 
     async def _wait_for_model(self, timeout_s: float) -> None:
         wait = await self._poll("is_model_ready", *self._model, timeout_s=timeout_s)
         if wait is None:
             return
         if wait.error is not None:
-            raise server_not_ready(wait.error)
+            raise exceptions.server_not_ready(wait.error)
         try:
             await self._short_request("get_model_config", *self._model, timeout_s=_REASON_TIMEOUT_S)
         except self._library.errors as error:
-            raise model_not_ready(self.settings.shown, error) from error
-        raise model_not_ready(self.settings.shown, None)
+            raise exceptions.model_not_ready(self.settings.shown, error) from error
+        raise exceptions.model_not_ready(self.settings.shown, None)
 
     async def _poll(self, method: str, *args: Any, timeout_s: float) -> ReadinessWait | None:
         """Poll until the answer is true. Return None, or the wait that has timed out."""
@@ -249,7 +237,7 @@ class ModelClientBase(AnyClient):
                     return None
                 wait.error = None
             except self._library.errors as error:
-                if is_access_refused(error):
+                if exceptions.is_access_refused(error):
                     raise inference_error(error, timeout_s) from error
                 wait.error = error
             pause_s = wait.pause_s()
@@ -307,9 +295,8 @@ def tritonclient_library(url: ServerUrl, *, aio: bool = False) -> TritonclientLi
     except ImportError as error:
         if url.protocol == GRPC:
             raise
-        raise ImportError(
-            f"a client over HTTP needs more packages: pip install 'gpuserve[client]' ({error})"
-        ) from error
+        text = f"a client over HTTP needs more packages: pip install 'gpuserve[client]' ({error})"
+        raise ImportError(text) from error
     from tritonclient.utils import InferenceServerException
 
     def connect(url: ServerUrl, timeout_s: float) -> Any:
@@ -364,11 +351,11 @@ def client_text(kind: str, settings: ClientSettings) -> str:
 def client_html(kind: str, settings: ClientSettings, config: ClientModelConfig | None) -> str:
     """Return the line as HTML, with the model's tensors if they are known."""
     head = line(kind, f"of {settings.shown} at {settings.url}")
-    return head if config is None else head + table(_TABLE_HEAD, _tensor_rows(config))
-
-
-def _tensor_rows(config: ClientModelConfig) -> Iterator[tuple[str, ...]]:
+    if config is None:
+        return head
+    rows = []
     for title, tensors in (("input", config.inputs), ("output", config.outputs)):
         for one in tensors or ():
             datatype = datatype_of(one.dtype) + (", optional" if one.optional else "")
-            yield title, one.name, datatype, str(list(one.shape))
+            rows.append((title, one.name, datatype, str(list(one.shape))))
+    return head + table(_TABLE_HEAD, rows)

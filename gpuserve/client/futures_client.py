@@ -121,7 +121,6 @@ class FuturesModelClient(AnyClient):
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[ModelClient]:
-        """Yield the client of one thread."""
         arguments = self.same_arguments()
         arguments["ensure_model_is_ready"] &= self._waits
         try:
@@ -129,14 +128,9 @@ class FuturesModelClient(AnyClient):
                 yield client
         finally:
             if self.settings.url.protocol == HTTP:
-                _leave_gevent()
+                import gevent
 
-
-def _leave_gevent() -> None:
-    """Destroy this thread's event loop of gevent, which would outlive the thread."""
-    import gevent
-
-    gevent.get_hub().destroy()
+                gevent.get_hub().destroy()  # this thread's event loop, which would outlive the thread
 
 
 def _check_limit(name: str, limit: int | None) -> None:
@@ -247,7 +241,6 @@ class ResourcePool(Generic[Resource]):
                 work = self._next_call()
 
     def _next_call(self) -> _PoolCall | None:
-        """Return the next waiting call, or None if the pool is closed and there is none."""
         with self._lock:
             self._idle += 1
             while not self._waiting and not self._closed:

@@ -1,6 +1,4 @@
-"""Conversion of inputs to the arguments of a tritonclient, and of its results to arrays, for all
-clients. No I/O.
-"""
+"""Conversion of inputs to the arguments of a tritonclient, and of its results to arrays. No I/O."""
 
 from __future__ import annotations
 
@@ -11,14 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve.api.notebook_html import arrays_html
+from gpuserve.client import exceptions
 from gpuserve.client.client_config import ClientModelConfig, TensorSpec
 from gpuserve.client.client_settings import ClientSettings
-from gpuserve.client.exceptions import (
-    ClientEncodingError,
-    ClientInferenceServerError,
-    ClientModelDoesntSupportBatchingError,
-    ClientValueError,
-)
+from gpuserve.client.exceptions import ClientEncodingError, ClientValueError
 from gpuserve_worker.protocol.tensor import datatype_of
 
 #: Parameters that are separate arguments of tritonclient.
@@ -59,9 +53,8 @@ def check_values(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(key, str):
             raise ClientValueError(f"Each key of {what} must be a string, got {key!r}")
         if not isinstance(value, str | int | bool):
-            raise ClientValueError(
-                f"The value of {key!r} in {what} must be a string, integer or boolean, got {value!r:.200}"
-            )
+            text = f"The value of {key!r} in {what} must be a string, integer or boolean, got {value!r:.200}"
+            raise ClientValueError(text)
     return given
 
 
@@ -113,9 +106,8 @@ def datatype_of_input(name: str, array: Any) -> str:
     try:
         return datatype_of(array.dtype)
     except ValueError:
-        raise ClientValueError(
-            f"Input {name!r} has dtype {array.dtype}, which the protocol has no datatype for"
-        ) from None
+        text = f"Input {name!r} has dtype {array.dtype}, which the protocol has no datatype for"
+        raise ClientValueError(text) from None
 
 
 def _check_bytes(name: str, array: NDArray[Any]) -> None:
@@ -165,11 +157,12 @@ class RequestBuilder:
         name = self.config.model_name
         if self.config.decoupled != decoupled:
             kind, use = ("coupled", "ModelClient") if decoupled else ("decoupled", "DecoupledModelClient")
-            raise ClientInferenceServerError(f"Model config is {kind}. Use {use} instead. Model: {name}")
-        if not sample and not self.batches:
-            raise ClientModelDoesntSupportBatchingError(
-                f"Model {name} doesn't support batching - use infer_sample method instead"
+            raise exceptions.ClientInferenceServerError(
+                f"Model config is {kind}. Use {use} instead. Model: {name}"
             )
+        if not sample and not self.batches:
+            text = f"Model {name} doesn't support batching - use infer_sample method instead"
+            raise exceptions.ClientModelDoesntSupportBatchingError(text)
         options = infer_options(parameters)
         if headers is not None:
             check_values("headers", headers)
@@ -183,7 +176,11 @@ class RequestBuilder:
         }
 
     def arrays(self, result: Any, *, sample: bool) -> Arrays:
-        names = self._names or _output_names(result)
+        names = self._names
+        if not names:
+            response = result.get_response()
+            outputs = response["outputs"] if isinstance(response, dict) else response.outputs
+            names = [one["name"] if isinstance(one, dict) else one.name for one in outputs]
         found = {name: result.as_numpy(name) for name in names}
         one_row = sample and self.batches
         rows = {name: array[0] if one_row else array for name, array in found.items() if array is not None}
@@ -196,9 +193,3 @@ class RequestBuilder:
         tensor = self._module.InferInput(name, array.shape, datatype)
         tensor.set_data_from_numpy(array)
         return tensor
-
-
-def _output_names(result: Any) -> list[str]:
-    response = result.get_response()
-    outputs = response["outputs"] if isinstance(response, dict) else response.outputs
-    return [one["name"] if isinstance(one, dict) else one.name for one in outputs]

@@ -37,11 +37,9 @@ _SIGEV_THREAD_ID: Final = 4
 
 
 class TurnMeter:
-    """A meter of turns, by samples at every ``PERIOD_S`` of ``clock``.
-
-    ``call_soon`` runs a callback once the present turn has ended. ``report`` receives the CPU seconds and the
-    stack of a turn over the limit. ``sleeps`` counts how often the thread has slept, as it does between
-    turns.
+    """A meter of turns, by samples at every ``PERIOD_S`` of ``clock``. ``call_soon`` runs a callback once the
+    present turn has ended. ``report`` receives the CPU seconds and the stack of a turn over the limit.
+    ``sleeps`` counts how often the thread has slept, as it does between turns.
     """
 
     def __init__(
@@ -94,10 +92,7 @@ class _Event(ctypes.Structure):
 
 
 def watch_event_loop(limit_s: float, path: str = "") -> None:
-    """Report turns of the running event loop over the limit, from the next turn on.
-
-    Reports go to the log, and as lines of JSON to the file ``path``, if it is set.
-    """
+    """Report turns of the running loop over the limit, to the log and, as lines of JSON, to ``path``."""
     loop = asyncio.get_running_loop()
     loop.call_soon(_start, loop, limit_s, path)
 

@@ -1,6 +1,4 @@
-"""Set-up of a front process or ingress process: environment, malloc, signals, garbage collector, logging.
-Independent of what the process does.
-"""
+"""Set-up of a front or ingress process: environment, malloc, signals, garbage collector, logging."""
 
 from __future__ import annotations
 
@@ -11,13 +9,20 @@ import importlib.util
 import logging
 import os
 import signal
+import socket
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+
+from gpuserve_worker.protocol.stack_signals import show_on_signal
 
 if TYPE_CHECKING:
+    import asyncio
+
     from gpuserve.config.settings.server import ServerSettings
 
+logger = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -30,8 +35,7 @@ _YOUNG_OBJECTS: Final = 5000
 _OLD_COLLECTIONS: Final = 10
 #: malloc reuses request bodies up to this size. glibc's default (128 KiB, dynamic) maps and faults every 1
 #: MiB body anew, which halved the throughput of such requests. Larger bodies are returned to the kernel at
-#: once: they left holes in the heap, and twelve bodies of 100 MiB that grew side by side kept 280 MiB when
-#: they were gone.
+#: once: they left holes in the heap.
 _REUSED_NBYTES: Final = 4 << 20
 #: malloc keeps this much free memory.
 _KEPT_NBYTES: Final = 32 << 20
@@ -44,10 +48,57 @@ _TURN_LIMIT: Final = "GPUSERVE_TURN_LIMIT_MS"
 _TURN_FILE: Final = "GPUSERVE_TURN_FILE"
 
 
-def before_imports() -> None:
+class LongProcess(Protocol):
+    """A front or an ingress process."""
+
+    async def run(self) -> None:
+        """Serve until the supervisor ends the process."""
+
+
+#: Makes a process from its control socket, a function that applies the settings, and one for its failure.
+ProcessKind = Callable[[socket.socket, Callable[["ServerSettings"], None], Callable[[], None]], LongProcess]
+
+
+def run_process(control_fd: int, stacks_fd: int, load: Callable[[], ProcessKind]) -> None:
+    """Run the kind of process that ``load`` imports. A signal writes its stacks to ``stacks_fd``."""
+    _before_imports()
+    show_on_signal(stacks_fd)
+    os.set_inheritable(control_fd, False)
+    import uvloop
+
+    made = load()
+
+    async def run() -> None:
+        await made(control, apply_settings, lambda: exit_process(1)).run()
+        # Nothing is left to do, and an orderly shutdown of grpc's server would cancel calls that have just
+        # arrived.
+        exit_process(0)
+
+    control = socket.socket(fileno=control_fd)
+    _after_imports()
+    uvloop.run(run())
+
+
+def on_callback_error(
+    what: str, on_lost: Callable[[], None]
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Return a handler that logs a callback's exception, and calls ``on_lost`` if no descriptor is free: a
+    message or connection that is lost for lack of one reaches only a successor.
+    """
+    from gpuserve_worker.protocol import datagram
+
+    def log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if datagram.is_starved(context.get("exception")):
+            logger.critical("the %s has no free descriptor, and exits to be replaced", what)
+            on_lost()
+
+    return log
+
+
+def _before_imports() -> None:
     """Prepare the process before its imports. The kernel kills the process when its parent dies."""
-    # numpy's OpenBLAS starts a thread for each core, which spins for a while, and a front multiplies no
-    # matrices.
+    # numpy's OpenBLAS starts a thread for each core, which spins, and a front multiplies no matrices.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     gc.disable()  # imported objects stay: looking for garbage meanwhile takes an eighth of the start-up
     libc = ctypes.CDLL(None)
@@ -65,7 +116,7 @@ def before_imports() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def after_imports() -> None:
+def _after_imports() -> None:
     """Tune the process after its imports, before the event loop runs."""
     from gpuserve.front.net.admission import raise_descriptor_limit
 
@@ -77,10 +128,8 @@ def after_imports() -> None:
 
 
 def skip_package_code(name: str) -> None:
-    """Make ``import name.module`` skip the package's own code in this process.
-
-    The import system then treats the package as a namespace package. Raises ModuleNotFoundError if it is not
-    installed.
+    """Make ``import name.module`` skip the package's own code: it becomes a namespace package. Raises
+    ModuleNotFoundError if it is not installed.
     """
     if name in sys.modules:
         return
@@ -102,9 +151,7 @@ def exit_process(status: int) -> NoReturn:
 
 
 def apply_settings(settings: ServerSettings) -> None:
-    """Configure logging by the settings, and start the event-loop watchdog if its environment variable is
-    set.
-    """
+    """Configure logging by the settings, and start the event-loop watchdog if it is wanted."""
     from gpuserve.config.settings.logs import configure
 
     configure(settings.log_format, settings.log_level)

@@ -30,23 +30,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from gpuserve.model.openai_declaration import annotation_names
-from gpuserve.openai.answers import (
-    AnswerChoice,
-    BadRequest,
-    Delta,
-    NoSuchEndpoint,
-    StopSequences,
-    Token,
-    without_frames,
-)
-from gpuserve.openai.documents import (
-    AnswerDocuments,
-    ChatDocuments,
-    CompletionDocuments,
-    embedding_document,
-    split_vectors,
-    usage_document,
-)
+from gpuserve.openai import answers
+from gpuserve.openai import documents as written
+from gpuserve.openai.answers import AnswerChoice, BadRequest, Delta, StopSequences, Token, without_frames
 from gpuserve.openai.request_types import (
     ChatRequest,
     CompletionRequest,
@@ -89,7 +75,7 @@ class BatchMember:
         try:
             self.endpoint = _endpoint_of(request.parameters, handlers)
             self.request: Any = _parse_body(request, self.endpoint, handlers[self.endpoint].argument)
-        except (BadRequest, NoSuchEndpoint) as error:
+        except (BadRequest, answers.NoSuchEndpoint) as error:
             self.answer = without_frames(error)
 
     def response(self, document: bytes) -> dict[str, Any]:
@@ -108,7 +94,7 @@ def _endpoint_of(
         if one.value == named:
             return one
     known = " and ".join(f"{one.value}" for one in handlers)
-    raise NoSuchEndpoint(f"the model answers {known}, not {str(named)[:64]!r}")
+    raise answers.NoSuchEndpoint(f"the model answers {known}, not {str(named)[:64]!r}")
 
 
 def _parse_body(request: Request, endpoint: OpenAIEndpoint, argument: HandlerArgument) -> TypedRequest:
@@ -200,7 +186,7 @@ class EmbeddingGroup:
         if self._handler.argument is HandlerArgument.REQUEST:
             given = [given]
         elif self._handler.argument is HandlerArgument.TEXTS:
-            given = split_vectors(given, [one.request for one in self._members])
+            given = written.split_vectors(given, [one.request for one in self._members])
         if len(given) != len(self._members):
             raise ValueError(f"expected embeddings of {len(self._members)} requests, got {len(given)}")
         for one, vectors in zip(self._members, given, strict=True):
@@ -208,7 +194,7 @@ class EmbeddingGroup:
                 one.answer = vectors
                 continue
             try:
-                one.answer = one.response(embedding_document(one.request, vectors))
+                one.answer = one.response(written.embedding_document(one.request, vectors))
             except BadRequest as error:
                 one.answer = without_frames(error)
 
@@ -252,9 +238,11 @@ async def _answer_embeddings(groups: Sequence[EmbeddingGroup], batch: Sequence[B
 async def _text_documents(
     call: Callable[[Any], Any], request: ChatRequest | CompletionRequest
 ) -> AsyncGenerator[bytes]:
-    documents: AnswerDocuments = (
-        ChatDocuments(request) if isinstance(request, ChatRequest) else CompletionDocuments(request)
-    )
+    documents: written.AnswerDocuments
+    if isinstance(request, ChatRequest):
+        documents = written.ChatDocuments(request)
+    else:
+        documents = written.CompletionDocuments(request)
     wanted = request_for_each_answer(request)
     stops = StopSequences(request.stop)
     choices = [AnswerChoice(request.token_limit, stops) for _ in wanted]
@@ -274,7 +262,10 @@ async def _text_documents(
                     "streamed: expected stream: true, or smaller values of max_tokens and n",
                     "stream",
                 )
-    usage = _usage_of(choices, request.n)
+    counts, n = [one.usage for one in choices], request.n
+    # The prompt of several answers counts once.
+    prompts = [max(prompt for prompt, _ in counts[start : start + n]) for start in range(0, len(counts), n)]
+    usage = written.usage_document(sum(prompts), sum(made for _, made in counts))
     if not request.stream:
         yield documents.whole(whole, usage)
     elif request.wants_usage:
@@ -282,7 +273,6 @@ async def _text_documents(
 
 
 async def _deltas(call: Callable[[Any], Any], request: Any, choice: AnswerChoice) -> AsyncGenerator[Delta]:
-    """Yield the deltas of one answer from the values of its callable."""
     if isinstance(request, CompletionRequest) and request.echo:
         yield Delta(request.text)
     async with aclosing(each_value(call(request))) as given:
@@ -292,13 +282,6 @@ async def _deltas(call: Callable[[Any], Any], request: Any, choice: AnswerChoice
             if choice.over:
                 return
     yield choice.end()
-
-
-def _usage_of(choices: Sequence[AnswerChoice], n: int) -> dict[str, Any]:
-    """Return the token counts. The prompt of several answers counts once."""
-    counts = [one.usage for one in choices]
-    prompts = [max(prompt for prompt, _ in counts[start : start + n]) for start in range(0, len(counts), n)]
-    return usage_document(sum(prompts), sum(made for _, made in counts))
 
 
 # ---- handlers ------------------------------------------------------------------------------------
@@ -396,14 +379,10 @@ async def each_value(result: Any) -> AsyncGenerator[Any]:
         else:  # the number of tokens of a whole text is unknown
             yield Token(result, 0) if isinstance(result, str) else result
     finally:
-        await _close_iterator(result)
-
-
-async def _close_iterator(result: Any) -> None:
-    if isinstance(result, AsyncIterator) and hasattr(result, "aclose"):
-        await result.aclose()
-    elif isinstance(result, Iterator) and hasattr(result, "close"):
-        result.close()
+        if isinstance(result, AsyncIterator) and hasattr(result, "aclose"):
+            await result.aclose()
+        elif isinstance(result, Iterator) and hasattr(result, "close"):
+            result.close()
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[_One]]) -> AsyncGenerator[tuple[int, _One]]:

@@ -179,7 +179,6 @@ class AnswerChoice:
         return self._delta(text) if text else None
 
     def _finish_reason(self, token: Token) -> str:
-        """Return the reason why the answer ends with this token, or ""."""
         if self._stop.found:
             return STOP
         if token.finish_reason and token.finish_reason not in FINISH_REASONS:

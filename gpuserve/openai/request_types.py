@@ -9,15 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from gpuserve.openai.answers import BadRequest
 
@@ -87,7 +80,7 @@ Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
 
 class _StrictModel(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
 
 
 class StreamOptions(_StrictModel):
@@ -120,7 +113,7 @@ class TypedRequest(_StrictModel):
 
     model: Annotated[str, Field(max_length=128)]
     user: str | None = None
-    _parameters: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    _parameters: Mapping[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -257,9 +250,8 @@ def _check_combinations(request: _GenerationRequest) -> None:
     if request.echo and not all(isinstance(one, str) for one in request.prompts):
         raise BadRequest("only a prompt of text can be echoed", "echo")
     if request.echo and (n := sum(map(len, request.prompts)) * request.n) > MAX_ECHOED_CHARACTERS:
-        raise BadRequest(
-            f"expected at most {MAX_ECHOED_CHARACTERS} characters of prompts times n, given {n}", "echo"
-        )
+        text = f"expected at most {MAX_ECHOED_CHARACTERS} characters of prompts times n, given {n}"
+        raise BadRequest(text, "echo")
 
 
 def _bad_request_of(error: ValidationError) -> BadRequest:
@@ -269,15 +261,15 @@ def _bad_request_of(error: ValidationError) -> BadRequest:
     text = first["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     if first["type"] not in {"missing", "value_error"}:
-        text += f", given {_shown_value(first['input'])}"
+        value = first["input"]
+        if isinstance(value, list | dict):
+            given = "a list" if isinstance(value, list) else "an object"
+        else:
+            cut = value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value
+            given = json.dumps(cut, default=str)
+            given = given if len(given) <= _SHOWN_CHARACTERS else f"{given[:_SHOWN_CHARACTERS]}…"
+        text += f", given {given}"
     return BadRequest(text, ".".join([str(one)[:_SHOWN_CHARACTERS] for one in first["loc"]]))
-
-
-def _shown_value(value: Any) -> str:
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    text = json.dumps(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value, default=str)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def _as_text(given: Prompt, member: str) -> str:

@@ -21,16 +21,10 @@ from gpuserve.front.requests.validation import model_check_for
 from gpuserve.front.scheduling.refusals import no_stream
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
-from gpuserve.testing.local_requests import (
-    LocalRequest,
-    Outputs,
-    WrongCall,
-    batch_answers,
-    checked_arrays,
-    local_request,
-    worker_batch,
-)
+from gpuserve.testing import local_requests
+from gpuserve.testing.local_requests import LocalRequest, Outputs, WrongCall, local_request, worker_batch
 from gpuserve_worker.execution.execution import await_only_result, is_deferred
+from gpuserve_worker.inference import model_calls
 from gpuserve_worker.inference.callable_loading import InferenceCallable, LoadError, build, locate
 from gpuserve_worker.inference.callable_metrics import MetricRegistry
 from gpuserve_worker.inference.failure import failure_of
@@ -42,9 +36,6 @@ from gpuserve_worker.inference.model_calls import (
     CallReply,
     CallRequest,
     ModelCallError,
-    ModelCommand,
-    OutgoingCalls,
-    Question,
 )
 from gpuserve_worker.inference.model_context import ModelContext, enter_model
 from gpuserve_worker.inference.outputs import OutputError, OutputRules
@@ -113,9 +104,8 @@ class LocalModels:
             return LocalEnsemble(spec, self.find)
         source = spec.instances[0].source
         if source.get("python"):
-            raise WrongCall(
-                f"model {spec.name!r} runs in a Python of its own, {source['python']}: expected workers=True"
-            )
+            text = f"model {spec.name!r} runs in a Python of its own, {source['python']}"
+            raise WrongCall(f"{text}: expected workers=True")
         return LocalModel(spec, source, OtherModels({}))
 
 
@@ -160,13 +150,10 @@ class LocalModel:
         self._context = contextvars.copy_context()
         self._loop = asyncio.Runner()
         self._call: InferenceCallable | None = None
+        batching, strict, exact = spec.max_batch_size > 0, spec.strict, spec.exact
+        decoupled, outputs = spec.decoupled, spec.outputs
         self._rules = OutputRules(
-            spec.name,
-            spec.outputs,
-            batching=spec.max_batch_size > 0,
-            strict=spec.strict,
-            exact=spec.exact,
-            decoupled=spec.decoupled,
+            spec.name, outputs, batching=batching, strict=strict, exact=exact, decoupled=decoupled
         )
 
     def __enter__(self) -> LocalModel:
@@ -257,16 +244,15 @@ class LocalModel:
         self, result: Any, requests: Sequence[WireRequest]
     ) -> list[Outputs | ModelCallError | None]:
         try:
-            return list(batch_answers(self._rules.check(result, requests), requests))
+            return list(local_requests.batch_answers(self._rules.check(result, requests), requests))
         except OutputError as error:
             raise ModelCallError("INTERNAL", str(error)) from None
 
     def _call_model(self, batch: Any) -> Any:
         call = self._call
         if call is None:
-            raise RuntimeError(
-                f"model {self.spec.name!r} is not loaded: use it in a with block, or load() it"
-            )
+            text = f"model {self.spec.name!r} is not loaded: use it in a with block, or load() it"
+            raise RuntimeError(text)
         given = batch if accepts_batch(call) else batch.as_list()
         return _outside_loop(lambda: self._context.run(call, given))
 
@@ -341,14 +327,13 @@ def request_of_call(call: CallRequest) -> LocalRequest:
 
 def call_replies(answers: Sequence[Outputs | ModelCallError | None], call: CallRequest) -> list[CallReply]:
     """Return the answers to a call as its replies. The last reply is final."""
-    replies = [_reply(one, final=not call.stream) for one in answers]
+    replies = [
+        CallReply(None, {}, one, True)
+        if isinstance(one, ModelCallError)
+        else CallReply(dict(one or {}), {} if one is None else one.parameters, None, not call.stream)
+        for one in answers
+    ]
     return [*replies, CallReply(None, {}, None, True)] if call.stream else replies
-
-
-def _reply(answer: Outputs | ModelCallError | None, *, final: bool) -> CallReply:
-    if isinstance(answer, ModelCallError):
-        return CallReply(None, {}, answer, True)
-    return CallReply(dict(answer or {}), {} if answer is None else answer.parameters, None, final)
 
 
 def _outside_loop(call: Callable[[], Result]) -> Result:
@@ -397,7 +382,7 @@ class LocalEnsemble:
         return call_replies(self.answers([request_of_call(request)]), request)
 
     def _answer(self, request: LocalRequest) -> Outputs:
-        tensors, _ = checked_arrays(self.spec, self._check, request)
+        tensors, _ = local_requests.checked_arrays(self.spec, self._check, request)
         plan = self._plan(tuple(request.requested_outputs))
         progress = RunProgress(plan)
         parameters: dict[str, Any] = {}
@@ -439,20 +424,20 @@ class OtherModels:
 
     def __init__(self, others: Mapping[str, Other]) -> None:
         self._others = dict(others)
-        self.calls = OutgoingCalls()
+        self.calls = model_calls.OutgoingCalls()
         #: The names of loaded models.
         self.loaded = set(self._others)
         #: Every call and command of the model.
-        self.asked: list[Question] = []
+        self.asked: list[model_calls.Question] = []
 
     def add(self, others: Mapping[str, Other]) -> None:
         """Add models. They replace models of the same names."""
         self._others |= others
         self.loaded |= others.keys()
 
-    def ask(self, call_id: int, question: Question) -> None:
+    def ask(self, call_id: int, question: model_calls.Question) -> None:
         self.asked.append(question)
-        if isinstance(question, ModelCommand):
+        if isinstance(question, model_calls.ModelCommand):
             replies = [self._execute_command(question)]
         else:
             # The caller may be a coroutine, and the other model may have an event loop of its own.
@@ -476,7 +461,7 @@ class OtherModels:
     def wakes(self) -> bool:
         return True
 
-    def _execute_command(self, command: ModelCommand) -> CallReply:
+    def _execute_command(self, command: model_calls.ModelCommand) -> CallReply:
         verb, model, _ = command
         if verb == READY:
             return CallReply(None, {READY: model in self.loaded}, None, True)
@@ -489,11 +474,8 @@ class OtherModels:
         other = self._others.get(request.model)
         if other is None or request.model not in self.loaded:
             known = ", ".join(sorted(self.loaded)) or "none"
-            return [
-                _failed(
-                    "NOT_FOUND", f"no other model {request.model!r} is loaded in this test; those are {known}"
-                )
-            ]
+            text = f"no other model {request.model!r} is loaded in this test; those are {known}"
+            return [_failed("NOT_FOUND", text)]
         try:
             if not callable(other):
                 return other.answer_call(request)

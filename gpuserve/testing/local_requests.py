@@ -156,17 +156,15 @@ def _input_array(name: str, value: Any, datatype: str | None) -> Any:
         is_array = isinstance(value, np.ndarray | np.generic) or datatype is None
         array = np.asarray(value, dtype=None if is_array else numpy_dtype(str(datatype)))
         if array.dtype.kind in "US" or datatype_of(array.dtype) == BYTES:
-            return _encoded_strings(array)
+            elements = [
+                one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel().tolist()
+            ]
+            made = np.empty(len(elements), dtype=object)
+            made[:] = elements
+            return made.reshape(array.shape)
     except (ValueError, TypeError) as error:
         raise WrongCall(f"input {name!r}: {error}") from None
     return array
-
-
-def _encoded_strings(array: Any) -> Any:
-    elements = [one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel().tolist()]
-    made = np.empty(len(elements), dtype=object)
-    made[:] = elements
-    return made.reshape(array.shape)
 
 
 class Outputs(dict[str, Any]):

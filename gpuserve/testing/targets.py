@@ -48,11 +48,14 @@ def target_models(
     elif callable(target):
         callables = {callable_model_name(target): target}
     elif not isinstance(target, Server) and is_callable_path(os.fspath(target)):
-        configuration = _path_configuration(os.fspath(target), kwargs, declared)
+        path, given = os.fspath(target), {"kwargs": dict(kwargs)} if kwargs else {}
+        entry = entry_of(path, os.getcwd())
+        model = {**entry, **given, **_plain_declarations(declared, entry["name"])}
+        configuration = load_data({"models": [model]}, path, os.getcwd(), os.environ)
         return configuration.settings, configuration.models
     elif kwargs or declared:
-        given = ", ".join([*(["kwargs"] if kwargs else []), *declared])
-        raise WrongCall(f"{given}: expected with a callable alone, given with {target}")
+        names = ", ".join([*(["kwargs"] if kwargs else []), *declared])
+        raise WrongCall(f"{names}: expected with a callable alone, given with {target}")
     else:
         return _all_models(target)
     specs = [callable_spec(one, name, kwargs, declared, pickled=pickled) for name, one in callables.items()]
@@ -79,12 +82,8 @@ def callable_spec(
 ) -> ModelSpec:
     """Return the model spec of an inference callable. Raise as ``open_callable``."""
     declarations = declaration(target, name, kwargs)
-    entry = {
-        "name": name,
-        "callable": "the.test:callable",
-        **declarations,
-        **_plain_declarations(declared, name),
-    }
+    entry = {"name": name, "callable": "the.test:callable"}
+    entry |= {**declarations, **_plain_declarations(declared, name)}
     missing = [key for key in _TENSORS if key not in entry and not entry.get("openai")]
     if missing:
         raise BindError(
@@ -214,22 +213,13 @@ def _plain_declarations(declared: Mapping[str, Any], name: str) -> dict[str, Any
     return {key: plain_tensors(one, key, name) if key in _TENSORS else one for key, one in declared.items()}
 
 
-def _path_configuration(target: str, kwargs: Mapping[str, Any], declared: Mapping[str, Any]) -> Configuration:
-    """Return the configuration of a callable or a model file at a path. Raise ConfigProblems."""
-    given = {"kwargs": dict(kwargs)} if kwargs else {}
-    entry = entry_of(target, os.getcwd())
-    model = {**entry, **given, **_plain_declarations(declared, entry["name"])}
-    return load_data({"models": [model]}, target, os.getcwd(), os.environ)
-
-
 def _all_models(target: Server | str | PathLike[str]) -> tuple[ServerSettings, tuple[ModelSpec, ...]]:
     if isinstance(target, Server):
         return target.settings, target.declared
     path = os.fspath(target)
     is_one_model = os.path.isdir(path) and _is_model_folder(path)
-    configuration = (
-        _folder_configuration(os.path.abspath(path)) if is_one_model else load_target(path, os.environ)
-    )
+    folder = os.path.abspath(path)
+    configuration = _folder_configuration(folder) if is_one_model else load_target(path, os.environ)
     if configuration.broken:
         raise ConfigProblems([one for each in configuration.broken.values() for one in each.problems])
     return configuration.settings, configuration.models

@@ -68,9 +68,17 @@ class TestClient:
         settings, specs = target_models(target, kwargs or {}, declared, pickled=workers)
         #: The names of the models.
         self.models = tuple(dict.fromkeys(one.name for one in specs))
-        self._tested: TestedModels = (
-            _worker_models(settings, specs, others) if workers else LocalModels(specs, others)
-        )
+        self._tested: TestedModels
+        if workers:
+            from gpuserve.testing.worker_models import WorkerModels  # imports the supervisor
+
+            if others:
+                raise WrongCall(
+                    "others work in this process only: expected no workers, or models in their place"
+                )
+            self._tested = WorkerModels(settings, specs)
+        else:
+            self._tested = LocalModels(specs, others)
         self._is_open = False
 
     def __repr__(self) -> str:
@@ -150,11 +158,3 @@ class TestClient:
         options: Any = {name: one for name, one in named.items() if name in _OPTIONS}
         version = str(options.get("version", ""))
         return model or self.models[0], version, local_request(arrays, **options)
-
-
-def _worker_models(settings: Any, specs: Any, others: Mapping[str, Other]) -> TestedModels:
-    from gpuserve.testing.worker_models import WorkerModels  # imports the supervisor
-
-    if others:
-        raise WrongCall("others work in this process only: expected no workers, or models in their place")
-    return WorkerModels(settings, specs)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuserve.api.model_host import ModelHost, Runner
+from gpuserve.client.decoupled_clients import is_final
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
@@ -103,7 +104,7 @@ class WorkerModels:
             final = False
             while not final:
                 result, error = answers.get()
-                final = error is None and _is_final(result)
+                final = error is None and is_final(result)
                 if not (final and not result.get_response().outputs):
                     yield _outputs(result, error)
         finally:
@@ -118,7 +119,6 @@ class WorkerModels:
         return InferenceServerClient(self.addresses["grpc"])
 
     def _arguments(self, model: str, version: str, request: LocalRequest) -> dict[str, Any]:
-        """Return the arguments of tritonclient's calls."""
         from tritonclient.grpc import InferRequestedOutput
 
         arguments: dict[str, Any] = {
@@ -162,8 +162,3 @@ def _outputs(result: Any, error: Any) -> Outputs:
         if key != _FINAL
     }
     return Outputs({one.name: result.as_numpy(one.name) for one in response.outputs}, parameters)
-
-
-def _is_final(result: Any) -> bool:
-    parameters = result.get_response().parameters
-    return _FINAL in parameters and bool(parameters[_FINAL].bool_param)

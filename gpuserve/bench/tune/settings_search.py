@@ -1,11 +1,9 @@
-"""The search: settings of a model that may change, the latency limit, scores of measured points, and the next
-settings to try. Pure.
+"""The search: settings of a model that may change, the latency limit, scores of points, and the next settings
+to try. Pure: the same scores lead to the same trials.
 
 An axis is a key of the config file with a few values in ascending order, one of which is the file's own. The
-search moves along one axis at a time, from the best settings so far, until no step is better. The throughput
-of a server over one setting mostly has a single maximum: larger batches pay until they do not. Steps go to
-neighbours on an axis, so that few trials are wasted far from the maximum. The same scores lead to the same
-trials.
+search moves along one axis at a time, from the best settings so far, to neighbours, until no step is better:
+the throughput of a server over one setting mostly has a single maximum.
 """
 
 from __future__ import annotations
@@ -55,29 +53,21 @@ class RequestedValues:
 def tunable_axes(
     model: ModelSpec, counts: Sequence[int], cores: int, least_batch: int, requested: RequestedValues
 ) -> list[Axis]:
-    """Return the axes of a model with more than one value.
-
-    Args:
-        counts: the count of each entry of ``instances``, which is an axis if there is one entry.
-        cores: cores of this machine.
-        least_batch: rows of a request.
+    """Return the axes of a model with more than one value. ``counts`` are those of the entries of
+    ``instances``, an axis if there is one entry; ``least_batch`` is the rows of a request.
     """
     batch, delay = model.max_batch_size, model.batching.max_queue_delay_us
     found = []
     if batch:
         sizes = [one for one in requested.max_batch_sizes or _values_around(batch) if one >= least_batch]
-        found.append(
-            _make_axis("--max-batch-sizes", ("max_batch_size",), sizes, batch, requested.max_batch_sizes)
-        )
-        keys = ("batching", "max_queue_delay_us")
-        found.append(
-            _make_axis("--delays-us", keys, requested.delays_us or _DELAYS_US, delay, requested.delays_us)
-        )
+        wanted = requested.max_batch_sizes
+        sizes = [one for one in wanted or _values_around(batch) if one >= least_batch]
+        found.append(_make_axis("--max-batch-sizes", ("max_batch_size",), sizes, batch, wanted))
+        keys, wanted = ("batching", "max_queue_delay_us"), requested.delays_us
+        found.append(_make_axis("--delays-us", keys, wanted or _DELAYS_US, delay, wanted))
     if len(counts) == 1:
-        numbers = requested.instances or _instances(counts[0], cores)
-        found.append(
-            _make_axis("--instances", ("instances", 0, "count"), numbers, counts[0], requested.instances)
-        )
+        numbers, wanted = requested.instances or _instances(counts[0], cores), requested.instances
+        found.append(_make_axis("--instances", ("instances", 0, "count"), numbers, counts[0], wanted))
     depths = requested.prefetch or _PREFETCH
     found.append(_make_axis("--prefetch", ("prefetch",), depths, model.prefetch, requested.prefetch))
     return [axis for axis in found if axis.values != (axis.start,)]
@@ -91,15 +81,12 @@ def _make_axis(
     requested: tuple[int, ...] | None,
 ) -> Axis:
     """Return an axis; the file's own value is among its values unless the user requested values."""
-    return Axis(
-        option, keys, tuple(sorted({*values} if requested and values else {*values, configured})), configured
-    )
+    tried = {*values} if requested and values else {*values, configured}
+    return Axis(option, keys, tuple(sorted(tried)), configured)
 
 
 def parse_values(option: str, text: str | None, least: int, most: int) -> tuple[int, ...] | None:
-    """Return the values of a list such as ``1,2,4`` in ascending order, or None without the option; raise
-    BenchOptionError for another form.
-    """
+    """Return the values of a list such as ``1,2,4``, ascending, or None. Raise BenchOptionError otherwise."""
     if text is None:
         return None
     try:
@@ -107,9 +94,8 @@ def parse_values(option: str, text: str | None, least: int, most: int) -> tuple[
     except ValueError:
         values = (least - 1,)
     if not all(least <= value <= most for value in values):
-        raise BenchOptionError(
-            option, f"expected whole numbers from {least} to {most} such as 1,2,4, given {text!r}"
-        )
+        form = f"whole numbers from {least} to {most} such as 1,2,4"
+        raise BenchOptionError(option, f"expected {form}, given {text!r}")
     return values
 
 
@@ -121,12 +107,9 @@ def parse_requested(texts: Mapping[str, str | None]) -> RequestedValues:
         "instances": (1, MAX_INSTANCES),
         "prefetch": (0, _MAX_PREFETCH),
     }
-    return RequestedValues(
-        **{
-            name: parse_values(f"--{name.replace('_', '-')}", texts.get(name), *bound)
-            for name, bound in bounds.items()
-        }
-    )
+    options = {name: f"--{name.replace('_', '-')}" for name in bounds}
+    found = {name: parse_values(options[name], texts.get(name), *bound) for name, bound in bounds.items()}
+    return RequestedValues(**found)
 
 
 def _values_around(value: int) -> tuple[int, ...]:
@@ -173,10 +156,8 @@ def parse_limit(text: str) -> LatencyLimit:
             return LatencyLimit(figure, parse_duration(time) * 1e3)
     except ValueError:
         pass
-    raise BenchOptionError(
-        "--latency-limit",
-        f"expected one of {', '.join(_FIELDS)} with a time, such as p99=50ms, given {text!r}",
-    )
+    form = f"expected one of {', '.join(_FIELDS)} with a time, such as p99=50ms"
+    raise BenchOptionError("--latency-limit", f"{form}, given {text!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +209,7 @@ NOISE_MARGIN: Final = 1.03
 
 
 def coordinate_search(sizes: Sequence[int], start: Position) -> Generator[Position, float, Position]:
-    """Yield positions to try, receive their scores by ``send``, and return the best position. ``sizes`` are
-    the numbers of values of each axis.
-    """
+    """Yield positions to try on axes of these ``sizes``, receive their scores, and return the best."""
     scores: dict[Position, float] = {}
 
     def evaluate(position: Position) -> Generator[Position, float, float]:
@@ -255,7 +234,5 @@ def coordinate_search(sizes: Sequence[int], start: Position) -> Generator[Positi
 
 
 def is_better(new: float, old: float) -> bool:
-    """Return whether a score exceeds another by more than noise. Scores below 0 belong to settings over the
-    limit.
-    """
+    """Return whether a score is better by more than noise. Scores below 0 are over the limit."""
     return new > old * NOISE_MARGIN if old > 0 else new > old / NOISE_MARGIN

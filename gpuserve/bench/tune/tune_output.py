@@ -14,14 +14,8 @@ from ruamel.yaml import YAML
 from gpuserve.bench.bench_session import BenchObserver
 from gpuserve.bench.level_results import LevelResult, Window
 from gpuserve.bench.load_plan import LoadLevel
-from gpuserve.bench.tune.settings_search import (
-    Axis,
-    LatencyLimit,
-    MeasuredPoint,
-    Settings,
-    best_point,
-    pareto_front,
-)
+from gpuserve.bench.tune import settings_search as search
+from gpuserve.bench.tune.settings_search import Axis, LatencyLimit, MeasuredPoint, Settings
 from gpuserve.config.schema import canonical_key
 from gpuserve.config.yaml_document import Path
 
@@ -41,7 +35,12 @@ class TrialView:
 
     def trial_ended(self, settings: Settings, points: Sequence[MeasuredPoint], failure: str) -> None:
         self._show_transient("")
-        text = failure or _trial_text(points, self._limit)
+        text, found, figure = failure, search.best_point(points, self._limit), self._limit.figure
+        if not failure and found is None:
+            text = f"{figure} is over the limit"
+        elif not failure and found is not None:
+            text = f"{found.throughput:,.0f} req/s, {figure} {found.latency_ms:.3g} ms"
+            text += f", {found.concurrency:g} in flight"
         self._stream.write(f"{self._number:>3}  {settings_text(self._axes, settings)}: {text}\n")
         self._stream.flush()
 
@@ -49,15 +48,12 @@ class TrialView:
         self._show_transient(f"{self._number:>3}  {level} in flight …")
 
     def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
-        self._show_transient(
-            f"{self._number:>3}  {window.throughput:,.0f} req/s, p99 {window.p99_ms:.3g} ms …"
-        )
+        figures = f"{window.throughput:,.0f} req/s, p99 {window.p99_ms:.3g} ms"
+        self._show_transient(f"{self._number:>3}  {figures} …")
 
-    def level_ended(self, result: LevelResult) -> None:
-        pass
+    def level_ended(self, result: LevelResult) -> None: ...
 
     def _show_transient(self, text: str) -> None:
-        """Write a line that the next one replaces."""
         if self._stream.isatty():
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()
@@ -69,20 +65,15 @@ def print_front(
     """Write the Pareto front, then the best point of all other settings; the best point within the limit is
     marked. The table is drawn on a terminal, and Markdown elsewhere.
     """
-    chosen = best_point(points, limit)
-    shown = pareto_front(points)
+    chosen = search.best_point(points, limit)
+    shown = search.pareto_front(points)
     shown += _best_of_others(points, shown, limit)
     titles = [*(axis.title for axis in axes), "in flight", "req/s", f"{limit.figure} ms", ""]
-    rows = [
-        [
-            *map(str, one.settings),
-            f"{one.concurrency:g}",
-            f"{one.throughput:,.0f}",
-            f"{one.latency_ms:.3g}",
-            _remark(one, chosen, limit),
-        ]
-        for one in shown
-    ]
+    rows = []
+    for one in shown:
+        remark = "best" if one is chosen else "over the limit" if one.latency_ms > limit.limit_ms else ""
+        figures = [f"{one.concurrency:g}", f"{one.throughput:,.0f}", f"{one.latency_ms:.3g}"]
+        rows.append([*map(str, one.settings), *figures, remark])
     if stream.isatty():
         _draw_table(model, titles, rows, stream)
         return
@@ -94,22 +85,13 @@ def print_front(
 def _best_of_others(
     points: Sequence[MeasuredPoint], shown: Sequence[MeasuredPoint], limit: LatencyLimit
 ) -> list[MeasuredPoint]:
-    """Return the best point of all settings that are not shown; without one within the limit, the point of
-    lowest latency.
-    """
-    left: dict[Settings, list[MeasuredPoint]] = {
-        one.settings: [] for one in points if one.settings not in {each.settings for each in shown}
-    }
+    """Return the best point of all settings not shown, or of lowest latency if none is within the limit."""
+    left: dict[Settings, list[MeasuredPoint]] = {}
     for one in points:
-        if one.settings in left:
-            left[one.settings].append(one)
-    return [best_point(each, limit) or min(each, key=lambda one: one.latency_ms) for each in left.values()]
-
-
-def _remark(one: MeasuredPoint, chosen: MeasuredPoint | None, limit: LatencyLimit) -> str:
-    if one is chosen:
-        return "best"
-    return "over the limit" if one.latency_ms > limit.limit_ms else ""
+        if one.settings not in {each.settings for each in shown}:
+            left.setdefault(one.settings, []).append(one)
+    best = search.best_point
+    return [best(each, limit) or min(each, key=lambda one: one.latency_ms) for each in left.values()]
 
 
 def settings_text(axes: Sequence[Axis], settings: Settings) -> str:
@@ -130,16 +112,6 @@ def _draw_table(model: str, titles: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row, style="bold" if row[-1] else "")
     Console(file=stream).print(table)
-
-
-def _trial_text(points: Sequence[MeasuredPoint], limit: LatencyLimit) -> str:
-    found = best_point(points, limit)
-    if found is None:
-        return f"{limit.figure} is over the limit"
-    return (
-        f"{found.throughput:,.0f} req/s, {limit.figure} {found.latency_ms:.3g} ms, "
-        f"{found.concurrency:g} in flight"
-    )
 
 
 _FIRST_ITEM = re.compile(r"^models:[^\n]*\n(?:[ ]*(?:#[^\n]*)?\n)*([ ]*)- ", re.MULTILINE)
@@ -175,7 +147,6 @@ def _set_value(whole: Any, path: Path, value: Any) -> None:
 
 
 def _get_or_create_child(whole: Any, step: str | int, following: str | int) -> Any:
-    """Return the child at this step, created if it is missing."""
     empty: Any = [] if isinstance(following, int) else {}
     if isinstance(whole, list):
         if step == len(whole):

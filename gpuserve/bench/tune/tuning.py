@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Protocol
@@ -114,8 +115,11 @@ class Tuning:
         Ctrl-C; raise BenchError if the first trial fails.
         """
         axes = self.model.axes
-        start = tuple(_start_position(axis) for axis in axes)
-        search = coordinate_search([len(axis.values) for axis in axes], start)
+        start = []  # the positions of the file's values, or of the nearest ones
+        for axis in axes:
+            distances = [abs(value - axis.start) for value in axis.values]
+            start.append(distances.index(min(distances)))
+        search = coordinate_search([len(axis.values) for axis in axes], tuple(start))
         position = next(search)
         try:
             while True:
@@ -170,11 +174,6 @@ class Tuning:
         return max(last.throughput, levels[-2].throughput) < _GROWTH * before
 
 
-def _start_position(axis: Axis) -> int:
-    """Return the position of the file's value, or of the nearest value."""
-    return min(range(len(axis.values)), key=lambda at: abs(axis.values[at] - axis.start))
-
-
 def model_index(configuration: Configuration, name: str) -> int:
     """Return the place of a model under ``models``; raise BenchOptionError for an unknown name or
     an ensemble.
@@ -185,9 +184,8 @@ def model_index(configuration: Configuration, name: str) -> int:
         raise BenchOptionError("--model", f"the file has no model {name!r}, only {', '.join(names)}")
     index = names.index(name)
     if entries[index].callable is None:
-        raise BenchOptionError(
-            "--model", f"{name!r} is an ensemble, which has nothing to tune; tune its steps"
-        )
+        text = f"{name!r} is an ensemble, which has nothing to tune; tune its steps"
+        raise BenchOptionError("--model", text)
     return index
 
 
@@ -249,8 +247,8 @@ def trial_server(config: str, values: Mapping[Path, Any], protocol: str) -> Iter
     reader: threading.Thread | None = None
     try:
         address = _wait_until_ready(process.stderr, protocol)
-        reader = threading.Thread(target=_drain_pipe, args=(process.stderr,), daemon=True)
-        reader.start()  # a full pipe would block the server
+        reader = threading.Thread(target=deque, args=(process.stderr, 0), daemon=True)
+        reader.start()  # drops the lines: a full pipe would block the server
         yield ServerUrl.parse(f"{protocol}://{address}")
     finally:
         _stop_process(process)
@@ -278,11 +276,6 @@ def _message(line: str) -> str:
         return str(json.loads(line)["msg"])
     except (KeyError, TypeError, ValueError):
         return line.strip()
-
-
-def _drain_pipe(stderr: IO[str]) -> None:
-    for _ in stderr:
-        pass
 
 
 def _stop_process(process: subprocess.Popen[str]) -> None:

@@ -1,20 +1,17 @@
 """The messages between the front and an ingress process.
 
-    front -> ingress   IngressSetup, Connect, ChangeSettings, ChangeLogSettings, AnnounceShutdown,
-                       ReloadTls, StopIngress, SpentTokens,
-                       WholeResponsePart, WholeResponse, ResponseStart, ResponseData, DropUnsent,
-                       ResponseEnd, ResponseReset, BodyConsumed,
-                       PublishedModel, FrontState, BatchOutputs, RequestResult, FailedRequest,
-                       StreamEnded, LendSegment, UnlendSegment, BlocksFreed
-    ingress -> front   HeldConnections, IngressStatus, ReceivedConnections, ClosedConnections,
-                       SpentTokens,
-                       RequestOpened, RequestBody, RequestAborted, ResponseCredit,
-                       RequestTemplate, TemplatedRequests, ForgetTemplates, SubmitRequest,
-                       CancelRequests, LeasesClosed, IngressSegment, DropIngressSegment
+    front -> ingress   IngressSetup, Connect, ChangeSettings, ChangeLogSettings, AnnounceShutdown, ReloadTls,
+                       StopIngress, SpentTokens, WholeResponsePart, WholeResponse, ResponseStart,
+                       ResponseData, DropUnsent, ResponseEnd, ResponseReset, BodyConsumed, PublishedModel,
+                       FrontState, BatchOutputs, RequestResult, FailedRequest, StreamEnded, LendSegment,
+                       UnlendSegment, BlocksFreed
+    ingress -> front   HeldConnections, IngressStatus, ReceivedConnections, ClosedConnections, SpentTokens,
+                       RequestOpened, RequestBody, RequestAborted, ResponseCredit, RequestTemplate,
+                       TemplatedRequests, ForgetTemplates, SubmitRequest, CancelRequests, LeasesClosed,
+                       IngressSegment, DropIngressSegment
 
 An *exchange* is one request at its connection, by a number that its ingress process never reuses. An ingress
-process forwards the requests that it does not answer unchanged, and the front answers them like requests at
-connections of its own.
+process forwards requests that it does not answer unchanged, and the front answers them like any others.
 
 Inference is answered in the ingress process: it parses the request, has the front run it under a *ticket*
 that it never reuses, and writes the response. A large tensor stays where it is: inputs in the arena of the
@@ -24,8 +21,7 @@ An ingress process outlives its front. Each front has a socket pair of its own w
 front is mistaken for another's. Tickets and exchange numbers continue.
 
 The encoding is that of the workers' wire (``gpuserve_worker.protocol.wire``): named tuples as msgpack arrays
-with a tag, several in one datagram, descriptors beside a message that is alone in its datagram. Both ends
-have the same version.
+with a tag, several in one datagram, descriptors beside a message that is alone. Both ends have one version.
 """
 
 from __future__ import annotations
@@ -38,10 +34,9 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 
 class IngressSetup(NamedTuple):
-    """The first message of each front: the settings of the server, and the number of the ingress process,
-    from 0 on. ``idle_paths`` are prefixes of paths whose requests may be open without work. ``counted`` are
-    the totals of former processes with the same number, by the fields of ``IngressStatus``; a process that
-    had a front before ignores them.
+    """The first message of each front: the settings of the server, and the ``number`` of the ingress process,
+    from 0 on. Requests for ``idle_paths`` may be open without work. ``counted`` are the totals of former
+    processes of this number, by the fields of ``IngressStatus``, for a process that had no front before.
     """
 
     settings: dict[str, Any]
@@ -51,9 +46,7 @@ class IngressSetup(NamedTuple):
 
 
 class HeldConnections(NamedTuple):
-    """The connections that an ingress process kept from the previous front, by the addresses of their
-    clients: the answer to the ``IngressSetup`` of another front.
-    """
+    """The clients' addresses of connections kept from the previous front: the answer to ``IngressSetup``."""
 
     addresses: tuple[str | None, ...]
 
@@ -62,18 +55,14 @@ class HeldConnections(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """An accepted connection, with its socket as descriptor. ``address`` is its client's, None on a unix
-    socket. ``tls``: the client starts with a handshake.
-    """
+    """An accepted connection with its socket. ``address``: None on a unix socket. ``tls``: TLS starts."""
 
     address: str | None
     tls: bool
 
 
 class ReceivedConnections(NamedTuple):
-    """The number of further assigned connections that the ingress process has received, in order, sent before
-    it reads from them: if it dies before, they are assigned to another one.
-    """
+    """How many more assigned connections were received, in order. Others are assigned again after a death."""
 
     n: int
 
@@ -97,9 +86,7 @@ class ChangeLogSettings(NamedTuple):
 
 
 class AnnounceShutdown(NamedTuple):
-    """An order to tell clients to send no more requests. ``notice`` counts these orders; ``IngressStatus``
-    reports the last one received.
-    """
+    """An order to tell clients to send no more requests; ``notice`` counts these orders."""
 
     notice: int
 
@@ -113,7 +100,7 @@ class StopIngress(NamedTuple):
 
 
 class IngressStatus(NamedTuple):
-    """The heartbeat of an ingress process, a few times a second. The first one reports that it takes
+    """The heartbeat of an ingress process, a few times a second; the first one means that it takes
     connections.
 
     It contains the last ``notice`` received, the number of connections whose clients are unaware of it, the
@@ -140,9 +127,7 @@ class IngressStatus(NamedTuple):
 
 
 class SpentTokens(NamedTuple):
-    """Tokens of the rate limiter that an ingress process granted since its last report, by client. The front
-    sends them to all other ingress processes, which charge their own buckets.
-    """
+    """Granted tokens of the rate limiter by client, which all other ingress processes charge as well."""
 
     spent: tuple[tuple[int | str | bytes, int], ...]
 
@@ -151,8 +136,8 @@ class SpentTokens(NamedTuple):
 
 
 class RequestOpened(NamedTuple):
-    """A request whose head has arrived, by the fields of ``Head`` and ``Ends``. ``user`` is the sending user,
-    if that is needed and known (``doors/access/users.py``).
+    """A request whose head has arrived, by the fields of ``Head`` and ``ConnectionEndpoints``. ``user`` is
+    the sending user, if that is needed and known.
     """
 
     exchange: int
@@ -217,9 +202,7 @@ class ResponseData(NamedTuple):
 
 
 class ResponseCredit(NamedTuple):
-    """The number of bytes of ``WholeResponsePart`` and ``ResponseData`` that were sent or buffered. Small
-    numbers are deferred until there are more.
-    """
+    """The response bytes that were sent or buffered. Small numbers are deferred until there are more."""
 
     exchange: int
     nbytes: int
@@ -255,9 +238,8 @@ class BodyConsumed(NamedTuple):
 
 
 class PublishedModel(NamedTuple):
-    """The current state of a served model: the spec of each version (``ModelSpec.to_wire``) and whether it
-    was ever ready; no version if it is not served any more. ``states`` are the states of its versions for
-    ``ModelTable.set_states``.
+    """A served model: spec (``ModelSpec.to_wire``) and whether it was ever ready, of each version; none if it
+    is not served any more. ``states``: the states of its versions for ``ModelTable.set_states``.
     """
 
     model: str
@@ -266,9 +248,7 @@ class PublishedModel(NamedTuple):
 
 
 class FrontState(NamedTuple):
-    """The state of the front: ``draining`` refuses new requests, ``ended`` answers none. ``tracing``:
-    requests may be traced.
-    """
+    """The front's state: ``draining`` refuses requests, ``ended`` answers none; ``tracing`` may be on."""
 
     draining: bool
     ended: bool
@@ -304,8 +284,8 @@ class SubmitRequest(NamedTuple):
 
 
 class RequestTemplate(NamedTuple):
-    """The common part of many requests: the model, the requested outputs, and the name, datatype and shape of
-    each input. Their other fields of ``SubmitRequest`` are empty, except ``timeout_s``.
+    """The common part of many requests: model, requested outputs, and name, datatype and shape of each input.
+    Their other fields of ``SubmitRequest`` are empty, except ``timeout_s``.
     """
 
     template: int
@@ -316,8 +296,8 @@ class RequestTemplate(NamedTuple):
 
 
 class TemplatedRequests(NamedTuple):
-    """Requests that fit a ``RequestTemplate``: of each the ticket, the template, ``timeout_s``, and the data
-    of each input as in ``SubmitRequest``. A batch of them is answered by one ``BatchOutputs``.
+    """Requests that fit a template: ticket, template, ``timeout_s``, and the data of each input, as in
+    ``SubmitRequest``. A batch of them is answered by one ``BatchOutputs``.
     """
 
     requests: tuple[tuple[Any, ...], ...]
@@ -334,8 +314,8 @@ class CancelRequests(NamedTuple):
 
 
 class BatchOutputs(NamedTuple):
-    """The outputs of a whole batch, as in ``RequestResult``, with the ``rows`` of each request, in order. The
-    ticket of requests of other processes, and of cancelled ones, is 0.
+    """The outputs of a batch, as in ``RequestResult``, with the ``rows`` of each request, in order. The
+    ticket of other processes' and of cancelled requests is 0.
     """
 
     tickets: tuple[int, ...]
@@ -346,9 +326,9 @@ class BatchOutputs(NamedTuple):
 
 
 class RequestResult(NamedTuple):
-    """A response; ``final`` if it is the only one of its request. Each of ``outputs`` is a name, a datatype,
-    a shape and the data: bytes, a place in a lent segment (segment, offset, nbytes), or None if it lies in
-    the client's region. The places stay valid until ``LeasesClosed`` names the ``lease``, unless that is 0.
+    """A response; ``final`` if it is the only one. Each of ``outputs`` is a name, a datatype, a shape and the
+    data: bytes, a place in a lent segment (segment, offset, nbytes), or None if it lies in the client's
+    region. The places stay valid until ``LeasesClosed`` names the ``lease``, unless that is 0.
     """
 
     ticket: int

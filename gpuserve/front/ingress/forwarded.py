@@ -1,5 +1,5 @@
-"""Forwarded requests in the front: each is an ``Exchange``, answered like a request at a connection of the
-front. Responses are sent in pieces, of which a few are on their way at a time.
+"""Forwarded requests in the front: each is an ``Exchange``, answered like one at a connection of the front.
+Responses are sent in pieces, of which a few are on their way at a time.
 """
 
 from __future__ import annotations
@@ -11,22 +11,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gpuserve.core.states import StepTable
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.ipc_channel import WINDOW_NBYTES, IpcChannel, split_into_pieces
+from gpuserve.front.net import exchange as net
 from gpuserve.front.net.admission import source_of
-from gpuserve.front.net.exchange import (
-    AnswerHead,
-    BodyReceiver,
-    ConnectionEndpoints,
-    Head,
-    Header,
-    Piece,
-    Release,
-    RequestHandler,
-)
+from gpuserve.front.net.exchange import BodyReceiver, Header, Piece, Release, RequestHandler
 
 logger = logging.getLogger(__name__)
 
@@ -54,33 +46,31 @@ _OVER: Final = ForwardedProgress.OVER
 _PROGRESS: Final = StepTable(
     "a forwarded response",
     {
-        ForwardedProgress.AWAITED: {
-            ForwardedProgress.STARTED,
-            ForwardedProgress.ENDING,
-            ForwardedProgress.OVER,
-        },
+        ForwardedProgress.AWAITED: set(ForwardedProgress) - {ForwardedProgress.AWAITED},
         ForwardedProgress.STARTED: {ForwardedProgress.ENDING, ForwardedProgress.OVER},
         ForwardedProgress.ENDING: {ForwardedProgress.OVER},
         ForwardedProgress.OVER: (),
     },
 )
+#: The last message of a response.
+_Last: TypeAlias = (
+    messages.WholeResponse | messages.ResponseStart | messages.ResponseData | messages.ResponseEnd
+)
 
 
 class ForwardedExchanges:
-    """The forwarded requests of one ingress process that are neither answered nor aborted. ``handlers`` maps
-    its messages to their handlers.
-    """
+    """The unanswered forwarded requests of one ingress process. ``handlers`` are for its messages."""
 
     def __init__(self, channel: IpcChannel, accept: RequestHandler) -> None:
         self._channel = channel
         self._accept = accept
         self._open: dict[int, ForwardedExchange] = {}
-        self._head = functools.lru_cache(_REMEMBERED)(Head)
+        self._head = functools.lru_cache(_REMEMBERED)(net.Head)
         self.handlers: Mapping[type, Callable[[Any], None]] = {
             messages.RequestOpened: self._on_opened,
             messages.RequestBody: partial(self._dispatch, ForwardedExchange.on_body),
             messages.ResponseCredit: partial(self._dispatch, ForwardedExchange.on_sent),
-            messages.RequestAborted: partial(self._dispatch, ForwardedExchange.on_abandoned),
+            messages.RequestAborted: partial(self._dispatch, lambda exchange, _: exchange.drop()),
         }
 
     @property
@@ -100,7 +90,16 @@ class ForwardedExchanges:
         self._open.pop(number, None)
 
     def _on_opened(self, opened: messages.RequestOpened) -> None:
-        exchange = ForwardedExchange(self, opened.exchange, self._head_of(opened), _ends(opened))
+        _, method, target, headers, version, content_length, scheme, *_ = opened
+        fields = method, target, headers, version, content_length, scheme
+        nbytes = len(target) + sum([len(name) + len(value) for name, value in headers])
+        # Equal heads share one object, for results derived from it.
+        make = self._head if nbytes <= _REMEMBERED_NBYTES else net.Head
+        source = source_of(opened.client and opened.client[0])
+        ends = net.ConnectionEndpoints(
+            opened.client, opened.server, opened.tls, source=source, user=opened.user
+        )
+        exchange = ForwardedExchange(self, opened.exchange, make(*fields), ends)
         self._open[opened.exchange] = exchange
         self._guard(exchange, partial(exchange.open, self._accept))
 
@@ -117,37 +116,17 @@ class ForwardedExchanges:
             logger.exception("server defect: aborted a request")
             exchange.reset()
 
-    def _head_of(self, opened: messages.RequestOpened) -> Head:
-        """Return the head of a request. Equal heads share one object, for results derived from it."""
-        headers = opened.headers
-        nbytes = len(opened.target) + sum([len(name) + len(value) for name, value in headers])
-        return (self._head if nbytes <= _REMEMBERED_NBYTES else Head)(
-            opened.method, opened.target, headers, opened.http_version, opened.content_length, opened.scheme
-        )
-
 
 class ForwardedExchange:
     """One request at a connection of an ingress process: an ``Exchange``."""
 
     __slots__ = (
-        "_body_ended",
-        "_exchanges",
-        "_last",
-        "_number",
-        "_on_way_nbytes",
-        "_progress",
-        "_release",
-        "_sink",
-        "_uncredited_nbytes",
-        "_unsent",
-        "_unsent_nbytes",
-        "_waiter",
-        "endpoints",
-        "head",
-    )
+        "_body_ended", "_exchanges", "_last", "_number", "_on_way_nbytes", "_progress", "_release", "_sink",
+        "_uncredited_nbytes", "_unsent", "_unsent_nbytes", "_waiter", "endpoints", "head",
+    )  # fmt: skip
 
     def __init__(
-        self, exchanges: ForwardedExchanges, number: int, head: Head, ends: ConnectionEndpoints
+        self, exchanges: ForwardedExchanges, number: int, head: net.Head, ends: net.ConnectionEndpoints
     ) -> None:
         self.head = head
         self.endpoints = ends
@@ -159,13 +138,7 @@ class ForwardedExchange:
         self._uncredited_nbytes = 0
         #: The unsent parts of the response, and its last message.
         self._unsent: deque[Piece] = deque()
-        self._last: (
-            messages.WholeResponse
-            | messages.ResponseStart
-            | messages.ResponseData
-            | messages.ResponseEnd
-            | None
-        ) = None
+        self._last: _Last | None = None
         self._unsent_nbytes = 0
         self._on_way_nbytes = 0
         self._release: Release | None = None
@@ -191,9 +164,6 @@ class ForwardedExchange:
         if not self._is_full:
             self._wake()
 
-    def on_abandoned(self, _abandoned: messages.RequestAborted) -> None:
-        self.drop()
-
     def drop(self) -> None:
         """Abort the response, because nobody waits for it."""
         sink, self._sink = self._sink, None
@@ -212,7 +182,7 @@ class ForwardedExchange:
         return self._progress is _OVER or self._progress is ForwardedProgress.ENDING
 
     def answer(
-        self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
+        self, head: net.AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
     ) -> None:
         if self._progress is not _AWAITED:
             if release is not None:
@@ -286,10 +256,7 @@ class ForwardedExchange:
             self._unsent.append(part)
             self._unsent_nbytes += len(part)
 
-    def _end(
-        self,
-        last: messages.WholeResponse | messages.ResponseStart | messages.ResponseData | messages.ResponseEnd,
-    ) -> None:
+    def _end(self, last: _Last) -> None:
         """Complete the response. A sink that still gets the body is told to ignore the rest."""
         self._move(ForwardedProgress.ENDING)
         self._last = last
@@ -299,23 +266,18 @@ class ForwardedExchange:
             sink.abandon()
 
     def _push(self) -> None:
-        """Send as many parts as the window allows."""
         is_whole = isinstance(self._last, messages.WholeResponse)
         while self._unsent and self._on_way_nbytes < WINDOW_NBYTES:
             part = bytes(self._unsent.popleft())
             self._unsent_nbytes -= len(part)
             self._on_way_nbytes += len(part)
-            self._exchanges.post(
-                messages.WholeResponsePart(self._number, part)
-                if is_whole
-                else messages.ResponseData(self._number, part, False)
-            )
+            data = messages.ResponseData(self._number, part, False)
+            self._exchanges.post(messages.WholeResponsePart(self._number, part) if is_whole else data)
         if self._last is not None and not self._unsent:
             self._exchanges.post(self._last)
             self._complete()
 
     def _complete(self) -> None:
-        """End the exchange, however it ended."""
         if self._progress is _OVER:
             return
         self._move(_OVER)
@@ -333,9 +295,3 @@ class ForwardedExchange:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-
-def _ends(opened: messages.RequestOpened) -> ConnectionEndpoints:
-    client = opened.client
-    source = source_of(client and client[0])
-    return ConnectionEndpoints(client, opened.server, opened.tls, source=source, user=opened.user)

@@ -1,7 +1,5 @@
 """Request forwarding in an ingress process: requests go to the front, and its responses to their connections.
-
-This module knows no paths. It answers requests only if their front has died, or if no front is connected for
-too long.
+Requests are answered here only if their front has died, or if no front is connected for too long.
 """
 
 from __future__ import annotations
@@ -17,13 +15,8 @@ from typing import Any, Final
 
 from gpuserve.core.errors import RequestError
 from gpuserve.front.ingress import channel_messages as messages
-from gpuserve.front.ingress.ipc_channel import (
-    CREDIT_NBYTES,
-    FrontOutage,
-    IpcChannel,
-    front_died,
-    split_into_pieces,
-)
+from gpuserve.front.ingress import ipc_channel
+from gpuserve.front.ingress.ipc_channel import FrontOutage, IpcChannel, split_into_pieces
 from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head, Piece
 from gpuserve.front.protocols.access.clients import client_uid, depends_on_user
 
@@ -36,9 +29,9 @@ _REMEMBERED: Final = 256
 
 
 class RequestForwarder:
-    """Forwards the requests that it accepts. ``handlers`` maps messages of the front to their handlers.
-    During an ``outage`` requests wait. ``refuse`` ends an exchange with an error. A repeatable request of a
-    dead front waits for the next one unless it ``is_urgent``.
+    """Forwards the requests that it accepts; ``handlers`` are for the front's messages. During an ``outage``
+    requests wait. ``refuse`` ends an exchange with an error. A repeatable request of a dead front waits for
+    the next one unless it ``is_urgent``.
     """
 
     def __init__(
@@ -81,21 +74,9 @@ class RequestForwarder:
         user = client_uid(exchange) if depends_on_user(head) else None
         if self._outage.is_active:
             one.hold(self._outage)
-        one.post(
-            messages.RequestOpened(
-                number,
-                head.method,
-                head.target,
-                tuple(head.headers),
-                head.http_version,
-                head.content_length,
-                head.scheme,
-                ends.client,
-                ends.server,
-                ends.tls,
-                user,
-            )
-        )
+        head_fields = head.method, head.target, tuple(head.headers), head.http_version, head.content_length
+        end_fields = ends.client, ends.server, ends.tls
+        one.post(messages.RequestOpened(number, *head_fields, head.scheme, *end_fields, user))
         return one
 
     def post(self, message: Any) -> None:
@@ -105,7 +86,7 @@ class RequestForwarder:
         """Hold the repeatable requests of the dead front for the next one, once, and fail the others."""
         for one in list(self._open.values()):
             if not one.hold_for_retry(self._outage):
-                one.fail(front_died())
+                one.fail(ipc_channel.front_died())
 
     def is_open(self, number: int) -> bool:
         """Return whether a request has no answer yet, and its client still waits."""
@@ -228,7 +209,8 @@ class ForwardedRequest:
             self._forwarding.forget(self._number)
         self._exchange.send(message.data, message.end)
         self._uncredited_nbytes += len(message.data)
-        if self._uncredited_nbytes >= CREDIT_NBYTES and self._waiting is None and not self._exchange.ended:
+        is_due = self._uncredited_nbytes >= ipc_channel.CREDIT_NBYTES
+        if is_due and self._waiting is None and not self._exchange.ended:
             self._waiting = asyncio.get_running_loop().create_task(self._grant_credit())
 
     def drop_unsent(self, message: messages.DropUnsent) -> None:

@@ -20,9 +20,7 @@ from gpuserve_worker.protocol.wire import INLINE_NBYTES
 
 
 class IngressMemory:
-    """The memory of one ingress process: it describes tensors for the front, and maps those of the front.
-    ``handlers`` maps messages of the front to their handlers.
-    """
+    """The memory of one ingress process: it describes tensors for the front, and maps those of the front."""
 
     def __init__(self, channel: IpcChannel, max_arena_nbytes: int) -> None:
         self._channel = channel
@@ -42,9 +40,7 @@ class IngressMemory:
         }
 
     def describe(self, data: Any, problem: str | None = None) -> Any:
-        """Return a tensor as the front gets it, with the problem of its strings if they were checked. A large
-        tensor outside the arena is copied there.
-        """
+        """Return a tensor as the front gets it, with the problem of its strings if they were checked."""
         if type(data) is bytes and len(data) <= INLINE_NBYTES:
             return data
         self.has_references = True
@@ -59,9 +55,7 @@ class IngressMemory:
         return place if problem is None else (*place, problem)
 
     def _copy_in(self, data: Any) -> bytes | Block:
-        """Copy a tensor into the arena, or to the heap if it is small or the arena is full. A block of a
-        former arena, for a front that has died, is freed.
-        """
+        """Copy a tensor into the arena, or to the heap if small or without room. Free a former block."""
         view = data.view if isinstance(data, Block) else data
         found: bytes | Block
         try:
@@ -95,9 +89,8 @@ class IngressMemory:
     def on_front_died(self) -> None:
         """Drop all memory shared with the dead front.
 
-        Workers may still read old segments of this process, which remain while workers have them, and this
-        process may still write responses from segments of workers. Neither memory is reused, because workers
-        start a new arena for each front.
+        Workers may still read old segments of this process, and this process may still write responses from
+        segments of workers. Neither memory is reused, because workers start a new arena for each front.
         """
         self.epoch += 1
         self._closed.clear()
@@ -138,9 +131,7 @@ def place_of(one: RegionSlice) -> tuple[str, int, int]:
 
 
 class IngressLoans:
-    """Memory lent to an ingress process and by it, until ``close``; a ``Borrower``. ``handlers`` maps its
-    messages to their handlers.
-    """
+    """Memory lent to an ingress process and by it, until ``close``; a ``Borrower``."""
 
     def __init__(self, channel: IpcChannel) -> None:
         self._channel = channel

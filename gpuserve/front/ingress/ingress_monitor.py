@@ -16,16 +16,9 @@ from typing import Any, Final
 from gpuserve.config.settings.logs import LogSettings
 from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.ingress import channel_messages as messages
+from gpuserve.front.ingress import monitored_ingress as monitored
 from gpuserve.front.ingress.ipc_channel import IpcChannel
-from gpuserve.front.ingress.monitored_ingress import (
-    HEARTBEAT_CHECK_S,
-    AcceptedConnection,
-    EventRecorder,
-    IngressHandle,
-    IngressState,
-    MonitoredIngress,
-    choose_ingress,
-)
+from gpuserve.front.ingress.monitored_ingress import IngressState
 from gpuserve.front.ingress.proxied_requests import IngressSession
 from gpuserve.front.net.admission import Admission
 from gpuserve.front.net.async_requests import AsyncRequests
@@ -45,8 +38,7 @@ class IngressMonitor(ProtocolServer):
     """``settings.doors`` ingress processes, which hold the connections of the listeners.
 
     ``listeners`` maps descriptors to whether they use TLS. ``stop`` closes them, and ends what ``requests``
-    runs. ``request_start`` asks the supervisor to start the process of a number; ``ingress_up`` and
-    ``ingress_down`` are its answers.
+    runs. ``request_start`` asks the supervisor for a process; ``ingress_up`` and ``ingress_down`` answer.
     """
 
     def __init__(
@@ -57,7 +49,7 @@ class IngressMonitor(ProtocolServer):
         admission: Admission,
         setup: messages.IngressSetup,
         tls: TlsFiles | None,
-        record_event: EventRecorder,
+        record_event: monitored.EventRecorder,
         request_start: Callable[[int], None],
     ) -> None:
         self._listeners = listeners
@@ -68,7 +60,7 @@ class IngressMonitor(ProtocolServer):
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._processes = [
-            MonitoredIngress(
+            monitored.MonitoredIngress(
                 number,
                 self._first_messages,
                 serve,
@@ -82,20 +74,22 @@ class IngressMonitor(ProtocolServer):
             for number in range(setup.settings["doors"])
         ]
         self._acceptors: list[Acceptor] = []
-        self._waiting: deque[AcceptedConnection] = deque()
+        self._waiting: deque[monitored.AcceptedConnection] = deque()
         self._expiry: asyncio.TimerHandle | None = None
         self._next_check: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the ingress processes, and accept connections when one is up and no other is about to be, or
-        when one has survived the previous front.
-        """
+        """Start the processes. Accept once one is up and no other is about to be, or one has survived."""
         for process in self._processes:
             process.start()
         self._check_heartbeats()  # a process that has survived the previous front may hang
+        processes = self._processes
         await self._until(
-            lambda: not self._count(IngressState.STARTING) or self._has_survivor(),
+            lambda: (
+                not self._count(IngressState.STARTING)
+                or any(one.has_survived and one.state is IngressState.UP for one in processes)
+            ),
             _START_TIMEOUT_S,
         )
         await self._until(lambda: bool(self._count(IngressState.UP)), _START_TIMEOUT_S)
@@ -157,7 +151,7 @@ class IngressMonitor(ProtocolServer):
 
     def ingress_up(self, message: IngressUp, fds: list[int]) -> None:
         sock, pidfd = socket.socket(fileno=fds[0]), fds[1]
-        handle = IngressHandle(message.pid, pidfd)
+        handle = monitored.IngressHandle(message.pid, pidfd)
         self._processes[message.number].on_up(handle, sock, message.restarts, survived=message.survived)
 
     def ingress_down(self, message: IngressDown) -> None:
@@ -175,27 +169,26 @@ class IngressMonitor(ProtocolServer):
         if not self._admission.admit(address, accepted.fileno()):
             accepted.close()
             return
-        self._waiting.append(AcceptedConnection(accepted, address, tls, self._loop.time() + _WAIT_S))
+        self._waiting.append(
+            monitored.AcceptedConnection(accepted, address, tls, self._loop.time() + _WAIT_S)
+        )
         self._assign_waiting()
 
     def _assign_waiting(self) -> None:
-        """Assign waiting connections to ingress processes, while one is up."""
         up = [process for process in self._processes if process.state is IngressState.UP]
-        while self._waiting and (process := choose_ingress(up, self._loop.time())) is not None:
+        while self._waiting and (process := monitored.choose_ingress(up, self._loop.time())) is not None:
             one = self._waiting.popleft()
             if process.n_open < self._admission.n_descriptors:
                 process.assign(one)
             else:
                 n = self._admission.n_descriptors
-                text = (
-                    f"refused a connection: every ingress process holds {n}, as many as its descriptors allow"
-                )
-                self._admission.count_refused("descriptors", text)
+                text = f"every ingress process holds {n}, as many as its descriptors allow"
+                self._admission.count_refused("descriptors", f"refused a connection: {text}")
                 self._refuse(one)
         if self._waiting and self._expiry is None:
             self._expiry = self._loop.call_at(self._waiting[0].until_s, self._on_expiry)
 
-    def _requeue(self, accepted: Iterable[AcceptedConnection]) -> None:
+    def _requeue(self, accepted: Iterable[monitored.AcceptedConnection]) -> None:
         """Queue connections of a dead process again, before all others."""
         self._waiting.extendleft(reversed(list(accepted)))
         if self._acceptors:
@@ -209,21 +202,21 @@ class IngressMonitor(ProtocolServer):
         self._refuse_while(lambda one: one.until_s <= now)
         self._assign_waiting()
 
-    def _refuse_while(self, is_over: Callable[[AcceptedConnection], bool]) -> None:
+    def _refuse_while(self, is_over: Callable[[monitored.AcceptedConnection], bool]) -> None:
         while self._waiting and is_over(self._waiting[0]):
             self._refuse(self._waiting.popleft())
 
-    def _refuse(self, one: AcceptedConnection) -> None:
+    def _refuse(self, one: monitored.AcceptedConnection) -> None:
         one.accepted.close()
         self._admission.release(one.address)
 
     # ---- processes ------------------------------------------------------------------------------
 
-    def _first_messages(self, process: MonitoredIngress) -> Iterator[Any]:
+    def _first_messages(self, process: monitored.MonitoredIngress) -> Iterator[Any]:
         yield self._setup._replace(number=process.number, counted=process.tally.counted)
         yield self._log
 
-    def _broadcast(self, sender: MonitoredIngress, message: Any) -> None:
+    def _broadcast(self, sender: monitored.MonitoredIngress, message: Any) -> None:
         for process in self._processes:
             if process is not sender:
                 process.post(message)
@@ -235,19 +228,15 @@ class IngressMonitor(ProtocolServer):
     def _check_heartbeats(self) -> None:
         for process in self._processes:
             process.check_heartbeat()
-        self._next_check = self._loop.call_later(HEARTBEAT_CHECK_S, self._check_heartbeats)
+        self._next_check = self._loop.call_later(monitored.HEARTBEAT_CHECK_S, self._check_heartbeats)
 
     def _count(self, state: IngressState) -> int:
         return sum(process.state is state for process in self._processes)
-
-    def _has_survivor(self) -> bool:
-        return any(one.has_survived and one.state is IngressState.UP for one in self._processes)
 
     def _have_ended(self) -> bool:
         return self._count(IngressState.ENDED) == len(self._processes)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until a condition of the processes' states holds, or for ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not condition():

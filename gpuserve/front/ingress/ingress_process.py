@@ -1,6 +1,4 @@
-"""An ingress process: its parts, its connections, and its status reports.
-
-Each message of the front goes to the handler of its type. An ingress process outlives its front: the
+"""An ingress process: its parts, its connections, and its status reports. It outlives its front: the
 supervisor, its parent process, connects it to each new one.
 """
 
@@ -33,14 +31,9 @@ from gpuserve.front.net.listeners import TlsHandshakes, tls_context
 from gpuserve.front.net.request_rate_limiter import RequestRates
 from gpuserve.front.net.server import Connections
 from gpuserve.front.observability.access_log import AccessLog
+from gpuserve.front.process_setup import on_callback_error
+from gpuserve.front.protocols import router
 from gpuserve.front.protocols.access_log_middleware import with_access_log
-from gpuserve.front.protocols.router import (
-    IngressRouter,
-    is_readiness_request,
-    make_handlers,
-    make_rate_limit,
-    refuse,
-)
 from gpuserve.supervisor.control.front_messages import CONTROL
 from gpuserve_worker.memory.arena import ORPHANS
 from gpuserve_worker.protocol import datagram
@@ -54,7 +47,7 @@ class IngressParts:
 
     admission: Admission
     connections: Connections
-    entrance: IngressRouter
+    entrance: router.IngressRouter
     forwarding: RequestForwarder
     receiver: ConnectionReceiver
     reporter: StatusReporter
@@ -86,7 +79,7 @@ class IngressProcess:
         self._quit = asyncio.Event()
 
     async def run(self) -> None:
-        self._loop.set_exception_handler(self._on_defect)
+        self._loop.set_exception_handler(on_callback_error("ingress process", self._on_lost))
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._on_control)
         trimming = self._loop.create_task(run_periodic_work(partial(trim_periodically, self._shrink)))
@@ -126,8 +119,7 @@ class IngressProcess:
             self._parts.inference.resume()
 
     def _on_front_lost(self) -> None:
-        """Schedule ``_lose_front``. Called while messages are read, perhaps on behalf of a request."""
-        self._loop.call_soon(self._lose_front)
+        self._loop.call_soon(self._lose_front)  # not while messages are read, perhaps on behalf of a request
 
     def _lose_front(self) -> None:
         """Fail or hold the requests of the dead front, once for each front."""
@@ -159,26 +151,27 @@ class IngressProcess:
         settings = ingress_share(self._settings)
         self._on_setup(settings)
         inference = IngressService(settings, self._channel)
-        forwarding = RequestForwarder(self._channel, inference.outage, refuse, is_readiness_request)
+        forwarding = RequestForwarder(
+            self._channel, inference.outage, router.refuse, router.is_readiness_request
+        )
         admission = Admission(limits_from_settings(settings), rates=RequestRates(reports=True))
         awaited = AsyncRequests(inference.service.intake)
-        http, grpc = make_handlers(inference.service, settings, awaited, admission)
+        http, grpc = router.make_handlers(inference.service, settings, awaited, admission)
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
-        entrance = IngressRouter(grpc, http, forwarding.accept, make_rate_limit(settings, admission))
+        limit = router.make_rate_limit(settings, admission)
+        entrance = router.IngressRouter(grpc, http, forwarding.accept, limit)
         accept = with_access_log(AccessLog.of(settings), entrance.accept)
-        receiver = ConnectionReceiver(
-            connections, accept, admission, tls_files(settings), self._on_connection_closed
-        )
+        tls, on_closed = tls_files(settings), self._on_connection_closed
+        receiver = ConnectionReceiver(connections, accept, admission, tls, on_closed)
         reporter = StatusReporter(self._status, self._report)
         parts = self._parts = IngressParts(
             admission, connections, entrance, forwarding, receiver, reporter, inference, awaited
         )
         self._handlers = {**forwarding.handlers, **inference.handlers, **self._dispatch_table(parts)}
         connections.open()
-        reporter.open()
+        reporter.report_now()
 
     def _dispatch_table(self, parts: IngressParts) -> Mapping[type, Callable[[Any], None]]:
-        """Return the handlers of messages about connections, except ``Connect``, which has a descriptor."""
         return {
             messages.IngressSetup: lambda message: self._on_new_front(parts, message),
             messages.ChangeSettings: lambda message: self._adjust(parts, message),
@@ -190,7 +183,6 @@ class IngressProcess:
         }
 
     def _on_new_front(self, parts: IngressParts, setup: messages.IngressSetup) -> None:
-        """Apply the settings of another front, and report all connections to it."""
         self._notice = 0
         self._adjust(parts, messages.ChangeSettings(setup.settings))
         self._renew(parts)  # files may have changed during the outage
@@ -215,13 +207,6 @@ class IngressProcess:
             parts.receiver.renew()
         except (OSError, ValueError) as error:  # the files have changed again since the front read them
             logger.warning("the renewed TLS files are not used: %s", error)
-
-    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log a failed callback. Exit without free descriptors: the front would count a lost connection."""
-        loop.default_exception_handler(context)
-        if datagram.is_starved(context.get("exception")):
-            logger.critical("the ingress process has no free descriptor, and exits to be replaced")
-            self._on_lost()
 
     # ---- reports to the front ----------------------------------------------------------------
 
@@ -343,9 +328,6 @@ class StatusReporter:
         self._sent: IngressStatus | None = None
         self._sent_at = 0.0
         self._pause_s = STATUS_S
-
-    def open(self) -> None:
-        self._on_time()
 
     def report_now(self) -> None:
         """Report now, and soon again if the values change."""

@@ -1,8 +1,6 @@
-"""The IPC channel between the front and an ingress process: messages on a socket pair, and the outage between
-two fronts.
-
-Both ends have the same version and run no user code, so messages are trusted. An ingress process outlives its
-front: it uses one ``IpcChannel`` for all fronts, each of which has a socket pair of its own.
+"""The IPC channel between the front and an ingress process, and the outage between two fronts. Messages are
+trusted: both ends have one version and run no user code. An ingress process outlives its front: it uses one
+``IpcChannel`` for all fronts, each of which has a socket pair of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gpuserve.core.errors import RequestError, Unavailable
 from gpuserve.front.ingress.channel_messages import CHANNEL_MESSAGES
@@ -33,7 +31,7 @@ class IpcChannel:
 
     ``on_message`` gets each message with its descriptors, which are closed after the call. ``on_lost`` is
     called once for each socket, when the other end is gone. Without ``sock`` the channel is closed until
-    ``reopen``. Messages that are sent while it is closed are dropped.
+    ``reopen``. Messages that are sent meanwhile are dropped.
     """
 
     def __init__(
@@ -242,20 +240,13 @@ class IpcChannel:
 OUTAGE_TIMEOUT_S: Final = 5.0
 
 
-class _Held(NamedTuple):
-    resume: Callable[[], None]
-    refuse: Callable[[RequestError], None]
-
-
 class FrontOutage:
-    """Detects whether a front is connected, and holds requests until one is. ``is_active`` is False before
-    the first front, because no request can precede its first message.
-    """
+    """Detects whether a front is connected, and holds requests until one is, but for the first."""
 
     def __init__(self, timeout_s: float = OUTAGE_TIMEOUT_S) -> None:
         self.is_active = False
         self._timeout_s = timeout_s
-        self._held: list[_Held] = []
+        self._held: list[tuple[Callable[[], None], Callable[[RequestError], None]]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_timed_out = False
         self._loop = asyncio.get_running_loop()
@@ -270,7 +261,7 @@ class FrontOutage:
         if self._is_timed_out:
             self._loop.call_soon(refuse, _no_front_in_time())
         else:
-            self._held.append(_Held(resume, refuse))
+            self._held.append((resume, refuse))
 
     def end(self) -> None:
         """Resume the held requests in the order of their arrival, because a front is connected."""
@@ -278,14 +269,14 @@ class FrontOutage:
             self._timer.cancel()
         self.is_active = self._is_timed_out = False
         held, self._held = self._held, []
-        for one in held:
-            one.resume()
+        for resume, _ in held:
+            resume()
 
     def _on_timeout(self) -> None:
         self._is_timed_out = True
         held, self._held = self._held, []
-        for one in held:
-            one.refuse(_no_front_in_time())
+        for _, refuse in held:
+            refuse(_no_front_in_time())
 
 
 def front_died() -> RequestError:
@@ -309,8 +300,5 @@ def split_into_pieces(body: Sequence[Piece], nbytes: int) -> list[Piece]:
     """Split a body of ``nbytes`` bytes into parts for messages, at least one. Large parts are not copied."""
     if nbytes <= PIECE_NBYTES:
         return [b"".join(body)]
-    return [
-        memoryview(one)[start : start + PIECE_NBYTES]
-        for one in body
-        for start in range(0, len(one), PIECE_NBYTES)
-    ]
+    starts = ((one, start) for one in body for start in range(0, len(one), PIECE_NBYTES))
+    return [memoryview(one)[start : start + PIECE_NBYTES] for one, start in starts]

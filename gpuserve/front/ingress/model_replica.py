@@ -75,9 +75,7 @@ class ModelPublisher:
 
 
 class ReplicaModelTable(ModelTable):
-    """The model table of an ingress process. It processes pending changes before it reports a
-    model missing.
-    """
+    """The model table of an ingress process. It processes pending changes before a model is missing."""
 
     catch_up: Callable[[], None]
 
@@ -141,16 +139,8 @@ class ModelReplica:
             self._health.end()
 
 
-#: The period at which unused arena memory is released.
-SHRINK_PERIOD_S: Final = 5.0
-
-
 class IngressService:
-    """Inference in an ingress process, until ``close``. ``handlers`` maps messages of the front to their
-    handlers.
-
-    It consists of the same parts as the front's service; its proxy drivers have the front run requests.
-    """
+    """Inference in an ingress process, until ``close``: the front's parts over proxy drivers."""
 
     def __init__(self, settings: ServerSettings, channel: IpcChannel) -> None:
         self.service: InferenceService = inference_service(

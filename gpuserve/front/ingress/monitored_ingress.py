@@ -34,14 +34,11 @@ from gpuserve_worker.protocol.stack_signals import FORCED_STACKS_SIGNAL, STACKS_
 
 logger = logging.getLogger(__name__)
 
-#: An ingress process without heartbeat for this time gets no connection while another has one. It sends four
+#: An ingress process without heartbeat for this time gets no connection while another has one: it sends four
 #: heartbeats a second.
 SILENT_S: Final = 2.0
-#: An ingress process without heartbeat for this time hangs and is killed: its clients are better off with
-#: another.
+#: The times without heartbeat after which it is killed, asked for its stacks, and forced to show them.
 HUNG_S: Final = 30.0
-#: The times without heartbeat after which it is asked for its stacks, and then forced to show them
-#: (``protocol/stacks.py``).
 STACKS_S: Final = 10.0
 FORCED_STACKS_S: Final = 25.0
 #: The period of the heartbeat checks.
@@ -233,9 +230,7 @@ class MonitoredIngress:
             self._running.process.kill()
 
     def check_heartbeat(self) -> None:
-        """Log the stacks of a process without heartbeat, and kill it after ``HUNG_S``. Called every
-        ``HEARTBEAT_CHECK_S``.
-        """
+        """Log the stacks of a process without heartbeat, and kill it after ``HUNG_S``."""
         if self._running is None:
             return
         running, pid = self._running, self._running.process.pid
@@ -247,12 +242,8 @@ class MonitoredIngress:
             running.is_asked = running.is_forced = False
         elif silent_s >= STACKS_S and not running.is_asked:
             running.is_asked = True
-            logger.warning(
-                "ingress process %d has sent no heartbeat for %.3g s: %s",
-                self.number,
-                silent_s,
-                describe_process_state(pid),
-            )
+            text = "ingress process %d has sent no heartbeat for %.3g s: %s"
+            logger.warning(text, self.number, silent_s, describe_process_state(pid))
             running.process.show_stacks()
         elif silent_s >= FORCED_STACKS_S and not running.is_forced:
             running.is_forced = True
@@ -352,9 +343,7 @@ class IngressHandle(NamedTuple):
 
 
 def choose_ingress(processes: Iterable[MonitoredIngress], now: float) -> MonitoredIngress | None:
-    """Return the process with the fewest connections, among those with a recent heartbeat if any; None if
-    there is none.
-    """
+    """Return the process with the fewest connections, if possible of those with a recent heartbeat."""
     candidates = list(processes)
     alive = [one for one in candidates if now - one.last_heard_at < SILENT_S]
     return min(alive or candidates, key=lambda one: one.n_open, default=None)
@@ -382,23 +371,7 @@ class RestartBackoff:
 #: The fields of ``IngressStatus`` that only grow.
 _COUNTED: Final = ("n_requests", "cpu_s", "refused", "late", "limited", "intake_refused", "reclaimed")
 #: The status before the first report.
-_NOTHING = IngressStatus(
-    notice=0,
-    n_unaware=0,
-    n_held=0,
-    n_requests=0,
-    cpu_s=0.0,
-    n_streams=0,
-    unsent_nbytes=0,
-    refused={},
-    late={},
-    limited={},
-    intake_nbytes=0,
-    intake_refused=0,
-    arena_nbytes=0,
-    arena_blocks=0,
-    reclaimed={},
-)
+_NOTHING = IngressStatus(0, 0, 0, 0, 0.0, 0, 0, {}, {}, {}, 0, 0, 0, 0, {})
 
 
 class IngressTally:
@@ -428,9 +401,7 @@ class IngressTally:
         self.counts = self.counts._replace(restarts=restarts)
 
     def n_unaware(self, n_notices: int, n_open: int) -> int:
-        """Return how many of ``n_open`` connections are unaware of notice ``n_notices``; all of them if the
-        process has not confirmed it.
-        """
+        """Return how many of ``n_open`` connections are not known to be aware of notice ``n_notices``."""
         if not n_notices:
             return 0
         return n_open if self._last.notice < n_notices else self._last.n_unaware

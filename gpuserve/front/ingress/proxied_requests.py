@@ -1,5 +1,4 @@
-"""The front's side of one ingress process: its forwarded requests, its inference requests, and the models it
-knows.
+"""The front's side of one ingress process: its forwarded requests, its inference requests, and its models.
 
 Inference requests of an ingress process are submitted like any others. The front touches no byte of a large
 tensor: memory of the ingress process is lent to workers, and workers' memory to the ingress process.
@@ -27,9 +26,7 @@ from gpuserve_worker.protocol.payloads import Sequence as SequencePart
 
 
 class IngressSession:
-    """The front's side of one ingress process. ``accept`` answers forwarded requests. ``handlers`` maps its
-    messages to their handlers.
-    """
+    """The front's side of one ingress process. ``accept`` answers forwarded requests."""
 
     def __init__(self, service: InferenceService, accept: RequestHandler, channel: IpcChannel) -> None:
         trace = service.control.trace
@@ -72,9 +69,7 @@ class _Sender(NamedTuple):
 
 
 class ProxiedRequests:
-    """The inference requests of one ingress process, and the memory lent to it. ``receptions`` record traced
-    requests.
-    """
+    """The inference requests of one ingress process, and the memory lent to it."""
 
     def __init__(self, channel: IpcChannel, inference: Inference, receptions: Receptions) -> None:
         self._channel = channel
@@ -84,7 +79,7 @@ class ProxiedRequests:
         self._pending: dict[int, PendingRequest] = {}
         self.loans = IngressLoans(channel)
         self.handlers: Mapping[type, Callable[[Any], None]] = {
-            messages.RequestTemplate: self._add_template,
+            messages.RequestTemplate: lambda message: self._templates.update({message.template: message}),
             messages.TemplatedRequests: self._submit_templated,
             messages.ForgetTemplates: lambda _: self._templates.clear(),
             messages.SubmitRequest: self._submit_request,
@@ -106,9 +101,6 @@ class ProxiedRequests:
             return
         if not pending.is_over:
             self._pending[ticket] = pending
-
-    def _add_template(self, message: messages.RequestTemplate) -> None:
-        self._templates[message.template] = message
 
     def _submit_templated(self, message: messages.TemplatedRequests) -> None:
         current, submit, answer, waiting = 0, self._submit, self._answer, self._pending
@@ -200,15 +192,11 @@ class ProxiedRequests:
                 del waiting[request.ticket]
             else:  # another process's request, or a cancelled one
                 tickets.append(0)
+        place, memory = self.loans.place, whole.memory
         tensors = tuple(
             [
-                (
-                    name,
-                    datatype,
-                    shape,
-                    payload if type(payload) is bytes else self.loans.place(whole.memory, payload),
-                )
-                for name, datatype, shape, payload in whole.tensors
+                (*described, payload if type(payload) is bytes else place(memory, payload))
+                for *described, payload in whole.tensors
             ]
         )
         lease = 0 if whole.release is None else self.loans.lease(whole.release)
@@ -233,11 +221,9 @@ class ProxiedRequests:
 
     def _send_result(self, ticket: int, response: InferResponse, *, final: bool) -> None:
         """Send a response. It stays open until the ingress process closes it if it uses shared memory."""
+        describe = self.loans.describe
         outputs = tuple(
-            [
-                (one.name, one.datatype, one.shape, self.loans.describe(response, one))
-                for one in response.outputs
-            ]
+            [(one.name, one.datatype, one.shape, describe(response, one)) for one in response.outputs]
         )
         lease = 0
         if response.on_close is not None:
@@ -245,11 +231,8 @@ class ProxiedRequests:
                 response.close()
             else:
                 lease = self.loans.lease(response.close)
-        self._channel.post(
-            messages.RequestResult(
-                ticket, response.model_version, dict(response.parameters), outputs, lease, final
-            )
-        )
+        version, parameters = response.model_version, dict(response.parameters)
+        self._channel.post(messages.RequestResult(ticket, version, parameters, outputs, lease, final))
 
     def close(self) -> None:
         """Cancel all requests and return lent memory, because the ingress process is gone."""

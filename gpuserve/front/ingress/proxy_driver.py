@@ -1,7 +1,5 @@
-"""Proxy drivers: models in an ingress process whose queues and workers are in the front.
-
-They are in the model table of the ingress process like other drivers in the front's, so the same code reads
-requests and writes responses.
+"""Proxy drivers: models in an ingress process whose queues and workers are in the front. The code that reads
+requests and writes responses treats them like any other drivers.
 """
 
 from __future__ import annotations
@@ -38,9 +36,8 @@ _WAITING: Final = AnswerState.WAITING
 
 
 class ProxyRequest(PendingRequest):
-    """A request that the front runs, without the fields for a queue. Both sides know it by its ``ticket``.
-    ``timeout_s`` and ``enqueued_at`` are set if it has a time limit of its own, ``attempts`` if a front died
-    that had it.
+    """A request that the front runs, known to both sides by its ``ticket``. ``timeout_s`` and ``enqueued_at``
+    are set if it has a time limit of its own, ``attempts`` if a front died that had it.
     """
 
     __slots__ = ("ticket",)
@@ -78,8 +75,7 @@ class ProxyRequests:
         self.tracing = False
         #: The front refuses new requests.
         self.draining = False
-        #: The headers by which models distinguish clients, "" for addresses; empty if no model is fair to
-        #: clients.
+        #: The headers by which models distinguish clients, "" for addresses; empty if no model is fair.
         self.fairness_headers: frozenset[bytes] = frozenset()
         self.handlers: Mapping[type, Callable[[Any], None]] = {
             messages.BatchOutputs: self._on_outputs,
@@ -194,53 +190,34 @@ class ProxyRequests:
         waiting = [self._pending.pop(ticket, None) if ticket else None for ticket in tickets]
         holders = len(waiting) - waiting.count(None)
         on_close = _SharedLease(holders, self._release(lease)).close if lease else None
-        tensors = [
-            OutputTensor(name, datatype, shape, self.memory.view(data))
-            for name, datatype, shape, data in described
-        ]
+        view = self.memory.view
+        tensors = [OutputTensor(name, kind, shape, view(data)) for name, kind, shape, data in described]
         try:
             parts = [tensors] if len(rows) == 1 else split_outputs(tensors, rows)
         except ValueError:  # workers are not trusted, because user code runs in them
-            self._fail_malformed(waiting, on_close)
+            for one in waiting:
+                if one is not None:
+                    one.deliver(refusals.nonsense(one.spec.name))
+                    if on_close is not None:
+                        on_close()
             return
         for pending, outputs in zip(waiting, parts, strict=True):
             if pending is None:
                 continue
             request = pending.request
+            name, chosen = request.model_name, outputs
             if request.outputs:
-                self._deliver_selected(pending, version, outputs, on_close)
-            else:
-                name = request.model_name
-                pending.deliver(InferResponse(name, version, request.id, {}, outputs, on_close))
+                selected = select_outputs(pending.spec, request, outputs)
+                if not isinstance(selected, list):
+                    pending.deliver(selected)
+                    if on_close is not None:
+                        on_close()
+                    continue
+                name, chosen = pending.spec.name, selected
+            pending.deliver(InferResponse(name, version, request.id, {}, chosen, on_close))
 
     def _release(self, lease: int) -> Callable[[], None]:
         return partial(self.memory.close_lease, self.memory.epoch, lease)
-
-    def _deliver_selected(
-        self,
-        pending: ProxyRequest,
-        version: str,
-        outputs: list[OutputTensor],
-        on_close: Callable[[], None] | None,
-    ) -> None:
-        """Answer a request with the outputs that it asks for."""
-        request, spec = pending.request, pending.spec
-        chosen = select_outputs(spec, request, outputs)
-        if isinstance(chosen, list):
-            pending.deliver(InferResponse(spec.name, version, request.id, {}, chosen, on_close))
-            return
-        pending.deliver(chosen)
-        if on_close is not None:
-            on_close()
-
-    def _fail_malformed(
-        self, waiting: Sequence[ProxyRequest | None], on_close: Callable[[], None] | None
-    ) -> None:
-        for pending in waiting:
-            if pending is not None:
-                pending.deliver(refusals.nonsense(pending.spec.name))
-                if on_close is not None:
-                    on_close()
 
     def _on_result(self, message: messages.RequestResult) -> None:
         ticket, version, parameters, described, lease, final = message
@@ -249,12 +226,12 @@ class ProxyRequests:
             if lease:
                 self.memory.close_lease(self.memory.epoch, lease)
             return
-        outputs = [
-            OutputTensor(name, datatype, shape, data)
-            if type(data) is bytes
-            else self._output(name, datatype, shape, data)
-            for name, datatype, shape, data in described
-        ]
+        outputs = []
+        for name, datatype, shape, data in described:
+            placed = data is None  # the output is in the client's region
+            outputs.append(
+                OutputTensor(name, datatype, shape, b"" if placed else self.memory.view(data), placed)
+            )
         request = pending.request
         on_close = _SharedLease(1, self._release(lease)).close if lease else None
         response = InferResponse(pending.spec.name, version, request.id, parameters, outputs, on_close)
@@ -265,11 +242,6 @@ class ProxyRequests:
             response.close()
         else:
             pending.on_response(response)
-
-    def _output(self, name: str, datatype: str, shape: tuple[int, ...], place: Any) -> OutputTensor:
-        if place is None:
-            return OutputTensor(name, datatype, shape, b"", True)
-        return OutputTensor(name, datatype, shape, self.memory.view(place))
 
     def _on_refused(self, message: messages.FailedRequest) -> None:
         pending = self._pending.pop(message.ticket, None)
@@ -287,9 +259,7 @@ class ProxyRequests:
             pending.deliver(None)
 
     def on_front_died(self) -> None:
-        """Forget the dead front and the memory shared with it. Requests that may run twice wait for the next
-        front, once; the others fail.
-        """
+        """Forget the dead front and its memory. Requests that may run twice wait for the next, once."""
         pending, self._pending = self._pending, {}
         self._templated.forget_all()
         self.memory.on_front_died()
@@ -309,8 +279,8 @@ class ProxyRequests:
 
 
 def _may_run_again(pending: ProxyRequest) -> bool:
-    """Return whether a request of a dead front may be sent to the next one: by the rules for a dead worker,
-    but without state that only the front knew. A large body is not kept here.
+    """Return whether the next front may run a dead one's request: by the rules for a dead worker, without
+    state that only the front knew, and without a large body, which is not kept here.
     """
     spec, request = pending.spec, pending.request
     return (

@@ -48,9 +48,7 @@ class LiveSubscriber(Protocol):
 
 
 class LiveFeed:
-    """The feed of one front, active only in ``run``. ``more`` returns the values of listeners and ingress
-    processes, once there are listeners.
-    """
+    """The feed of one front, active in ``run``. ``more`` returns the values of its listeners."""
 
     def __init__(
         self, sampler: LiveSampler, health: ServerHealth, events: FrontEventLog, server: Mapping[str, Any]
@@ -86,7 +84,6 @@ class LiveFeed:
             await self._pause(SAMPLE_S if self._subscribers else point_at - time.monotonic())
 
     async def _pause(self, duration_s: float) -> None:
-        """Wait, or return early if a first subscriber joins."""
         self._joined.clear()
         try:
             async with asyncio.timeout(duration_s):
@@ -97,9 +94,7 @@ class LiveFeed:
     # ---- subscribers --------------------------------------------------------------------------
 
     def join(self, subscriber: LiveSubscriber) -> None:
-        """Add a subscriber, and send it all current values. Raise Unavailable if there are too many
-        subscribers, or the server ends.
-        """
+        """Add a subscriber, and send it all values. Raise Unavailable for too many or while draining."""
         if self._health.draining:
             raise Unavailable("the server ends, and nobody can begin to watch it")
         if len(self._subscribers) >= MAX_SUBSCRIBERS:

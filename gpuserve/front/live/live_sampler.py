@@ -131,7 +131,6 @@ def _by_version(drivers: list[Driver]) -> dict[ModelKey, Driver]:
 
 
 def _nbytes_of(pid: int) -> int:
-    """Return the resident memory of a process; 0 if it has just ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_NBYTES
     except (OSError, ValueError, IndexError):

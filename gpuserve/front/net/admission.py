@@ -20,8 +20,7 @@ from gpuserve.core.errors import ResourceExhausted
 from gpuserve.front.net.exchange import Exchange
 from gpuserve.front.net.request_rate_limiter import BoundedLog, RequestRates
 
-#: Descriptors reserved for other uses of the process. With fewer than ``_MANY_DESCRIPTORS`` the same
-#: fraction.
+#: Descriptors reserved for other uses of the process; with fewer than ``_MANY_DESCRIPTORS`` in proportion.
 SPARE_DESCRIPTORS: Final = 256
 _MANY_DESCRIPTORS: Final = 1024
 #: The maximum share of one address in all connections.
@@ -32,9 +31,7 @@ _HEAD_NBYTES: Final = 8 << 10
 
 @dataclass(slots=True)
 class Limits:
-    """The limits of connections: settings of the same names in ``gpuserve/config/settings/server.py``. All
-    connections share one object, which ``Admission.adjust`` changes.
-    """
+    """The limits of connections: settings of the same names. All connections share one object."""
 
     max_connections: int = 16384
     max_connections_per_address: int = 8192
@@ -146,9 +143,7 @@ class Admission:
 
 
 class OpenStreams:
-    """The open gRPC streams. Each stream holds memory while idle, for as long as its client likes; a stream
-    with a long head counts as several.
-    """
+    """The open gRPC streams, which hold memory while idle; one with a long head counts as several."""
 
     def __init__(self, admission: Admission) -> None:
         self.n_open = 0
@@ -180,9 +175,7 @@ class OpenStreams:
 
 
 def source_of(address: str | None) -> str | bytes:
-    """Return the key under which the connections of a client are counted: its address, or its IPv6 /64
-    network.
-    """
+    """Return the key under which a client's connections are counted: its address, or IPv6 /64 network."""
     if address is None or ":" not in address or address.startswith("::ffff:"):
         return address or ""
     return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
@@ -206,9 +199,7 @@ def limits_from_settings(settings: ServerSettings) -> Limits:
 
 
 def ingress_share(settings: ServerSettings) -> ServerSettings:
-    """Return the settings for one ingress process, with limits divided so that all processes together stay
-    within them. Connections are not divided: the front counts them over all processes.
-    """
+    """Return the settings for one ingress process: limits divided, but for those of connections."""
     return dataclasses.replace(
         settings, **{name: -(-getattr(settings, name) // settings.doors) for name in _DIVIDED_LIMITS}
     )
@@ -234,9 +225,7 @@ class ChangeTimer:
 
 
 class MinimumRate:
-    """A check that a transfer makes progress at a minimum rate, measured over consecutive grace periods.
-    Pure.
-    """
+    """A check that a transfer makes progress at a minimum rate, in consecutive grace periods. Pure."""
 
     __slots__ = ("_moved", "_since")
 
@@ -245,9 +234,7 @@ class MinimumRate:
         self._moved = 0
 
     def is_slow(self, now: float, moved: int | None, grace_s: float, rate: float) -> bool:
-        """Return whether the total ``moved`` grew by less than ``rate`` a second over the last grace period.
-        ``moved`` None: idle.
-        """
+        """Return whether ``moved`` (None: idle) grew too slowly, by ``rate`` a second, in a grace period."""
         since = self._since
         if moved is not None and since is not None and now - since < grace_s:
             return False

@@ -35,7 +35,6 @@ from gpuserve.front.net.exchange import AnswerHead, Exchange, Piece
 
 logger = logging.getLogger(__name__)
 
-
 #: Unread body bytes that are not counted.
 _UNCOUNTED_NBYTES: Final = 8 << 10
 #: A body above this size is joined by a thread.
@@ -54,13 +53,11 @@ class ClientGone(ConnectionResetError):
 
 
 class AsyncRequest:
-    """The ``BodyReceiver`` of a request that a coroutine serves, and the coroutine's interface to the
-    request.
+    """The ``BodyReceiver`` of a request that a coroutine serves, and the coroutine's interface to it.
 
-    ``gone``: the client has left, or the response is complete. ``complete``: the whole body has arrived, so
-    ``part`` returns the rest without waiting. ``is_stream``: the body is a stream of messages, which may
-    arrive at any time. ``share`` counts the unread part of the body, and the request's own objects once it
-    waits for more.
+    ``gone``: the client has left, or the response is complete. ``complete``: the whole body has arrived.
+    ``is_stream``: the body is a stream of messages, which may arrive at any time. ``share`` counts the unread
+    part of the body, and the request's own objects once it waits for more.
     """
 
     __slots__ = (
@@ -79,8 +76,7 @@ class AsyncRequest:
         self.complete = False
         self._parts: list[bytes] = []
         self._unread_nbytes = 0
-        #: Set if there is no memory for the body: nothing of it is kept any more, and the reader gets the
-        #: error.
+        #: Set if there is no memory for the body, of which nothing is kept then: the error for the reader.
         self._refusal: NoMemory | None = None
         #: Resolved by the next part of the body.
         self._reading: asyncio.Future[None] | None = None
@@ -96,7 +92,11 @@ class AsyncRequest:
             self._parts.append(bytes(data))
             self._unread_nbytes += len(data)
             if self._unread_nbytes > _UNCOUNTED_NBYTES:
-                self._count()
+                try:
+                    self.share.hold(self._unread_nbytes)
+                except NoMemory as error:
+                    self._refusal = error
+                    self._parts.clear()
         self.complete = end
         self._wake()
 
@@ -112,9 +112,7 @@ class AsyncRequest:
     # ---- for the endpoint ---------------------------------------------------------------------
 
     async def part(self) -> bytes | None:
-        """Return the body bytes that arrived since the last call, at least one, or None after the end. Raise
-        ClientGone, or NoMemory if there is no memory for the body.
-        """
+        """Return the next bytes of the body, or None after its end. Raise ClientGone or NoMemory."""
         parts = self._parts
         while not (self.gone or parts or self.complete or self._refusal):
             if not self.share.nbytes:
@@ -170,9 +168,7 @@ class AsyncRequest:
             self.share.hold(1)
 
     async def wait_unless_gone(self, future: asyncio.Future[T]) -> T:
-        """Return the result of a future. Cancel the future and raise ClientGone if the client leaves
-        first.
-        """
+        """Return the result of a future. If the client leaves first, cancel it and raise ClientGone."""
         if self.gone:
             future.cancel()
             raise ClientGone
@@ -192,13 +188,6 @@ class AsyncRequest:
         """Wait until the client leaves."""
         with contextlib.suppress(ClientGone):
             await self.wait_unless_gone(asyncio.get_running_loop().create_future())
-
-    def _count(self) -> None:
-        try:
-            self.share.hold(self._unread_nbytes)
-        except NoMemory as error:
-            self._refusal = error
-            self._parts.clear()
 
     def release(self) -> None:
         """Release the memory held for a served request, and break reference cycles."""
@@ -227,9 +216,8 @@ class AsyncRequests:
     def start(
         self, exchange: Exchange, serve: AsyncHandler, *, is_stream: bool = False, dormant: bool = False
     ) -> AsyncRequest:
-        """Serve a request by a coroutine, and return the receiver of its body. A ``dormant`` request is
-        started when some of its body arrives, so tens of thousands of idle streams cost next to nothing; such
-        a request may stay long, so this raises NoMemory.
+        """Serve a request by a coroutine, and return the receiver of its body. A ``dormant`` request starts
+        with its body, so idle streams cost next to nothing; it may stay long, so this raises NoMemory.
         """
         objects_nbytes = REQUEST_NBYTES if dormant else AWAITED_NBYTES
         share = Share(self._intake, exchange.endpoints.source, objects_nbytes)
@@ -293,9 +281,7 @@ RESTART_S: Final = 10.0
 
 
 async def run_periodic_work(work: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine that works until its task is cancelled, and restart it after an error. Errors are
-    logged, so that the process continues to serve.
-    """
+    """Run a coroutine that works until its task is cancelled. Log its errors and restart it."""
     while True:
         try:
             await work()

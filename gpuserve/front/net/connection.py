@@ -1,9 +1,7 @@
-"""One socket of the server and its share of the event loop. The first bytes decide which protocol the
-connection uses.
+"""One socket of the server and its share of the event loop. The first bytes decide on its protocol.
 
 ``LoopBudget`` limits how long busy connections keep the event loop in one iteration, and writes the output of
-an iteration at its end. Further input waits for later iterations, one connection after the other, so that
-other clients are served meanwhile.
+an iteration at its end. Further input waits for later iterations, so that other clients are served.
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ from gpuserve.front.net.exchange import ConnectionEndpoints, ConnectionProtocol,
 
 logger = logging.getLogger(__name__)
 
-
-#: The maximum size of one read. One buffer serves every connection, because input is processed during the
-#: call.
+#: The maximum size of one read. One buffer serves all connections: input is processed during the call.
 READ_NBYTES: Final = 256 << 10
 #: The same while many connections wait, each of which buffers its input.
 CROWDED_READ_NBYTES: Final = 16 << 10
@@ -47,15 +43,12 @@ class BudgetUser(Protocol):
         """Send the output of this iteration. Must not raise."""
 
     def resume(self) -> None:
-        """Process buffered input until the budget is spent, and resume reading. May defer again. Must not
-        raise.
-        """
+        """Process buffered input within the budget, and resume reading. May defer again; must not raise."""
 
 
 class LoopBudget:
-    """The time that input processing may use in one iteration of an event loop, whose ``call_soon`` and
-    ``call_later`` it uses. The budget starts at the first check of an iteration. Work that cannot be divided,
-    such as a large header block, may exceed the budget; then waiting connections rest for as long.
+    """The time for input processing in one iteration of an event loop, from the first check on. Work that
+    cannot be divided, as a large header block, may exceed it; then waiting connections rest for as long.
     """
 
     __slots__ = (
@@ -86,9 +79,7 @@ class LoopBudget:
         self.buffer = self._full_buffer
 
     def flush_later(self, listener: BudgetUser) -> None:
-        """Flush a connection's output after all input of this iteration, with one callback for all
-        connections.
-        """
+        """Flush a connection's output after all input of this iteration."""
         if not self._unsent:
             self._call_soon(self._flush)
         self._unsent.append(listener)
@@ -108,21 +99,16 @@ class LoopBudget:
         return now >= self._spent_at
 
     def defer(self, listener: BudgetUser) -> None:
-        """Resume a connection with buffered input in a later iteration, after those before it. The budget is
-        spent.
-        """
+        """Resume a connection with buffered input in a later iteration, after those before it."""
         self._waiting.append(listener)
         if len(self._waiting) >= _CROWD:
             self.buffer = self._crowded_buffer
 
     def defer_reading(self, listener: BudgetUser) -> None:
-        """Resume a connection without buffered input in a later iteration, without waiting for the others.
-        The budget is spent.
-        """
+        """Resume a connection without buffered input in a later iteration, without waiting for others."""
         self._readers.append(listener)
 
     def _on_next_iteration(self) -> None:
-        """Resume as many connections as the budget allows, and at least one."""
         self._spent_at, self._is_scheduled = None, False
         if self._readers:
             self.is_spent()  # schedules this method for the next iteration
@@ -169,9 +155,7 @@ ProtocolFactory: TypeAlias = "Callable[[Connection], ConnectionProtocol]"
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection and its protocol, as asyncio, the protocol and the server each use it. One object, because
-    the three share the output buffer, and every small request crosses it.
-
+    """A connection and its protocol, as asyncio, the protocol and the server each use it.
     Args:
         http1: Makes the HTTP/1 protocol of the connection.
         http2: Makes the HTTP/2 protocol of the connection.
@@ -199,8 +183,7 @@ class Connection(asyncio.BufferedProtocol):
         self.endpoints = ConnectionEndpoints(None, ("", None), tls=False)
         #: Whether output should pause because much is unsent; ``ConnectionProtocol.drained`` ends the pause.
         self.full = False
-        #: The bytes that wait until the client reads, and for how long they have not moved, as of the last
-        #: ``check``.
+        #: The bytes that the client has not read, and for how long they have not moved, as of the last check.
         self.backlog_nbytes = 0
         self.stuck_s = 0.0
         #: The incomplete requests as of the last ``check``; one with a long head counts as several.
@@ -240,9 +223,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(HIGH_WATER_NBYTES, 0)
         self.endpoints = _endpoints_of(transport)
         address = self.endpoints.client and self.endpoints.client[0]
-        if self._release_place is None and self.admission.admit(
-            address, transport.get_extra_info("socket").fileno()
-        ):
+        fd = transport.get_extra_info("socket").fileno()
+        if self._release_place is None and self.admission.admit(address, fd):
             self._release_place = partial(self.admission.release, address)
         if self._release_place is None:
             self.abort()
@@ -326,9 +308,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._abort_on_defect()
 
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
-        """Send pieces, large ones uncopied. ``release`` is called once the kernel has all data, perhaps
-        during this call.
-        """
+        """Send pieces, large ones uncopied. ``release`` is called, perhaps now, once the kernel has all."""
         transport, out = self._transport, self._out
         if out and pieces:  # joined into one system call
             self._out, pieces = [], (*out, *pieces)
@@ -349,9 +329,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.set_write_buffer_limits(0, 0)
 
     def defers(self) -> bool:
-        """Return whether the rest of the input is to be buffered for a later iteration; then ``resume``
-        follows.
-        """
+        """Return whether the rest of the input is to be buffered until ``resume`` is called."""
         if not self._budget.is_spent():
             return False
         if not self._deferred:
@@ -404,9 +382,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- for the server -----------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Ask the client to send no more requests. Requests that it sends before it has read this are
-        served.
-        """
+        """Ask the client to send no more requests. Requests in flight are served."""
         self._retiring = True
         if self._protocol is not None and not self._announced:
             self._announced = True
@@ -414,9 +390,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def aware(self) -> bool:
-        """Whether the client has read the announcement as far as can be known, or will with its next
-        response.
-        """
+        """Whether the client has read the announcement, or will with its next response."""
         return not self._announced or (self._protocol is not None and self._protocol.aware)
 
     @property
@@ -425,9 +399,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._protocol.unanswered if self._announced and self._protocol is not None else ()
 
     def shut_down(self) -> None:
-        """Finish the requests in flight and close. Called repeatedly until closed, because first bytes may be
-        in flight.
-        """
+        """Finish the requests in flight and close. Called until closed: first bytes may be in flight."""
         again, self._shutting_down = self._shutting_down, True
         if self._protocol is not None:
             self._protocol.shut_down()

@@ -66,9 +66,7 @@ class Head:
 
 
 def grpc_timeout_s(headers: Iterable[Header]) -> float | None:
-    """Return the time limit of a gRPC call in seconds. A malformed limit is ignored, as in gRPC's own
-    servers.
-    """
+    """Return a gRPC call's time limit in seconds. A malformed limit is ignored, as in gRPC's own servers."""
     text = next((value.decode("latin-1") for name, value in headers if name == b"grpc-timeout"), "")
     unit, digits = _TIMEOUT_UNITS.get(text[-1:]), text[:-1]
     if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
@@ -115,9 +113,7 @@ class BodyReceiver(Protocol):
     """The receiver of one request body. Called by the connection on the event loop; must not raise."""
 
     def receive_body(self, data: Piece, end: bool) -> None:
-        """Receive the next part of the body, possibly empty. ``end``: the last part. A memoryview is valid
-        during the call only.
-        """
+        """Receive the next part of the body, perhaps empty. A memoryview is valid during the call only."""
 
     def abandon(self) -> None:
         """Stop: nothing more arrives, and output is dropped. The client left, or the response is complete."""
@@ -140,9 +136,8 @@ class Exchange(Protocol):
     def answer(
         self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
     ) -> None:
-        """Send a complete response with these ``pieces`` as its body, ``nbytes`` in total. Large pieces are
-        not copied: ``release`` is called once when their memory is no longer needed, also if nobody waits for
-        the response.
+        """Send a complete response of ``nbytes``. Large pieces are not copied: ``release`` is called once
+        their memory is no longer needed, also if nobody waits for the response.
         """
 
     def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
@@ -155,9 +150,7 @@ class Exchange(Protocol):
         """End the response after its body. HTTP/1.1 drops the trailers."""
 
     def drop_unsent(self) -> None:
-        """Drop the part of the body that waits for the client, so that ``finish`` ends the response at once.
-        Data in flight is not recalled; over HTTP/1.1 nothing is dropped.
-        """
+        """Drop the body that waits for the client, but for data in flight. HTTP/1.1 drops nothing."""
 
     def reset(self) -> None:
         """Abort the response. The client sees an error."""
@@ -197,9 +190,7 @@ class ConnectionProtocol(Protocol):
         """Abandon every request: the connection is gone."""
 
     def announce(self) -> None:
-        """Ask the client, once, to send no more requests. Requests that it sends before it has read this are
-        served.
-        """
+        """Ask the client, once, to send no more requests. Requests in flight are served."""
 
     @property
     def aware(self) -> bool:
@@ -209,6 +200,4 @@ class ConnectionProtocol(Protocol):
         """Refuse new requests, and close when all are answered. Called repeatedly until closed."""
 
     def check(self, now: float) -> None:
-        """Close the connection, or fail a request, if something is overdue. Called about once a second with
-        the loop's time.
-        """
+        """End what is overdue. Called about once a second with the loop's time."""

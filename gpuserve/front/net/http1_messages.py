@@ -1,5 +1,4 @@
-"""HTTP/1 messages (RFC 9112): request heads and bodies are parsed, response heads are encoded. Pure but for
-the date.
+"""HTTP/1 messages (RFC 9112): requests are parsed, response heads are encoded. Pure but for the date.
 
 A message that two servers could read in two ways is refused, not repaired, because such messages smuggle
 requests through proxies. Clients mostly send the same head again, so short heads are cached.
@@ -57,9 +56,7 @@ class RequestRefused(Exception):
 
 
 class RequestHead(NamedTuple):
-    """A head and its meaning for body and connection. Requests with equal bytes may share one. ``is_plain``:
-    the response has a body, and no header about the connection.
-    """
+    """A head and its meaning; may be shared. ``is_plain``: the response needs no header of the connection."""
 
     head: Head
     body_nbytes: int
@@ -69,16 +66,12 @@ class RequestHead(NamedTuple):
 
 
 def parse_head(text: bytes) -> RequestHead:
-    """Return the head in ``text``, which ends with the first blank line. Raise RequestRefused if malformed or
-    ambiguous.
-    """
+    """Return the head in ``text``, which ends with a blank line. Raise RequestRefused if it is invalid."""
     return remembered_head(text) if len(text) <= REMEMBERED_NBYTES else _parse_head(text)
 
 
 def check_begun(text: bytes) -> None:
-    """Raise RequestRefused if the beginning of a head is invalid already, so that nobody waits for its
-    end.
-    """
+    """Raise RequestRefused if the beginning of a head is invalid already, so nobody waits for its end."""
     if _NAME.match(text) is None:
         raise RequestRefused(400, "the request does not begin with a method")
     if _LONE_LINE_FEED.search(text) is not None:
@@ -90,9 +83,7 @@ def check_begun(text: bytes) -> None:
 
 
 def is_as_begun(text: bytearray, judged_nbytes: int) -> bool:
-    """Return whether ``check_begun`` would have the same result for this longer beginning. Only new bytes are
-    examined.
-    """
+    """Return whether ``check_begun`` has the same result for a longer beginning, by the new bytes alone."""
     for limit in (LINE_NBYTES + len(b"\r\n"), HEAD_NBYTES + 1):
         if judged_nbytes < limit <= len(text):
             return False
@@ -116,16 +107,19 @@ def _parse_head(text: bytes) -> RequestHead:
     first, *lines = text[: -len(BLANK_LINE)].split(b"\r\n")
     method, target, version = _request_line(first)
     if len(lines) > MAX_FIELDS:
-        raise RequestRefused(
-            431, f"the request has {len(lines)} header fields, expected at most {MAX_FIELDS}"
-        )
+        reason = f"the request has {len(lines)} header fields, expected at most {MAX_FIELDS}"
+        raise RequestRefused(431, reason)
     headers = parse_fields(lines)
     length, body_nbytes = _framing(headers, version)
     _check_host(headers, version)
     target, headers = _resolve_target(method, target, headers)
     _check_host(headers, version)
-    _check_upgrade(headers)
-    keep_alive = _keeps_alive(headers, version)
+    # Clients of WebSocket can do nothing without it; other upgrades are offers, and are ignored.
+    if any(name == b"upgrade" and value.lower() == b"websocket" for name, value in headers):
+        raise RequestRefused(403, "WebSocket is not served, expected a plain HTTP request")
+    options_text = b",".join([value for name, value in headers if name == b"connection"]).lower()
+    options = {option.strip() for option in options_text.split(b",")}
+    keep_alive = b"close" not in options and (version == "1.1" or b"keep-alive" in options)
     expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
     return RequestHead(
         Head(method.decode("ascii"), target, tuple(headers), version, length),
@@ -141,28 +135,23 @@ remembered_head = functools.lru_cache(_REMEMBERED)(_parse_head)
 
 
 def _request_line(line: bytes) -> tuple[bytes, bytes, str]:
-    """Return the method, the target, and the version as "1.0" or "1.1"."""
     if len(line) > LINE_NBYTES:
         raise _line_too_long()
     found = _REQUEST_LINE.fullmatch(line)
     if found is None:
-        raise RequestRefused(
-            400, f"the request line must be a method, a target and a version, got {shown(line)}"
-        )
+        text = f"the request line must be a method, a target and a version, got {shown(line)}"
+        raise RequestRefused(400, text)
     method, target, major, minor = found.groups()
     if major != b"1":
-        raise RequestRefused(
-            505, f"HTTP version {major.decode()}.{minor.decode()} is not served like this, expected 1.1"
-        )
+        text = f"HTTP version {major.decode()}.{minor.decode()} is not served like this, expected 1.1"
+        raise RequestRefused(505, text)
     if len(method) > _METHOD_NBYTES or method == b"CONNECT":
         raise RequestRefused(501, f"method {shown(method)} is not served")
     return method, target, "1.0" if minor == b"0" else "1.1"
 
 
 def _resolve_target(method: bytes, target: bytes, headers: list[Header]) -> tuple[bytes, list[Header]]:
-    """Return the path and query of a target in any form. The host of an absolute URL replaces the Host
-    header.
-    """
+    """Return the path and query of a target. The host of an absolute URL replaces the Host header."""
     if target[0] == 0x2F or (target == b"*" and method == b"OPTIONS"):
         return target, headers
     found = _ABSOLUTE.fullmatch(target)
@@ -178,7 +167,11 @@ def _framing(headers: list[Header], version: str) -> tuple[int | None, int]:
     lengths = {value for name, value in headers if name == b"content-length"}
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if codings:
-        _check_codings(codings, version)
+        if version == "1.0":
+            raise RequestRefused(400, "a request of HTTP/1.0 cannot have Transfer-Encoding")
+        coding = b", ".join(codings)
+        if coding.lower() != b"chunked":
+            raise RequestRefused(501, f"Transfer-Encoding {shown(coding)} is not served, expected 'chunked'")
         if lengths:
             raise RequestRefused(400, "the request has both Content-Length and Transfer-Encoding")
         return None, CHUNKED
@@ -189,38 +182,15 @@ def _framing(headers: list[Header], version: str) -> tuple[int | None, int]:
     (value,) = lengths
     length = int(value) if _LENGTH.fullmatch(value) else _MAX_LENGTH + 1
     if length > _MAX_LENGTH:
-        raise RequestRefused(
-            400, f"Content-Length must be a number from 0 to {_MAX_LENGTH}, got {shown(value)}"
-        )
+        text = f"Content-Length must be a number from 0 to {_MAX_LENGTH}, got {shown(value)}"
+        raise RequestRefused(400, text)
     return length, length
-
-
-def _check_codings(codings: list[bytes], version: str) -> None:
-    if version == "1.0":
-        raise RequestRefused(400, "a request of HTTP/1.0 cannot have Transfer-Encoding")
-    coding = b", ".join(codings)
-    if coding.lower() != b"chunked":
-        raise RequestRefused(501, f"Transfer-Encoding {shown(coding)} is not served, expected 'chunked'")
 
 
 def _check_host(headers: list[Header], version: str) -> None:
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (version == "1.1" and not hosts) or (hosts and not _HOST.fullmatch(hosts[0])):
         raise RequestRefused(400, "the request must have exactly one valid Host field")
-
-
-def _check_upgrade(headers: list[Header]) -> None:
-    """Raise RequestRefused for WebSocket, without which its clients can do nothing. Other upgrades are offers
-    and are ignored.
-    """
-    if any(name == b"upgrade" and value.lower() == b"websocket" for name, value in headers):
-        raise RequestRefused(403, "WebSocket is not served, expected a plain HTTP request")
-
-
-def _keeps_alive(headers: list[Header], version: str) -> bool:
-    options_text = b",".join([value for name, value in headers if name == b"connection"]).lower()
-    options = {option.strip() for option in options_text.split(b",")}
-    return b"close" not in options and (version == "1.1" or b"keep-alive" in options)
 
 
 def _bad_field(line: bytes) -> RequestRefused:
@@ -305,9 +275,7 @@ class ChunkedBody:
         self._trailers_nbytes = 0
 
     def cut(self, data: Piece) -> tuple[Piece, Piece]:
-        """Return the body data, joined, and the rest, which may be more of the body if there were many
-        chunks. Raise RequestRefused if a chunk is malformed.
-        """
+        """Return the body data and the rest, perhaps more of the body. Raise RequestRefused if malformed."""
         position, nbytes = 0, len(data)
         pieces: list[Piece] = []
         while position < nbytes and not self.ended and len(pieces) < _CHUNKS:
@@ -348,35 +316,29 @@ class ChunkedBody:
     def _on_line(self, line: bytes) -> None:
         match self._next_part:
             case ChunkPart.SIZE:
-                self._begin_chunk(line)
+                found = _SIZE.fullmatch(line)
+                if found is None:
+                    raise RequestRefused(
+                        400, f"a chunk of the body must begin with its size, got {shown(line)}"
+                    )
+                self._left = int(found[1], 16)
+                self._next_part = ChunkPart.DATA if self._left else ChunkPart.TRAILERS
             case ChunkPart.DATA_END:
                 if line:
                     raise RequestRefused(400, "a chunk of the body is longer than its size")
                 self._next_part = ChunkPart.SIZE
             case _:
-                self._on_trailer(line)
-
-    def _begin_chunk(self, line: bytes) -> None:
-        found = _SIZE.fullmatch(line)
-        if found is None:
-            raise RequestRefused(400, f"a chunk of the body must begin with its size, got {shown(line)}")
-        self._left = int(found[1], 16)
-        self._next_part = ChunkPart.DATA if self._left else ChunkPart.TRAILERS
-
-    def _on_trailer(self, line: bytes) -> None:
-        self._trailers_nbytes += len(line) + 2
-        if self._trailers_nbytes > _TRAILERS_NBYTES:
-            raise RequestRefused(431, f"the trailers are over the limit of {_TRAILERS_NBYTES} bytes")
-        if line:
-            parse_fields((line,))
-        else:
-            self.ended = True
+                self._trailers_nbytes += len(line) + 2
+                if self._trailers_nbytes > _TRAILERS_NBYTES:
+                    raise RequestRefused(431, f"the trailers are over the limit of {_TRAILERS_NBYTES} bytes")
+                if line:
+                    parse_fields((line,))
+                else:
+                    self.ended = True
 
 
 def _read_whole_chunks(data: Piece, position: int, found: re.Match[bytes] | None, pieces: list[Piece]) -> int:
-    """Append the data of whole chunks to ``pieces`` and return the end position. Line by line takes five
-    times as long.
-    """
+    """Append whole chunks to ``pieces``; return their end. Line by line takes five times as long."""
     while found is not None and len(pieces) < _CHUNKS:
         start = found.end()
         end = start + int(found[1], 16)
@@ -474,7 +436,12 @@ def response_head(
     """
     lines, sent_length = _header_lines(headers, with_length=status != 204)
     length = nbytes if sent_length is None else sent_length
-    framing = _response_framing(status, method, version, length)
+    if status in _BODILESS or method == "HEAD":
+        framing = Framing.NONE
+    elif length is not None:
+        framing = Framing.SIZED
+    else:
+        framing = Framing.CLOSED if version == "1.0" else Framing.CHUNKED
     if sent_length is None and length is not None and status not in _BODILESS:
         lines.append(b"content-length: %d" % length)
     if framing is Framing.CHUNKED:
@@ -490,9 +457,7 @@ def response_head(
 
 
 def head_template(head: AnswerHead) -> bytes:
-    """Return the head of a complete response with a placeholder for the length, and cache it in ``head``.
-    Raise ValueError if a header has a line break.
-    """
+    """Return a complete response's head without length and date, and cache it. Raise ValueError as above."""
     lines = [name + b": " + value for name, value in head.headers]
     text = b"\r\n".join((status_line(head.status), *lines, b"")).replace(b"%", b"%%")
     if not text.count(b"\n") == text.count(b"\r") == len(lines) + 1:
@@ -500,14 +465,6 @@ def head_template(head: AnswerHead) -> bytes:
     start = text.find(b"\n", text.find(b"\n") + 1) + 1 or len(text)
     head.text = text[:start] + b"content-length: %d\r\n" + text[start:]
     return head.text
-
-
-def _response_framing(status: int, method: str, version: str, length: int | None) -> Framing:
-    if status in _BODILESS or method == "HEAD":
-        return Framing.NONE
-    if length is not None:
-        return Framing.SIZED
-    return Framing.CLOSED if version == "1.0" else Framing.CHUNKED
 
 
 def _header_lines(headers: Iterable[Header], *, with_length: bool) -> tuple[list[bytes], int | None]:
@@ -553,5 +510,4 @@ def whole_head(template: bytes, nbytes: int, now_s: int) -> bytes:
 
 @functools.lru_cache(2)
 def _date_line(now_s: int) -> bytes:
-    """Return the last line of a head, the date, with the end of the head."""
     return f"date: {formatdate(now_s, usegmt=True)}\r\n\r\n".encode()

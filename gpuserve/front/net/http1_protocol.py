@@ -21,38 +21,13 @@ from time import time
 from typing import Final
 
 from gpuserve.core.states import StepTable
+from gpuserve.front.net import http1_messages as h1
 from gpuserve.front.net.admission import ChangeTimer, MinimumRate, slow_body_text
 from gpuserve.front.net.connection import Connection
 from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Header, Piece, Release, RequestHandler
-from gpuserve.front.net.http1_messages import (
-    AWAITED,
-    BLANK_LINE,
-    CLOSE,
-    CONTINUE,
-    ENDED,
-    KEEP_ALIVE,
-    LAST_CHUNK,
-    PROGRESS,
-    REMEMBERED_NBYTES,
-    Framing,
-    Progress,
-    RequestBody,
-    RequestHead,
-    RequestRefused,
-    check_begun,
-    error_response,
-    head_template,
-    is_as_begun,
-    parse_head,
-    remembered_head,
-    request_body,
-    response_head,
-    whole_head,
-    with_line,
-)
+from gpuserve.front.net.http1_messages import AWAITED, ENDED, PROGRESS, Framing, Progress, RequestHead
 
 logger = logging.getLogger(__name__)
-
 
 #: Up to this size the pieces of a response are joined: a second write costs more than the copy.
 JOINED_NBYTES: Final = 64 << 10
@@ -60,8 +35,7 @@ JOINED_NBYTES: Final = 64 << 10
 BUFFERED_NBYTES: Final = 64 << 10
 #: Bytes of a body that may wait to be consumed.
 UNCONSUMED_NBYTES: Final = 1 << 20
-#: Bytes that are read and ignored of a request that was answered early, before the connection is closed
-#: instead.
+#: Bytes that are read and ignored of a request that was answered early, before the connection is closed.
 DRAIN_NBYTES: Final = 64 << 20
 #: Most heads are shorter; a longer head is searched for again.
 _USUAL_HEAD_NBYTES: Final = 4096
@@ -77,9 +51,7 @@ _SENDING_S: Final = 60.0
 
 
 class Http1Exchange:
-    """One request and its response; implements ``Exchange``. ``is_plain``: an encoded head can be sent
-    unchanged.
-    """
+    """A request and its response (an ``Exchange``). ``is_plain``: an encoded head can be sent unchanged."""
 
     __slots__ = (
         *("_framing", "_http1", "_left_nbytes", "_start", "_waiter"),
@@ -115,13 +87,13 @@ class Http1Exchange:
                 release()
             return
         http1 = self._http1
-        text = whole_head(head.text or head_template(head), nbytes, int(time()))
+        text = h1.whole_head(head.text or h1.head_template(head), nbytes, int(time()))
         if not self.is_plain:
             if http1.closes_after(self.request):
-                text = with_line(text, CLOSE)
-                http1.close_after_response()
+                text = h1.with_line(text, h1.CLOSE)
+                http1.closing = True
             elif self.head.http_version == "1.0":
-                text = with_line(text, KEEP_ALIVE)
+                text = h1.with_line(text, h1.KEEP_ALIVE)
             if self.head.method == "HEAD":
                 body = ()
         self.progress = ENDED
@@ -149,18 +121,22 @@ class Http1Exchange:
             status, headers = self._start
             keep_alive = not self._http1.closes_after(self.request)
             version, method, nbytes = self.head.http_version, self.head.method, len(data) if end else None
-            encoded = response_head(status, headers, version, method, nbytes=nbytes, keep_alive=keep_alive)
+            encoded = h1.response_head(status, headers, version, method, nbytes=nbytes, keep_alive=keep_alive)
             self.progress = PROGRESS.step(self.progress, Progress.SENDING)
             head, self._framing, self._left_nbytes = encoded
             if not keep_alive or self._framing is Framing.CLOSED:
-                self._http1.close_after_response()
+                self._http1.closing = True
         if self._framing is Framing.SIZED:
             self._left_nbytes -= len(data)
             if self._left_nbytes < 0 or (end and self._left_nbytes):
                 logger.error("aborted a response: its length differs from its content-length")
                 self.reset()
                 return
-        self._http1.write_pieces((head, *self._framed(data, end=end)), None)
+        pieces: tuple[Piece, ...] = () if self._framing is Framing.NONE else (data,)
+        if self._framing is Framing.CHUNKED:
+            pieces = (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
+            pieces = (*pieces, h1.LAST_CHUNK) if end else pieces
+        self._http1.write_pieces((head, *pieces), None)
         if end:
             self.progress = PROGRESS.step(self.progress, Progress.ENDED)
             self._http1.on_response_sent()
@@ -176,14 +152,6 @@ class Http1Exchange:
             self.progress = Progress.ENDED
             self._http1.abort_response(close=close)
             self.wake()
-
-    def _framed(self, data: bytes, *, end: bool) -> Sequence[Piece]:
-        if self._framing is Framing.NONE:
-            return ()
-        if self._framing is not Framing.CHUNKED:
-            return (data,)
-        pieces: tuple[Piece, ...] = (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
-        return (*pieces, LAST_CHUNK) if end else pieces
 
     def consumed(self, nbytes: int) -> None:
         if self.progress is not ENDED:
@@ -238,9 +206,7 @@ _STAGES: Final = StepTable(
 
 
 class Http1:
-    """HTTP/1 on one connection, one request at a time; implements ``ConnectionProtocol``. One object, because
-    input, output and timeouts all move the same stage.
-    """
+    """HTTP/1 on one connection (a ``ConnectionProtocol``). Input, output and timeouts move one stage."""
 
     def __init__(self, connection: Connection, handler: RequestHandler) -> None:
         self.connection = connection
@@ -249,7 +215,7 @@ class Http1:
         #: The current request, until answered, and the receiver of its body.
         self._exchange: Http1Exchange | None = None
         self._receiver: BodyReceiver | None = None
-        self._body: RequestBody = request_body(0)
+        self._body: h1.RequestBody = h1.request_body(0)
         #: Whether the client waits for ``100 Continue`` before it sends the body.
         self._awaits_continue = False
         self._unconsumed_nbytes = 0
@@ -262,7 +228,7 @@ class Http1:
         #: Whether responses that begin from now on close the connection.
         self._retiring = False
         #: Whether the current or the next response closes the connection.
-        self._closing = False
+        self.closing = False
         #: Whether ``shut_down`` was called.
         self._asked_to_close = False
         self._n_fed = 0
@@ -292,7 +258,7 @@ class Http1:
                 self._run(rest, begun=rest is not data)
             return
         self._buffered += data
-        if self._checked_nbytes and is_as_begun(self._buffered, self._checked_nbytes):
+        if self._checked_nbytes and h1.is_as_begun(self._buffered, self._checked_nbytes):
             self._checked_nbytes = len(self._buffered)
         else:
             self._proceed()
@@ -302,7 +268,6 @@ class Http1:
             self._proceed()
 
     def _proceed(self) -> None:
-        """Process buffered input."""
         if self._buffered and self._stage is not Stage.ANSWER:
             data, self._buffered = memoryview(self._buffered), bytearray()
             self._run(data)
@@ -335,12 +300,14 @@ class Http1:
         if self.connection.full:
             return self._buffer(data)
         text = data if type(data) is bytes else bytes(data[:_USUAL_HEAD_NBYTES])
-        end = text.find(BLANK_LINE) + len(BLANK_LINE)
-        if end < len(BLANK_LINE) or text[0] == _CARRIAGE_RETURN:
+        end = text.find(h1.BLANK_LINE) + len(h1.BLANK_LINE)
+        if end < len(h1.BLANK_LINE) or text[0] == _CARRIAGE_RETURN:
             return self._begin_incomplete(data, text)
         try:
-            request = remembered_head(text[:end]) if end <= REMEMBERED_NBYTES else parse_head(text[:end])
-        except RequestRefused as error:
+            request = (
+                h1.remembered_head(text[:end]) if end <= h1.REMEMBERED_NBYTES else h1.parse_head(text[:end])
+            )
+        except h1.RequestRefused as error:
             return self._refuse(error)
         self._n_requests += 1
         stop = end + request.body_nbytes
@@ -353,12 +320,12 @@ class Http1:
                 receiver.receive_body(data[end:stop], True)
             return data[stop:]
         self._enter(Stage.BODY)
-        self._body = request_body(request.body_nbytes)
+        self._body = h1.request_body(request.body_nbytes)
         self._unconsumed_nbytes = self._drained_nbytes = 0
         self._awaits_continue = request.expects_continue and len(data) <= end
         if self._call_handler(Http1Exchange(self, request, is_plain=False)) and self._awaits_continue:
             self._awaits_continue = False
-            self.write(CONTINUE)
+            self.write(h1.CONTINUE)
         return data[end:]
 
     def _call_handler(self, exchange: Http1Exchange) -> BodyReceiver | None:
@@ -381,8 +348,8 @@ class Http1:
         if len(text) < len(data):
             return self._begin(bytes(data))
         try:
-            check_begun(text)
-        except RequestRefused as error:
+            h1.check_begun(text)
+        except h1.RequestRefused as error:
             return self._refuse(error)
         self._checked_nbytes = len(text)
         return self._buffer(data)
@@ -393,7 +360,7 @@ class Http1:
         assert receiver is not None
         try:
             piece, rest = body.cut(data)
-        except RequestRefused as error:
+        except h1.RequestRefused as error:
             return self._refuse(error)
         if body.ended:
             self._enter(Stage.ANSWER)
@@ -410,7 +377,7 @@ class Http1:
         """Ignore the rest of a body that was answered early."""
         try:
             _, rest = self._body.cut(data)
-        except RequestRefused:
+        except h1.RequestRefused:
             self._linger()
             return b""
         self._drained_nbytes += len(data) - len(rest)
@@ -426,7 +393,6 @@ class Http1:
         return b""
 
     def _steer_reading(self) -> None:
-        """Pause reading while too much input waits, else resume."""
         pause = len(self._buffered) > BUFFERED_NBYTES or (
             self._stage is Stage.BODY and self._unconsumed_nbytes > UNCONSUMED_NBYTES
         )
@@ -436,13 +402,13 @@ class Http1:
             self.connection.resume_reading()
         self._paused = pause
 
-    def _refuse(self, error: RequestRefused) -> Piece:
+    def _refuse(self, error: h1.RequestRefused) -> Piece:
         """Answer an invalid request and read no other: the start of the next request is unknown."""
         exchange = self._exchange
         if exchange is not None and exchange.progress is Progress.SENDING:
             exchange.reset()
             return b""
-        self.write(error_response(error.status, str(error)))
+        self.write(h1.error_response(error.status, str(error)))
         self._linger()
         self._drop_request()
         return b""
@@ -464,25 +430,21 @@ class Http1:
 
     def closes_after(self, request: RequestHead) -> bool:
         """Return whether the response to the request is the last of the connection."""
-        if self._closing or self._retiring or not request.keep_alive:
+        if self.closing or self._retiring or not request.keep_alive:
             return True
         return self._stage is Stage.BODY and (self._awaits_continue or self._body.left_nbytes > DRAIN_NBYTES)
-
-    def close_after_response(self) -> None:
-        """Close the connection after the current response."""
-        self._closing = True
 
     def on_response_sent(self) -> None:
         receiver, self._receiver, self._exchange = self._receiver, None, None
         if self._stage is _BODY:  # answered early
-            if self._closing:
+            if self.closing:
                 self._linger()
             else:
                 self._enter(Stage.DRAIN)
                 self._steer_reading()
             if receiver is not None:
                 receiver.abandon()
-        elif self._closing:
+        elif self.closing:
             self._close()
         else:
             self._stage = _HEAD  # not by _STAGES, as in _begin
@@ -490,9 +452,7 @@ class Http1:
                 self._proceed()
 
     def abort_response(self, *, close: bool) -> None:
-        """Abort a response that cannot be completed. Without ``close`` the connection is reset, because an
-        orderly close would look like the end of the response.
-        """
+        """Abort a response. Without ``close`` the connection is reset: its end may look like the body's."""
         self._enter(Stage.CLOSED)
         if close:
             self.connection.close()
@@ -525,15 +485,13 @@ class Http1:
     @property
     def aware(self) -> bool:
         if self._exchange is not None:
-            return self._closing or self._exchange.progress is not Progress.SENDING
+            return self.closing or self._exchange.progress is not Progress.SENDING
         return self._stage in (Stage.LINGER, Stage.CLOSED)
 
     def shut_down(self) -> None:
-        """Accept no further request. An idle connection is closed at the second call, because a request may
-        be in flight at the first.
-        """
+        """Accept no further request, and close an idle connection at the second call: one may come."""
         again, self._asked_to_close = self._asked_to_close, True
-        self._closing = True
+        self.closing = True
         self.announce()
         if self._exchange is not None:
             return
@@ -570,9 +528,8 @@ class Http1:
                 self._close()
 
     def _refuse_late(self, what: str, text: str) -> None:
-        """Answer an overdue request without waiting for the rest."""
         self.connection.count_late(what)
-        self._refuse(RequestRefused(408, text))
+        self._refuse(h1.RequestRefused(408, text))
         if self._stage is Stage.LINGER:
             self._close()
 
@@ -586,7 +543,6 @@ class Http1:
             receiver.abandon()
 
     def _linger(self) -> None:
-        """Close the write side, and ignore further input."""
         self._enter(Stage.LINGER)
         self._buffered.clear()
         self._steer_reading()

@@ -260,10 +260,7 @@ class _IncompleteBody(NamedTuple):
 
 
 class BodyTimeouts:
-    """The request bodies of one connection that are incomplete. Pure.
-
-    A stream is not tracked before the first check, about once a second: most streams have ended by then.
-    """
+    """The incomplete request bodies of one connection, tracked from the first check (once a second). Pure."""
 
     __slots__ = ("_incomplete",)
 
@@ -278,15 +275,18 @@ class BodyTimeouts:
     def late(
         self, now: float, streams: Iterable[Stream], limits: Limits, *, has_room: bool
     ) -> Iterator[tuple[Stream, str]]:
-        """Yield the streams whose bodies are overdue, with the reason. Without ``has_room`` the connection's
-        window is exhausted, so slow bodies are not the clients' fault.
-        """
-        incomplete = {
-            one.id: self._incomplete.get(one.id) or _incomplete_body(one, now)
-            for one in streams
+        """Yield overdue streams, and why. Without ``has_room`` slow bodies are not the clients' fault."""
+        incomplete: dict[int, _IncompleteBody] = {}
+        for one in streams:
             # A stream of messages may be open as long as the client likes.
-            if one.state is not State.HALF_CLOSED_REMOTE and not getattr(one.receiver, "is_stream", False)
-        }
+            if one.state is State.HALF_CLOSED_REMOTE or getattr(one.receiver, "is_stream", False):
+                continue
+            if (body := self._incomplete.get(one.id)) is None:
+                timeout_s = grpc_timeout_s(one.head.headers) if one.head.is_grpc else None
+                head_nbytes = sum([len(name) + len(value) for name, value in one.head.headers])
+                ends_at = None if timeout_s is None else now + timeout_s
+                body = _IncompleteBody(MinimumRate(), ends_at, timeout_s, 1 + head_nbytes // _HEAD_NBYTES)
+            incomplete[one.id] = body
         self._incomplete = incomplete
         for stream in [one for one in streams if one.id in incomplete]:
             rate, ends_at, timeout_s, _ = incomplete[stream.id]
@@ -295,12 +295,6 @@ class BodyTimeouts:
                 yield stream, f"the request did not come whole within its {timeout_s:g} s"
             elif rate.is_slow(now, moved, limits.body_grace_s, limits.min_body_rate):
                 yield stream, slow_body_text(limits)
-
-
-def _incomplete_body(stream: Stream, now: float) -> _IncompleteBody:
-    timeout_s = grpc_timeout_s(stream.head.headers) if stream.head.is_grpc else None
-    weight = 1 + sum([len(name) + len(value) for name, value in stream.head.headers]) // _HEAD_NBYTES
-    return _IncompleteBody(MinimumRate(), None if timeout_s is None else now + timeout_s, timeout_s, weight)
 
 
 def refuse_late(stream: Stream, text: str) -> None:

@@ -1,6 +1,4 @@
-"""HTTP/2 frames and header blocks (RFC 9113, 4, 6 and 8): numbers, layouts, encoding, and request heads.
-Pure.
-"""
+"""HTTP/2 frames and header blocks (RFC 9113, 4, 6 and 8): layouts, encoding and request heads. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +78,6 @@ _SETTING: Final = struct.Struct(">HI")
 _GOAWAY: Final = struct.Struct(">II")
 SETTINGS_ACK: Final = HEAD.pack(0, 0, FrameType.SETTINGS, ACK, 0)
 
-
 #: The bounds of each setting, and the error for a value outside.
 _BOUNDS: Final[dict[int, tuple[int, int, ErrorCode]]] = {
     Http2Setting.ENABLE_PUSH: (0, 1, ErrorCode.PROTOCOL_ERROR),
@@ -98,9 +95,7 @@ class ConnectionFailed(Exception):
 
 
 class StreamFailed(Exception):
-    """A violation of the protocol on one stream. ``cost`` is the number of resets that the failure counts
-    for.
-    """
+    """A violation of the protocol on one stream. ``cost``: the number of resets that it counts for."""
 
     def __init__(self, stream_id: int, code: ErrorCode, cost: int = 1) -> None:
         super().__init__(f"stream {stream_id}: {code.name}")
@@ -133,9 +128,7 @@ def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
 
 
 def header_frames(stream_id: int, block: bytes, most_nbytes: int, *, end: bool) -> bytes:
-    """Return a header block as a HEADERS frame, with CONTINUATION frames if the block is over
-    ``most_nbytes``.
-    """
+    """Return a header block as a HEADERS frame, with CONTINUATION frames above ``most_nbytes``."""
     flags = END_STREAM if end else 0
     if len(block) <= most_nbytes:
         return frame(FrameType.HEADERS, flags | END_HEADERS, stream_id, block)
@@ -146,9 +139,7 @@ def header_frames(stream_id: int, block: bytes, most_nbytes: int, *, end: bool) 
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return the settings of a frame. Raise ConnectionFailed if a value is out of bounds or the frame is cut
-    off.
-    """
+    """Return the settings of a frame. Raise ConnectionFailed if a value is out of bounds or cut off."""
     if len(payload) % _SETTING.size:
         raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS frame ends in the middle of a setting")
     settings = list(_SETTING.iter_unpack(payload))
@@ -193,9 +184,7 @@ def body_run(
 
 
 def unpadded(flags: int, payload: bytes) -> bytes:
-    """Return a DATA or HEADERS payload without padding and priority. Raise ConnectionFailed if it is too
-    short.
-    """
+    """Return a payload without padding and priority. Raise ConnectionFailed if it is too short."""
     start, end = 0, len(payload)
     if flags & PADDED:
         start, end = 1, end - (payload[0] if payload else 0)
@@ -228,9 +217,7 @@ class MalformedHead(ValueError):
 
 
 def request_head(fields: Iterable[Header]) -> Head:
-    """Return the head that the fields of a header block stand for. Raise MalformedHead if they are
-    invalid.
-    """
+    """Return the head for the fields of a header block. Raise MalformedHead if they are invalid."""
     pseudo: dict[bytes, bytes] = {}
     headers: list[Header] = []
     for field in fields:
@@ -246,7 +233,17 @@ def request_head(fields: Iterable[Header]) -> Head:
             raise MalformedHead(f"the value of {name!r} has characters that it cannot have")
     if not all(pseudo.get(name) for name in _NEEDED):
         raise MalformedHead("a request needs :method, :scheme and :path")
-    return _head(pseudo, headers)
+    method, scheme, path = (pseudo[name] for name in _NEEDED)
+    if not (_METHOD.fullmatch(method) and _SCHEME.fullmatch(scheme) and _PATH.fullmatch(path)):
+        raise MalformedHead(":method, :scheme or :path has characters that it cannot have")
+    host = _host_of(pseudo.get(b":authority", b""), headers)
+    if host and not any(name == b"host" for name, _ in headers):
+        headers.insert(0, (b"host", host))
+    lengths = {value for name, value in headers if name == b"content-length"}
+    if len(lengths) > 1 or any(_LENGTH.fullmatch(value) is None for value in lengths):
+        raise MalformedHead("content-length is no number, or there are several")
+    length = int(lengths.pop()) if lengths else None
+    return Head(method.decode(), path, headers, "2", length, scheme.decode())
 
 
 def _check(field: Header) -> None:
@@ -262,17 +259,6 @@ def check_trailers(fields: Iterable[Header]) -> None:
         _check(field)
 
 
-def _head(pseudo: dict[bytes, bytes], headers: list[Header]) -> Head:
-    method, scheme, path = (pseudo[name] for name in _NEEDED)
-    if not (_METHOD.fullmatch(method) and _SCHEME.fullmatch(scheme) and _PATH.fullmatch(path)):
-        raise MalformedHead(":method, :scheme or :path has characters that it cannot have")
-    host = _host_of(pseudo.get(b":authority", b""), headers)
-    if host and not any(name == b"host" for name, _ in headers):
-        headers.insert(0, (b"host", host))
-    length = _content_length(headers)
-    return Head(method.decode(), path, headers, "2", length, scheme.decode())
-
-
 def _host_of(authority: bytes, headers: Iterable[Header]) -> bytes:
     """Return the host of a request. Raise MalformedHead if :authority and host contradict each other."""
     hosts = [value for name, value in headers if name == b"host"]
@@ -282,15 +268,6 @@ def _host_of(authority: bytes, headers: Iterable[Header]) -> bytes:
     if _AUTHORITY.fullmatch(host) is None:
         raise MalformedHead("the host has characters that it cannot have")
     return host
-
-
-def _content_length(headers: Iterable[Header]) -> int | None:
-    lengths = {value for name, value in headers if name == b"content-length"}
-    if not lengths:
-        return None
-    if len(lengths) > 1 or _LENGTH.fullmatch(next(iter(lengths))) is None:
-        raise MalformedHead("content-length is no number, or there are several")
-    return int(lengths.pop())
 
 
 # ---- header blocks -------------------------------------------------------------------------------
@@ -317,9 +294,9 @@ class HeaderBlock(NamedTuple):
 
 
 class HeaderBlockReader:
-    """The header blocks of one connection, read in order. Decoded heads are remembered while the dynamic
-    table is unchanged. Methods raise ConnectionFailed, or StreamFailed if a block decodes but is not a valid
-    head.
+    """The header blocks of one connection, read in order. Heads are remembered while the table is unchanged.
+
+    Methods raise ConnectionFailed, or StreamFailed if a block decodes but is not a valid head.
     """
 
     __slots__ = ("_decoder", "_nbytes", "heads", "unfinished")

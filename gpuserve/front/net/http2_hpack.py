@@ -1,6 +1,4 @@
-"""HTTP/2 header compression (RFC 7541): Huffman coding, a decoder and an encoder with their dynamic tables.
-Pure.
-"""
+"""HTTP/2 header compression (RFC 7541): Huffman coding, decoder and encoder with dynamic tables. Pure."""
 
 from __future__ import annotations
 
@@ -34,9 +32,9 @@ def decode_huffman(coded: bytes) -> bytes:
 
 
 class _HuffmanNode(dict[int, "tuple[bytes, _HuffmanNode]"]):
-    """A node of the code tree. The dict maps a byte to the symbols that end in the byte and the node after
-    the byte. Entries are computed on first use. There are 256 inner nodes, so the whole table stays below 10
-    MB.
+    """A node of the code tree, of 256. Maps a byte to the symbols that end in it and the node after it.
+
+    Entries are computed on first use; the whole table stays below 10 MB.
     """
 
     __slots__ = ("children", "is_padding", "symbol")
@@ -75,9 +73,7 @@ _remembered_huffman = functools.lru_cache(maxsize=1024)(_decode_huffman)
 
 @functools.cache
 def _huffman_tree() -> _HuffmanNode:
-    """Return the root of the code tree. The code is canonical: on each level the first nodes are the codes of
-    that length in symbol order, and the longer codes continue from the other nodes.
-    """
+    """Return the root of the canonical code tree: on each level the codes of that length come first."""
     lengths = [int(digit, 36) for digit in _CODE_LENGTHS]
     root = _HuffmanNode(is_padding=True)
     level = [root]
@@ -98,13 +94,7 @@ TABLE_NBYTES: Final = 4096
 _NO_TABLE: Final = b"\x20"
 #: Response headers with few different values. No other field enters a client's table.
 _REPEATED: Final = frozenset(
-    {
-        b"content-type",
-        b"grpc-accept-encoding",
-        b"grpc-encoding",
-        b"grpc-status",
-        b"inference-header-content-length",
-    }
+    b"content-type grpc-accept-encoding grpc-encoding grpc-status inference-header-content-length".split()
 )
 #: Response heads, and trailers, whose encoded blocks a connection keeps.
 _LASTING: Final = 16
@@ -113,78 +103,34 @@ _SHORT_NBYTES: Final = 64
 FIELD_OVERHEAD_NBYTES: Final = 32
 #: The maximum length of an encoded number in bytes; longer numbers are larger than any valid value.
 _LONGEST_NUMBER: Final = 5
-_STATIC: Final[tuple[Header, ...]] = (
-    (b":authority", b""),
-    (b":method", b"GET"),
-    (b":method", b"POST"),
-    (b":path", b"/"),
-    (b":path", b"/index.html"),
-    (b":scheme", b"http"),
-    (b":scheme", b"https"),
-    (b":status", b"200"),
-    (b":status", b"204"),
-    (b":status", b"206"),
-    (b":status", b"304"),
-    (b":status", b"400"),
-    (b":status", b"404"),
-    (b":status", b"500"),
-    (b"accept-charset", b""),
-    (b"accept-encoding", b"gzip, deflate"),
-    (b"accept-language", b""),
-    (b"accept-ranges", b""),
-    (b"accept", b""),
-    (b"access-control-allow-origin", b""),
-    (b"age", b""),
-    (b"allow", b""),
-    (b"authorization", b""),
-    (b"cache-control", b""),
-    (b"content-disposition", b""),
-    (b"content-encoding", b""),
-    (b"content-language", b""),
-    (b"content-length", b""),
-    (b"content-location", b""),
-    (b"content-range", b""),
-    (b"content-type", b""),
-    (b"cookie", b""),
-    (b"date", b""),
-    (b"etag", b""),
-    (b"expect", b""),
-    (b"expires", b""),
-    (b"from", b""),
-    (b"host", b""),
-    (b"if-match", b""),
-    (b"if-modified-since", b""),
-    (b"if-none-match", b""),
-    (b"if-range", b""),
-    (b"if-unmodified-since", b""),
-    (b"last-modified", b""),
-    (b"link", b""),
-    (b"location", b""),
-    (b"max-forwards", b""),
-    (b"proxy-authenticate", b""),
-    (b"proxy-authorization", b""),
-    (b"range", b""),
-    (b"referer", b""),
-    (b"refresh", b""),
-    (b"retry-after", b""),
-    (b"server", b""),
-    (b"set-cookie", b""),
-    (b"strict-transport-security", b""),
-    (b"transfer-encoding", b""),
-    (b"user-agent", b""),
-    (b"vary", b""),
-    (b"via", b""),
-    (b"www-authenticate", b""),
+#: The static table: a name, and the value after ``=``.
+_STATIC: Final[tuple[Header, ...]] = tuple(
+    (name, value)
+    for name, _, value in (
+        entry.partition(b"=")
+        for entry in (
+            b":authority|:method=GET|:method=POST|:path=/|:path=/index.html|:scheme=http|:scheme=https|"
+            b":status=200|:status=204|:status=206|:status=304|:status=400|:status=404|:status=500|"
+            b"accept-charset|accept-encoding=gzip, deflate|accept-language|accept-ranges|accept|"
+            b"access-control-allow-origin|age|allow|authorization|cache-control|content-disposition|"
+            b"content-encoding|content-language|content-length|content-location|content-range|content-type|"
+            b"cookie|date|etag|expect|expires|from|host|if-match|if-modified-since|if-none-match|if-range|"
+            b"if-unmodified-since|last-modified|link|location|max-forwards|proxy-authenticate|"
+            b"proxy-authorization|range|referer|refresh|retry-after|server|set-cookie|"
+            b"strict-transport-security|transfer-encoding|user-agent|vary|via|www-authenticate"
+        ).split(b"|")
+    )
 )
+#: The first index of each field, and of each name.
+_INDICES: Final = {field: index for index, field in enumerate(_STATIC, 1)}
+_NAME_INDICES: Final = {name: index for index, (name, _) in reversed(list(enumerate(_STATIC, 1)))}
 _N_STATIC: Final = len(_STATIC)
 #: A head over the limit by more than this multiple of the limit is not decoded to its end.
 _LARGEST_SKIPPED: Final = 1
 
 
 class HpackError(ValueError):
-    """A block that does not decode. The connection fails, because the tables of both ends differ from now
-    on.
-    """
+    """A block that does not decode. The connection fails, because the tables of both ends differ then."""
 
 
 class HeadTooLarge(ValueError):
@@ -254,14 +200,11 @@ class Decoder:
         value, position = _string(block, position)
         field = name, value
         if keep:
-            self._keep(field)
+            self.revision += 1
+            self._dynamic.append(field)
+            self._nbytes += len(name) + len(value) + FIELD_OVERHEAD_NBYTES
+            self._evict()
         return field, position
-
-    def _keep(self, field: Header) -> None:
-        self.revision += 1
-        self._dynamic.append(field)
-        self._nbytes += len(field[0]) + len(field[1]) + FIELD_OVERHEAD_NBYTES
-        self._evict()
 
     def _evict(self) -> None:
         while self._nbytes > self._most_nbytes:
@@ -306,11 +249,9 @@ def _string(block: bytes, position: int) -> tuple[bytes, int]:
 
 
 class Encoder:
-    """The encoder of one connection. Repeated response headers enter the client's table until the table is
-    full.
+    """The encoder of one connection. Repeated headers enter the client's table until the table is full.
 
-    No entry is evicted, so indices change only when a field is added. ``heads`` and ``tails`` are blocks that
-    stay valid until then.
+    No entry is evicted, so ``heads`` and ``tails``, encoded blocks, stay valid until a field is added.
     """
 
     __slots__ = ("_fields", "_prefix", "_references", "_room_nbytes", "_table_nbytes", "heads", "tails")
@@ -361,11 +302,9 @@ class Encoder:
         return block
 
     def _added(self, field: Header) -> bytes:
-        """Return the encoding of a field that is not in the client's table, and add the field to the table if
-        it is repeated.
-        """
+        """Return the encoding of a field, and add the field to the client's table if it is repeated."""
         nbytes = len(field[0]) + len(field[1]) + FIELD_OVERHEAD_NBYTES
-        if field[0] not in _REPEATED or nbytes > self._room_nbytes or field in _indices():
+        if field[0] not in _REPEATED or nbytes > self._room_nbytes or field in _INDICES:
             return _literal(field) if len(field[1]) > _SHORT_NBYTES else _remembered(field)
         self._room_nbytes -= nbytes
         self._fields.insert(0, field)
@@ -381,14 +320,11 @@ def status_field(status: int) -> Header:
 
 
 def _literal(field: Header, mask: int = 0x0F, kind: int = 0) -> bytes:
-    """Return the encoding of a field as an entry of the static table, or else as a literal of the given
-    kind.
-    """
     name, value = field
-    index = _indices().get(field)
+    index = _INDICES.get(field)
     if index is not None:
         return bytes((0x80 | index,))
-    index = _name_indices().get(name)
+    index = _NAME_INDICES.get(name)
     start = bytes((kind,)) + _length(name) + name if index is None else _prefixed(index, mask, kind)
     return start + _length(value) + value
 
@@ -410,13 +346,3 @@ def _prefixed(number: int, mask: int, kind: int = 0) -> bytes:
         number >>= 7
     encoded.append(number)
     return bytes(encoded)
-
-
-@functools.cache
-def _indices() -> dict[Header, int]:
-    return {field: index for index, field in enumerate(_STATIC, 1)}
-
-
-@functools.cache
-def _name_indices() -> dict[bytes, int]:
-    return {name: index for index, (name, _) in reversed(list(enumerate(_STATIC, 1)))}

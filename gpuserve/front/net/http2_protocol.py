@@ -22,27 +22,17 @@ from gpuserve.front.net.http2_control import (
     GracefulShutdown,
     refuse_late,
 )
-from gpuserve.front.net.http2_frames import (
-    MAX_HEAD_NBYTES,
-    REMEMBERED_NBYTES,
-    ConnectionFailed,
-    ErrorCode,
-    FrameType,
-    HeaderBlock,
-    HeaderBlockReader,
-    StreamFailed,
-)
+from gpuserve.front.net.http2_frames import ConnectionFailed, ErrorCode, FrameType, HeaderBlock, StreamFailed
 from gpuserve.front.net.http2_streams import CONNECTION_WINDOW, RECEIVE_WINDOW, State, Stream, StreamTable
 
 logger = logging.getLogger(__name__)
-
 
 #: Concurrent streams of one connection. The client holds further streams back; requests are queued anyway.
 MAX_CONCURRENT_STREAMS: Final = 4096
 #: The largest frame that is accepted. A DATA frame is passed on as it arrives.
 FRAME_NBYTES: Final = 256 << 10
 #: The largest frame that is buffered until complete: other types, and DATA frames with padding.
-_BUFFERED_FRAME_NBYTES: Final = MAX_HEAD_NBYTES + 256
+_BUFFERED_FRAME_NBYTES: Final = h2.MAX_HEAD_NBYTES + 256
 #: The stream id of a frame of unknown type, which is skipped.
 _NO_STREAM: Final = -1
 #: A CONTINUATION frame below this size counts as abuse: it only keeps the server busy.
@@ -57,15 +47,13 @@ _SETTINGS: Final = {
     h2.Http2Setting.MAX_CONCURRENT_STREAMS: MAX_CONCURRENT_STREAMS,
     h2.Http2Setting.INITIAL_WINDOW_SIZE: RECEIVE_WINDOW,
     h2.Http2Setting.MAX_FRAME_SIZE: FRAME_NBYTES,
-    h2.Http2Setting.MAX_HEADER_LIST_SIZE: MAX_HEAD_NBYTES,
+    h2.Http2Setting.MAX_HEADER_LIST_SIZE: h2.MAX_HEAD_NBYTES,
 }
 _unpack: Final = h2.HEAD.unpack_from
 
 
 class Http2:
-    """HTTP/2 on one connection; implements ``ConnectionProtocol``. This class reads frames; streams, output,
-    control frames, shutdown and timeouts are objects of their own.
-    """
+    """HTTP/2 on one connection (a ``ConnectionProtocol``): reads frames; other objects do the rest."""
 
     def __init__(self, connection: Connection, handler: RequestHandler) -> None:
         self.connection = connection
@@ -74,7 +62,7 @@ class Http2:
         self._output = self._table.output
         self._streams = self._table.open
         self._last_id = 0
-        self._blocks = HeaderBlockReader()
+        self._blocks = h2.HeaderBlockReader()
         #: The beginning of an incomplete frame.
         self._buffered = b""
         #: An incomplete DATA or skipped frame: its stream id, its flags, and the bytes still missing.
@@ -125,9 +113,7 @@ class Http2:
             self.feed(b"")
 
     def _read(self, data: Piece) -> None:
-        """Read every frame in the data. Buffer the beginning of another, or pass it on if it is of a body.
-        Buffer the rest when the loop budget is spent.
-        """
+        """Read every whole frame. Buffer the beginning of another, or the rest if the budget is spent."""
         position, nbytes, streams, heads, n = 0, len(data), self._streams, self._blocks.heads, 0
         while nbytes - position >= h2.HEAD_NBYTES:
             n += 1
@@ -155,7 +141,7 @@ class Http2:
                         self._receive_data(stream, body, len(body), ended)
                     continue
             elif kind == 1 and flags == h2.END_HEADERS and stream_id > self._last_id:
-                head = heads.get(bytes(data[start:end])) if length <= REMEMBERED_NBYTES else None
+                head = heads.get(bytes(data[start:end])) if length <= h2.REMEMBERED_NBYTES else None
                 # An odd id without the reserved bit.
                 if head is not None and stream_id & 0x80000001 == 1 and self._blocks.unfinished is None:
                     self._open(stream_id, head, False)
@@ -166,7 +152,6 @@ class Http2:
             self._begin_frame(data[position:])
 
     def _begin_frame(self, data: Piece) -> None:
-        """Buffer the beginning of a frame, or pass it on if the frame is DATA."""
         if len(data) >= h2.HEAD_NBYTES:
             high, low, kind, flags, stream_id = _unpack(data)
             length = high << 16 | low
@@ -176,9 +161,8 @@ class Http2:
                 left = length + h2.HEAD_NBYTES - len(data)
                 self._partial_frame = stream_id & h2.STREAM_MASK, flags, left
                 if len(data) > h2.HEAD_NBYTES:
-                    self._on_body(
-                        stream_id & h2.STREAM_MASK, data[h2.HEAD_NBYTES :], length - left, end=False
-                    )
+                    body = data[h2.HEAD_NBYTES :]
+                    self._on_body(stream_id & h2.STREAM_MASK, body, length - left, end=False)
                 return
             is_open = self._control.settings_received and self._blocks.unfinished is None
             if kind > FrameType.CONTINUATION and is_open:
@@ -186,13 +170,11 @@ class Http2:
                 self._partial_frame = _NO_STREAM, 0, length + h2.HEAD_NBYTES - len(data)
                 return
             if length > _BUFFERED_FRAME_NBYTES:
-                raise ConnectionFailed(
-                    ErrorCode.ENHANCE_YOUR_CALM, f"{length} bytes in a frame that is no body's"
-                )
+                text = f"{length} bytes in a frame that is no body's"
+                raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, text)
         self._buffered = bytes(data)
 
     def _continue_frame(self, data: Piece) -> Piece:
-        """Pass on a further part of an incomplete DATA frame. Return the data after the frame."""
         stream_id, flags, left = self._partial_frame
         part = data[:left]
         left -= len(part)
@@ -384,9 +366,8 @@ class Http2:
             self._check_frames(now)
             self._check_idleness(now)
             has_room = self._table.receive_window > 0
-            for stream, text in self._bodies.late(
-                now, list(self._streams.values()), limits, has_room=has_room
-            ):
+            late = self._bodies.late(now, list(self._streams.values()), limits, has_room=has_room)
+            for stream, text in late:
                 connection.count_late("body")
                 refuse_late(stream, text)
             connection.n_incomplete = self._bodies.weight

@@ -42,8 +42,7 @@ UNSENT_NBYTES: Final = 256 << 10
 TURN_NBYTES: Final = 1 << 20
 #: A client that has accepted nothing for this long counts as not reading, in seconds.
 STUCK_S: Final = 0.5
-#: Up to this size data is copied and joined with other writes of the same loop iteration: a system call costs
-#: more.
+#: Up to this size data is copied and joined with other writes: a system call costs more.
 _COPIED_NBYTES: Final = 1024
 #: The largest DATA frame sent: a larger frame would delay the other streams of the connection.
 _MAX_SENT_FRAME_NBYTES: Final = 256 << 10
@@ -86,21 +85,16 @@ class _ClosedReceiver:
 
     __slots__ = ()
 
-    def receive_body(self, data: Piece, end: bool) -> None:
-        pass
+    def receive_body(self, data: Piece, end: bool) -> None: ...
 
-    def abandon(self) -> None:
-        pass
+    def abandon(self) -> None: ...
 
 
 _CLOSED_RECEIVER: Final = _ClosedReceiver()
 
 
 class StreamTable:
-    """The open streams of one connection, its receive window, and the output that the streams share.
-
-    ``on_empty`` is called when the last stream closes, if set.
-    """
+    """The open streams of a connection, and its receive window. ``on_empty``: called when the last closes."""
 
     __slots__ = ("_uncredited", "connection", "on_empty", "open", "output", "receive_window", "reset_ids")
 
@@ -195,15 +189,13 @@ class Http2Output:
         self._change_held(nbytes)
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether ``nbytes`` more may wait for this client. A client that reads has no limit; others
-        share ``max_unsent_nbytes`` of the whole process.
-        """
+        """Return whether more may wait: clients that do not read share ``max_unsent_nbytes``."""
         connection = self.connection
-        if not self.held_nbytes:
-            return True
-        if connection.admission.held_nbytes + nbytes <= connection.limits.max_unsent_nbytes:
-            return True
-        return time.monotonic() - self.moved_at < STUCK_S
+        return (
+            not self.held_nbytes
+            or connection.admission.held_nbytes + nbytes <= connection.limits.max_unsent_nbytes
+            or time.monotonic() - self.moved_at < STUCK_S
+        )
 
     def _change_held(self, nbytes: int) -> None:
         self.held_nbytes += nbytes
@@ -235,9 +227,7 @@ class Http2Output:
             self.flush(stream)
 
     def set_stream_window(self, nbytes: int, streams: Iterable[Stream]) -> int:
-        """Set the initial window of new streams and change the windows of existing ``streams`` by the
-        difference. Return how many of the existing streams can send then.
-        """
+        """Set the initial window and move those of ``streams``. Return how many of these can send then."""
         difference = nbytes - self.stream_window
         n_sendable = 0
         self.stream_window = nbytes
@@ -276,9 +266,7 @@ class Http2Output:
 
 
 class Stream:
-    """One request and its response; implements ``Exchange``. A single object with slots, because every small
-    request creates one.
-    """
+    """A request and its response (an ``Exchange``). One object, as each small request creates one."""
 
     __slots__ = (
         *("_ending", "_held_nbytes", "_left_nbytes", "_output", "_release", "_table", "_trailers"),
@@ -312,12 +300,15 @@ class Stream:
     # ---- the request ----------------------------------------------------------------------
 
     def on_data(self, data: Piece, end: bool) -> None:
-        """Pass a part of the body to the receiver. Raise StreamFailed if the request had ended already or its
-        length contradicts ``content-length``.
-        """
+        """Pass on a part of the body. Raise StreamFailed after its end, or if its length is wrong."""
         nbytes = len(data)
         if self.state is not State.OPEN:
-            self._on_late_data(nbytes, end)
+            # Data after the response is ignored; data after the end of the request is an error.
+            self._table.credit(nbytes)
+            if self.state is not State.HALF_CLOSED_LOCAL:
+                raise StreamFailed(self.id, ErrorCode.STREAM_CLOSED)
+            if end:
+                self._close()
             return
         self._held_nbytes += nbytes
         if self._left_nbytes is not None:
@@ -327,14 +318,6 @@ class Stream:
         if end:
             self.state = State.HALF_CLOSED_REMOTE
         self.receiver.receive_body(data, end)
-
-    def _on_late_data(self, nbytes: int, end: bool) -> None:
-        """Ignore body data after the response. Raise StreamFailed for data after the end of the request."""
-        self._table.credit(nbytes)
-        if self.state is not State.HALF_CLOSED_LOCAL:
-            raise StreamFailed(self.id, ErrorCode.STREAM_CLOSED)
-        if end:
-            self._close()
 
     def consumed(self, nbytes: int) -> None:
         nbytes = min(nbytes, self._held_nbytes)
@@ -381,18 +364,9 @@ class Stream:
             stream_id = self.id
             block = encoder.heads.get(head) or encoder.head(head)
             tail = encoder.tails.get(head) or encoder.tail(head)
-            out.connection.write(
-                b"".join(
-                    (
-                        _pack(0, len(block), 1, 4, stream_id),
-                        block,
-                        _pack(0, nbytes, 0, 0, stream_id),
-                        *body,
-                        _pack(0, len(tail), 1, 5, stream_id),
-                        tail,
-                    )
-                )
-            )
+            data_head, tail_head = _pack(0, nbytes, 0, 0, stream_id), _pack(0, len(tail), 1, 5, stream_id)
+            head_frame = _pack(0, len(block), 1, 4, stream_id)
+            out.connection.write(b"".join((head_frame, block, data_head, *body, tail_head, tail)))
             self._close()
             if release is not None:
                 release()
@@ -479,9 +453,7 @@ class Stream:
     # ---- for the output -------------------------------------------------------------------
 
     def frames(self, max_nbytes: int, frame_nbytes: int) -> list[Piece]:
-        """Remove up to ``max_nbytes`` of the unsent data and return DATA frames with them, and the end of the
-        response if all data is framed.
-        """
+        """Remove up to ``max_nbytes`` of data. Return frames of it, and of the end if all is framed."""
         frames: list[Piece] = []
         room = max(0, min(max_nbytes, self.window))
         while self.unsent and room:
@@ -533,9 +505,7 @@ class Stream:
     # ---- ending ---------------------------------------------------------------------------
 
     def on_response_sent(self) -> None:
-        """End the response. A short rest of the request is received and ignored: some clients lose the
-        response if the stream is reset.
-        """
+        """End the response. A short rest of the request is ignored: some clients lose it at a reset."""
         if self.state is State.HALF_CLOSED_REMOTE:
             self._close()
             return

@@ -87,9 +87,7 @@ class Acceptor:
             self._on_accepted(accepted, None if accepted.family == socket.AF_UNIX else peer[0])
 
     def _refuse(self) -> bool:
-        """Close one connection for which no descriptor is left, so that its client need not wait for a
-        timeout. Return False if not even that is possible.
-        """
+        """Close a connection without a descriptor, so its client does not wait. Return success."""
         if not self._spare.release():
             self._spare.hold()
             return False
@@ -157,9 +155,7 @@ class TlsListener:
 
 
 class TlsHandshakes:
-    """The TLS handshakes of one listener. ``make_connection`` makes a ``Connection`` and gets the callback
-    that releases its place. ``context`` is used for new handshakes.
-    """
+    """The TLS handshakes of one listener. ``context`` is used for new ones."""
 
     def __init__(
         self,
@@ -189,9 +185,7 @@ class TlsHandshakes:
             self._close_silent(pending)
 
     def check(self, now: float) -> None:
-        """Close connections that have not begun a handshake in time. Begun handshakes have their own
-        timeout.
-        """
+        """Close connections that have not begun a handshake in time; begun ones have their own timeout."""
         for pending in [one for one in self._silent if now > one.until_s]:
             self._close_silent(pending)
             self._count_late(pending)
@@ -241,7 +235,6 @@ class TlsHandshakes:
             self._loop.call_soon(self._start_next)
 
     def _start_next(self) -> None:
-        """Start one handshake, in turn by address."""
         self._next_scheduled = False
         for source in self._waiting:
             if self._n_begun[source] < MAX_HANDSHAKES_PER_ADDRESS:

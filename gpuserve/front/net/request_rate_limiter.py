@@ -1,8 +1,4 @@
-"""Request rate limits: a token bucket for each client, and log lines that clients cannot flood.
-
-``TokenBuckets`` is the algorithm; ``RequestRates`` has the buckets of one process and counts refused
-requests.
-"""
+"""Request rate limits: a token bucket for each client, and log lines that clients cannot flood."""
 
 from __future__ import annotations
 
@@ -19,15 +15,12 @@ from gpuserve.core.errors import RateLimited
 
 logger = logging.getLogger(__name__)
 
-
 #: Minimum interval between two log lines, in seconds.
 LOG_INTERVAL_S: Final = 10.0
 
 
 class BoundedLog:
-    """A logger for warnings that clients can cause at any rate. It writes one warning in ``LOG_INTERVAL_S``
-    and counts those that it suppresses.
-    """
+    """A log of warnings that clients can cause: one in ``LOG_INTERVAL_S``, with a count of the others."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -44,8 +37,7 @@ class BoundedLog:
         logger.warning("%s%s", text, more)
 
 
-#: The key of a client: the index of its access token, or the address (of IPv6 the /64 network) of its
-#: connection.
+#: The key of a client: the index of its access token, or its address (of IPv6 the /64 network).
 Client: TypeAlias = int | str | bytes
 #: The maximum number of buckets. Above the maximum the least recently seen client loses its bucket.
 MAX_CLIENTS: Final = 65_536
@@ -71,9 +63,7 @@ class TokenBuckets:
         return len(self._full_at)
 
     def take(self, client: Client, now: float) -> float:
-        """Remove one token from a client's bucket. Return 0.0, or the seconds until a token is available if
-        the bucket is empty.
-        """
+        """Remove a token of a client. Return 0.0, or if there is none, the seconds until there is."""
         full_at = max(self._full_at.get(client, now), now)
         wait_s = full_at - now - self._tolerance_s
         if wait_s > 1e-9:  # the rounding error of added intervals
@@ -99,10 +89,9 @@ class TokenBuckets:
 
 
 class RequestRates:
-    """The rate limiter of one process. ``is_on`` is read for each request before any method is called.
+    """The rate limiter of one process. ``is_on`` is read before any method is called.
 
-    If ``reports``, the limiter records the tokens it granted, so that other processes can charge their
-    buckets with them.
+    If ``reports``, the tokens it granted are recorded, so that other processes can charge their buckets.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, reports: bool = False) -> None:
@@ -118,9 +107,7 @@ class RequestRates:
         self._log = BoundedLog(clock)
 
     def adjust(self, rate: int | None, burst: int | None) -> None:
-        """Apply the settings ``max_requests_per_s`` and ``max_request_burst``. A change fills every
-        bucket.
-        """
+        """Apply ``max_requests_per_s`` and ``max_request_burst``. A change fills every bucket."""
         burst = burst or rate or 0
         if (rate or 0, burst) != (self._rate, self._burst):
             self._rate, self._burst, self.is_on = rate or 0, burst, rate is not None

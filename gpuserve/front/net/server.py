@@ -24,9 +24,7 @@ from gpuserve.front.net.listeners import BACKLOG, TlsHandshakes, TlsListener, du
 
 
 class IngressCounts(NamedTuple):
-    """Counters of an ingress process since its start, by the names of ``Admission``, and what the process
-    holds now.
-    """
+    """Counters of an ingress process since its start (names as in ``Admission``), and what it holds now."""
 
     n_requests: int
     cpu_s: float
@@ -66,9 +64,7 @@ class ProtocolServer(abc.ABC):
         """Stop accepting, and close the connections."""
 
     def announce(self) -> None:  # noqa: B027
-        """Ask each client, once, to send no more requests. Requests that a client sends before it has read
-        this are served.
-        """
+        """Ask each client, once, to send no more requests. Requests in flight are served."""
 
     @property
     def n_unaware(self) -> int:
@@ -77,15 +73,11 @@ class ProtocolServer(abc.ABC):
 
     @property
     def n_held(self) -> int:
-        """The number of requests on connections whose clients were asked to send no more, without health
-        watches.
-        """
+        """The number of requests, without health watches, of clients asked to send no more."""
         return 0
 
     def adjust(self, changes: Mapping[str, Any]) -> None:  # noqa: B027
-        """Apply other limits, by the names of ``Limits``. Only for servers that do not share
-        ``Admission``.
-        """
+        """Apply other limits, by the names of ``Limits``, unless the server shares ``Admission``."""
 
     def ingress_rows(self) -> Iterable[IngressRow]:
         """Return the ingress processes of this server."""
@@ -121,20 +113,19 @@ _CLOSE_POLL_S: Final = 0.01
 
 
 class PendingConnections(Protocol):
-    """Connections in preparation, such as TLS handshakes."""
+    """Connections in preparation: TLS handshakes, or sockets that another process passes."""
 
     @property
-    def is_busy(self) -> bool:
-        """Whether some of them will become connections without further input."""
+    def is_busy(self) -> bool: ...
 
     def check(self, now: float) -> None:
         """Close those that are overdue."""
 
 
 class Connections:
-    """The open connections of one event loop, checked periodically from ``open`` to ``close``. Requests whose
-    paths begin with ``idle_paths`` may be open on an idle server. ``pending`` are checked, and waited for,
-    too.
+    """The open connections of one event loop, checked periodically from ``open`` to ``close``.
+
+    Requests with paths below ``idle_paths`` may be open on an idle server. ``pending`` are waited for, too.
     """
 
     def __init__(
@@ -166,9 +157,7 @@ class Connections:
             connection.abort()
 
     def connection_factory(self, handler: RequestHandler) -> Callable[..., Connection]:
-        """Return a function that makes connections for a request handler. A connection that gets
-        ``release_place`` is admitted already; others ask for admission.
-        """
+        """Return a function that makes connections. With ``release_place`` they are admitted already."""
         protocols = partial(Http1, handler=handler), partial(Http2, handler=handler)
 
         def factory(release_place: Callable[[], None] | None = None) -> Connection:
@@ -190,9 +179,7 @@ class Connections:
 
     @property
     def n_held(self) -> int:
-        """The number of requests that hold up a drain. Health watches and the operator's own requests do not
-        count.
-        """
+        """The number of requests that hold up a drain, without those of ``idle_paths``."""
         held = (path for connection in self.members for path in connection.held)
         return sum(not path.startswith(self._idle_paths) for path in held)
 
@@ -213,9 +200,7 @@ class Connections:
         self._check_some(iter(list(self.members)))
 
     def _check_some(self, left: Iterator[Connection]) -> None:
-        """Check connections for a few milliseconds and the others in the next iteration; then schedule the
-        next check.
-        """
+        """Check connections for a few milliseconds, the others in the next iteration, and so on."""
         began = self._loop.time()
         for connection in left:
             if connection in self.members:
@@ -233,9 +218,7 @@ class Connections:
         self._close_incomplete()
 
     def _close_unread(self) -> None:
-        """If too many bytes are unread, close the clients that read nothing, those with the most bytes
-        first.
-        """
+        """If too many bytes are unread, close the clients that read nothing, the largest first."""
         unsent_nbytes = sum(one.backlog_nbytes for one in self.members)
         most_nbytes = self._admission.limits.max_unsent_nbytes
         if unsent_nbytes > most_nbytes:
@@ -248,28 +231,24 @@ class Connections:
         self._admission.unsent_nbytes[self] = unsent_nbytes
 
     def _close_incomplete(self) -> None:
-        """If too many requests are incomplete, close connections with such requests, those of the address
-        with the most first.
-        """
+        """If too many requests are incomplete, close connections of the addresses with the most first."""
         most, n = self._admission.limits.max_half_requests, sum([one.n_incomplete for one in self.members])
         if n <= most:
             return
-        holding = [(_address(one), one) for one in self.members if one.n_incomplete]
+        holding = []
         of_address = Counter[str | bytes]()
-        for address, one in holding:
-            of_address[address] += one.n_incomplete
-        for _, one in sorted(
-            holding, key=lambda pair: (of_address[pair[0]], pair[1].n_incomplete), reverse=True
-        ):
+        for one in self.members:
+            if one.n_incomplete:
+                client = one.endpoints.client
+                address = source_of(client and client[0])
+                holding.append((address, one))
+                of_address[address] += one.n_incomplete
+        holding.sort(key=lambda pair: (of_address[pair[0]], pair[1].n_incomplete), reverse=True)
+        for _, one in holding:
             if n > most:
                 n -= one.n_incomplete
                 one.count_late("body")
                 one.abort()
-
-
-def _address(connection: Connection) -> str | bytes:
-    client = connection.endpoints.client
-    return source_of(client and client[0])
 
 
 class NativeServer(ProtocolServer):

@@ -1,6 +1,4 @@
-"""The access log: one line for each request at its end, what a line contains, and which requests have one. No
-header, token or query is in a line.
-"""
+"""The access log: one line for each request at its end, without headers, tokens and queries."""
 
 from __future__ import annotations
 
@@ -27,10 +25,8 @@ _FAILED: Final = 400
 
 
 class RequestNotes:
-    """Values of one HTTP request or gRPC call, collected until its line is written.
-
-    For a stream of requests: the model of the first one, and the longest queue time, longest execution and
-    largest batch of all.
+    """Values of one HTTP request or gRPC call, collected until its line is written. For a stream: the model
+    of the first request, and the longest queue time, longest execution and largest batch of all.
     """
 
     __slots__ = (
@@ -112,9 +108,8 @@ class AccessLog:
 
     def ended(self, fields: dict[str, Any], notes: RequestNotes) -> None:
         """Write the line of a request. ``fields`` are the values known to its connection, without None."""
-        if self._failures_only and not (
-            fields.get("aborted") or fields.get("grpc_status") or fields.get("status", 0) >= _FAILED
-        ):
+        has_failed = fields.get("grpc_status") or fields.get("status", 0) >= _FAILED
+        if self._failures_only and not (fields.get("aborted") or has_failed):
             return
         fields["request_id"] = notes.id
         if notes.model:
@@ -155,7 +150,6 @@ def _json_line(now: float, fields: dict[str, Any]) -> str:
 
 
 def _text_line(now: float, fields: dict[str, Any]) -> str:
-    """Return the summary, then the other fields as ``name=value``, on one line."""
     rest = " ".join(f"{name}={_plain(value)}" for name, value in fields.items() if name not in _IN_SUMMARY)
     return f"{logs.timestamp(now)} access {_summary(fields)} {rest}\n"
 
@@ -173,7 +167,6 @@ def _short(value: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """Return a value without spaces and without terminal control characters."""
     text = str(_short(value))
     if text.isascii() and text.isprintable() and " " not in text:
         return text

@@ -1,6 +1,6 @@
 """OpenTelemetry export of metrics and traces, sent by OTLP over HTTP. Only this module imports OpenTelemetry,
-which is an extra: ``pip install gpuserve[otel]``. The SDK's environment variables (``OTEL_BSP_…``,
-``OTEL_EXPORTER_OTLP_…``) apply.
+an extra: ``pip install gpuserve[otel]``. The SDK's variables (``OTEL_BSP_…``, ``OTEL_EXPORTER_OTLP_…``)
+apply.
 
 Metrics are converted from the metrics page: counters are cumulative sums, histograms keep their buckets,
 names and labels are those of the page.
@@ -30,19 +30,7 @@ from typing import Any, Final
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    Histogram,
-    HistogramDataPoint,
-    Metric,
-    MetricExportResult,
-    MetricsData,
-    NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
-    Sum,
-)
+from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -64,7 +52,7 @@ _HELP: Final = "# HELP "
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _LE: Final = re.compile(r'\ble="([^"]*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
-_CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
+_CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
 
 
 class OtlpMetrics:
@@ -77,18 +65,15 @@ class OtlpMetrics:
         self._resource = Resource.create(dict(resource))
         self._scope = InstrumentationScope("gpuserve", VERSION)
         self._last_message = _LastMessage()
-        said = logging.getLogger(_EXPORTERS_LOGGER)
-        said.handlers, said.propagate = (
-            [self._last_message],
-            False,
-        )  # the exporter logs each failure several times
+        exporters_logger = logging.getLogger(_EXPORTERS_LOGGER)  # which logs each failure several times
+        exporters_logger.handlers, exporters_logger.propagate = [self._last_message], False
         self._exporter = OTLPMetricExporter(endpoint=url, timeout=timeout_s)
 
     def send(self, page: bytes) -> None:
         found = list(metrics_of(page.decode(), self._since_ns, time.time_ns(), lambda: time.sleep(_REST_S)))
-        scope = ScopeMetrics(self._scope, found, "")
-        data = MetricsData([ResourceMetrics(self._resource, [scope], "")])
-        if self._exporter.export(data) is not MetricExportResult.SUCCESS:
+        scope = sdk.ScopeMetrics(self._scope, found, "")
+        data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
+        if self._exporter.export(data) is not sdk.MetricExportResult.SUCCESS:
             raise OSError(self._last_message.text or "the collector did not take them")
 
     def close(self) -> None:
@@ -106,7 +91,7 @@ class _LastMessage(logging.Handler):
 
 def metrics_of(
     page: str, since_ns: int, now_ns: int, rest: Callable[[], None] = lambda: None
-) -> Iterator[Metric]:
+) -> Iterator[sdk.Metric]:
     """Yield a page's metrics, except summaries, counted since ``since_ns``; call ``rest`` after each."""
     times = since_ns, now_ns
     for part in page.removeprefix(_HELP).split(f"\n{_HELP}"):
@@ -119,19 +104,22 @@ def metrics_of(
 
 def _metric(
     name: str, text: str, kind: str, samples: Sequence[str], times: tuple[int, int]
-) -> Iterator[Metric]:
+) -> Iterator[sdk.Metric]:
     if kind == "histogram":
-        yield Metric(name, text, "", Histogram(list(_histograms(name, samples, times)), _CUMULATIVE))
+        points = list(_histograms(name, samples, times))
+        yield sdk.Metric(name, text, "", sdk.Histogram(points, _CUMULATIVE))
     elif kind in {"counter", "gauge"}:
         numbers = []
         for line in samples:
             series, _, value = line.rpartition(" ")
-            numbers.append(NumberDataPoint(_labels(series[len(name) :]), *times, float(value)))
-        data = Gauge(numbers) if kind == "gauge" else Sum(numbers, _CUMULATIVE, is_monotonic=True)
-        yield Metric(name, text, "", data)
+            numbers.append(sdk.NumberDataPoint(_labels(series[len(name) :]), *times, float(value)))
+        data = sdk.Gauge(numbers) if kind == "gauge" else sdk.Sum(numbers, _CUMULATIVE, is_monotonic=True)
+        yield sdk.Metric(name, text, "", data)
 
 
-def _histograms(name: str, samples: Sequence[str], times: tuple[int, int]) -> Iterator[HistogramDataPoint]:
+def _histograms(
+    name: str, samples: Sequence[str], times: tuple[int, int]
+) -> Iterator[sdk.HistogramDataPoint]:
     """Yield one point for each set of labels, with bucket counts that are not cumulative."""
     bounds: list[float] = []
     counts: list[int] = [0]
@@ -146,13 +134,12 @@ def _histograms(name: str, samples: Sequence[str], times: tuple[int, int]) -> It
         else:
             alone = [count - before for before, count in itertools.pairwise(counts)]
             # The page has neither the minimum nor the maximum; the last bucket has no bound.
-            point: Any = partial(HistogramDataPoint, min=None, max=None)  # type: ignore[arg-type]
+            point: Any = partial(sdk.HistogramDataPoint, min=None, max=None)  # type: ignore[arg-type]
             yield point(labels, *times, counts[-1], float(value), alone, bounds[:-1])
             bounds, counts = [], [0]
 
 
 def _labels(text: str) -> dict[str, str]:
-    """Return the labels in a pair of braces, or none."""
     return {
         name: _ESCAPED.sub(lambda it: "\n" if it[1] == "n" else it[1], value)
         for name, value in _LABEL.findall(text)

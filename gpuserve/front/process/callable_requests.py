@@ -1,5 +1,4 @@
-"""Requests of inference callables to models of their server: inference calls, loading, unloading and
-readiness.
+"""Requests of inference callables to models of their server: inference, loading, unloading and readiness.
 
 A worker sends a call on its link, as a client sends a request, and receives the answers on the link. Large
 tensors stay in the arenas of the workers: the front lends the memory of one worker to the other. A worker's
@@ -32,9 +31,7 @@ _LEASES_OF_A_FRONT: Final = 1 << 32
 
 
 class _CallingWorker:
-    """One calling worker: its calls in flight, and responses lent to it by lease. Its ``stuck`` calls wait
-    for its own model.
-    """
+    """A calling worker: its calls in flight and lent responses. ``stuck`` calls wait for its own model."""
 
     def __init__(self, link: WorkerLink, driver: ModelDriver) -> None:
         self.link = link
@@ -70,7 +67,7 @@ class CallableRequests:
     def add(self, link: WorkerLink, driver: ModelDriver) -> None:
         """Answer the calls of a model's worker until its link is closed."""
         self._callers[link] = _CallingWorker(link, driver)
-        link.on_close.append(self._remove_caller)
+        link.on_close.append(lambda closed: self._callers.pop(closed).close())
 
     def handle(
         self, link: WorkerLink, message: wire.Call | wire.CancelCall | wire.Return | wire.Command
@@ -88,9 +85,6 @@ class CallableRequests:
                 for lease in leases:
                     if (response := caller.lent.pop(lease, None)) is not None:
                         response.close()
-
-    def _remove_caller(self, link: WorkerLink) -> None:
-        self._callers.pop(link).close()
 
     def _start_call(self, caller: _CallingWorker, call: wire.Call) -> None:
         try:
@@ -187,22 +181,15 @@ def _all_stuck_error(model: str, count: int) -> Unavailable:
 def _send_answer(
     caller: _CallingWorker, call_id: int, response: InferResponse, *, final: bool, held: bool
 ) -> None:
-    tensors, lends = _output_tensors(caller.link, response)
-    lease = caller.lend(response) if lends or held else 0
-    caller.link.send(wire.Answer(call_id, lease, tensors, dict(response.parameters), None, final))
+    tensors = []
+    for one in response.outputs:
+        payload = _payload(caller.link, response, one)
+        tensors.append(wire.WireTensor(one.name, one.datatype, one.shape, payload))
+    is_lent = any(isinstance(one.payload, wire.Loan) for one in tensors)
+    lease = caller.lend(response) if is_lent or held else 0
+    caller.link.send(wire.Answer(call_id, lease, tuple(tensors), dict(response.parameters), None, final))
     if not lease:
         response.close()
-
-
-def _output_tensors(
-    borrower: WorkerLink, response: InferResponse
-) -> tuple[tuple[wire.WireTensor, ...], bool]:
-    """Return the outputs of a response for another worker, and whether any output is lent."""
-    tensors = [
-        wire.WireTensor(one.name, one.datatype, one.shape, _payload(borrower, response, one))
-        for one in response.outputs
-    ]
-    return tuple(tensors), any(isinstance(one.payload, wire.Loan) for one in tensors)
 
 
 def _payload(borrower: WorkerLink, response: InferResponse, output: OutputTensor) -> wire.Payload:
@@ -216,9 +203,10 @@ def _payload(borrower: WorkerLink, response: InferResponse, output: OutputTensor
 
 
 def _build_request(link: WorkerLink, call: wire.Call) -> InferRequest:
-    sequence = (
-        sequence_of(call.sequence[0], start=call.sequence[1], end=call.sequence[2]) if call.sequence else None
-    )
+    sequence = None
+    if call.sequence:
+        correlation_id, start, end = call.sequence
+        sequence = sequence_of(correlation_id, start=start, end=end)
     inputs = [
         InputTensor(name, datatype, tuple(shape), _input_data(link, payload))
         for name, datatype, shape, payload in wire.tensors(call.inputs)
@@ -278,12 +266,12 @@ class CallableCommands:
             link.send(wire.Answer(call_id, 0, None, {READY: ready}, None, True))
 
     async def _load(self, link: WorkerLink, call_id: int, model: str, parameters: dict[str, Any]) -> None:
+        failure: RequestError | None = None
         try:
             await self._service.control.repository.load(model, parameters)
         except RequestError as error:
-            end_call(link, call_id, error)
-        else:
-            end_call(link, call_id)
+            failure = error
+        end_call(link, call_id, failure)
 
     async def _unload(
         self, link: WorkerLink, call_id: int | None, model: str, parameters: dict[str, Any]

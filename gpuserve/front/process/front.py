@@ -45,17 +45,12 @@ from gpuserve.front.observability.metrics.metrics_push import MetricsPusher, sta
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.listeners import FrontListeners, Spawn
 from gpuserve.front.process.periodic_reports import RateReports, detect_changes
+from gpuserve.front.process_setup import on_callback_error
 from gpuserve.front.service.control import NotifySupervisor
 from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.front.service.server_health import ServerHealth
 from gpuserve.supervisor.control import front_messages as messages
-from gpuserve.supervisor.control.heartbeat import (
-    Heartbeat,
-    LoopWatchdog,
-    cpu_times,
-    describe_process_state,
-    heartbeat_period_s,
-)
+from gpuserve.supervisor.control import heartbeat
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 from gpuserve_worker.protocol import datagram
 
@@ -94,7 +89,7 @@ class Front:
     async def run(self) -> None:
         self._control.setblocking(False)
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._on_callback_error)
+        loop.set_exception_handler(on_callback_error("front", self._on_lost))
         loop.add_reader(self._control.fileno(), self._receive)
         await self._quit.wait()
         loop.remove_reader(self._control.fileno())
@@ -108,9 +103,8 @@ class Front:
         service.health.end()
         await self._parts.front_listeners.close()
         metrics_pusher = self._parts.metrics_pusher
-        await asyncio.gather(
-            service.control.trace.close(), *([] if metrics_pusher is None else [metrics_pusher.close()])
-        )
+        pushing = [] if metrics_pusher is None else [metrics_pusher.close()]
+        await asyncio.gather(service.control.trace.close(), *pushing)
 
     # ---- messages of the supervisor --------------------------------------------------------
 
@@ -127,15 +121,6 @@ class Front:
                 return
             self._handle(messages.CONTROL.decode(data), fds)
 
-    def _on_callback_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an exception of a callback. A message that was lost for lack of a file descriptor reaches
-        only a successor.
-        """
-        loop.default_exception_handler(context)
-        if datagram.is_starved(context.get("exception")):
-            logger.critical("front ran out of file descriptors for control messages: replacing the front")
-            self._on_lost()
-
     def _handle(self, message: Any, fds: list[int]) -> None:
         if self._parts is None:
             self._set_up(message, fds)
@@ -149,18 +134,15 @@ class Front:
     def _set_up(self, setup: messages.Setup, fds: list[int]) -> None:
         self._settings = settings = ServerSettings.from_wire(setup.settings)
         self._on_setup(settings)
-        links, cache = DeviceLinks(), ResponseCache(settings.response_cache_nbytes)
-        service = inference_service(
-            settings, self._notify_supervisor, epoch=setup.epoch, links=links, cache=cache
-        )
+        notify, links = self._notify_supervisor, DeviceLinks()
+        cache = ResponseCache(settings.response_cache_nbytes)
+        service = inference_service(settings, notify, epoch=setup.epoch, links=links, cache=cache)
         shared = ModelParts(service, settings, setup.epoch, links, cache)
-        generations = Generations(shared, self._notify_supervisor, self._spawn)
+        generations = Generations(shared, notify, self._spawn)
         live = live_page(service, settings, setup.epoch)
-        front_listeners = FrontListeners(service, settings, self._spawn, live, self._notify_supervisor)
-        draining = Draining(
-            service.health, front_listeners, generations, self._notify_supervisor, self._spawn
-        )
-        rates = RateReports(service, generations, front_listeners, self._notify_supervisor)
+        front_listeners = FrontListeners(service, settings, self._spawn, live, notify)
+        draining = Draining(service.health, front_listeners, generations, notify, self._spawn)
+        rates = RateReports(service, generations, front_listeners, notify)
         metrics_pusher = start_metrics_push(service.metrics_page, settings)
         self._parts = FrontParts(service, generations, front_listeners, draining, rates, live, metrics_pusher)
         self._handlers = self._dispatch_table(self._parts)
@@ -174,15 +156,12 @@ class Front:
             self._spawn(run_periodic_work(metrics_pusher.run))
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
-        *listeners, own_heartbeat, supervisors_heartbeat = fds
-        watchdog = SupervisorWatchdog(
-            own_heartbeat, supervisors_heartbeat, settings.hang_timeout_s, service.health
-        )
+        *listeners, own, supervisors = fds
+        watchdog = SupervisorWatchdog(own, supervisors, settings.hang_timeout_s, service.health)
         self._spawn(watchdog.run())
         self._spawn(self._listen(front_listeners, dict(zip(setup.listeners, listeners, strict=True))))
 
     def _dispatch_table(self, parts: FrontParts) -> Mapping[type, Callable[[Any], None]]:
-        """Return the handlers of messages; those with descriptors are handled elsewhere."""
         models, control, health = parts.service.models, parts.service.control, parts.service.health
         return {
             messages.AddModel: parts.generations.add,
@@ -193,11 +172,11 @@ class Front:
             messages.InstanceDown: parts.generations.instance_down,
             messages.IngressDown: parts.front_listeners.ingress_down,
             messages.ModelStates: lambda message: models.set_states(*message),
-            messages.Outcome: lambda message: control.supervisor_requests.complete(
-                message.ticket, VerbOutcome(*message[1:])
+            messages.Outcome: lambda found: control.supervisor_requests.complete(
+                found.ticket, VerbOutcome(*found[1:])
             ),
-            messages.Changed: lambda message: (control.log if message.kind == LOG else control.trace).restore(
-                message.settings
+            messages.Changed: lambda changed: (control.log if changed.kind == LOG else control.trace).restore(
+                changed.settings
             ),
             messages.LostGpus: lambda message: control.gpus.restore(LostGpu(*one) for one in message.gpus),
             messages.CudaState: lambda message: health.cuda_state(message.works),
@@ -263,7 +242,6 @@ ADJUSTED_HERE: Final[dict[str, _Adjust]] = {
     "shared_memory_owners": lambda parts, now: parts.service.control.regions.allow(now.shared_memory_owners),
     "trace": lambda parts, now: parts.service.control.trace.restart(now.trace),
 }
-
 
 # ---- leaving service -----------------------------------------------------------------------------
 
@@ -346,9 +324,8 @@ class Draining:
                 accepted, quiet_since, has_new_requests = self._generations.accepted(), now, True
             is_quiet = now - quiet_since >= QUIET_S
             if (is_aware and is_quiet and not left) or now >= started + message.timeout_s:
-                self._notify_supervisor(
-                    messages.Quiesced(message.ticket, left, is_quiet or not has_new_requests)
-                )
+                is_idle = is_quiet or not has_new_requests
+                self._notify_supervisor(messages.Quiesced(message.ticket, left, is_idle))
                 return
             await asyncio.sleep(_QUIESCING_POLL_S)
 
@@ -360,8 +337,7 @@ async def _wait_until(done: Callable[[], bool], deadline: float) -> None:
 
 # ---- heartbeats ----------------------------------------------------------------------------------
 
-#: The server reports itself as not live after this many times ``hang_timeout_s`` without a heartbeat of the
-#: supervisor.
+#: The server is not live after this many times ``hang_timeout_s`` without a heartbeat of the supervisor.
 LIVE_TIMEOUTS: Final = 2
 #: A blocked supervisor is logged after this fraction of ``hang_timeout_s``.
 _WARN_FRACTION: Final = 3
@@ -375,20 +351,20 @@ class SupervisorWatchdog:
     """
 
     def __init__(self, own_fd: int, supervisors_fd: int, timeout_s: float, health: ServerHealth) -> None:
-        self._own = Heartbeat(own_fd)
-        self._supervisors = Heartbeat(supervisors_fd)
+        self._own = heartbeat.Heartbeat(own_fd)
+        self._supervisors = heartbeat.Heartbeat(supervisors_fd)
         self._timeout_s = timeout_s
         self._health = health
-        self._silence = LoopWatchdog()
+        self._silence = heartbeat.LoopWatchdog()
         self._is_reported = False
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        period_s = heartbeat_period_s(self._timeout_s)
+        period_s = heartbeat.heartbeat_period_s(self._timeout_s)
         while True:
             self._own.beat()
             has_heartbeat = self._supervisors.has_beaten()
-            cpu_ticks = None if has_heartbeat else cpu_times(os.getppid())
+            cpu_ticks = None if has_heartbeat else heartbeat.cpu_times(os.getppid())
             self._report(self._silence.poll(has_heartbeat, loop.time(), period_s, cpu_ticks))
             await asyncio.sleep(period_s)
 
@@ -400,6 +376,6 @@ class SupervisorWatchdog:
         if not self._is_reported and silent_s >= self._timeout_s / _WARN_FRACTION:
             pid = os.getppid()
             text = "supervisor event loop of process %d blocked for %.3g s: %s"
-            logger.warning(text, pid, silent_s, describe_process_state(pid))
+            logger.warning(text, pid, silent_s, heartbeat.describe_process_state(pid))
         self._is_reported = silent_s >= self._timeout_s / _WARN_FRACTION
         self._health.set_supervisor_responsive(silent_s < LIVE_TIMEOUTS * self._timeout_s)

@@ -1,8 +1,5 @@
 """Model generations of a front: one driver for each generation that the supervisor adds, and the instances
-that come up, retire and die.
-
-The supervisor decides which models and instances exist. A retiring generation or instance finishes its
-requests first.
+that come up, retire and die. The supervisor decides which exist; a retiring one finishes its requests first.
 
 A watchdog polls the calls of all models and ends overdue ones: the front answers their requests, and the
 supervisor kills the worker after logging its stacks. The worker of an attached program is killed by that
@@ -125,9 +122,7 @@ class Generations:
         self._notify_supervisor(messages.Retired(generation, unfinished))
 
     async def _transfer_queue(self, retired: Driver) -> None:
-        """Move queued requests of a retired generation to the generation that now serves the version, because
-        instances of the retired one may hang.
-        """
+        """Move the queue of a retired generation, whose instances may hang, to the one that now serves."""
         for one in self._service.models.of(retired.spec.name):
             if isinstance(one, ModelDriver) and isinstance(retired, ModelDriver):
                 while one.spec.version == retired.spec.version and retired.transfer_queue(one):  # noqa: ASYNC110
@@ -158,9 +153,8 @@ class Generations:
         if spec.response_cache and cache is None:
             logger.warning("model %s: response_cache has no effect: response_cache_nbytes is 0", spec.name)
         on_other = partial(self._on_other_message, _owner(spec))
-        driver = ModelDriver(
-            spec, most, metrics, cache, regions, self._limiter, on_other, self._front_lost_at
-        )
+        more = regions, self._limiter, on_other, self._front_lost_at
+        driver = ModelDriver(spec, most, metrics, cache, *more)
         if self._parts.settings.access_log != OFF:
             driver.name_requests()
         self._of_workers[generation] = driver
@@ -170,7 +164,6 @@ class Generations:
         return driver
 
     def _metrics(self, spec: ModelSpec) -> ModelMetrics:
-        """Return the metrics of a version, which a new generation of the version continues."""
         for driver in reversed(self._drivers.values()):
             if (driver.spec.name, driver.spec.version) == (spec.name, spec.version):
                 return driver.metrics
@@ -197,16 +190,8 @@ class Generations:
 
         driver.metrics.instance(instance).load_s = message.load_s
         epoch, gpus = self._parts.epoch, self._service.control.gpus
-        link = WorkerLink(
-            instance,
-            message.slots,
-            sock,
-            pidfd,
-            epoch,
-            driver.workers.runner.on_messages,
-            on_down,
-            message.pid,
-        )
+        on_messages, pid = driver.workers.runner.on_messages, message.pid
+        link = WorkerLink(instance, message.slots, sock, pidfd, epoch, on_messages, on_down, pid)
         device = next((one.device for one in driver.spec.instances if one.name == instance), "")
         self._parts.links.add(device, link)
         self._calls.add(link, driver)
@@ -247,10 +232,8 @@ class Generations:
     async def _drain_instance(
         self, driver: ModelDriver, instance: str, link: WorkerLink | None, deadline: float
     ) -> bool:
-        """Give an instance no more requests, wait until it has finished or the deadline passes, and remove
-        it.
-
-        Returns whether the instance was idle.
+        """Give an instance no more requests, and remove it when it is idle, or at the deadline. Return
+        whether it was idle.
         """
 
         def is_up() -> bool:
@@ -319,13 +302,11 @@ class Generations:
 
 
 def _export_metrics(driver: Driver) -> None:
-    """Let the metrics of the version report this generation's gauges."""
     driver.metrics.gauges = partial(_gauges, driver)
     driver.metrics.declared = lambda: driver.spec.instances
 
 
 def _gauges(driver: Driver) -> dict[str, float]:
-    """Return the gauges of a driver's scheduler and arena. Unknown values are left out."""
     counts = driver.statistics()
     arena = driver.arena.statistics()
     part = saturation(driver.spec, counts)
@@ -355,8 +336,7 @@ async def _wait_until(condition: Callable[[], bool], deadline: float) -> None:
 
 # ---- overdue calls -------------------------------------------------------------------------------
 
-#: If a worker is to be killed, its stacks are logged long before this time; after it nobody else has killed
-#: the worker.
+#: After this time nobody else has killed a worker.
 _GRACE_S: Final = 2.0
 #: Calls are polled four times within the shortest execution timeout, bounded by the first two periods;
 #: without any timeout the third period holds.
@@ -372,10 +352,8 @@ def poll_period_s(limits_s: Iterable[float]) -> float:
 
 
 class CallWatchdog:
-    """A watchdog for the calls of all models of a front.
-
-    ``drivers`` are those of its generations, by number. ``on_down`` is called with the name of a model if an
-    instance is given up.
+    """A watchdog for the calls of all models of a front, whose ``drivers`` are by number. ``on_down`` is
+    called with the name of a model if an instance is given up.
     """
 
     def __init__(

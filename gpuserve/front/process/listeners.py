@@ -28,17 +28,11 @@ from gpuserve.front.net.async_requests import AsyncRequests
 from gpuserve.front.net.server import Connections, IngressRow, NativeServer, ProtocolServer
 from gpuserve.front.observability.access_log import AccessLog
 from gpuserve.front.observability.metrics.prometheus import Family, family
+from gpuserve.front.protocols import router
 from gpuserve.front.protocols.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
 from gpuserve.front.protocols.access_log_middleware import with_access_log
 from gpuserve.front.protocols.grpc.unary_rpcs import HEALTH_WATCH
 from gpuserve.front.protocols.health_port import HealthPort
-from gpuserve.front.protocols.router import (
-    RequestRouter,
-    grpc_only,
-    make_grpc_handler,
-    make_handlers,
-    make_rate_limit,
-)
 from gpuserve.front.service.control import NotifySupervisor
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp, StartIngress
@@ -48,7 +42,6 @@ if TYPE_CHECKING:
     from gpuserve.front.protocols.grpcio.grpcio_server import GrpcAioServer
 
 logger = logging.getLogger(__name__)
-
 
 #: Starts a task whose failure ends the front.
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
@@ -81,11 +74,15 @@ class FrontListeners:
         service, settings = self._service, self._settings
         grpc_port = None
         if settings.transport == GRPCIO and "grpc" in listeners:
-            grpc_port = _port(listeners.pop("grpc"))
+            with socket.socket(fileno=os.dup(listeners.pop("grpc"))) as listener:
+                grpc_port = int(listener.getsockname()[1])
         service.metrics_page.add(lambda: connection_families(self._admission, tuple(self.ingresses())))
         service.metrics_page.add(lambda: intake_families(service.intake, tuple(self.ingresses())))
         if self._live is not None:
-            self._live.feed.more = self._live_values
+            self._live.feed.more = lambda: {
+                "connections": self.n_connections,
+                "doors": [dict(zip(_INGRESS_FIELDS, one, strict=True)) for one in self.door_rows()],
+            }
         self._transports += transports(
             service, settings, listeners, grpc_port, self._admission, self._notify_supervisor, self._live
         )
@@ -141,11 +138,6 @@ class FrontListeners:
     def n_connections(self) -> int:
         return self._admission.n_open
 
-    def _live_values(self) -> dict[str, Any]:
-        """Return the live page's values of connections and ingress processes."""
-        ingresses = [dict(zip(_INGRESS_FIELDS, one, strict=True)) for one in self.door_rows()]
-        return {"connections": self.n_connections, "doors": ingresses}
-
     def limit_age(self, max_age_s: float) -> None:
         for transport in self._transports:
             transport.limit_age(max_age_s)
@@ -153,11 +145,6 @@ class FrontListeners:
     async def _renew_certificates(self) -> None:
         for transport in self._transports:
             await transport.renew()
-
-
-def _port(listener_fd: int) -> int:
-    with socket.socket(fileno=os.dup(listener_fd)) as listener:
-        return int(listener.getsockname()[1])
 
 
 # ---- transports ----------------------------------------------------------------------------------
@@ -181,15 +168,13 @@ def transports(
         found.append(_grpc_aio(service, settings, grpc_port, admission))
     if settings.doors > 1:
         fds = {role: listeners[role] for role in ("http", "grpc") if role in listeners}
-        found += (
-            [_ingress_transport(service, settings, fds, admission, notify_supervisor, live)] if fds else []
-        )
+        if fds:
+            found.append(_ingress_transport(service, settings, fds, admission, notify_supervisor, live))
         listeners = {role: fd for role, fd in listeners.items() if role not in fds}
     files = tls_files(settings)
     for tls in (files, None) if files else (None,):
-        fds = {
-            role: fd for role, fd in listeners.items() if role != "health" and _tls_on(settings, role) == tls
-        }
+        roles = [role for role in listeners if role != "health" and _tls_on(settings, role) == tls]
+        fds = {role: listeners[role] for role in roles}
         if fds:
             found.append(_native(service, settings, fds, tls, admission, live))
     if "health" in listeners:
@@ -205,18 +190,18 @@ def _ingress_transport(
     notify_supervisor: NotifySupervisor,
     live: LivePage | None,
 ) -> IngressMonitor:
-    """Return the transport whose connections are handled by ingress processes."""
     requests = AsyncRequests(service.intake)
-    http, grpc = make_handlers(service, settings, requests, admission, live)
+    http, grpc = router.make_handlers(service, settings, requests, admission, live)
     tls = tls_files(settings)
     speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
     setup = IngressSetup(settings.to_wire(), 0, _NO_WORK, {})
-    serve = partial(IngressSession, service, RequestRouter(grpc, http).accept)
+    serve = partial(IngressSession, service, router.RequestRouter(grpc, http).accept)
 
     def ask(number: int) -> None:
         notify_supervisor(StartIngress(number))
 
     ingresses = IngressMonitor(speak_tls, serve, requests, admission, setup, tls, service.events.publish, ask)
+
     service.control.log.subscribe(ingresses.log_as)
     return ingresses
 
@@ -229,11 +214,11 @@ def _native(
     admission: Admission,
     live: LivePage | None,
 ) -> NativeServer:
-    """Return the server's own transport, on listeners by role."""
     requests = AsyncRequests(service.intake)
-    http, grpc = make_handlers(service, settings, requests, admission, live)
+    http, grpc = router.make_handlers(service, settings, requests, admission, live)
     log = AccessLog.of(settings)
-    accept = with_access_log(log, RequestRouter(grpc, http, make_rate_limit(settings, admission)).accept)
+    limit = router.make_rate_limit(settings, admission)
+    accept = with_access_log(log, router.RequestRouter(grpc, http, limit).accept)
     metrics = with_access_log(log, http.accept_metrics)
     accepts = {fd: metrics if role == "metrics" else accept for role, fd in fds.items()}
     connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
@@ -247,9 +232,10 @@ def _grpc_aio(
     from gpuserve.front.protocols.grpcio.grpcio_server import GrpcAioServer, GrpcCertificates
 
     host, tls = settings.host_of("grpc"), _tls_on(settings, "grpc")
-    handler = make_grpc_handler(service, settings, AsyncRequests(service.intake), admission)
+    handler = router.make_grpc_handler(service, settings, AsyncRequests(service.intake), admission)
+    accept = router.grpc_only(handler, router.make_rate_limit(settings, admission))
     return GrpcAioServer(
-        with_access_log(AccessLog.of(settings), grpc_only(handler, make_rate_limit(settings, admission))),
+        with_access_log(AccessLog.of(settings), accept),
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         settings.max_request_nbytes,
         settings.grpc_response_compression,
@@ -346,16 +332,12 @@ def connection_families(admission: Admission, ingresses: Sequence[IngressRow] = 
     text = "Streams of gRPC that are open; one with a long head counts as several."
     n_streams = admission.streams.n_open + sum(ingress.counts.n_streams for ingress in ingresses)
     yield family("gpuserve_streams", "gauge", text, [({}, n_streams)])
-    unsent_nbytes = sum(admission.unsent_nbytes.values()) + sum(
-        ingress.counts.unsent_nbytes for ingress in ingresses
-    )
+    unsent_nbytes = sum(admission.unsent_nbytes.values())
+    unsent_nbytes += sum(ingress.counts.unsent_nbytes for ingress in ingresses)
     text = "Bytes of answers that clients have not read."
     yield family(f"{name}_unsent_bytes", "gauge", text, [({}, unsent_nbytes)])
-    refused, late, limited = (
-        Counter(admission.refused),
-        Counter(admission.late),
-        Counter(admission.rates.refused),
-    )
+    refused, late = Counter(admission.refused), Counter(admission.late)
+    limited = Counter(admission.rates.refused)
     for ingress in ingresses:
         refused.update(ingress.counts.refused)
         late.update(ingress.counts.late)
@@ -364,9 +346,8 @@ def connection_families(admission: Admission, ingresses: Sequence[IngressRow] = 
         ("refused", "Connections and streams that were refused, by the limit they met.", refused),
         ("late", "Connections and requests that were ended, by what took too long.", late),
     ):
-        yield family(
-            f"{name}_{what}_total", "counter", text, [({"reason": key}, n) for key, n in counts.items()]
-        )
+        values = [({"reason": key}, n) for key, n in counts.items()]
+        yield family(f"{name}_{what}_total", "counter", text, values)
     text = "Requests that were refused because their client was over max_requests_per_s."
     values = [({"client": kind}, n) for kind, n in limited.items()]
     yield family("gpuserve_requests_rate_limited_total", "counter", text, values)

@@ -1,6 +1,4 @@
-"""Periodic reports of a front: model rates for the supervisor, once a second while requested, and events from
-changes in the counts of models.
-"""
+"""Periodic reports of a front: model rates while requested, and events from changes in counts."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from gpuserve.front.observability.metrics.change_detection import ChangeDetector
-from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.observability.metrics.rates import RateMeter
 from gpuserve.front.observability.time_slices import iterate_in_slices
 from gpuserve.front.process.generations import Generations
@@ -57,14 +54,17 @@ class RateReports:
             due_at = max(due_at + PERIOD_S, loop.time())
             await asyncio.sleep(due_at - loop.time())
             report = await self._rates()
-            with contextlib.suppress(
-                BlockingIOError
-            ):  # the supervisor's socket is full: the next report will do
+            with contextlib.suppress(BlockingIOError):  # the supervisor's socket is full: the next will do
                 self._notify_supervisor(report)
 
     async def _rates(self) -> messages.Rates:
         metrics = self._service.models.metrics()
-        found = [self._of_model(one) async for one in iterate_in_slices(metrics)]
+        found: list[tuple[tuple[Any, ...], list[tuple[Any, ...]]]] = []
+        async for one in iterate_in_slices(metrics):
+            *rates, instances = self._meter.read(one, time.monotonic())
+            of = one.model, int(one.version)
+            rows = [(*of, name, *map(_rounded, its)) for name, its in instances.items() if name]
+            found.append(((*of, *map(_rounded, rates)), rows))
         self._meter.retain((one.model, one.version) for one in metrics)
         census = self._generations.census(messages.RequestCensus(0))
         return messages.Rates(
@@ -75,12 +75,6 @@ class RateReports:
             tuple(each for _, instances in found for each in instances),
             tuple(self._gpus()),
         )
-
-    def _of_model(self, metrics: ModelMetrics) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
-        *rates, instances = self._meter.read(metrics, time.monotonic())
-        of = metrics.model, int(metrics.version)
-        rows = [(*of, name, *map(_rounded, one)) for name, one in instances.items() if name]
-        return (*of, *map(_rounded, rates)), rows
 
     def _gpus(self) -> Iterator[tuple[Any, ...]]:
         for one in self._service.control.gpus.document()["gpus"]:

@@ -1,6 +1,4 @@
-"""Access logging: an ``Exchange`` and a ``BodyReceiver`` around those of a request. Used only if there is an
-access log.
-"""
+"""Access logging: an ``Exchange`` and a ``BodyReceiver`` around those of a request, if there is a log."""
 
 from __future__ import annotations
 
@@ -8,15 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from gpuserve.front.net.exchange import (
-    AnswerHead,
-    BodyReceiver,
-    Exchange,
-    Header,
-    Piece,
-    Release,
-    RequestHandler,
-)
+from gpuserve.front.net import exchange as net
+from gpuserve.front.net.exchange import BodyReceiver, Exchange, Header, RequestHandler
 from gpuserve.front.observability.access_log import REQUEST_ID, AccessLog
 from gpuserve.front.protocols.access.clients import address_of
 
@@ -36,22 +27,11 @@ def with_access_log(log: AccessLog | None, accept: RequestHandler) -> RequestHan
 
 
 class LoggedExchange:
-    """An exchange that counts bytes and writes a log line at the end of the response. Handlers add to
-    ``notes``.
-    """
+    """An exchange that counts bytes and logs a line at the end of the response. Handlers add ``notes``."""
 
     __slots__ = (
-        "_grpc_status",
-        "_inner",
-        "_is_written",
-        "_log",
-        "_sent_nbytes",
-        "_started_at",
-        "_status",
-        "endpoints",
-        "head",
-        "notes",
-        "received_nbytes",
+        "_grpc_status", "_inner", "_is_written", "_log", "_sent_nbytes", "_started_at", "_status",
+        "endpoints", "head", "notes", "received_nbytes",
     )  # fmt: skip
 
     def __init__(self, inner: Exchange, log: AccessLog, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,12 +56,12 @@ class LoggedExchange:
         return self._inner.ended
 
     def answer(
-        self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
+        self, head: net.AnswerHead, body: Sequence[net.Piece], nbytes: int, release: net.Release | None = None
     ) -> None:
         self._read_grpc_status(head.headers, head.trailers)
         self._status = head.status
         self._sent_nbytes += nbytes
-        named = AnswerHead(head.status, (*head.headers, self._id_header()), head.trailers)
+        named = net.AnswerHead(head.status, (*head.headers, self._id_header()), head.trailers)
         self._inner.answer(named, body, nbytes, release)
         self.write_line()
 
@@ -164,7 +144,7 @@ class LoggedReceiver:
         self._receiver = receiver
         self.is_stream: bool = getattr(receiver, "is_stream", False)
 
-    def receive_body(self, data: Piece, end: bool) -> None:
+    def receive_body(self, data: net.Piece, end: bool) -> None:
         self._exchange.received_nbytes += len(data)
         self._receiver.receive_body(data, end)
 

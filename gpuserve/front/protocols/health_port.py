@@ -1,7 +1,5 @@
-"""The health port: a thread with its own event loop, so that probes are answered while the front is busy.
-
-The front publishes its health and a heartbeat to the thread. The port never uses TLS: a kubelet has no
-certificate.
+"""The health port: a thread with its own event loop, so that probes are answered while the front is busy. The
+front publishes its health and a heartbeat to it. The port never uses TLS: a kubelet has no certificate.
 """
 
 from __future__ import annotations
@@ -21,44 +19,26 @@ from gpuserve.front.net.exchange import BodyReceiver, Exchange
 from gpuserve.front.net.request_rate_limiter import BoundedLog
 from gpuserve.front.net.server import Connections, NativeServer, ProtocolServer
 from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Route, RouteError, match_route
+from gpuserve.front.protocols.grpc import grpc_protocol as protocol
 from gpuserve.front.protocols.grpc import unary_rpcs
-from gpuserve.front.protocols.grpc.grpc_protocol import (
-    NO_TRAILERS,
-    CallHead,
-    Refused,
-    parse_call_head,
-    send_message,
-    serve,
-    small_message,
-)
-from gpuserve.front.protocols.grpc.unary_rpcs import unimplemented
+from gpuserve.front.protocols.http import http_responses as responses
 from gpuserve.front.protocols.http.dashboard_endpoints import HEALTH_INDEX
-from gpuserve.front.protocols.http.http_responses import (
-    HttpAnswer,
-    ImmediateReceiver,
-    health_answer,
-    json_answer,
-    route_error_answer,
-)
+from gpuserve.front.protocols.http.http_responses import health_answer
 from gpuserve.front.requests.server_status import HealthReport
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve_worker.protocol import datagram
 
 logger = logging.getLogger(__name__)
 
-
-#: Seconds without a heartbeat after which the front counts as hung: only a restart helps. No request, however
-#: large, keeps the event loop as long.
+#: Seconds without a heartbeat after which the front counts as hung. No request keeps the event loop as long.
 STUCK_S: Final = 30.0
 #: The report before the front has published one.
 _INITIAL_REPORT: Final = HealthReport(live=True, started=False, ready=False, models={})
 
 
 class HealthView:
-    """The health of the front as another thread sees it: the last report, and whether heartbeats arrive.
-    Pure: reports and times are arguments. Owned by the thread of the health port.
-
-    ``now``: the start time, on the clock of ``heartbeat`` and ``check_heartbeat``.
+    """The health of the front as the thread of the port sees it: the last report, and whether heartbeats
+    arrive on the clock of ``now``. Pure: reports and times are arguments.
     """
 
     def __init__(self, now: float) -> None:
@@ -112,9 +92,7 @@ _MAX_CONNECTIONS: Final = 1024
 
 
 class HealthPort(ProtocolServer):
-    """The server of the health port, controlled from the front's event loop. Probes are answered until it
-    stops.
-    """
+    """The server of the health port, controlled from the front's event loop, for probes until it stops."""
 
     def __init__(self, service: InferenceService, listener_fd: int) -> None:
         self._service = service
@@ -152,7 +130,6 @@ class HealthPort(ProtocolServer):
     # ---- in the front's thread ----------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Pass the health of the front to the thread if it has changed."""
         state = self._service.health.report(), self._service.health.ended
         if state != self._published:
             self._published = state
@@ -188,9 +165,7 @@ class HealthPort(ProtocolServer):
         await transport.stop()
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an error of the loop. asyncio reports each connection in the backlog for which no descriptor is
-        left.
-        """
+        """Log an error of the loop; asyncio reports each connection for which no descriptor is left."""
         if datagram.is_starved(context.get("exception")):
             self._starved("the health port has no descriptor left for a connection and retries")
         else:
@@ -212,21 +187,23 @@ class HealthHandler:
     def accept(self, exchange: Exchange) -> BodyReceiver:
         head = exchange.head
         if not head.is_grpc:
-            return ImmediateReceiver(exchange, lambda: self._answer(match_route(head.method, head.raw_path)))
+            answer = partial(self._answer, match_route(head.method, head.raw_path))
+            return responses.ImmediateReceiver(exchange, answer)
         if not head.trailers:
-            return Refused(InvalidArgument(NO_TRAILERS), exchange)
+            return protocol.Refused(InvalidArgument(protocol.NO_TRAILERS), exchange)
         if head.path not in _HEALTH_METHODS:
-            return Refused(unimplemented(head.path), exchange)
-        return self._requests.start(exchange, partial(serve, self._serve, parse_call_head(head)))
+            return protocol.Refused(unary_rpcs.unimplemented(head.path), exchange)
+        call = protocol.parse_call_head(head)
+        return self._requests.start(exchange, partial(protocol.serve, self._serve, call))
 
-    async def _serve(self, call: CallHead, request: AsyncRequest) -> None:
+    async def _serve(self, call: protocol.CallHead, request: AsyncRequest) -> None:
         if request.head.path == unary_rpcs.HEALTH_WATCH:
             await unary_rpcs.serve_health_watch(self._view, call, request)
         else:
-            message = await small_message(call, request)
-            send_message(request.exchange, unary_rpcs.check_health(self._view, message))
+            message = await protocol.small_message(call, request)
+            protocol.send_message(request.exchange, unary_rpcs.check_health(self._view, message))
 
-    def _answer(self, route: Route | RouteError) -> HttpAnswer:
+    def _answer(self, route: Route | RouteError) -> responses.HttpAnswer:
         match route:
             case Route(Endpoint.SERVER_LIVE):
                 return health_answer("live", self._view.live)
@@ -235,6 +212,6 @@ class HealthHandler:
             case Route(Endpoint.SERVER_STARTED):
                 return health_answer("started", self._view.report.started)
             case Route(Endpoint.ROOT):
-                return json_answer(HEALTH_INDEX)
+                return responses.json_answer(HEALTH_INDEX)
             case _:
-                return route_error_answer(NOT_FOUND)
+                return responses.route_error_answer(NOT_FOUND)

@@ -1,10 +1,9 @@
 """OpenAI's API over HTTP: endpoints, request bodies, and errors in OpenAI's form.
 
-Bodies travel to a model and back unchanged, whole or as server-sent events. Only the members that route a
-request are read here; workers read the rest (``gpuserve/openai``). A JSON parser keeps the GIL until it
-returns, also in a thread, so a long body is first reduced to an outline, slice by slice: nested strings
-and long strings lose their content, and a body with too many values is refused. Parsing the outline
-takes a few milliseconds.
+Bodies travel to a model and back unchanged. Only the members that route a request are read here; workers
+read the rest (``gpuserve/openai``). A JSON parser keeps the GIL until it returns, also in a thread, so a long
+body is first reduced to an outline, slice by slice: nested strings and long strings lose their content, and
+a body with too many values is refused. Parsing the outline takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -18,38 +17,16 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gpuserve.core.errors import (
-    Code,
-    Internal,
-    InvalidArgument,
-    NotFound,
-    QueueFull,
-    RateLimited,
-    RequestError,
-    ResourceExhausted,
-)
+from gpuserve.core import errors
+from gpuserve.core.errors import Code, Internal, InvalidArgument, NotFound, RequestError, ResourceExhausted
 from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.net.request_rate_limiter import retry_after_s
 from gpuserve.front.protocols.access.endpoints import OPENAI_PREFIX, Endpoint, Route, RouteError
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
-from gpuserve.front.protocols.http.async_inference import (
-    PendingResponses,
-    RequestReader,
-    closing_trace,
-    copy_to_arena,
-    send_events,
-    sse_event,
-    start_events,
-    timing_send,
-)
-from gpuserve.front.protocols.http.http_responses import (
-    JSON_OK,
-    EndpointFamily,
-    ErrorFormat,
-    HttpAnswer,
-    json_answer,
-    retry_later,
-)
+from gpuserve.front.protocols.http import async_inference as inference
+from gpuserve.front.protocols.http import http_responses as responses
+from gpuserve.front.protocols.http.async_inference import PendingResponses, RequestReader, sse_event
+from gpuserve.front.protocols.http.http_responses import HttpAnswer, json_answer
 from gpuserve.front.requests.inference import Data, InferRequest, InferResponse, InputTensor
 from gpuserve.front.requests.json_arrays import SHORT_NBYTES
 from gpuserve.front.requests.json_values import MAX_VALUES, compact
@@ -72,18 +49,17 @@ _DONE: Final = sse_event(b"[DONE]")
 
 def openai_endpoints(
     service: InferenceService, max_request_nbytes: int, forwarding: HeaderForwarding | None
-) -> EndpointFamily:
+) -> responses.EndpointFamily:
     """Return all endpoints of OpenAI's API, for requests of at most ``max_request_nbytes``."""
     models = OpenAIModels(service)
-    inference = OpenAIInference(
-        service, RequestReader(service, min(max_request_nbytes, MAX_BODY_NBYTES), forwarding)
-    )
-    form = ErrorFormat(openai_failure, openai_refused, openai_forbidden)
-    return EndpointFamily(
+    reader = RequestReader(service, min(max_request_nbytes, MAX_BODY_NBYTES), forwarding)
+    endpoints = OpenAIInference(service, reader)
+    form = responses.ErrorFormat(openai_failure, openai_refused, openai_forbidden)
+    return responses.EndpointFamily(
         OPENAI_PREFIX.encode(),
         form,
         {Endpoint.OPENAI_MODELS: models.listed, Endpoint.OPENAI_MODEL: models.one},
-        dict.fromkeys(_NAMES, inference.answer),
+        dict.fromkeys(_NAMES, endpoints.answer),
     )
 
 
@@ -123,31 +99,29 @@ class OpenAIInference:
             raise NotFound("no model of this server is for OpenAI's clients: expected one with openai: true")
         make_request = partial(self._request, _NAMES[route.endpoint], client)
         request = await self._reader.read(client, read_body, make_request)
-        with closing_trace(request), closing(PendingResponses(self._service, request)) as responses:
+        with inference.closing_trace(request), closing(PendingResponses(self._service, request)) as pending:
             if request.streams:
-                await _send_stream(client, request, responses)
+                await _send_stream(client, request, pending)
             else:
-                response = await _single_response(client, responses)
+                response = await _single_response(client, pending)
                 document = response_document(response)
-                with timing_send(request):
-                    client.exchange.answer(JSON_OK, (document,), len(document), response.close)
+                with inference.timing_send(request):
+                    client.exchange.answer(responses.JSON_OK, (document,), len(document), response.close)
 
     async def _request(self, endpoint: str, client: AsyncRequest, routed: RoutedBody) -> OpenAIInferRequest:
         driver = self._service.models.find(routed.model)
         spec = checked_openai_spec(driver.spec)
-        data = await copy_to_arena(routed.parts, driver, client.share)
+        data = await inference.copy_to_arena(routed.parts, driver, client.share)
         return OpenAIInferRequest(spec, endpoint, data, streams=routed.streams)
 
 
-async def _single_response(client: AsyncRequest, responses: PendingResponses) -> InferResponse:
-    """Return the only response, which the caller closes. Raise RequestError if the model failed or gave not
-    exactly one.
-    """
-    response = await responses.next(client)
+async def _single_response(client: AsyncRequest, pending: PendingResponses) -> InferResponse:
+    """Return the only response, to be closed. Raise RequestError if the model gave none or several."""
+    response = await pending.next(client)
     if response is None:
         raise Internal("the model gave no response where one was due")
     try:
-        more = await responses.next(client)
+        more = await pending.next(client)
     except Exception:
         response.close()
         raise
@@ -158,20 +132,16 @@ async def _single_response(client: AsyncRequest, responses: PendingResponses) ->
     return response
 
 
-async def _send_stream(
-    client: AsyncRequest, request: OpenAIInferRequest, responses: PendingResponses
-) -> None:
-    """Send each response as an event. Raise RequestError for a first error; a later error is the last
-    event.
-    """
+async def _send_stream(client: AsyncRequest, request: OpenAIInferRequest, pending: PendingResponses) -> None:
+    """Send each response as an event. Raise RequestError for a first error; a later one is the last event."""
     exchange = client.exchange
-    failure = await send_events(client, request, responses, response_document)
+    failure = await inference.send_events(client, request, pending, response_document)
     if failure is not None and not exchange.started:
         try:
             raise failure
         finally:
             del failure  # its traceback refers to this frame
-    start_events(exchange)
+    inference.start_events(exchange)
     exchange.send(_DONE if failure is None else sse_event(openai_error_body(failure)), end=True)
 
 
@@ -220,9 +190,8 @@ def read_body(parts: list[bytes]) -> RoutedBody:
         raise InvalidArgument("the body must be a JSON object")
     model, streams = document.get("model"), document.get("stream")
     if not isinstance(model, str):
-        raise InvalidArgument(
-            f"model: expected the name of a model, given {_shown_member(document, 'model')}"
-        )
+        given = _shown_member(document, "model")
+        raise InvalidArgument(f"model: expected the name of a model, given {given}")
     if streams is not None and not isinstance(streams, bool):
         raise InvalidArgument(f"stream: expected true or false, given {_shown_member(document, 'stream')}")
     return RoutedBody(model, streams is True, [nbytes.to_bytes(_LENGTH_NBYTES, "little"), *parts])
@@ -268,9 +237,8 @@ def outline_json(parts: Iterable[bytes]) -> bytes:
     string = cut = b""
     in_string = False
     depth = n_separators = n_strings = nbytes = 0
-    for piece in (
-        part[start : start + _SLICE_NBYTES] for part in parts for start in range(0, len(part), _SLICE_NBYTES)
-    ):
+    starts = ((part, start) for part in parts for start in range(0, len(part), _SLICE_NBYTES))
+    for piece in (part[start : start + _SLICE_NBYTES] for part, start in starts):
         text = (cut + piece).replace(b"\\\\", _ESCAPED).replace(b'\\"', _ESCAPED)
         cut = b"\\" if text.endswith(b"\\") else b""  # escapes the first byte of the next slice
         first, *others = text.removesuffix(cut).split(b'"')
@@ -321,16 +289,12 @@ _KINDS: Final = {
 
 
 def openai_failure(error: RequestError) -> HttpAnswer:
-    if isinstance(error, QueueFull):
-        return retry_later(openai_error_body(error), 429)
-    if isinstance(error, RateLimited):
-        return retry_later(openai_error_body(error), 429, retry_after_s(error))
-    status = STATUS[error.code][0]
-    return (
-        retry_later(openai_error_body(error), 503)
-        if status == 503
-        else json_answer(openai_error_body(error), status)
-    )
+    body, status = openai_error_body(error), STATUS[error.code][0]
+    if isinstance(error, errors.QueueFull):
+        return responses.retry_later(body, 429)
+    if isinstance(error, errors.RateLimited):
+        return responses.retry_later(body, 429, retry_after_s(error))
+    return responses.retry_later(body, 503) if status == 503 else json_answer(body, status)
 
 
 def openai_refused(refusal: RouteError) -> HttpAnswer:
@@ -345,7 +309,7 @@ def openai_forbidden(error: RequestError) -> HttpAnswer:
 
 def openai_error_body(error: RequestError) -> bytes:
     text = str(error)
-    if isinstance(error, QueueFull | RateLimited):
+    if isinstance(error, errors.QueueFull | errors.RateLimited):
         return _body(text, "requests", None, "rate_limit_exceeded")
     kind, code = _KINDS.get(error.code, (_SERVER, None))
     if error.code is Code.NOT_FOUND:

@@ -1,5 +1,4 @@
-"""Routing of requests to protocol handlers, so that every port answers HTTP and gRPC, and handlers for server
-settings.
+"""Routing of requests to protocol handlers, so that every port answers HTTP and gRPC.
 
 ``RequestRouter`` serves all requests in the front process. ``IngressRouter`` serves inference in an ingress
 process and forwards every other request to the front. While no front runs, it answers readiness itself.
@@ -78,9 +77,7 @@ def _forwarding(settings: ServerSettings, pattern: str) -> HeaderForwarding | No
 
 
 class RequestRouter:
-    """Both protocols behind one rate limit. The default has no limit: an ingress process has counted the
-    requests before.
-    """
+    """Both protocols behind one rate limit; by default without, as an ingress process has counted before."""
 
     def __init__(self, grpc: GrpcHandler, http: HttpHandler, limit: RateLimit | None = None) -> None:
         self._grpc = grpc.accept
@@ -91,9 +88,7 @@ class RequestRouter:
         self._refuse = partial(refusing_receiver, grpc, http)
 
     def accept(self, exchange: Exchange) -> BodyReceiver:
-        """Return the body receiver of a request. gRPC requests are recognized by the content type, as the
-        gRPC specification says.
-        """
+        """Return the body receiver of a request. The content type tells gRPC, as its specification says."""
         if self._rates.is_on and (refusal := self._limit(exchange)) is not None:
             return self._refuse(refusal, exchange)
         head = exchange.head
@@ -125,25 +120,14 @@ def grpc_only(grpc: GrpcHandler, limit: RateLimit) -> RequestHandler:
 #: The ``Head.memo`` of a request that is forwarded.
 FORWARDED: Final = object()
 _INFERENCE_METHODS: Final = frozenset({unary_rpcs.MODEL_INFER, unary_rpcs.MODEL_STREAM_INFER})
-_INFERENCE_ENDPOINTS: Final = frozenset(
-    {
-        Endpoint.MODEL_INFER,
-        Endpoint.MODEL_GENERATE,
-        Endpoint.MODEL_GENERATE_STREAM,
-        Endpoint.OPENAI_CHAT,
-        Endpoint.OPENAI_COMPLETIONS,
-        Endpoint.OPENAI_EMBEDDINGS,
-    }
-)
+_INFERENCE_ENDPOINTS: Final = frozenset(one for one in Endpoint if one.access.group == "inference")
 #: The requests for readiness, by gRPC path and by HTTP endpoint.
 _READY_METHODS: Final = frozenset({unary_rpcs.SERVER_READY, unary_rpcs.MODEL_READY, unary_rpcs.HEALTH_CHECK})
 _READY_ENDPOINTS: Final = frozenset({Endpoint.SERVER_READY, Endpoint.MODEL_READY})
 
 
 class IngressRouter:
-    """Both protocols behind one rate limit, for inference. ``forward`` handles every other request;
-    ``n_requests`` counts all.
-    """
+    """Both protocols behind one rate limit, for inference. ``forward`` handles other requests."""
 
     def __init__(
         self, grpc: GrpcHandler, http: HttpHandler, forward: RequestHandler, limit: RateLimit

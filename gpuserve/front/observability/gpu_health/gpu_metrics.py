@@ -74,10 +74,7 @@ def gpu_families(gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_
         yield family(f"gpuserve_gpu_{here}", kind, text, [(_labels(one), value) for one, value in values])
     for name, label, kind, text, parts in _BY_LABEL:
         counts = [
-            ({**_labels(one), label: part}, count)
-            for one in gpus
-            for part, count in parts(one)
-            if count is not None
+            ({**_labels(one), label: part}, n) for one in gpus for part, n in parts(one) if n is not None
         ]
         yield family(f"gpuserve_gpu_{name}", kind, text, counts)
     text = "Seconds since NVML last answered"
@@ -91,7 +88,6 @@ def gpu_families(gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_
 
 
 def _reading_value(reading: GpuReading, path: str) -> float | None:
-    """Return a value of a reading, 1 for true, or None if the GPU does not report it."""
     found: Any = reading
     for name in path.split("."):
         found = None if found is None else getattr(found, name)
@@ -114,22 +110,17 @@ def _ecc_errors(gpu: WatchedGpu) -> _Parts:
     return [] if one is None else [("corrected", one.ecc_corrected), ("uncorrected", one.ecc_uncorrected)]
 
 
-def _remapped_rows(gpu: WatchedGpu) -> _Parts:
-    rows = None if gpu.reading is None else gpu.reading.remapped_rows
-    return [] if rows is None else [("corrected", rows.corrected), ("uncorrected", rows.uncorrected)]
-
-
 def _slowdowns(gpu: WatchedGpu) -> _Parts:
     now = None if gpu.reading is None else gpu.reading.slowdowns
     return [] if now is None else [(reason, int(reason in now)) for reason in SLOWDOWNS.values()]
 
 
-def _xids(gpu: WatchedGpu) -> _Parts:
-    return [(str(number), count) for number, count in sorted(gpu.xids.items())]
+def _remapped_rows(gpu: WatchedGpu) -> _Parts:
+    rows = None if gpu.reading is None else gpu.reading.remapped_rows
+    return [] if rows is None else [("corrected", rows.corrected), ("uncorrected", rows.uncorrected)]
 
 
-#: Metrics with several values a GPU: name after "gpuserve_gpu_", label, kind, help text, and values by label
-#: value.
+#: Metrics with several values a GPU: name after "gpuserve_gpu_", label, kind, help text, and values.
 _BY_LABEL: Final[Sequence[tuple[str, str, str, str, Callable[[WatchedGpu], _Parts]]]] = (
     ("state", "state", "gauge", "1 for the state that the GPU is in, 0 for the others", _states),
     (
@@ -147,7 +138,13 @@ _BY_LABEL: Final[Sequence[tuple[str, str, str, str, Callable[[WatchedGpu], _Part
         _remapped_rows,
     ),
     ("slowdown", "reason", "gauge", "1 while the GPU runs slower than it could, for this reason", _slowdowns),
-    ("xid_errors_total", "xid", "counter", "Errors that the GPU's driver reported, by their Xid", _xids),
+    (
+        "xid_errors_total",
+        "xid",
+        "counter",
+        "Errors that the GPU's driver reported, by their Xid",
+        lambda gpu: [(str(number), count) for number, count in sorted(gpu.xids.items())],
+    ),
 )
 
 

@@ -1,8 +1,6 @@
 """Monitoring of GPUs: a thread that reads NVML periodically and receives Xids between rounds, and the
-event-loop side that updates GPU states and notifies subscribers of changes.
-
-A hanging NVML call hangs only this thread: it is a daemon that is never joined, and the age of its readings
-shows that it hangs.
+event-loop side that updates GPU states. A hanging NVML call hangs only this thread: it is a daemon that is
+never joined, and the age of its readings shows that it hangs.
 """
 
 from __future__ import annotations
@@ -35,9 +33,7 @@ REOPEN_INTERVALS: Final = 5
 
 
 class GpuMonitor:
-    """The NVML thread. It reads every ``interval_s`` and passes results to ``publish_news``. While
-    ``is_gpu_lost``, NVML is reopened.
-    """
+    """The NVML thread. It passes readings to ``publish_news``. While ``is_gpu_lost``, NVML is reopened."""
 
     def __init__(
         self,
@@ -250,7 +246,6 @@ class GpuWatch:
         self._publish_changes()
 
     def _log_absence(self) -> None:
-        """Log why GPUs are not monitored, as a warning only if a model runs on one."""
         if self._absence:
             level = logging.WARNING if self._has_models else logging.DEBUG
             logger.log(level, "GPUs are not monitored: %s", self._absence)

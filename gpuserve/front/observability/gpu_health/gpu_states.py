@@ -1,5 +1,4 @@
-"""The health of GPUs as states and a transition table, and the set of all GPUs. Pure: times and readings are
-arguments.
+"""The health of GPUs as states, and the set of all GPUs. Pure: times and readings are arguments.
 
 ::
 
@@ -29,8 +28,7 @@ from gpuserve.devices.machine import GpuReading, GpuReport, NvmlRound, Xid
 
 #: Errors caused by a program, not by the GPU; NVIDIA's device plugin for Kubernetes ignores the same ones.
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
-#: A lost GPU returns after this many rounds of good answers, and after twice as many each time that it is
-#: lost again soon.
+#: A lost GPU returns after this many rounds of good answers, and twice as many if it is lost again soon.
 PROBATION_READINGS: Final = 5
 MAX_PROBATION_S: Final = 600.0
 #: A GPU that was healthy this long counts as recovered for good.
@@ -66,7 +64,6 @@ TRANSITIONS: Final[dict[tuple[GpuState, GpuEvent], GpuState]] = {
     (GpuState.LOST, GpuEvent.FAULT): GpuState.LOST,
     (GpuState.LOST, GpuEvent.BACK): GpuState.HEALTHY,
 }
-
 
 LIVES: Final = EventTable("GPU", TRANSITIONS)
 

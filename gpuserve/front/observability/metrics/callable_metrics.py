@@ -1,8 +1,7 @@
 """Metrics that inference callables define, summed over all instances of a server.
 
 A worker sends the changes since its last message; the values of a dead worker stay. A family is shared by all
-models with it, as in Triton. Messages of workers are checked like a client's. Pure; the page is rendered
-elsewhere.
+models with it, as in Triton. Messages of workers are checked like a client's. Pure.
 """
 
 from __future__ import annotations
@@ -14,14 +13,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.front.observability.metrics.prometheus import Family, sample
-from gpuserve_worker.protocol.metric_changes import (
-    GAUGE,
-    HISTOGRAM,
-    MetricChange,
-    check_family,
-    check_series,
-    is_number,
-)
+from gpuserve_worker.protocol import metric_changes
+from gpuserve_worker.protocol.metric_changes import GAUGE, HISTOGRAM, MetricChange
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +83,9 @@ class CallableMetrics:
         for name, family in sorted(self._families.items()):
             samples: list[str] = []
             for _, series in sorted(family.series.items()):
-                samples += _lines(name, series) if family.kind == HISTOGRAM else [_line(name, series)]
+                is_histogram = family.kind == HISTOGRAM
+                line = sample(name, series.labels, series.values[0])
+                samples += _histogram_lines(name, series) if is_histogram else [line]
             text = family.text.replace("\\", "\\\\").replace("\n", "\\n")
             yield Family(name, family.kind, text, samples)
 
@@ -133,27 +128,21 @@ class CallableMetrics:
 
 
 def _check(change: MetricChange) -> None:
-    check_family(change.family, change.text, change.kind)
-    check_series(change.family, change.kind, change.labels, change.bounds)
+    metric_changes.check_family(change.family, change.text, change.kind)
+    metric_changes.check_series(change.family, change.kind, change.labels, change.bounds)
     expected = len(change.bounds) + 2 if change.kind == HISTOGRAM else 1
-    if len(change.values) != expected or not all(map(is_number, change.values)):
+    if len(change.values) != expected or not all(map(metric_changes.is_number, change.values)):
         raise ValueError(f"metric {change.family!r}: {change.values} are not {expected} numbers")
     if change.is_set and change.kind != GAUGE:
         raise ValueError(f"metric {change.family!r} is a {change.kind}, and was set")
 
 
-def _line(name: str, series: _Series) -> str:
-    return sample(name, series.labels, series.values[0])
-
-
-def _lines(name: str, series: _Series) -> list[str]:
+def _histogram_lines(name: str, series: _Series) -> list[str]:
     total, *counts = series.values
     bounds = [*map(str, series.bounds), "+Inf"]
     running = list(accumulate(counts))
-    lines = [
-        sample(f"{name}_bucket", {**series.labels, "le": bound}, count)
-        for bound, count in zip(bounds, running, strict=True)
-    ]
+    buckets = zip(bounds, running, strict=True)
+    lines = [sample(f"{name}_bucket", {**series.labels, "le": bound}, count) for bound, count in buckets]
     lines.append(sample(f"{name}_count", series.labels, running[-1]))
     lines.append(sample(f"{name}_sum", series.labels, total))
     return lines

@@ -1,8 +1,4 @@
-"""Detection of notable changes in the counts of models: bursts of refusals, and batches that took much longer
-than earlier ones.
-
-Pure: the time is an argument, and the counts exist anyway, so requests cost nothing more.
-"""
+"""Detection of bursts of refusals, and of batches that took much longer than earlier ones. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from gpuserve.front.observability.metrics.model_metrics import Histogram, ModelM
 
 #: This many refusals between two polls are a burst.
 BURST: Final = 10
-#: A batch is slow if it took this many times the mean of at least so many earlier batches, and no less than
-#: ``SLOW_S``.
+#: A batch is slow if it took this many times the mean of so many earlier batches, and at least ``SLOW_S``.
 SLOW_TIMES: Final = 10.0
 KNOWN_BATCHES: Final = 20
 SLOW_S: Final = 0.1
@@ -91,9 +86,8 @@ class _Refusals:
             return None
         self.quiet_until = now + PAUSE_S
         reasons = {name: more for name, n in counts.items() if (more := n - before.get(name, 0)) > 0}
-        return {
-            "refusals": sum(reasons.values()), "reasons": reasons, "period_s": round(now - since, 3)
-        }  # fmt: skip
+        period_s = round(now - since, 3)
+        return {"refusals": sum(reasons.values()), "reasons": reasons, "period_s": period_s}
 
 
 class _Batches:

@@ -1,6 +1,4 @@
-"""The metrics page (Prometheus 0.0.4): our own names, then Triton's names, then CPU and memory of the machine
-from ``/proc``. Nothing is counted here.
-"""
+"""The metrics page (Prometheus 0.0.4): our names, Triton's names, and CPU and memory of the machine."""
 
 from __future__ import annotations
 
@@ -10,20 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from gpuserve.front.observability.metrics import prometheus
-from gpuserve.front.observability.metrics.model_metrics import (
-    QUANTILES,
-    InstanceMetrics,
-    ModelMetrics,
-    RequestLatencies,
-)
+from gpuserve.front.observability.metrics import model_metrics, prometheus
+from gpuserve.front.observability.metrics.model_metrics import InstanceMetrics, ModelMetrics
 from gpuserve.front.observability.metrics.prometheus import (
     Family,
     Labels,
     family,
     histogram_family,
     labels_of,
-    sample,
 )
 from gpuserve.front.observability.time_slices import SlicedPage
 from gpuserve.front.requests.statistics import Executions, total
@@ -115,11 +107,8 @@ class MetricsPage:
     def _rendering(self, machine: Iterable[Callable[[], Iterable[Family]]]) -> Generator[None, None, bytes]:
         """Render the page in short steps. The values of one model are of one moment."""
         now = time.monotonic()
-        own, instances, present = (
-            _Merged(_model_families),
-            _Merged(_instance_families),
-            _Merged(_present_families),
-        )
+        own, instances = _Merged(_model_families), _Merged(_instance_families)
+        present = _Merged(_present_families)
         at_triton = _Merged(partial(model_families, now=now))
         for model in list(self._models()):
             labels, shown = labels_of(model), dict(model.present())
@@ -128,15 +117,16 @@ class MetricsPage:
             for number, (name, one) in enumerate(sorted(model.instances.items()), 1):
                 each = ({**labels, "instance": name}, one)
                 instances.add(each)
-                if (
-                    name in shown
-                ):  # instances that accept batches or should; the counts of others are shown all the same
+                if name in shown:  # accepts batches or should; the counts of others are shown all the same
                     present.add(each)
                 if not number % _SLICE_INSTANCES:
                     yield
             yield
         parts: list[bytes] = []
-        for listed in (*self._server_families(), *own.families, *instances.families, *present.families):
+        build = _family("build_info", "gauge", "The version that runs.", [({"version": self._version}, 1)])
+        text = "Bytes in the response cache."
+        cache = _family("cache_bytes", "gauge", text, [({}, self._cache_nbytes())])
+        for listed in (build, cache, *own.families, *instances.families, *present.families):
             parts.append(prometheus.page([listed], also_empty=True))
             yield  # with hundreds of models, all families at once would delay other tasks too long
         for listed in at_triton.families:
@@ -148,10 +138,6 @@ class MetricsPage:
                 parts.append(prometheus.page([listed]))
                 yield
         return b"".join(parts)
-
-    def _server_families(self) -> Iterator[Family]:
-        yield _family("build_info", "gauge", "The version that runs.", [({"version": self._version}, 1)])
-        yield _family("cache_bytes", "gauge", "Bytes in the response cache.", [({}, self._cache_nbytes())])
 
 
 class _Merged(Generic[T]):
@@ -175,10 +161,8 @@ def _model_families(each: Sequence[tuple[Labels, ModelMetrics]]) -> Iterator[Fam
     for name, text, value in _COUNTERS:
         yield _family(f"{name}_total", "counter", text, [(labels, value(one)) for labels, one in each])
     for name, label, text, counts in _OUTCOMES:
-        found = [
-            ({**labels, label: key}, n) for labels, one in each for key, n in sorted(counts(one).items())
-        ]
-        yield _family(name, "counter", text, found)
+        by_key = [(labels, key, n) for labels, one in each for key, n in sorted(counts(one).items())]
+        yield _family(name, "counter", text, [({**labels, label: key}, n) for labels, key, n in by_key])
     device = [(labels, one.device_nbytes) for labels, one in each if one.device_nbytes is not None]
     text = "Bytes between steps that stayed on GPUs."
     yield _family("ensemble_device_bytes_total", "counter", text, device)
@@ -315,9 +299,8 @@ def model_families(models: Sequence[ModelMetrics], now: float) -> Iterator[Famil
 def _summaries(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
     """Yield summaries: quantiles over the window, count and sum since the start."""
     windows = [(one, one.window.quantiles(now)) for one in models if one.window is not None]
-    series = [
-        (f"nv_inference_{name}_summary_us", name, *_LATENCIES[name]) for name in RequestLatencies._fields
-    ]
+    names = model_metrics.RequestLatencies._fields
+    series = [(f"nv_inference_{name}_summary_us", name, *_LATENCIES[name]) for name in names]
     for name, text in _CACHE_LATENCIES.items():
         series.append((f"nv_{name}_summary_per_model", name, name, text))
     for full, name, field, text in series:
@@ -325,7 +308,8 @@ def _summaries(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
         for one, quantiles in windows:
             if name in _CACHE_LATENCIES and one.outcomes.cache_misses is None:
                 continue
-            for quantile, value in zip(QUANTILES, quantiles[name], strict=True):
+            sample = prometheus.sample
+            for quantile, value in zip(model_metrics.QUANTILES, quantiles[name], strict=True):
                 samples.append(sample(full, {**labels_of(one), "quantile": str(quantile)}, value / 1000))
             samples.append(sample(f"{full}_count", labels_of(one), _count_of(field)(one)))
             samples.append(sample(f"{full}_sum", labels_of(one), _microseconds_of(field)(one)))

@@ -1,7 +1,6 @@
 """Push of the metrics page to a collector, every few seconds if the settings name a collector.
 
-A thread sends one page at a time. While it sends, or waits for a slow collector, a newer page replaces the
-queued one: nothing blocks and nothing accumulates. ``otlp.py`` converts a page.
+A thread sends one page at a time. Meanwhile a newer page replaces the queued one: nothing accumulates.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ class MetricsSender(Protocol):
 
 
 class MetricsPush:
-    """A queue of one page and its sending thread. ``put`` never blocks, in any thread.
-
-    The sender is created in the thread that uses it. A failure is logged once, and again after a success.
+    """A queue of one page and its sending thread, which creates the sender. ``put`` never blocks. A failure
+    is logged once, and again after a success.
     """
 
     def __init__(self, make_sender: Callable[[], MetricsSender]) -> None:

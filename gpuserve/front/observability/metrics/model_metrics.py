@@ -1,7 +1,6 @@
 """Counters of each model and instance, and the latest request latencies for quantiles.
 
-``metrics_page.py`` renders them. Counting is on the hot path: plain numbers and a bisect, and once a batch
-whatever need not be counted for each request.
+``metrics_page.py`` renders them. Counting is on the hot path: plain numbers and a bisect.
 """
 
 from __future__ import annotations
@@ -144,23 +143,16 @@ class _Latest:
         entries = self.entries
         while entries and entries[0][0] < now - WINDOW_S:
             entries.popleft()
-        columns = zip(*[one for _, one in entries], strict=True) if entries else [()] * self._width
-        return [_quantiles(sorted(column)) for column in columns]
-
-
-def _quantiles(ordered: list[float]) -> list[float]:
-    """Return the nearest-rank quantiles of values in ascending order."""
-    if not ordered:
-        return [math.nan] * len(QUANTILES)
-    return [ordered[math.ceil(quantile * len(ordered)) - 1] for quantile in QUANTILES]
+        if not entries:
+            return [[math.nan] * len(QUANTILES) for _ in range(self._width)]
+        columns = map(sorted, zip(*[one for _, one in entries], strict=True))
+        places = [math.ceil(quantile * len(entries)) - 1 for quantile in QUANTILES]
+        return [[column[place] for place in places] for column in columns]
 
 
 class OutcomeCounts:
-    """Counts of requests that no instance answered.
-
-    ``failures`` were accepted, by error code, with the common codes from the start; ``rejections`` were not
-    accepted, by reason; ``cancellations`` were cancelled by clients; ``cache_misses`` ran, None without a
-    response cache.
+    """Counts of requests that no instance answered: accepted ``failures`` by error code, ``rejections`` by
+    reason, ``cancellations`` by clients, and ``cache_misses`` that ran, None without a response cache.
     """
 
     __slots__ = ("cache_misses", "cancellations", "failures", "rejections")
@@ -173,11 +165,8 @@ class OutcomeCounts:
 
 
 class ModelMetrics:
-    """The metrics of one version of a model.
-
-    ``gauges`` reads the scheduler and the arena at the time of a scrape. ``window`` keeps the latest
-    latencies if quantiles are wanted. ``declared`` returns the current instances of the model; None stands
-    for all that were mentioned.
+    """The metrics of one version of a model. ``gauges`` reads the scheduler and the arena. ``window`` keeps
+    the latest latencies if quantiles are wanted. ``declared`` returns the current instances; None: all known.
     """
 
     def __init__(
@@ -297,14 +286,11 @@ class ModelMetrics:
         self.statistics.cache_searched(lookup_s)
 
     def cache_kept(self, lookup_s: float, insertion_s: float) -> None:
-        """Record the time to insert the answer to a missed request into the response cache. The earlier
-        look-up took ``lookup_s``.
-        """
+        """Record the time to insert an answer into the response cache, after a look-up of ``lookup_s``."""
         self.statistics.cache_missed(insertion_s)
         if self.window is not None:
             self.window.observe_cache(time.monotonic(), "cache_miss", lookup_s + insertion_s)
 
 
 def _latencies(request_s: float, elapsed_s: float, phases: Phases) -> RequestLatencies:
-    """Return the latencies of a request that took ``request_s``, of which ``elapsed_s`` at a worker."""
     return RequestLatencies(request_s * 1e9, (request_s - elapsed_s) * 1e9, *phases)

@@ -39,13 +39,13 @@ def histogram_family(
 
 
 def sample(name: str, labels: Labels, value: float) -> str:
-    inside = ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
+    pairs = []
+    for key in sorted(labels):
+        escaped = labels[key].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        pairs.append(f'{key}="{escaped}"')
+    inside = ",".join(pairs)
     number = "NaN" if math.isnan(value) else repr(value)
     return f"{name}{{{inside}}} {number}" if inside else f"{name} {number}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def page(families: Iterable[Family], *, also_empty: bool = False) -> bytes:

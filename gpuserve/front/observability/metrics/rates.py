@@ -1,9 +1,8 @@
-"""Rates of models as differences between two readings of their metrics, and the history of rates. Pure: times
-are arguments, and nothing is counted here.
+"""Rates of models as differences between two readings of their metrics, and the history of rates. Pure.
 
 Latency quantiles are computed from the differences of histogram buckets, so they concern exactly the time
-between the readings. The history has a point every few seconds in arrays of fixed length, so its memory is
-known (``NBYTES_OF_MODEL``) and does not grow.
+between the readings. The history has a point every few seconds in arrays of fixed length
+(``NBYTES_OF_MODEL``).
 """
 
 from __future__ import annotations
@@ -138,10 +137,7 @@ def rates_of(counted: ModelCounts, elapsed_s: float) -> ModelRates:
 
 
 def quantile(counts: Sequence[int], part: float, bounds: Sequence[float] = DURATION_BUCKETS) -> float | None:
-    """Return a quantile of a histogram, interpolated within its bucket, or None if the histogram is empty.
-
-    Values over the last bound count as the bound.
-    """
+    """Return an interpolated quantile of a histogram, at most the last bound; None if empty."""
     total = sum(counts)
     if not total:
         return None
@@ -190,11 +186,8 @@ INTERVAL_S: Final = 5.0
 POINTS: Final = 180
 NBYTES_OF_MODEL: Final = POINTS * len(FIELDS) * array("f").itemsize
 #: The document of a model without points.
-NO_POINTS: Final[dict[str, Any]] = {
-    "interval_s": INTERVAL_S,
-    "times": [],
-    "series": {field: [] for field in FIELDS},
-}
+_NO_SERIES: Final[dict[str, list[float]]] = {field: [] for field in FIELDS}
+NO_POINTS: Final[dict[str, Any]] = {"interval_s": INTERVAL_S, "times": [], "series": _NO_SERIES}
 _NOT_KNOWN: Final = (math.nan,) * len(FIELDS)
 
 
@@ -222,32 +215,24 @@ class History:
             column = self._columns.get(of)
             if column is None:
                 column = self._columns[of] = array("f", _NOT_KNOWN * self._points)
-            column[at * width : (at + 1) * width] = array(
-                "f", [math.nan if one is None else one for one in row]
-            )
+            values = [math.nan if one is None else one for one in row]
+            column[at * width : (at + 1) * width] = array("f", values)
 
     def document(self, of: ModelKey) -> dict[str, Any] | None:
         """Return the points of a model by field, the oldest first, or None for an unknown model."""
         column = self._columns.get(of)
         if column is None:
             return None
-        order = self._order()
+        n, first = self._n, self._n % self._points
+        order = range(n) if n <= self._points else (*range(first, self._points), *range(first))
         return {
             "interval_s": INTERVAL_S,
             "times": [round(self._times[at], 1) for at in order],
             "series": {
-                field: [_json_number(column[at * len(FIELDS) + place]) for at in order]
+                field: [
+                    None if math.isnan(value) else float(f"{value:.4g}")
+                    for value in (column[at * len(FIELDS) + place] for at in order)
+                ]
                 for place, field in enumerate(FIELDS)
             },
         }
-
-    def _order(self) -> list[int]:
-        """Return the positions of the points, the oldest first."""
-        if self._n <= self._points:
-            return list(range(self._n))
-        first = self._n % self._points
-        return [*range(first, self._points), *range(first)]
-
-
-def _json_number(value: float) -> float | None:
-    return None if math.isnan(value) else float(f"{value:.4g}")

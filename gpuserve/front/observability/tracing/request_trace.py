@@ -1,10 +1,8 @@
 """The record of one traced request until it is written, and of the call that contained it. Moments are
 nanoseconds of the monotonic clock.
 
-A ``Reception`` records one HTTP request or gRPC call: when it was received and sent, and its caller. Handlers
-create one by ``Receptions`` for each call while anything is traced, report its progress, and attach it to the
-requests of the call. For a single request only the start time is recorded at first, and the rest is created
-once the request is chosen for tracing.
+A ``Reception`` records one HTTP request or gRPC call: when it was received and sent, and its caller. For a
+single request only the start time is recorded at first, and the rest once it is chosen for tracing.
 """
 
 from __future__ import annotations
@@ -19,23 +17,11 @@ from gpuserve.front.observability.tracing.trace_settings import TraceLevel
 
 #: The names of the moments, in the order in which they occur.
 MOMENTS: Final = (
-    "HTTP_RECV_START",
-    "HTTP_RECV_END",
-    "GRPC_WAITREAD_START",
-    "GRPC_WAITREAD_END",
-    "REQUEST_START",
-    "QUEUE_START",
-    "COMPUTE_START",
-    "COMPUTE_INPUT_END",
-    "COMPUTE_OUTPUT_START",
-    "COMPUTE_END",
-    "INFER_RESPONSE_COMPLETE",
-    "REQUEST_END",
-    "HTTP_SEND_START",
-    "HTTP_SEND_END",
-    "GRPC_SEND_START",
+    "HTTP_RECV_START", "HTTP_RECV_END", "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "REQUEST_START",
+    "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
+    "INFER_RESPONSE_COMPLETE", "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END", "GRPC_SEND_START",
     "GRPC_SEND_END",
-)
+)  # fmt: skip
 
 
 class TracedTensor(NamedTuple):
@@ -126,9 +112,8 @@ class Receptions:
 
 
 class Reception:
-    """One call, started at ``began_ns`` or now.
-
-    In a stream every request is a separate trace; otherwise later requests are children of the first.
+    """One call, started at ``began_ns`` or now. In a stream every request is a separate trace; otherwise
+    later requests are children of the first.
     """
 
     def __init__(

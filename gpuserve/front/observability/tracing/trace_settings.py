@@ -50,9 +50,7 @@ Overrides: TypeAlias = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TraceValues:
-    """The effective settings of a request: trace one request in ``rate``, ``count`` more of them (-1:
-    unlimited).
-
+    """The effective settings of a request: trace one in ``rate``, ``count`` more of them (-1: unlimited). The
     ``level`` is the number of a ``TraceLevel``, so that all values are integers.
     """
 
@@ -143,9 +141,8 @@ def _number(name: str, text: str) -> int:
     if name == "trace_count" and number < least:
         raise InvalidArgument(f"Unable to parse 'trace_count'. Expecting value >= {least}, got:{shown(text)}")
     if not least <= number <= most:
-        raise InvalidArgument(
-            f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {shown(text)}"
-        )
+        text = f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {shown(text)}"
+        raise InvalidArgument(text)
     return number
 
 

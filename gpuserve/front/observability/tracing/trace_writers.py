@@ -3,8 +3,7 @@ mode "triton".
 
 Traces that find the queue full are dropped and counted: a slow disk or collector must not slow requests. Each
 trace file is one JSON array, valid after every write, since the next write overwrites the closing bracket. So
-the file can be read while the server runs, and after a kill. The events of a trace are its start, its
-tensors, its moments, and the events of its children.
+the file can be read while the server runs, and after a kill.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ class TraceWriter(Protocol):
 
 
 class TraceSink:
-    """A bounded queue of traces and its writer thread. ``put`` never blocks, in any thread. The writer is
-    created in the thread that uses it.
-    """
+    """A bounded queue of traces and its writer thread, which creates the writer. ``put`` never blocks."""
 
     def __init__(self, make_writer: Callable[[], TraceWriter]) -> None:
         self._make_writer = make_writer
@@ -150,7 +147,10 @@ class _ArrayFile:
         try:
             self._write(added + _END, self._end)
         except OSError:
-            self._restore()
+            # Restore the end of the array. That takes no disk space: the bracket was there before.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._end + len(_END))
+                self._write(_END, self._end)
             raise
         self._end += len(added)
         self.traces += len(texts)
@@ -163,12 +163,6 @@ class _ArrayFile:
         while view:
             written = os.pwrite(self._fd, view, position)
             view, position = view[written:], position + written
-
-    def _restore(self) -> None:
-        """Restore the end of the array. That takes no disk space: the bracket was there before."""
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self._end + len(_END))
-            self._write(_END, self._end)
 
     def _end_of_last(self) -> int:
         """Return the end of the array without its bracket. Create an empty array if there is none."""
@@ -264,7 +258,6 @@ def _tensor(tensor: TracedTensor) -> dict[str, str]:
 
 
 def _data(tensor: TracedTensor) -> str:
-    """Return the elements with commas, BYTES in quotes; an ellipsis stands for cut elements."""
     if tensor.datatype == BYTES:
         elements = [f'"{one.decode("utf-8", "replace")}"' for one in _byte_strings(tensor.data)]
     else:
@@ -275,7 +268,6 @@ def _data(tensor: TracedTensor) -> str:
 
 
 def _byte_strings(data: bytes) -> Iterator[bytes]:
-    """Yield the complete elements of BYTES data: each has 4 bytes of length before it."""
     position = 0
     while position + 4 <= len(data):
         start = position + 4

@@ -1,3 +1,1 @@
-"""Access control and request processing that HTTP and gRPC share: endpoints, clients, authorization, body
-decoding.
-"""
+"""Access control and request processing that HTTP and gRPC share."""

@@ -1,7 +1,5 @@
-"""Authorization: which client may use which endpoint, and which client is charged under the rate limit. Pure.
-
-The decision uses the table in ``endpoints.py``. The protocols read headers and addresses, and send the
-refusal.
+"""Authorization: which client may use which endpoint, by the table in ``endpoints.py``, and which client is
+charged under the rate limit. Pure.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ class AccessPolicy:
         return access.kind in _FOR_ALL or access.group in self._remote_control
 
     def _required_groups(self, access: Access) -> tuple[str, ...]:
-        """Return the groups whose tokens a client needs."""
         if access.kind is AccessKind.BARE:
             return ()
         if access.group in self._rules:
@@ -92,18 +89,15 @@ class AccessPolicy:
     def refusal(self, access: Access, verdict: Verdict, prefix: str = "") -> RequestError:
         """Return the error for a refused request. The texts for a missing token are Triton's."""
         if verdict is not Verdict.NO_TOKEN:
+            unlock = "dashboard: on" if access.group == DASHBOARD else "the setting remote_control"
             return PermissionDenied(
                 f"This '{access.group}' operation is only for clients on the server's own machine, without "
                 "a proxy between, and not for pages of another server; "
-                f"{_unlock_hint(access.group)}, or a token for the group, opens it to others"
+                f"{unlock}, or a token for the group, opens it to others"
             )
         what = "protocol" if prefix else "API"
         header = prefix + self._rules[self._required_groups(access)[0]][0].header.lower()
         return Unavailable(f"This {what} is restricted, expecting header '{header}'")
-
-
-def _unlock_hint(group: str) -> str:
-    return "dashboard: on" if group == DASHBOARD else "the setting remote_control"
 
 
 def token_headers(rules: Iterable[AccessRule]) -> frozenset[str]:

@@ -21,9 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 def client_error(error: Exception, what: str) -> RequestError:
-    """Return the error to send to a client. An error that is not a ``RequestError`` is a defect: it is
-    logged, and the client gets a generic error. The traceback is removed, because its frames refer to the
-    body.
+    """Return the error to send to a client, without the traceback, whose frames refer to the body. An error
+    that is not a ``RequestError`` is a defect: it is logged, and the client gets a generic error.
     """
     if isinstance(error, RequestError):
         error.__context__ = error.__cause__ = None
@@ -63,9 +62,7 @@ class Inflater:
         self._output_nbytes = 0
 
     def slices(self, data: Buffer, *, end: bool) -> Iterator[Slice]:
-        """Yield the inflated slices of a part of the data. Raise InvalidArgument if the data is not of this
-        coding, and ResourceExhausted if the result is too large.
-        """
+        """Yield the inflated slices of a part. Raise InvalidArgument, or ResourceExhausted if too large."""
         room, out, whole = FIRST_NBYTES, bytearray(), memoryview(data)
         for start in range(0, len(whole), _STEP_NBYTES):
             given: Buffer = whole[start : start + _STEP_NBYTES]
@@ -122,9 +119,7 @@ T = TypeVar("T")
 
 
 async def offload(nbytes: int, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Return the result of ``work``, which packs or unpacks ``nbytes``; in a thread if the size is worth
-    it.
-    """
+    """Return the result of ``work`` on ``nbytes``; a thread does the work if the size is worth it."""
     if nbytes < THREAD_NBYTES:
         return work(*arguments, **options)
     return await asyncio.to_thread(work, *arguments, **options)
@@ -143,9 +138,7 @@ def run_off_loop(
     then: Callable[[T | RequestError], None],
     executor: Executor | None = None,
 ) -> None:
-    """Call ``then`` with the result of work on ``nbytes``, or with its error: at once, or after a thread has
-    done the work.
-    """
+    """Call ``then`` with the result of work on ``nbytes`` or its error: at once, or after a thread's work."""
     if nbytes < THREAD_NBYTES:
         then(result_or_error(work))
     else:
@@ -156,16 +149,12 @@ def run_off_loop(
 def inflate_off_loop(
     nbytes: int, slices: Iterator[Slice], take: Callable[[Slice | RequestError], bool]
 ) -> None:
-    """Call ``take`` with each slice while ``take`` returns True, or with an error; each slice is made as by
-    ``run_off_loop``.
-    """
+    """Call ``take`` with each slice, made as by ``run_off_loop``, while it returns True, or with an error."""
     _SliceLoop(slices, take).next_slice(nbytes)
 
 
 class _SliceLoop:
-    """The state of ``inflate_off_loop``: an object, because a recursive closure would be a reference cycle
-    that keeps the body.
-    """
+    """The state of ``inflate_off_loop``: a recursive closure would be a reference cycle with the body."""
 
     __slots__ = ("_slices", "_take")
 

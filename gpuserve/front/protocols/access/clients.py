@@ -1,11 +1,9 @@
-"""The identity of clients: whether a client is on this machine, which user it is, and which host a browser
-names.
+"""The identity of clients: whether a client is on this machine, its user, and the host that a browser names.
 
 Requests that a proxy forwarded, or that a browser sends for a page of another site, do not count as local:
 their author is elsewhere. By DNS rebinding a foreign page may send requests from this machine without an
 ``Origin``, but such requests name the page's host, so only host names that nobody can register are trusted.
-The user of a client comes from the kernel: a unix socket has its credentials; for loopback connections
-the uid comes from sock_diag(7), which takes 0.1 ms.
+The user of a client comes from the kernel: from a unix socket, or by sock_diag(7), which takes 0.1 ms.
 """
 
 from __future__ import annotations
@@ -55,9 +53,7 @@ def is_local_client(address: str, headers: Iterable[tuple[bytes, bytes]]) -> boo
 
 
 def is_cross_origin(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether a browser sends the request for a page of another origin; another port of this machine
-    is another origin. Header names are in lower case.
-    """
+    """Return whether a browser sends a request for a page of another origin: host, or port of this one."""
     host, origins = b"", []
     for name, value in headers:
         if name == b"host":
@@ -109,8 +105,7 @@ def _is_local_origin(value: bytes) -> bool:
 
 #: In ``allowed_hosts``: any name.
 _ANY_HOST: Final = "*"
-#: Headers that browsers send and few other clients do. A page can add headers, and cannot leave out all of
-#: these.
+#: Headers that browsers send and few other clients do. A page cannot leave out all of these.
 _BROWSERS: Final = frozenset({b"accept-language", b"cookie", b"origin", b"referer", b"sec-fetch-mode"})
 _BROWSERS_AGENT: Final = b"Mozilla/"
 #: Suffixes of names that nobody can register.
@@ -124,22 +119,19 @@ class ForeignHost(NamedTuple):
 
 
 def foreign_host(headers: Iterable[Header]) -> ForeignHost | None:
-    """Return the host that a browser's request names, if anybody could have registered the name; otherwise
-    None.
-    """
+    """Return the host that a browser's request names if anybody could have registered it, else None."""
     host, from_browser = "", False
     for name, value in headers:
         if name == b"host":
-            host = _without_port(value.decode("latin-1").lower())
+            host, colon, port = value.decode("latin-1").lower().rpartition(":")
+            host = (host if colon and port.isdigit() else host + colon + port).rstrip(".")
         elif name in _BROWSERS or (name == b"user-agent" and value.startswith(_BROWSERS_AGENT)):
             from_browser = True
     return ForeignHost(host) if from_browser and not _is_unregistrable(host) else None
 
 
 class AllowedHosts:
-    """The check of host names for one server. Without allowed names, only requests from this machine are
-    checked.
-    """
+    """The check of host names. Without allowed names, only requests from this machine are checked."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(name.lower().rstrip(".") for name in names)
@@ -151,22 +143,15 @@ class AllowedHosts:
             return None
         if host.name == self._machine:
             return None
-        text = (
+        return RouteError(
+            421,
             f"pages in browsers may not ask this server as '{shown(host.name)}', expected an address, "
-            "localhost, or a name in the setting allowed_hosts"
+            "localhost, or a name in the setting allowed_hosts",
         )
-        return RouteError(421, text)
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdigit() else host).rstrip(".")
 
 
 def _is_unregistrable(name: str) -> bool:
-    """Return whether no stranger can register the name: an address, a name without a dot, or a reserved
-    suffix.
-    """
+    """Return whether no stranger can register a name: an address, one without a dot, or a reserved one."""
     if "." not in name or name.endswith(tuple(f".{end}" for end in _RESERVED)):
         return True
     try:
@@ -224,9 +209,7 @@ def client_uid(exchange: Exchange) -> int | None:
 
 
 def _loopback_uid(endpoints: ConnectionEndpoints) -> int | None:
-    """Return the uid that owns the client's end of a loopback connection, or None if the end is gone. Raise
-    OSError if sock_diag fails.
-    """
+    """Return the uid of a loopback client, or None if it is gone. Raise OSError if sock_diag fails."""
     assert endpoints.client is not None
     client, server = (ipaddress.ip_address(end[0]) for end in (endpoints.client, endpoints.server))
     family = socket.AF_INET if client.version == 4 else socket.AF_INET6

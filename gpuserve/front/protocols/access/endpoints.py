@@ -1,5 +1,4 @@
-"""The table of all endpoints of both protocols: paths, methods, and the access that each needs; and the
-routes of HTTP.
+"""The table of all endpoints: paths, methods, and the access that each needs; and the routes of HTTP.
 
 An endpoint that is not in the table is refused as unknown. Routing is pure: no file system is touched. The
 name of a model is its percent-decoded path segment, so slashes, dots and NULs give a name that no model has.
@@ -28,8 +27,8 @@ class AccessKind(enum.Enum):
 
 
 class Access(NamedTuple):
-    """The group of an endpoint and its kind. If the endpoint ``shows`` data of other groups, a client needs
-    their tokens too, unless the endpoint's own group has a token.
+    """The group of an endpoint and its kind. If it ``shows`` data of other groups, a client needs their
+    tokens too, unless its own group has a token.
     """
 
     group: str
@@ -58,11 +57,8 @@ _REPOSITORY_MODEL: Final = "/v2/repository/models/(?P<model_name>[^/]+)"
 _TRACE: Final = f"(?:/v2|{_MODEL})/trace/setting"
 _SYSTEM: Final = "/v2/systemsharedmemory(?:/region/(?P<region_name>[^/]+))?"
 _CUDA: Final = "/v2/cudasharedmemory(?:/region/(?P<region_name>[^/]+))?"
-#: The prefix of the admin API.
 ADMIN_PREFIX: Final = "/v2/admin/"
-#: The prefix of OpenAI's API.
 OPENAI_PREFIX: Final = "/v1/"
-#: The prefix of the dashboard's data.
 DASHBOARD_PREFIX: Final = "/dashboard/"
 _ADMIN_MODEL: Final = f"{ADMIN_PREFIX}models/(?P<model_name>[^/]+)"
 
@@ -179,6 +175,9 @@ class RouteError(NamedTuple):
 
 
 NOT_FOUND: Final = RouteError(404, "Not Found")
+_NO_GRPC: Final = RouteError(
+    415, "a call of gRPC has the content type application/grpc or application/grpc+proto"
+)
 #: The number and the maximum length of cached paths: clients send the same few, and may send any.
 _REMEMBERED: Final = 1024
 _REMEMBERED_NBYTES: Final = 256
@@ -187,17 +186,17 @@ _OPTIONAL: Final = frozenset({ADMIN, DASHBOARD})
 
 
 def match_route(method: str, raw_path: bytes, enabled: Container[str] = ()) -> Route | RouteError:
-    """Return the route of a request line. Errors are an unknown path (404), a wrong method (405), and a gRPC
-    call without the content type of gRPC (415).
-
-    Args:
-        method: The HTTP method.
-        raw_path: The percent-encoded path; a query string is ignored.
-        enabled: The optional groups that this server has enabled.
+    """Return the route of a request line. ``raw_path`` is percent-encoded, its query is ignored; ``enabled``:
+    the optional groups that this server has. Errors are an unknown path (404), a wrong method (405), and a
+    gRPC call without the content type of gRPC (415).
     """
     routes = (_remembered if len(raw_path) <= _REMEMBERED_NBYTES else _routes_of)(raw_path)
-    if not routes or not _is_enabled(routes[0].endpoint, enabled):
-        return _grpc_route_error(method) if raw_path.decode("latin-1") in METHODS else NOT_FOUND
+    first = routes[0].endpoint if routes else None
+    group = "" if first is None or first is Endpoint.ROOT else first.access.group
+    if not routes or (group in _OPTIONAL and group not in enabled):
+        if raw_path.decode("latin-1") not in METHODS:
+            return NOT_FOUND
+        return _NO_GRPC if method == "POST" else RouteError(405, "Method Not Allowed", "POST")
     for route in routes:
         if route.endpoint.method == method:
             return route
@@ -205,35 +204,19 @@ def match_route(method: str, raw_path: bytes, enabled: Container[str] = ()) -> R
     return RouteError(405, "Method Not Allowed", ", ".join(allowed))
 
 
-def _is_enabled(endpoint: Endpoint, enabled: Container[str]) -> bool:
-    group = endpoint.access.group
-    return group not in _OPTIONAL or group in enabled or endpoint is Endpoint.ROOT
-
-
-def _grpc_route_error(method: str) -> RouteError:
-    """Return the error for the path of a gRPC method in a request that is not a gRPC call."""
-    if method != "POST":
-        return RouteError(405, "Method Not Allowed", "POST")
-    return RouteError(415, "a call of gRPC has the content type application/grpc or application/grpc+proto")
-
-
 def _routes_of(raw_path: bytes) -> list[Route]:
-    """Return the routes of a path for all methods."""
     path = raw_path.partition(b"?")[0]
     found = ((endpoint, endpoint.pattern.fullmatch(path)) for endpoint in Endpoint)
-    return [
-        Route(endpoint, **_decoded_names(matched.groupdict(b""))) for endpoint, matched in found if matched
-    ]
+    routes = []
+    for endpoint, matched in found:
+        if matched:
+            # Bytes that are not UTF-8 become U+FFFD, which no name has.
+            parts = matched.groupdict(b"").items()
+            names = {key: unquote_to_bytes(part).decode(errors="replace") for key, part in parts}
+            if version := names.get("model_version"):
+                names["model_version"] = str(int(version))
+            routes.append(Route(endpoint, **names))
+    return routes
 
 
 _remembered = functools.lru_cache(_REMEMBERED)(_routes_of)
-
-
-def _decoded_names(segments: dict[str, bytes]) -> dict[str, str]:
-    """Return the percent-decoded segments. Bytes that are not UTF-8 become U+FFFD, which no model name
-    contains.
-    """
-    names = {key: unquote_to_bytes(segment).decode(errors="replace") for key, segment in segments.items()}
-    if version := names.get("model_version"):
-        names["model_version"] = str(int(version))
-    return names

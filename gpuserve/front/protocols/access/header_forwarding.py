@@ -23,15 +23,7 @@ _RESERVED: Final = frozenset(
 )
 _RESERVED_PREFIX: Final = "triton_"
 #: Headers of the connection, not of the request.
-_NEVER: Final = frozenset(
-    {
-        "te",
-        "host",
-        "content-type",
-        "content-length",
-        "inference-header-content-length",
-    }
-)
+_NEVER: Final = frozenset({"te", "host", "content-type", "content-length", "inference-header-content-length"})
 _TRANSPORT_PREFIXES: Final = (":", "grpc-")
 #: The gRPC suffix of binary values.
 _BINARY_SUFFIX: Final = "-bin"
@@ -48,18 +40,15 @@ class HeaderForwarding:
         self._selects = functools.lru_cache(_REMEMBERED)(self._is_selected)
 
     def parameters(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-        """Return the parameters of the headers, repeated headers joined by ", ". Raise InvalidArgument for a
-        reserved name.
-        """
+        """Return the parameters of headers, joined by ", " if repeated. Raise InvalidArgument if reserved."""
         found: dict[str, str] = {}
         for raw_name, raw_value in headers:
             if not self._selects(raw_name):
                 continue
             name, value = _text(raw_name).lower(), _text(raw_value)
             if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
-                raise InvalidArgument(
-                    f"header '{shown(name)}' has the name of a parameter and cannot be forwarded"
-                )
+                text = f"header '{shown(name)}' has the name of a parameter and cannot be forwarded"
+                raise InvalidArgument(text)
             found[name] = f"{found[name]}, {value}" if name in found else value
         return found
 
@@ -89,16 +78,12 @@ class HeaderForwarding:
 
 
 def add_forwarded(request: InferRequest, forwarded: dict[str, str]) -> None:
-    """Override a request's parameters by forwarded headers. Requests without own parameters share those of a
-    head.
-    """
+    """Override a request's parameters by forwarded headers, which it shares if it has none of its own."""
     request.parameters = {**request.parameters, **forwarded} if request.parameters else forwarded
 
 
 def header_forwarding(pattern: str, secret: Iterable[str] = ()) -> HeaderForwarding | None:
-    """Return the forwarding for a pattern without the ``secret`` headers (lower case), or None if the pattern
-    is "".
-    """
+    """Return the forwarding for a pattern without the ``secret`` headers, or None if the pattern is ""."""
     return HeaderForwarding(pattern, secret) if pattern else None
 
 

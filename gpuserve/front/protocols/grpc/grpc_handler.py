@@ -1,7 +1,5 @@
 """The gRPC protocol server: access control and dispatch by call headers, and the methods that await, over an
-``AsyncRequest``.
-
-``ModelInfer``, which awaits nothing, is in ``model_infer.py``.
+``AsyncRequest``. ``ModelInfer``, which awaits nothing, is in ``model_infer.py``.
 """
 
 from __future__ import annotations
@@ -20,41 +18,15 @@ from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests, Clien
 from gpuserve.front.net.exchange import BodyReceiver, Exchange, Head, Piece, RequestHandler
 from gpuserve.front.net.request_rate_limiter import RequestRates
 from gpuserve.front.observability.tracing.request_trace import Reception
+from gpuserve.front.protocols.access import body_decoding as decoding
 from gpuserve.front.protocols.access.authorization import GRPC_PREFIX, AccessPolicy, RateLimit, Verdict
-from gpuserve.front.protocols.access.body_decoding import (
-    SLICE_NBYTES,
-    WINDOW_BITS,
-    Inflater,
-    Slice,
-    client_error,
-    offload,
-    result_or_error,
-)
+from gpuserve.front.protocols.access.body_decoding import Slice, offload, result_or_error
 from gpuserve.front.protocols.access.clients import address_of, client_uid, is_local_client
 from gpuserve.front.protocols.access.endpoints import METHODS, Access
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
+from gpuserve.front.protocols.grpc import grpc_protocol as protocol
 from gpuserve.front.protocols.grpc import reflection, unary_rpcs
-from gpuserve.front.protocols.grpc.grpc_protocol import (
-    COMPRESSED_NBYTES,
-    LEVELS,
-    NO_TRAILERS,
-    OK,
-    OK_TRAILERS,
-    CallHead,
-    Method,
-    Refused,
-    RefusedStream,
-    Unframer,
-    compress_messages,
-    frame,
-    join_pieces,
-    ok_head,
-    parse_call_head,
-    send_message,
-    serve,
-    small_message,
-    small_messages,
-)
+from gpuserve.front.protocols.grpc.grpc_protocol import CallHead, Method, Refused, RefusedStream
 from gpuserve.front.protocols.grpc.infer_decoder import SHORT_NBYTES
 from gpuserve.front.protocols.grpc.model_infer import INGEST_NBYTES, GrpcInference, InferCall
 from gpuserve.front.protocols.grpc.model_stream_infer import CHUNK_NBYTES, InferStream
@@ -64,18 +36,15 @@ from gpuserve.front.requests.validation import check_strings, has_long_strings
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve_worker.memory.arena import Block
 
-#: Stream requests that arrive whole within this size are not counted against the intake unless the stream
-#: holds other memory.
+#: Smaller stream requests that arrive whole are not counted, unless the stream holds other memory.
 _UNCOUNTED_NBYTES: Final = 8 << 10
 #: Calls of these methods are refused without waiting for the end of their requests.
 _STREAMS: Final = frozenset({unary_rpcs.MODEL_STREAM_INFER, *reflection.METHODS})
 
 
 class GrpcHandler:
-    """The handler of all gRPC calls. Every failure becomes the status of a call.
-
-    ``requests`` runs the methods that await. ``compression`` is the compression level of inference responses,
-    as the settings name it.
+    """The handler of all gRPC calls. Every failure becomes the status of a call. ``compression``: the level
+    for inference responses, as the settings name it.
     """
 
     def __init__(
@@ -93,17 +62,14 @@ class GrpcHandler:
         self._streams = streams or Admission().streams
         self._requests = requests
         self._policy = policy or AccessPolicy()
-        level = LEVELS[compression]
-        self._inference = GrpcInference(service, max_request_nbytes, forwarding, level)
+        self._inference = GrpcInference(service, max_request_nbytes, forwarding, protocol.LEVELS[compression])
         service.health.watch(self._on_health)
+        streaming = StreamingInference(self._inference, service, limit or RateLimit(RequestRates()))
         self._methods: dict[str, Method] = {
-            unary_rpcs.MODEL_STREAM_INFER: StreamingInference(
-                self._inference, service, limit or RateLimit(RequestRates())
-            ).serve,
+            unary_rpcs.MODEL_STREAM_INFER: streaming.serve,
             unary_rpcs.HEALTH_WATCH: partial(unary_rpcs.serve_health_watch, service.health),
             **dict.fromkeys(unary_rpcs.UNARY, self._serve_unary),
             **dict.fromkeys(reflection.METHODS, self._serve_reflection),
-            unary_rpcs.SYSTEM_REGISTER: self._serve_system_register,
         }
 
     def accept(self, exchange: Exchange) -> BodyReceiver:
@@ -119,7 +85,6 @@ class GrpcHandler:
         return (RefusedStream if exchange.head.path in _STREAMS else Refused)(error, exchange)
 
     def _resolve_handler(self, head: Head) -> RequestHandler:
-        """Resolve the handler for calls with this head."""
         access = METHODS.get(head.path)
         if access is None:
             return partial(Refused, unary_rpcs.unimplemented(head.path))
@@ -134,18 +99,16 @@ class GrpcHandler:
         if verdict is Verdict.NO_TOKEN:
             return refused
         if verdict is Verdict.READ_ONLY:
-            reads = (
-                partial(self._start_task, self._serve_read_only, parse_call_head(head))
-                if head.trailers
-                else handler
-            )
-            return partial(self._choose_by_locality, access, handler, reads)
+            reads = partial(self._serve_unary, read_only=True)
+            call = protocol.parse_call_head(head)
+            other = partial(self._start_task, reads, call) if head.trailers else handler
+            return partial(self._choose_by_locality, access, handler, other)
         return partial(self._choose_by_locality, access, handler, refused)
 
     def _permitted_handler(self, head: Head) -> RequestHandler:
-        call = parse_call_head(head)
+        call = protocol.parse_call_head(head)
         if not head.trailers:
-            return partial(Refused, InvalidArgument(NO_TRAILERS))
+            return partial(Refused, InvalidArgument(protocol.NO_TRAILERS))
         if head.path == unary_rpcs.MODEL_INFER:
             return partial(InferCall, self._inference, call)
         return partial(self._start_task, self._methods[head.path], call)
@@ -166,7 +129,7 @@ class GrpcHandler:
         is_stream = path in _STREAMS
         if is_stream or path == unary_rpcs.HEALTH_WATCH:
             method = partial(self._serve_counted, method)
-        served, sleeps = partial(serve, method, call), is_stream and call.timeout_s is None
+        served, sleeps = partial(protocol.serve, method, call), is_stream and call.timeout_s is None
         try:
             return self._requests.start(exchange, served, is_stream=is_stream, dormant=sleeps)
         except NoMemory as error:
@@ -179,36 +142,23 @@ class GrpcHandler:
 
     # ---- methods that await ---------------------------------------------------------------
 
-    async def _serve_unary(self, call: CallHead, request: AsyncRequest) -> None:
-        await self._send_answer(request, await small_message(call, request))
-
-    async def _serve_system_register(self, call: CallHead, request: AsyncRequest) -> None:
-        message = await small_message(call, request)
-        reply = unary_rpcs.system_register(self._service, message, client_uid(request.exchange))
-        send_message(request.exchange, reply)
-
-    async def _serve_read_only(self, call: CallHead, request: AsyncRequest) -> None:
-        """Serve a call that may read settings but not change them, as its message shows."""
-        path = request.head.path
-        message = await small_message(call, request)
-        if unary_rpcs.CHANGES[path](message):
+    async def _serve_unary(self, call: CallHead, request: AsyncRequest, *, read_only: bool = False) -> None:
+        """Serve a small call. If ``read_only``, its message may read settings but not change them."""
+        path, exchange = request.head.path, request.exchange
+        message = await protocol.small_message(call, request)
+        if read_only and unary_rpcs.CHANGES[path](message):
             raise self._policy.refusal(METHODS[path], Verdict.REMOTE, GRPC_PREFIX)
-        await self._send_answer(request, message)
-
-    async def _send_answer(self, request: AsyncRequest, message: bytes) -> None:
-        reply = await unary_rpcs.answer(request.head.path, self._service, message)
-        send_message(request.exchange, reply)
+        uid = client_uid(exchange) if path == unary_rpcs.SYSTEM_REGISTER else None
+        protocol.send_message(exchange, await unary_rpcs.answer(path, self._service, message, uid))
 
     async def _serve_reflection(self, call: CallHead, request: AsyncRequest) -> None:
         exchange = request.exchange
-        replies = reflection.replies(
-            self._service, request.head.path, small_messages(call, request, reflection.MAX_REQUEST_NBYTES)
-        )
-        exchange.start(200, OK.headers)
-        async for reply in replies:
-            exchange.send(frame(len(reply)) + reply)
+        messages = protocol.small_messages(call, request, reflection.MAX_REQUEST_NBYTES)
+        exchange.start(200, protocol.OK.headers)
+        async for reply in reflection.replies(self._service, request.head.path, messages):
+            exchange.send(protocol.frame(len(reply)) + reply)
             await exchange.room()
-        exchange.finish(OK_TRAILERS)
+        exchange.finish(protocol.OK_TRAILERS)
 
 
 class StreamingInference:
@@ -218,15 +168,14 @@ class StreamingInference:
         self._limit = limit
         self._shared = shared
         self._service = service
-        self._heads = {coding: ok_head(coding).headers for coding in ("", *WINDOW_BITS)}
+        self._heads = {coding: protocol.ok_head(coding).headers for coding in ("", *decoding.WINDOW_BITS)}
 
     async def serve(self, call: CallHead, request: AsyncRequest) -> None:
         """Answer the requests of one call until all are, or the client leaves. Raises its status."""
         shared, head = self._shared, request.head
         forwarded = None if shared.forwarding is None else shared.forwarding.parameters_of(head)
-        reception = (
-            None if shared.receptions.deliver is None else shared.receptions.of(head.headers, stream=True)
-        )
+        traced = shared.receptions.deliver is not None
+        reception = shared.receptions.of(head.headers, stream=True) if traced else None
         stream = InferStream(
             self._service,
             strict_errors=call.strict_errors,
@@ -235,12 +184,16 @@ class StreamingInference:
             sender=request.exchange,
         )
         loop = asyncio.get_running_loop()
+
+        def on_deadline(limit_s: float) -> None:  # at once, also for a client that does not read
+            text = f"Deadline Exceeded: the stream did not end within its {limit_s:g} s"
+            stream.fail(DeadlineExceeded(text))
+            request.exchange.drop_unsent()
+
         reader = loop.create_task(self._read(call, request, stream, reception))
-        timer = None
-        if call.timeout_s is not None:
-            timer = loop.call_later(
-                call.timeout_s, _end_at_deadline, stream, request.exchange, call.timeout_s
-            )
+        timer, limit_s = None, call.timeout_s
+        if limit_s is not None:
+            timer = loop.call_later(limit_s, on_deadline, limit_s)
         try:
             await self._write(call.coding if shared.level else "", request.exchange, stream, reception)
         finally:
@@ -255,19 +208,18 @@ class StreamingInference:
     async def _write(
         self, coding: str, exchange: Exchange, stream: InferStream, reception: Reception | None
     ) -> None:
-        """Send answers as they become available. An early status is sent without headers: proxies may retry
-        such a call."""
+        """Send answers as they come. An early status has no headers: proxies may retry such a call."""
         headers = self._heads[coding]
         async for pieces in stream.chunks():
             parts: Iterable[bytes]
             whole = pieces[0] if len(pieces) == 1 else None
-            if coding and (nbytes := sum(map(len, pieces))) >= COMPRESSED_NBYTES:
+            if coding and (nbytes := sum(map(len, pieces))) >= protocol.COMPRESSED_NBYTES:
                 packed = await offload(nbytes, _compress_pieces, coding, self._shared.level, pieces)
-                parts = join_pieces([packed], CHUNK_NBYTES)
+                parts = protocol.join_pieces([packed], CHUNK_NBYTES)
             elif isinstance(whole, bytes):
                 parts = (whole,)
             else:
-                parts = join_pieces(pieces, CHUNK_NBYTES)
+                parts = protocol.join_pieces(pieces, CHUNK_NBYTES)
             if not exchange.started:
                 exchange.start(200, headers)
             for part in parts:
@@ -281,14 +233,14 @@ class StreamingInference:
                 await exchange.room()
         if not exchange.started:
             exchange.start(200, headers)
-        exchange.finish(OK_TRAILERS)
+        exchange.finish(protocol.OK_TRAILERS)
 
     async def _read(
         self, call: CallHead, request: AsyncRequest, stream: InferStream, reception: Reception | None
     ) -> None:
         """Submit requests as they arrive, and detect that the client has left, even after the last."""
         try:
-            unframer = Unframer(self._shared.max_request_nbytes, call.encoding)
+            unframer = protocol.Unframer(self._shared.max_request_nbytes, call.encoding)
             is_paid = True  # the call itself was rate-limited as its first request
             while (part := await request.part()) is not None:
                 if reception is not None:
@@ -302,9 +254,7 @@ class StreamingInference:
                         await self._receive(call, request, stream, compressed, body, unframer.unread_nbytes)
                     is_paid = False
                     del body
-                    if (
-                        stream.is_full
-                    ):  # stays full until a request completes, and the client may leave earlier
+                    if stream.is_full:  # until a request completes; the client may leave earlier
                         stream.hold(unframer.unread_nbytes)
                         await request.wait_unless_gone(asyncio.ensure_future(stream.wait_for_room()))
                 if unframer.unread_nbytes or len(part) > _UNCOUNTED_NBYTES or stream.share.nbytes:
@@ -319,7 +269,7 @@ class StreamingInference:
             stream.cancel()
         except Exception as error:
             # Drop the traceback, whose frames hold the request's bytes: the stream keeps the error.
-            stream.fail(client_error(error, "reading a stream"))
+            stream.fail(decoding.client_error(error, "reading a stream"))
 
     async def _receive(
         self,
@@ -343,8 +293,8 @@ class StreamingInference:
     ) -> None:
         """Read a long or compressed message in slices between other clients' work, and submit its request.
 
-        Raises ClientGone if the client left meanwhile, NoMemory if there is no memory for the message, and
-        RequestError if the message cannot be inflated, which ends the stream."""
+        Raises ClientGone, NoMemory, or RequestError if the message cannot be inflated, which ends the stream.
+        """
         service = self._service
         share = Share(service.intake, request.exchange.endpoints.source)
 
@@ -374,7 +324,13 @@ class StreamingInference:
                 scanner.transfer_blocks()
             stream.receive(scanner.header[:SHORT_NBYTES], read, nbytes)
         finally:
-            free = partial(_free_blocks, scanner.abort(), share)
+            blocks = scanner.abort()
+
+            def free() -> None:
+                for block in blocks:
+                    block.free()
+                share.hold(0)
+
             if parsing is None or parsing.done():
                 free()
             else:  # a thread still reads the blocks
@@ -385,7 +341,7 @@ class StreamingInference:
     ) -> AsyncIterator[Slice]:
         """Yield a message part by part, inflated if it has an encoding. Other tasks run between parts."""
         if encoding:
-            slices = Inflater(encoding, self._shared.inflation).slices(message, end=True)
+            slices = decoding.Inflater(encoding, self._shared.inflation).slices(message, end=True)
         else:
             slices = _slices(message)
         found = Slice(b"", True)
@@ -397,7 +353,6 @@ class StreamingInference:
             yield found
 
     def _parse(self, scanner: GrpcBodyScanner) -> asyncio.Future[InferRequest | RequestError]:
-        """Parse a complete message, in a thread if parsing takes long."""
         loop, executor = asyncio.get_running_loop(), self._service.json_executor
         if len(scanner.header) > SHORT_NBYTES:
             return loop.run_in_executor(executor, result_or_error, lambda: check_strings(scanner.parse()))
@@ -410,21 +365,9 @@ class StreamingInference:
 
 
 def _compress_pieces(coding: str, level: int, pieces: list[Piece]) -> bytes:
-    return compress_messages(coding, level, b"".join(pieces))
-
-
-def _free_blocks(blocks: list[Block], share: Share) -> None:
-    for block in blocks:
-        block.free()
-    share.hold(0)
+    return protocol.compress_messages(coding, level, b"".join(pieces))
 
 
 def _slices(message: bytes | memoryview) -> Iterator[Slice]:
-    for at in range(0, len(message), SLICE_NBYTES):
-        yield Slice(message[at : at + SLICE_NBYTES], at + SLICE_NBYTES < len(message))
-
-
-def _end_at_deadline(stream: InferStream, exchange: Exchange, timeout_s: float) -> None:
-    """Send DEADLINE_EXCEEDED at once, also to a client that does not read: unsent messages are dropped."""
-    stream.fail(DeadlineExceeded(f"Deadline Exceeded: the stream did not end within its {timeout_s:g} s"))
-    exchange.drop_unsent()
+    for at in range(0, len(message), decoding.SLICE_NBYTES):
+        yield Slice(message[at : at + decoding.SLICE_NBYTES], at + decoding.SLICE_NBYTES < len(message))

@@ -1,5 +1,5 @@
-"""gRPC over HTTP, without any particular method: message framing and compression, call headers, status
-trailers, and the common parts of calls that await or are refused.
+"""gRPC over HTTP without any method: message framing and compression, call headers, status trailers, and the
+common parts of calls that await or are refused.
 
 A gRPC message follows a prefix of five bytes: a flag that says whether the message is compressed, and the
 message length as a big-endian ``uint32``. The framing functions are pure.
@@ -10,28 +10,17 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-import time
 import urllib.parse
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from gpuserve.core.errors import (
-    Code,
-    DeadlineExceeded,
-    InvalidArgument,
-    RateLimited,
-    RequestError,
-    ResourceExhausted,
-    Stopping,
-    Unimplemented,
-)
-from gpuserve.front.ipc.gather import free_body
+from gpuserve.core import errors
+from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.net.exchange import AnswerHead, Exchange, Head, Piece, grpc_timeout_s
 from gpuserve.front.net.request_rate_limiter import retry_after_s
 from gpuserve.front.protocols.access.body_decoding import WINDOW_BITS, Buffer, client_error, inflate
-from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.limits import InflationLimits
 from gpuserve.front.requests.server_status import STATUS
 
@@ -46,8 +35,7 @@ _COPIED_NBYTES: Final = 1 << 20
 _ANY_RATIO: Final = 1 << 20
 #: Compression level in the settings -> zlib level; 0 is no compression.
 LEVELS: Final[dict[str, int]] = {"none": 0, "low": 1, "medium": 6, "high": 9}
-#: Shorter messages are not compressed: they are one packet either way, floats of that length shrink by less
-#: than a tenth, and compression takes as long as the rest of the request.
+#: Shorter messages are not compressed: they are one packet either way, and shrink by less than a tenth.
 COMPRESSED_NBYTES: Final = 1024
 
 
@@ -59,10 +47,8 @@ def frame(nbytes: int) -> bytes:
 def read_prefix(
     data: Buffer, limit_nbytes: int, encoding: str = IDENTITY, position: int = 0
 ) -> tuple[bool, int]:
-    """Return (compressed, nbytes) read from a message prefix.
-
-    Raises InvalidArgument if the flag is wrong, and ResourceExhausted if the message is over
-    ``limit_nbytes``.
+    """Return (compressed, nbytes) of a prefix. Raises InvalidArgument for a wrong flag, ResourceExhausted if
+    the message is over ``limit_nbytes``.
     """
     flag, nbytes = PREFIX.unpack_from(data, position)
     if flag > 1:
@@ -81,7 +67,7 @@ def check_encoding(encoding: str) -> str:
     """Return the message encoding of a call. Raise Unimplemented if the server cannot decode it."""
     encoding = encoding or IDENTITY
     if encoding != IDENTITY and encoding not in WINDOW_BITS:
-        raise Unimplemented(
+        raise errors.Unimplemented(
             f"grpc-encoding '{encoding[:64]}' is not supported, expected one of {ACCEPTED_ENCODINGS}"
         )
     return encoding
@@ -94,10 +80,8 @@ def unary_message(body: Buffer, limit_nbytes: int, encoding: str = "") -> Buffer
 
 
 def unary_part(body: Buffer, limit_nbytes: int, encoding: str = "") -> tuple[bool, Buffer]:
-    """Return (compressed, message) of a body that holds exactly one message.
-
-    Raises InvalidArgument if it does not, ResourceExhausted if the message is too large, and Unimplemented if
-    the encoding is unknown.
+    """Return (compressed, message) of a body. Raises InvalidArgument if it does not hold exactly one message,
+    ResourceExhausted if the message is too large, and Unimplemented if the encoding is unknown.
     """
     encoding = check_encoding(encoding)
     if len(body) < PREFIX_NBYTES:
@@ -204,10 +188,7 @@ def join_pieces(pieces: Sequence[Buffer], most_nbytes: int) -> Iterator[bytes]:
 
 
 def compress_messages(coding: str, level: int, data: Buffer) -> bytes:
-    """Return framed messages, each compressed with gzip or deflate if that makes the message smaller.
-
-    Messages under ``COMPRESSED_NBYTES`` stay uncompressed, and each prefix flag is set accordingly.
-    """
+    """Return framed messages, each compressed unless it is short or would not become smaller."""
     parts: list[bytes] = []
     position, framed = 0, memoryview(data)
     while position < len(framed):
@@ -264,22 +245,6 @@ class CallHead(NamedTuple):
     timeout_s: float | None
     strict_errors: bool
 
-    def limit(self, request: InferRequest, since: float | None = None) -> None:
-        """Limit the request's timeout to the remaining time of its call, which started at ``since``.
-
-        Raises DeadlineExceeded if no time is left; the body of the request is then freed.
-        """
-        limit_s = self.timeout_s
-        if limit_s is not None and since is not None:
-            limit_s -= time.monotonic() - since
-            if limit_s <= 0:
-                free_body(request)
-                raise DeadlineExceeded(
-                    f"Deadline Exceeded: the request did not come whole within its {self.timeout_s:g} s"
-                )
-        if limit_s is not None and (request.timeout_s is None or limit_s < request.timeout_s):
-            request.timeout_s = limit_s
-
 
 def parse_call_head(head: Head) -> CallHead:
     headers: dict[bytes, bytes] = dict(head.headers)
@@ -315,7 +280,7 @@ def refuse_call(exchange: Exchange, error: RequestError) -> None:
     if exchange.started:
         exchange.finish(status_trailers(error))
     else:
-        accepted = [ACCEPT_ENCODING] if error.code is Code.UNIMPLEMENTED else []
+        accepted = [ACCEPT_ENCODING] if error.code is errors.Code.UNIMPLEMENTED else []
         exchange.start(200, [CONTENT_TYPE, *status_trailers(error), *accepted], end=True)
 
 
@@ -324,9 +289,9 @@ def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:
         (b"grpc-status", str(STATUS[error.code][1]).encode()),
         (b"grpc-message", grpc_message(str(error))),
     ]
-    if isinstance(error, Stopping):
+    if isinstance(error, errors.Stopping):
         trailers.append(RETRY_PUSHBACK)
-    elif isinstance(error, RateLimited):
+    elif isinstance(error, errors.RateLimited):
         trailers.append((RETRY_PUSHBACK[0], b"%d" % math.ceil(error.retry_after_s * 1000)))
         trailers.append((RETRY_AFTER, b"%d" % retry_after_s(error)))
     return trailers
@@ -363,10 +328,7 @@ async def serve(method: Method, call: CallHead, request: AsyncRequest) -> None:
 
 
 async def small_message(call: CallHead, request: AsyncRequest) -> bytes:
-    """Return the single message of a small call.
-
-    Raises RequestError if the body holds no message or a too large one, and ClientGone if the client left.
-    """
+    """Return the single message of a small call. Raises RequestError, or ClientGone if the client left."""
     body = await request.body(MAX_SMALL_NBYTES)
     return bytes(unary_message(body, MAX_SMALL_NBYTES, call.encoding))
 
@@ -386,9 +348,7 @@ def send_message(exchange: Exchange, message: bytes) -> None:
 
 
 class Refused:
-    """A receiver that answers a call with an error status once its request has ended; an earlier status may
-    be lost with the request.
-    """
+    """A receiver that answers a call with an error once its request has ended: an earlier one may be lost."""
 
     __slots__ = ("_error", "_exchange")
 
@@ -406,9 +366,7 @@ class Refused:
 
 
 class RefusedStream(Refused):
-    """A receiver that answers a stream with an error status in the next turn of the event loop, without
-    waiting for the end of the requests.
-    """
+    """A receiver that answers a stream with an error in the next turn of the event loop, before its end."""
 
     __slots__ = ()
 

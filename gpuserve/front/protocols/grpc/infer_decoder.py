@@ -2,12 +2,11 @@
 
 This module checks the form of a request; ``requests/validation.py`` checks it against the model.
 
-Templates speed up small requests. A client sends the same names, types and shapes again and again. They come
-first in the message and the tensors last, so the bytes before the tensors, less the id, identify the earlier
-parse result. Tensors in shared memory are named in these bytes as well: a template holds their places as they
-were sent, and the region itself is looked up for each request. Requests with rare features (custom
-parameters, classification, contents outside of ``raw_input_contents``, another order of fields) have no
-template and are parsed by protobuf.
+Templates speed up small requests: a client sends the same names, types and shapes again and again. These come
+first in the message, so the bytes before the tensors, less the id, identify the earlier parse result. Tensors
+in shared memory are named there as well; the region itself is looked up for each request. Requests with rare
+features (custom parameters, classification, contents outside of ``raw_input_contents``, another order of
+fields) have no template and are parsed by protobuf.
 """
 
 from __future__ import annotations
@@ -22,28 +21,17 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.protocols.grpc.typed_contents import contents_data, cut_contents, long_contents
+from gpuserve.front.requests import limits
+from gpuserve.front.requests import parameters as known
 from gpuserve.front.requests.inference import NOTHING, Data, InferRequest, InputTensor, RegionSlice
 from gpuserve.front.requests.inference import Sequence as RequestSequence
 from gpuserve.front.requests.limits import (
     MAX_INPUTS,
     MAX_OUTPUTS,
-    MAX_PARAMETERS,
     check_count,
     check_entries,
     check_name,
     shown,
-)
-from gpuserve.front.requests.parameters import (
-    CLASSIFICATION,
-    END,
-    ID,
-    KINDS_OF_GRPC,
-    SEQUENCE_KEYS,
-    START,
-    class_count,
-    region_slice,
-    regions_of,
-    sequence_of,
 )
 
 #: protobuf parses messages without raw contents up to this size on the event loop, which takes at most 5 ms.
@@ -70,9 +58,8 @@ def parse_refused_message(body: bytes | bytearray | memoryview) -> Any:
 
 
 def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
-    """Return the request of a short serialised message. ``GrpcBodyScanner`` reads long ones.
-
-    Raises InvalidArgument if the message is malformed or contradicts itself.
+    """Return the request of a short serialised message; ``GrpcBodyScanner`` reads long ones. Raises
+    InvalidArgument if the message is malformed or contradicts itself.
     """
     if type(body) is bytes and (request := request_by_template(body)) is not None:
         return request
@@ -81,10 +68,9 @@ def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
 
 
 def parse_beside_raws(rest: bytes | bytearray, raws: Sequence[Data]) -> InferRequest:
-    """Return the request of a serialised message whose raw contents were already taken out.
+    """Return the request of a message whose raw contents were taken out. A long one takes time, in Python.
 
     Raises InvalidArgument if it is malformed or contradicts itself, and ResourceExhausted if it is too large.
-    A long message takes time, in Python code that other threads can interrupt.
     """
     if len(rest) <= SHORT_NBYTES:
         return infer_request(decode(pb.ModelInferRequest, rest), raws)
@@ -95,10 +81,8 @@ def parse_beside_raws(rest: bytes | bytearray, raws: Sequence[Data]) -> InferReq
 def infer_request(
     message: Any, raws: Sequence[Data], contents: Mapping[int, Sequence[memoryview]] = MappingProxyType({})
 ) -> InferRequest:
-    """Return the request of a parsed message.
-
-    ``raws`` are its raw contents in order; ``contents`` are typed contents that were cut out of its inputs,
-    by input position. Raises InvalidArgument if the message contradicts itself.
+    """Return the request of a parsed message with its ``raws``, and the ``contents`` cut out of its inputs,
+    by position. Raises InvalidArgument if the message contradicts itself.
     """
     model_name = message.model_name
     outputs = message.outputs
@@ -122,7 +106,7 @@ def infer_request(
     if special:
         request.placements, request.class_counts = _special_outputs(special, model_name)
     if in_regions or special:
-        request.regions = regions_of(inputs, request.placements)
+        request.regions = known.regions_of(inputs, request.placements)
     return request
 
 
@@ -172,7 +156,7 @@ def _contents(
 
 
 def _region_data(tensor: Any, model_name: str) -> Data | None:
-    data = region_slice(tensor_parameters(tensor.parameters), tensor.name, KINDS_OF_GRPC)
+    data = _tensor_region(tensor)
     if data is not None and tensor.HasField("contents"):
         raise InvalidArgument(
             "unexpected 'content' provided when using shared memory for input tensor "
@@ -184,22 +168,16 @@ def _region_data(tensor: Any, model_name: str) -> Data | None:
 def _output_names(outputs: Any, model_name: str) -> tuple[tuple[str, ...], Sequence[Any]]:
     """Return the requested output names, and the outputs that have parameters of their own."""
     check_count("outputs", len(outputs), MAX_OUTPUTS, model_name)
-    names = []
-    special = []
-    for output in outputs:
-        names.append(output.name)
-        if output.parameters:
-            special.append(output)
-    return tuple(names), special
+    return tuple([one.name for one in outputs]), [one for one in outputs if one.parameters]
 
 
 def _special_outputs(outputs: Any, model_name: str) -> tuple[Mapping[str, RegionSlice], Mapping[str, int]]:
     placements, class_counts = {}, {}
     for output in outputs:
         given = tensor_parameters(output.parameters)
-        if (place := region_slice(given, output.name, KINDS_OF_GRPC)) is not None:
+        if (place := known.region_slice(given, output.name, known.KINDS_OF_GRPC)) is not None:
             placements[output.name] = place
-        if count := class_count(given, output.name, KINDS_OF_GRPC):
+        if count := known.class_count(given, output.name, known.KINDS_OF_GRPC):
             class_counts[output.name] = count
             if place is not None:
                 raise InvalidArgument(
@@ -225,9 +203,7 @@ _SHIFTS: Final = (7, 14, 21, 28)
 
 
 class Template(NamedTuple):
-    """A request without its id and tensors. ``places`` holds region slices of inputs by position,
-    ``placements`` those of outputs by name; both are copied for each request.
-    """
+    """A request without id and tensors, with region slices of inputs by position and of outputs by name."""
 
     model_name: str
     model_version: str
@@ -261,7 +237,6 @@ def request_by_template(body: bytes) -> InferRequest | None:
 
 
 def _request_with_regions(template: Template, request_id: str, raws: list[bytes]) -> InferRequest:
-    """Return the request of a template with tensors in regions."""
     places = {position: place.unresolved_copy() for position, place in template.places.items()}
     placements = {name: place.unresolved_copy() for name, place in template.placements.items()}
     entries = iter(raws)
@@ -283,10 +258,8 @@ def _request_with_regions(template: Template, request_id: str, raws: list[bytes]
 
 
 def _split_message(body: bytes) -> tuple[bytes, bytes, list[bytes]] | None:
-    """Split a message into the bytes before the tensors without the id, the id, and each tensor's data.
-
-    Returns None if the message has other parts or another order. Raises IndexError if it ends within a
-    field.
+    """Return the bytes before the tensors without the id, the id, and each tensor's data; None for a message
+    of another form. Raise IndexError if the message ends within a field.
     """
     position, nbytes = 0, len(body)
     head_nbytes = nbytes if nbytes < _MOST_NBYTES else _MOST_NBYTES
@@ -346,7 +319,7 @@ def _cached_template(key: bytes) -> Template | None:
             return None
         if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
             return None
-        if any(CLASSIFICATION in one.parameters for one in outputs):
+        if any(known.CLASSIFICATION in one.parameters for one in outputs):
             return None
         places = [_tensor_region(one) for one in inputs]
         placements = {one.name: place for one in outputs if (place := _tensor_region(one)) is not None}
@@ -364,7 +337,7 @@ def _cached_template(key: bytes) -> Template | None:
 
 def _tensor_region(tensor: Any) -> RegionSlice | None:
     """Return the region slice of a tensor, if any. Raise InvalidArgument if the slice is invalid."""
-    return region_slice(tensor_parameters(tensor.parameters), tensor.name, KINDS_OF_GRPC)
+    return known.region_slice(tensor_parameters(tensor.parameters), tensor.name, known.KINDS_OF_GRPC)
 
 
 # ---- parameters ----------------------------------------------------------------------------------
@@ -389,7 +362,7 @@ NO_PARAMETERS: Final = RequestParameters({})
 
 def request_parameters(given: Any, model_name: str) -> RequestParameters:
     """Read the ``parameters`` of a request. Raise InvalidArgument for a wrong type or value, or too many."""
-    check_count("parameters", len(given), MAX_PARAMETERS, model_name)
+    check_count("parameters", len(given), limits.MAX_PARAMETERS, model_name)
     custom = {}
     timeout_us = priority = 0
     empty_final = in_sequence = False
@@ -400,7 +373,7 @@ def request_parameters(given: Any, model_name: str) -> RequestParameters:
             timeout_us = _unsigned_value(key, choice, value, "int64_param", model_name)
         elif key == "priority":
             priority = _unsigned_value(key, choice, value, "int64_param or uint64_param", model_name)
-        elif key in SEQUENCE_KEYS:
+        elif key in known.SEQUENCE_KEYS:
             in_sequence = True
         elif key.startswith("triton_"):
             _check_reserved(key, choice, model_name)
@@ -415,10 +388,11 @@ def request_parameters(given: Any, model_name: str) -> RequestParameters:
 
 def _sequence(given: Any, model_name: str) -> RequestSequence | None:
     correlation_id: Any = 0
-    if ID in given:
-        correlation_id = _typed_value(ID, given, ("int64_param", "string_param"), model_name)
-    flags = [key in given and _typed_value(key, given, ("bool_param",), model_name) for key in (START, END)]
-    return sequence_of(correlation_id, start=flags[0], end=flags[1])
+    if known.ID in given:
+        correlation_id = _typed_value(known.ID, given, ("int64_param", "string_param"), model_name)
+    keys = known.START, known.END
+    flags = [key in given and _typed_value(key, given, ("bool_param",), model_name) for key in keys]
+    return known.sequence_of(correlation_id, start=flags[0], end=flags[1])
 
 
 def _typed_value(key: str, given: Any, expected: tuple[str, ...], model_name: str) -> Any:
@@ -460,10 +434,7 @@ def _wrong_choice(key: str, expected: str, given: str | None, model_name: str) -
 
 
 def tensor_parameters(given: Any) -> dict[str, Any]:
-    """Return the ``parameters`` of a tensor as plain values, None for one without a value.
-
-    Raises InvalidArgument if there are too many.
-    """
+    """Return a tensor's parameters as plain values or None. Raise InvalidArgument if there are too many."""
     check_entries("parameters of one tensor or model", given)
     values = {}
     for key, value in given.items():

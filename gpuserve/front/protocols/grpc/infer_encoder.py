@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.core.errors import Internal, InvalidArgument
 from gpuserve.front.protocols.grpc.grpc_protocol import PREFIX
-from gpuserve.front.requests.inference import InferResponse, OutputTensor
+from gpuserve.front.requests.inference import InferResponse
 from gpuserve.front.requests.limits import shown
 
 Piece: TypeAlias = bytes | memoryview
@@ -33,11 +33,9 @@ _UINT64: Final = range(1 << 64)
 
 
 def encode_infer_response(response: InferResponse, *, framed: bool = False) -> list[Piece]:
-    """Return a serialised response in pieces. Large pieces are the outputs' own memory: close the response
-    once they are sent.
-
-    ``framed`` puts gRPC's five-byte prefix in front. Raises Internal or InvalidArgument if gRPC cannot carry
-    the response.
+    """Return a serialised response in pieces, if ``framed`` with gRPC's prefix. Large pieces are the outputs'
+    own memory: close the response once they are sent. Raises Internal or InvalidArgument if gRPC cannot carry
+    it.
     """
     parts = response_parts(response)
     nbytes = sum(map(len, parts))
@@ -86,13 +84,10 @@ def _join_small(parts: Iterable[Piece]) -> list[Piece]:
 
 
 def _head(response: InferResponse) -> bytes:
-    """Return the serialised fields other than the tensors."""
     outputs = response.outputs
-    if len(outputs) <= _CACHED_OUTPUTS:
-        key = tuple([(output.name, output.datatype, output.shape) for output in outputs])
-        head = _cached_head(response.model_name, response.model_version, key)
-    else:
-        head = _serialise_names(response.model_name, response.model_version, outputs)
+    described = tuple([(output.name, output.datatype, output.shape) for output in outputs])
+    serialise = _names_head if len(outputs) <= _CACHED_OUTPUTS else _names_head.__wrapped__
+    head = serialise(response.model_name, response.model_version, described)
     if response.id:
         request_id = response.id.encode("utf-8", "replace")
         head = b"".join((head, _ID_TAG, varint(len(request_id)), request_id))
@@ -101,21 +96,15 @@ def _head(response: InferResponse) -> bytes:
     return head
 
 
-def _serialise_names(model_name: str, model_version: str, outputs: Iterable[OutputTensor]) -> bytes:
-    """Serialise fields 1, 2 and 5 of a response."""
-    message = pb.ModelInferResponse(model_name=model_name, model_version=model_version)
-    for output in outputs:
-        message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-    head: bytes = message.SerializeToString()
-    return head
-
-
 @functools.lru_cache(maxsize=1024)
-def _cached_head(
+def _names_head(
     model_name: str, model_version: str, outputs: tuple[tuple[str, str, tuple[int, ...]], ...]
 ) -> bytes:
-    tensors = [OutputTensor(name, datatype, shape, b"") for name, datatype, shape in outputs]
-    return _serialise_names(model_name, model_version, tensors)
+    message = pb.ModelInferResponse(model_name=model_name, model_version=model_version)
+    for name, datatype, shape in outputs:
+        message.outputs.add(name=name, datatype=datatype, shape=shape)
+    head: bytes = message.SerializeToString()
+    return head
 
 
 def _parameters_bytes(response: InferResponse) -> bytes:

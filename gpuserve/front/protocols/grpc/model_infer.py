@@ -1,8 +1,4 @@
-"""``ModelInfer`` without task or coroutine: each call is a body receiver that the connection calls with the
-message and the model with its answer.
-
-Only zlib's work and typed contents of large messages leave the event loop.
-"""
+"""``ModelInfer``. Only zlib's work and typed contents of large messages leave the event loop."""
 
 from __future__ import annotations
 
@@ -12,34 +8,21 @@ from typing import Final
 
 from gpuserve.core.errors import Internal, RequestError
 from gpuserve.front.ipc.gather import heap_nbytes
-from gpuserve.front.ipc.heap_memory import REQUEST_NBYTES, Share
+from gpuserve.front.ipc.heap_memory import Share
 from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.net.exchange import AnswerHead, Exchange, Piece
-from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.access.body_decoding import (
     WINDOW_BITS,
     Inflater,
     Slice,
-    client_error,
     inflate_off_loop,
     run_off_loop,
 )
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
-from gpuserve.front.protocols.grpc.grpc_protocol import (
-    COMPRESSED_NBYTES,
-    IDENTITY,
-    OK,
-    PREFIX,
-    PREFIX_NBYTES,
-    CallHead,
-    compress_messages,
-    ok_head,
-    oversized_body_error,
-    read_prefix,
-    refuse_call,
-    unary_part,
-)
+from gpuserve.front.protocols.access.inference_call import InferenceCall, InferenceContext
+from gpuserve.front.protocols.grpc import grpc_protocol as protocol
+from gpuserve.front.protocols.grpc.grpc_protocol import COMPRESSED_NBYTES, OK, PREFIX, PREFIX_NBYTES, CallHead
 from gpuserve.front.protocols.grpc.infer_decoder import SHORT_NBYTES, parse_infer_request
 from gpuserve.front.protocols.grpc.infer_encoder import encode_infer_response
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
@@ -54,10 +37,10 @@ INGEST_NBYTES: Final = 64 << 10
 #: A complete body up to this size is credited to the client together with its answer: thousands of such
 #: bodies do not fill the connection's window.
 _UNCREDITED_NBYTES: Final = 8 << 10
-_OK_CODED: Final = {coding: ok_head(coding) for coding in WINDOW_BITS}
+_OK_CODED: Final = {coding: protocol.ok_head(coding) for coding in WINDOW_BITS}
 
 
-class GrpcInference:
+class GrpcInference(InferenceContext):
     """State shared by all calls of ``ModelInfer``. ``level`` is zlib's for responses, 0 for none."""
 
     def __init__(
@@ -67,51 +50,32 @@ class GrpcInference:
         forwarding: HeaderForwarding | None = None,
         level: int = 0,
     ) -> None:
-        self.inference = service.inference
-        self.intake = service.intake
-        self.executor = service.json_executor
-        self.receptions = service.control.trace.receptions
-        self.max_request_nbytes = max_request_nbytes
-        self.inflation = service.inflation.within(max_request_nbytes)
-        self.forwarding = forwarding
+        super().__init__(service, max_request_nbytes, forwarding)
         self.level = level
 
 
-class InferCall:
-    """One call: it collects the message, submits the request, and sends the driver's answer."""
+class InferCall(InferenceCall):
+    """One call of ``ModelInfer``."""
 
-    __slots__ = (
-        "_call",
-        "_exchange",
-        "_is_done",
-        "_is_parsed_elsewhere",
-        "_parts",
-        "_pending",
-        "_reception",
-        "_scanner",
-        "_share",
-        "_shared",
-        "_since",
-        "_started_ns",
-    )
+    __slots__ = ("_call", "_is_parsed_elsewhere", "_parts", "_scanner")
 
-    def __init__(self, shared: GrpcInference, call: CallHead, exchange: Exchange) -> None:
-        self._shared = shared
+    _IS_GRPC = True
+    _context: GrpcInference
+
+    def __init__(self, context: GrpcInference, call: CallHead, exchange: Exchange) -> None:
+        self._context = context
         self._call = call
         self._exchange = exchange
         self._parts: bytearray | None = None
         self._scanner: GrpcBodyScanner | None = None
-        #: The intake share of the body. A message that arrives in one small part is not counted.
-        self._share: Share | None = None
+        self._share = None
         self._is_parsed_elsewhere = False
-        self._pending: PendingRequest | None = None
-        #: Arrival time of the first part, if the message arrives in several.
-        self._since: float | None = None
-        #: Start time, if any request is traced, and the trace record of this one.
-        self._started_ns = 0 if shared.receptions.deliver is None else time.monotonic_ns()
-        self._reception: Reception | None = None
-        #: True once the call was answered or abandoned.
-        self._is_done = False
+        self._pending = None
+        self._timeout_s = call.timeout_s
+        self._since = None
+        self._started_ns = 0 if context.receptions.deliver is None else time.monotonic_ns()
+        self._reception = None
+        self.is_done = False
 
     # ---- the request ----------------------------------------------------------------------
 
@@ -130,20 +94,16 @@ class InferCall:
                 else:
                     self._receive_whole(body)
                 return
-            elif not self._is_done:
+            elif not self.is_done:
                 self._collect(data)
             if end:
-                self._parse_collected()
+                if self._scanner is None:
+                    body, self._parts = bytes(self._parts or b""), None
+                    self._receive_whole(body)
+                else:
+                    self._parse_scanned(self._scanner)
         except Exception as error:
-            self._refuse(error)
-
-    def abandon(self) -> None:
-        self._is_done = True
-        self._release()
-        if self._pending is not None:
-            self._pending.cancel()
-        if self._reception is not None:
-            self._reception.close()
+            self.refuse(error)
 
     def _collect(self, data: Piece) -> None:
         """Buffer a small or compressed message, or start to scan a large one."""
@@ -155,10 +115,10 @@ class InferCall:
             parts += data
         share = self._share = self._share or self._new_share()
         if len(parts) >= PREFIX_NBYTES:
-            encoding, limit = self._call.encoding, self._shared.max_request_nbytes
-            _, nbytes = read_prefix(parts, limit, encoding or IDENTITY)
+            encoding, limit = self._call.encoding, self._context.max_request_nbytes
+            _, nbytes = protocol.read_prefix(parts, limit, encoding or protocol.IDENTITY)
             if len(parts) > PREFIX_NBYTES + nbytes:
-                raise oversized_body_error()
+                raise protocol.oversized_body_error()
             if nbytes >= INGEST_NBYTES and not encoding:
                 self._scanner = GrpcBodyScanner(self._claim, limit, share)
                 self._scanner.feed(parts)
@@ -166,37 +126,24 @@ class InferCall:
                 return
         share.hold(len(parts))
 
-    def _new_share(self) -> Share:
-        return Share(self._shared.intake, self._exchange.endpoints.source, REQUEST_NBYTES)
-
-    def _parse_collected(self) -> None:
-        """Parse the message after its last part."""
-        scanner = self._scanner
-        if scanner is None:
-            body, self._parts = bytes(self._parts or b""), None
-            self._receive_whole(body)
-        else:
-            self._parse_scanned(scanner)
-
     def _parse_scanned(self, scanner: GrpcBodyScanner) -> None:
-        """Parse a scanned message, in a thread if it is long beside its raw contents."""
         nbytes = len(scanner.header) if len(scanner.header) > SHORT_NBYTES else 0
         self._is_parsed_elsewhere = True
-        run_off_loop(nbytes, scanner.parse, self._on_parsed, self._shared.executor)
+        run_off_loop(nbytes, scanner.parse, self._on_parsed, self._context.executor)
 
     def _on_parsed(self, found: InferRequest | RequestError) -> None:
         scanner = self._scanner
         assert scanner is not None
-        if isinstance(found, InferRequest) and not self._is_done and has_long_strings(found):
+        if isinstance(found, InferRequest) and not self.is_done and has_long_strings(found):
             work = partial(check_strings, found)
-            run_off_loop(validation.SHORT_NBYTES, work, self._on_parsed, self._shared.executor)
+            run_off_loop(validation.SHORT_NBYTES, work, self._on_parsed, self._context.executor)
             return
         self._is_parsed_elsewhere = False
-        if self._is_done:
-            self._release()
+        if self.is_done:
+            self._release_memory()
             return
         if isinstance(found, RequestError):
-            self._refuse(found)
+            self.refuse(found)
             return
         self._scanner = None
         try:
@@ -206,23 +153,24 @@ class InferCall:
             self._submit(found)
         except Exception as error:
             self._scanner = scanner  # the scanner owns the blocks, unless it has transferred them
-            self._refuse(error)
+            self.refuse(error)
 
     def _receive_whole(self, body: bytes) -> None:
-        """Parse a complete body with its prefix."""
-        compressed, message = unary_part(body, self._shared.max_request_nbytes, self._call.encoding)
+        limit, encoding = self._context.max_request_nbytes, self._call.encoding
+        compressed, message = protocol.unary_part(body, limit, encoding)
         if not compressed:
             self._submit(parse_infer_request(message))
             return
         share = self._share = self._share or self._new_share()
-        slices = Inflater(self._call.encoding, self._shared.inflation).slices(message, end=True)
+        slices = Inflater(encoding, self._context.inflation).slices(message, end=True)
         inflate_off_loop(len(message), slices, partial(self._receive_slice, share, len(body)))
 
     def _receive_slice(self, share: Share, body_nbytes: int, found: Slice | RequestError) -> bool:
         """Scan one inflated slice of a compressed message. Returns whether more slices are wanted."""
-        if self._is_done or isinstance(found, RequestError):
-            if isinstance(found, RequestError):
-                self._refuse(found)
+        if isinstance(found, RequestError):
+            self.refuse(found)
+            return False
+        if self.is_done:
             return False
         try:
             scanner = self._scanner
@@ -230,107 +178,57 @@ class InferCall:
                 self._submit(parse_infer_request(found.data))
                 return True
             if scanner is None:
-                limit = self._shared.max_request_nbytes
+                limit = self._context.max_request_nbytes
                 scanner = GrpcBodyScanner(self._claim, limit, share, framed=False, kept_nbytes=body_nbytes)
                 self._scanner = scanner
             scanner.feed(found.data)
             if not found.more:
                 self._parse_scanned(scanner)
         except Exception as error:
-            self._refuse(error)
+            self.refuse(error)
             return False
         return True
 
     def _claim(self, model_name: str, nbytes: int) -> Block | None:
         version = "" if self._scanner is None else self._scanner.model_version
-        return self._shared.inference.claim(model_name, nbytes, version)
-
-    def _submit(self, request: InferRequest) -> None:
-        shared = self._shared
-        if shared.forwarding is not None:
-            shared.forwarding.add_to(request, self._exchange.head)
-        if self._call.timeout_s is not None:
-            self._call.limit(request, self._since)
-        if self._started_ns:
-            request.receiver = self
-        request.sender = self._exchange
-        pending = shared.inference.submit(request, None, self._answer)
-        if not self._is_done:
-            self._pending = pending
-
-    def receive(self) -> Reception | None:
-        """Return the trace record for the rest of this request, which was read and is traced."""
-        self._reception = self._shared.receptions.of(
-            self._exchange.head.headers, grpc=True, began_ns=self._started_ns
-        )
-        return self._reception
+        return self._context.service.inference.claim(model_name, nbytes, version)
 
     # ---- the answer -----------------------------------------------------------------------
 
-    def _answer(self, pending: PendingRequest, answer: Answer) -> None:
+    def _on_answer(self, pending: PendingRequest, answer: Answer) -> None:
         if not isinstance(answer, InferResponse):
-            self._refuse(answer or Internal("a stream ended that was no stream"))
+            self.refuse(answer or Internal("a stream ended that was no stream"))
             return
+        context = self._context
         try:
             if pending.request.class_counts:
-                self._shared.inference.classify(answer, pending)
+                context.service.inference.classify(answer, pending)
             pieces = encode_infer_response(answer, framed=True)
         except Exception as error:
             answer.close()
-            self._refuse(error)
+            self.refuse(error)
             return
-        self._pending = (
-            None  # breaks a reference cycle with this call, so that the garbage collector has nothing to do
-        )
+        self._pending = None  # breaks a reference cycle with this call
         if self._share is not None:
             self._share.hold(0)
         nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
-        if self._shared.level and nbytes >= COMPRESSED_NBYTES and self._call.coding:
-            work = partial(compress_messages, self._call.coding, self._shared.level, b"".join(pieces))
+        if context.level and nbytes >= COMPRESSED_NBYTES and self._call.coding:
+            work = partial(self._compressed, b"".join(pieces))
             run_off_loop(nbytes, work, partial(self._send_compressed, answer))
         elif self._reception is None:
-            self._is_done = True
+            self.is_done = True
             self._exchange.answer(OK, pieces, nbytes, answer.on_close and answer.close)
         else:
             self._send(OK, pieces, nbytes, answer)
 
-    def _send_compressed(self, response: InferResponse, message: bytes | RequestError) -> None:
-        if isinstance(message, RequestError):
-            response.close()
-            self._refuse(message)
-        else:
-            self._send(_OK_CODED[self._call.coding], (message,), len(message), response)
+    def _compressed(self, message: bytes) -> tuple[AnswerHead, tuple[bytes]]:
+        coding = self._call.coding
+        return _OK_CODED[coding], (protocol.compress_messages(coding, self._context.level, message),)
 
-    def _send(
-        self, head: AnswerHead, pieces: list[Piece] | tuple[Piece], nbytes: int, response: InferResponse
-    ) -> None:
-        self._is_done = True
-        reception = self._reception
-        if reception is None:
-            self._exchange.answer(head, pieces, nbytes, response.close)
-            return
-        reception.sending()
-        self._exchange.answer(head, pieces, nbytes, response.close)
-        reception.sent()
-        reception.close()
+    def _send_error(self, error: RequestError) -> None:
+        protocol.refuse_call(self._exchange, error)
 
-    def _refuse(self, error: Exception) -> None:
-        """Answer with an error status, unless the call was answered."""
-        refusal = client_error(error, f"serving {self._exchange.head.path}")
-        if self._is_done:
-            return
-        self._is_done = True
-        self._pending = None
-        self._release()
-        if self._reception is not None:
-            self._reception.sending()
-        refuse_call(self._exchange, refusal)
-        if self._reception is not None:
-            self._reception.sent()
-            self._reception.close()
-
-    def _release(self) -> None:
-        """Release the intake share, and free the blocks of a message that did not become a request."""
+    def _release_memory(self) -> None:
         if self._share is not None:
             self._share.hold(0)
         if self._is_parsed_elsewhere:  # a thread still reads the blocks

@@ -1,5 +1,4 @@
-"""One ``ModelStreamInfer`` call: requests go in as they arrive, framed messages come out as answers become
-available. Knows the service and the codec, but no exchange.
+"""One ``ModelStreamInfer`` call: requests go in, framed messages come out as answers become available.
 
 Answers of models with one response a request, and refusals, are sent in the order of their requests;
 responses of decoupled models are sent as they are produced. An error of a request is a message, and the
@@ -38,7 +37,6 @@ CHUNK_NBYTES: Final = 1 << 20
 MAX_UNREAD_NBYTES: Final = 4 << 20
 MAX_PENDING_NBYTES: Final = 64 << 20
 MAX_ORDERED: Final = 4096
-
 
 #: A shared empty queue: most open streams have empty queues, and an empty deque takes 600 bytes.
 _NOTHING: Final[deque[Any]] = deque()
@@ -81,17 +79,16 @@ class InferStream:
         self._outbox: deque[tuple[list[Piece], InferResponse | None]] = _NOTHING
         self._unread_nbytes = 0
         self._pending_nbytes = 0
-        #: The future of the task that waits until the client has read, and of the task that waits for
-        #: something to write.
+        #: The futures of the tasks that wait until the client has read, and for something to write.
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._no_more_requests = False
         #: No more requests are accepted because the server stops, not because the client sent its last one.
         self._stopping = False
-        #: A request arrived after that. The status reports UNAVAILABLE instead of a message, so that clients
-        #: and proxies that retry on UNAVAILABLE do.
+        #: A request arrived after that. The status reports UNAVAILABLE, so that clients and proxies retry.
         self._rejected_while_stopping = False
-        self._ended = False
+        #: Whether only the status is still to be sent.
+        self.has_ended = False
         self._failure: RequestError | None = None
 
     # ---- from the client ------------------------------------------------------------------
@@ -100,12 +97,9 @@ class InferStream:
         self, body: Buffer, read: InferRequest | RequestError | None = None, nbytes: int | None = None
     ) -> None:
         """Submit one short serialised ``ModelInferRequest``, or the result ``read`` of parsing a message of
-        ``nbytes``.
-
-        In the second case ``body`` is the part of the message that names the request. Errors are answered on
-        the stream.
+        ``nbytes``, of which ``body`` is the part that names the request. Errors are answered on the stream.
         """
-        if self._ended:
+        if self.has_ended:
             if isinstance(read, InferRequest):
                 free_body(read)
             return
@@ -131,7 +125,7 @@ class InferStream:
 
     def refuse(self, body: Buffer, error: RequestError) -> None:
         """Answer a serialised request with an error, or end the call if its client wants strict errors."""
-        if self._ended:
+        if self.has_ended:
             return
         if self._strict_errors:
             self.fail(error)
@@ -142,7 +136,7 @@ class InferStream:
     @property
     def is_full(self) -> bool:
         """Return whether the client must read answers before more requests are read."""
-        return not self._ended and (
+        return not self.has_ended and (
             self._unread_nbytes > MAX_UNREAD_NBYTES
             or self._pending_nbytes > MAX_PENDING_NBYTES
             or len(self._ordered) > MAX_ORDERED
@@ -166,19 +160,14 @@ class InferStream:
 
     def fail(self, error: RequestError) -> None:
         """End the call with the status of this error. Nothing more is answered."""
-        if self._failure is None and not self._ended:
+        if self._failure is None and not self.has_ended:
             # Drop the traceback, whose frames refer to the message and to this stream.
             self._failure = error.with_traceback(None)
             self.cancel()
 
-    @property
-    def has_ended(self) -> bool:
-        """Return whether only the status is still to be sent."""
-        return self._ended
-
     def cancel(self) -> None:
         """Cancel every request, since nobody reads the answers any more."""
-        self._ended = True
+        self.has_ended = True
         for pending in list(self._pending):
             pending.cancel()
             pending.answer.cancel()
@@ -193,8 +182,7 @@ class InferStream:
     # ---- to the client --------------------------------------------------------------------
 
     async def chunks(self) -> AsyncIterator[list[Piece]]:
-        """Yield complete messages to write, in pieces, until everything is answered. A RequestError is the
-        status of the call."""
+        """Yield complete messages to write, in pieces, until all is answered. Raises the call's status."""
         unwatch = self._service.health.watch(self._on_service_changed)
         try:
             while True:
@@ -202,13 +190,12 @@ class InferStream:
                     chunk, responses = self._next_chunk()
                     try:
                         yield chunk
-                    # The connection has the bytes now; closing earlier would let the worker compete with the
-                    # copy.
+                    # The connection has the bytes now; earlier, the worker would compete with the copy.
                     finally:
                         for response in responses:
                             response.close()
                     continue
-                if self._ended or (self._no_more_requests and not self._pending):
+                if self.has_ended or (self._no_more_requests and not self._pending):
                     break
                 self._writer = asyncio.get_running_loop().create_future()
                 await self._writer
@@ -248,7 +235,7 @@ class InferStream:
         return pieces, responses
 
     def _enqueue_message(self, pieces: list[Piece], response: InferResponse | None = None) -> None:
-        if not self._ended:
+        if not self.has_ended:
             if self._outbox is _NOTHING:
                 self._outbox = deque()
             self._outbox.append((pieces, response))
@@ -291,7 +278,6 @@ class InferStream:
         pending.answer.add_done_callback(on_answer)
 
     def _on_response(self, pending: PendingRequest, response: InferResponse) -> None:
-        """Send one response of a decoupled model; more may follow."""
         try:
             self._enqueue_message(self._message(pending, response, final=False), response)
         except RequestError as error:  # the model set a value that gRPC cannot carry
@@ -306,23 +292,22 @@ class InferStream:
             return
         error = answer.exception()
         given = error if isinstance(error, RequestError) else answer.result()
-        if self._ended:
+        if self.has_ended:
             if isinstance(given, InferResponse):
                 given.close()
         elif ordered is None and isinstance(given, InferResponse):
             self._send_answer(pending, given)  # the model marked this response as the last
         elif ordered is None:
-            self._end_stream(pending.request, given)
+            if given is not None:
+                self._refuse(pending.request, given)
+            elif pending.request.empty_final:
+                final = pending.request
+                named = InferResponse(final.model_name, final.model_version, final.id, {}, [])
+                self._enqueue_message(stream_response(named, final=True))
         else:
             ordered.answer = given
             self._flush_ordered()
         _wake(self._writer)
-
-    def _end_stream(self, request: InferRequest, error: RequestError | None) -> None:
-        if error is not None:
-            self._refuse(request, error)
-        elif request.empty_final:
-            self._enqueue_message(empty_final(request))
 
     def _flush_ordered(self) -> None:
         while self._ordered:
@@ -373,16 +358,13 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 FINAL_RESPONSE: Final = "triton_final_response"
 _RESPONSE_TAG: Final = b"\x12"
 
-
-def _final_parameter(final: bool) -> bytes:
-    message = pb.ModelInferResponse()
-    message.parameters[FINAL_RESPONSE].bool_param = final
-    encoded: bytes = message.SerializeToString()
-    return encoded
-
-
 #: The serialised parameter that every response of a stream carries.
-_FINAL: Final = {final: _final_parameter(final) for final in (True, False)}
+_FINAL: Final[dict[bool, bytes]] = {
+    final: pb.ModelInferResponse(
+        parameters={FINAL_RESPONSE: pb.InferParameter(bool_param=final)}
+    ).SerializeToString()
+    for final in (True, False)
+}
 
 
 def stream_response(response: InferResponse, *, final: bool) -> list[Piece]:
@@ -393,17 +375,9 @@ def stream_response(response: InferResponse, *, final: bool) -> list[Piece]:
     return [frame(check_size(len(head) + nbytes)) + head, *parts]
 
 
-def empty_final(request: InferRequest) -> list[Piece]:
-    """Return the final message of a stream, without outputs, for a client that asked for it."""
-    named = InferResponse(request.model_name, request.model_version, request.id, {}, [])
-    return stream_response(named, final=True)
-
-
 def stream_error(request: Any, error: RequestError, *, named: bool) -> list[Piece]:
-    """Return an error message that leaves the stream open.
-
-    ``request`` is a request, an unparsed message, or None. ``named``: the request was accepted, and this is
-    its last response.
+    """Return an error message that leaves the stream open, about a request, an unparsed message, or None.
+    ``named``: the request was accepted, and this is its last response.
     """
     message = pb.ModelStreamInferResponse(error_message=str(error))
     if request is not None:

@@ -1,9 +1,7 @@
-"""gRPC server reflection, for clients without the protobuf files, and the descriptors of every gRPC service
-in a pool of their own.
+"""gRPC server reflection, for clients without the protobuf files, and the descriptors of every gRPC service.
 
 Each answer is independent: a file comes with all its imports, whatever was sent before. The descriptors of
-health and reflection are defined here because the packages that provide them require another version of
-protobuf.
+health and reflection are defined here because their packages require another version of protobuf.
 """
 
 from __future__ import annotations
@@ -101,7 +99,6 @@ def _file_of_symbol(pool: Any, symbol: str) -> Any:
 
 
 def _add_files(response: Any, file: Any) -> None:
-    """Add a file and then its imports, each once."""
     waiting, added = [file], set()
     while waiting:
         one = waiting.pop(0)
@@ -112,7 +109,6 @@ def _add_files(response: Any, file: Any) -> None:
 
 
 def _refuse(response: Any, code: Code, text: str) -> None:
-    """Set an error as the answer to one request; the stream goes on."""
     response.error_response.error_code = STATUS[code][1]
     response.error_response.error_message = text
 
@@ -164,7 +160,6 @@ def _repeated(number: int, kind: str, name: str) -> _Node:
 
 
 def _choice(number: int, kind: str, name: str) -> _Node:
-    """Return a field of the only oneof of its message."""
     return _field(number, kind, name, oneof_index=0)
 
 

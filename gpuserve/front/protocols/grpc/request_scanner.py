@@ -1,14 +1,11 @@
 """Incremental reader of a large gRPC request: each tensor is copied once, from the chunk that contained it to
 the memory that the worker reads.
 
-Pure: chunks in, an ``InferRequest`` out; memory comes from a callable and is counted by a share. The body of
-a unary call is five bytes of framing and one ``ModelInferRequest``; only its top level is walked here.
-Entries of ``raw_input_contents`` (field 7) are taken out. The small rest is kept as it came and parsed by the
-same code as every other request. Fields may come in any order and in any cut; field 7 usually comes last, and
-the model whose memory is claimed is known only then.
-
-The walk is a generator: its position in the code is its position in the message, and it yields when a chunk
-is used up.
+Pure: chunks in, an ``InferRequest`` out. Only the top level of the ``ModelInferRequest`` is walked here:
+entries of ``raw_input_contents`` (field 7) are taken out, and the small rest is parsed by the same code as
+every other request. Fields may come in any order and in any cut; field 7 usually comes last, and the model
+whose memory is claimed is known only then. The walk is a generator: its position in the code is its position
+in the message, and it yields when a chunk is used up.
 """
 
 from __future__ import annotations
@@ -92,10 +89,8 @@ class GrpcBodyScanner:
         self._walk = self._read_body()
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Read the next bytes; never called after an error.
-
-        Raises InvalidArgument if they are malformed, ResourceExhausted if the message is too large, and
-        NoMemory if there is no memory for it now.
+        """Read the next bytes; never called after an error. Raises InvalidArgument if they are malformed,
+        ResourceExhausted if the message is too large, and NoMemory if there is no memory for it now.
         """
         nbytes = len(chunk)
         self._received += nbytes
@@ -109,8 +104,7 @@ class GrpcBodyScanner:
         self._share.hold(self._received - self._placed)
 
     def parse(self) -> InferRequest:
-        """Return the request of a complete body. Another thread may call this. The blocks stay with the
-        scanner.
+        """Return the request of a complete body; another thread may call this. The scanner keeps the blocks.
 
         Raises InvalidArgument if the body is malformed, truncated or contradicts itself, and
         ResourceExhausted if it is too large.
@@ -204,7 +198,6 @@ class GrpcBodyScanner:
                 raise malformed_message(f"a field has wire type {wire_type}")
 
     def _read_raw(self) -> _Walk:
-        """Read one entry of ``raw_input_contents`` into a block or onto the heap."""
         if len(self._raws) == MAX_INPUTS:
             raise InvalidArgument(
                 f"the request has over {MAX_INPUTS} entries in raw_input_contents, expected one an input"
@@ -233,7 +226,6 @@ class GrpcBodyScanner:
         return block
 
     def _fill(self, target: memoryview) -> _Walk:
-        """Copy the next bytes to ``target`` as they arrive."""
         self._check_length(len(target))
         self._target, self._filled, self._reserved = target, 0, 0
         while (left := len(target) - self._filled) > 0:

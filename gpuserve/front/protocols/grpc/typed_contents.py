@@ -1,10 +1,9 @@
 """Typed tensor contents of gRPC requests (``InferTensorContents``) as bytes in wire layout. Pure.
 
-People write typed contents by hand, and some clients send them for small tensors; raw contents need none of
-this. For long requests protobuf would create an object of 16 to 140 bytes for every element, in one call that
-nothing can interrupt. Here the ``contents`` of the inputs are cut out of a long message, the fields of the
-rest are counted before protobuf parses it, and numpy decodes packed elements slice by slice. Short requests
-do not need this: see ``infer_decoder.parse_infer_request``.
+People write typed contents by hand, and some clients send them for small tensors. In long requests protobuf
+would create an object of 16 to 140 bytes for every element, in one call that nothing can interrupt. So the
+``contents`` are cut out of a long message, the fields of the rest are counted before protobuf parses it, and
+numpy decodes packed elements slice by slice.
 """
 
 from __future__ import annotations
@@ -97,14 +96,11 @@ class _Budget:
 
 
 def cut_contents(message: bytes | bytearray | memoryview) -> CutMessage:
-    """Cut the contents of the inputs out of a ``ModelInferRequest``.
-
-    Raises InvalidArgument if its encoding is malformed or it has too many fields, and ResourceExhausted if
-    the rest is too large.
+    """Cut the contents of the inputs out of a ``ModelInferRequest``. Raises InvalidArgument if the message is
+    malformed or has too many fields, and ResourceExhausted if the rest is too large.
     """
-    budget = _Budget(
-        MAX_ALL_FIELDS, InvalidArgument(f"the request has too many fields, expected at most {MAX_ALL_FIELDS}")
-    )
+    refusal = InvalidArgument(f"the request has too many fields, expected at most {MAX_ALL_FIELDS}")
+    budget = _Budget(MAX_ALL_FIELDS, refusal)
     rest = bytearray()
     contents: dict[int, list[memoryview]] = {}
     n_inputs = 0
@@ -157,8 +153,7 @@ def _count_nested(view: memoryview, nested: _Nested, budget: _Budget) -> None:
 
 
 def _iterate_fields(view: memoryview, budget: _Budget) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (tag, start of the tag, start of the value, end of the value) for each field. A group is one
-    field."""
+    """Yield (tag, its start, start of the value, end of the value) for each field; a group is one field."""
     position, nbytes = 0, len(view)
     group_begin = 0
     groups: list[int] = []
@@ -204,7 +199,6 @@ def _value_bounds(view: memoryview, wire_type: int, start: int) -> tuple[int, in
 
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the varint at a position, and its end position."""
     number = shift = 0
     for byte in view[position : position + _LONGEST_VARINT]:
         position += 1
@@ -216,14 +210,13 @@ def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
 
 
 def long_contents(parts: Sequence[memoryview], name: str, datatype: str, model_name: str) -> memoryview:
-    """Return the elements of serialised ``InferTensorContents`` as the bytes of a tensor.
-
-    Raises InvalidArgument if the elements are not of the datatype or out of its range, and ResourceExhausted
-    if over ``MAX_VALUES`` elements, as those of BYTES, are not packed.
+    """Return the elements of serialised ``InferTensorContents`` as the bytes of a tensor. Raises
+    InvalidArgument for a wrong datatype or range, and ResourceExhausted for over ``MAX_VALUES`` elements that
+    are not packed.
     """
     given = _read_fields(parts, name)
     where = f"for input tensor '{shown(name)}' for model '{shown(model_name)}'"
-    check_contents_field([contents_field_name(number) for number in sorted(given)], datatype, where)
+    check_contents_field([_NAMES[number - 1] for number in sorted(given)], datatype, where)
     if not given:
         return memoryview(b"")
     ((number, data),) = given.items()
@@ -238,26 +231,23 @@ def long_contents(parts: Sequence[memoryview], name: str, datatype: str, model_n
 def _read_fields(parts: Sequence[memoryview], name: str) -> dict[int, bytearray]:
     """Return the bytes of each field: packed elements joined, elements of BYTES in wire layout."""
     given: dict[int, bytearray] = {}
-    budget = _Budget(
-        MAX_VALUES,
-        ResourceExhausted(
-            f"the contents of input tensor '{shown(name)}' hold more than {MAX_VALUES} elements that are not "
-            "packed. Please use raw_input_contents for large inputs"
-        ),
+    refusal = ResourceExhausted(
+        f"the contents of input tensor '{shown(name)}' hold more than {MAX_VALUES} elements that are not "
+        "packed. Please use raw_input_contents for large inputs"
     )
+    budget = _Budget(MAX_VALUES, refusal)
     for part in parts:
         for tag, _, start, end in _iterate_fields(part, budget):
             number, wire_type = tag >> 3, tag & 7
             expected, _ = _WIRE_ELEMENTS.get(number, (None, None))
+            expected, _ = _WIRE_ELEMENTS.get(number, (None, None))
             if expected is None or wire_type not in (expected, WireType.LENGTH):
                 continue  # protobuf treats this as an unknown field, too
-            if number == _BYTES_NUMBER:
-                data = given.setdefault(number, bytearray())
-                data += _pack_length(end - start)
-            elif start == end:
+            if start == end and number != _BYTES_NUMBER:
                 continue
-            else:
-                data = given.setdefault(number, bytearray())
+            data = given.setdefault(number, bytearray())
+            if number == _BYTES_NUMBER:
+                data += _pack_length(end - start)
             copied = start
             while end - copied > _COPIED_NBYTES:
                 data += part[copied : copied + _COPIED_NBYTES]
@@ -267,7 +257,6 @@ def _read_fields(parts: Sequence[memoryview], name: str) -> dict[int, bytearray]
 
 
 def _decode_varints(packed: bytearray, element: Any, datatype: str, where: str) -> bytearray:
-    """Decode packed varints into elements of the datatype."""
     bytes_ = np.frombuffer(packed, np.uint8)
     tensor = bytearray()
     position = n = 0
@@ -350,11 +339,6 @@ def _encode_strings(elements: Sequence[bytes]) -> bytes:
     return bytes(data)
 
 
-def contents_field_name(number: int) -> str:
-    """Return the name of the ``InferTensorContents`` field with this number."""
-    return _NAMES[number - 1]
-
-
 def check_contents_field(given: Sequence[str], datatype: str, where: str) -> None:
     """Raise InvalidArgument if the elements are not all in the field of the datatype."""
     expected = _FIELD.get(datatype)
@@ -367,10 +351,7 @@ def check_contents_field(given: Sequence[str], datatype: str, where: str) -> Non
 
 
 def narrow_elements(wide: NDArray[Any], datatype: str, where: str, first: int = 0) -> NDArray[Any]:
-    """Convert elements to the datatype. ``first`` is the index of the first one.
-
-    Raises InvalidArgument if an element is out of the datatype's range.
-    """
+    """Convert elements, counted from ``first``, to the datatype. Raise InvalidArgument if out of range."""
     narrow = numpy_dtype(datatype)
     if wide.dtype == narrow:
         return wide

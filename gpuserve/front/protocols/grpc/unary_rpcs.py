@@ -1,7 +1,5 @@
 """Unary RPCs other than inference, as a table from method to a function of the service and the request
-message, and ``grpc.health.v1``.
-
-The service decides on the answers; this module only converts messages.
+message, and ``grpc.health.v1``. The service decides on the answers; this module only converts messages.
 """
 
 from __future__ import annotations
@@ -112,24 +110,10 @@ def _repository_index(service: InferenceService, request: Any) -> Any:
     return pb.RepositoryIndexResponse(models=[index(**entry._asdict()) for entry in entries])
 
 
-async def _load(service: InferenceService, request: Any) -> bytes:
-    await service.control.repository.load(_named_model(request), tensor_parameters(request.parameters))
-    return _loaded(request)
-
-
-async def _unload(service: InferenceService, request: Any) -> bytes:
-    await service.control.repository.unload(_named_model(request), tensor_parameters(request.parameters))
-    return _loaded(request)
-
-
-def _named_model(request: Any) -> str:
+async def _change_model(change: Callable[[str, dict[str, Any]], Awaitable[Any]], request: Any) -> bytes:
     if request.repository_name and request.model_name:
         raise Unimplemented("'repository_name' specification is not supported")
-    name: str = request.model_name or request.repository_name
-    return name
-
-
-def _loaded(request: Any) -> bytes:
+    await change(request.model_name or request.repository_name, tensor_parameters(request.parameters))
     if request.model_name:
         return b""
     echo: bytes = pb.RepositoryModelLoadRequest(repository_name=request.repository_name).SerializeToString()
@@ -137,11 +121,6 @@ def _loaded(request: Any) -> bytes:
 
 
 # ---- settings and regions of shared memory ------------------------------------------------------
-
-
-def _trace_setting(service: InferenceService, request: Any) -> Any:
-    changes = admin_codec.parse_trace_message(request)
-    return admin_codec.trace_message(service.control.trace.update(request.model_name, changes))
 
 
 def _system_status(service: InferenceService, request: Any) -> Any:
@@ -152,11 +131,6 @@ def _system_status(service: InferenceService, request: Any) -> Any:
     return response
 
 
-def _system_unregister(service: InferenceService, request: Any) -> Any:
-    service.control.regions.unregister(RegionKind.SYSTEM, request.name)
-    return pb.SystemSharedMemoryUnregisterResponse()
-
-
 def _cuda_status(service: InferenceService, request: Any) -> Any:
     response = pb.CudaSharedMemoryStatusResponse()
     for one in service.control.regions.status(RegionKind.CUDA, request.name):
@@ -165,21 +139,10 @@ def _cuda_status(service: InferenceService, request: Any) -> Any:
     return response
 
 
-async def _cuda_register(service: InferenceService, request: Any) -> Any:
-    await service.control.regions.register_cuda(
-        request.name, request.raw_handle, request.device_id, request.byte_size
-    )
-    return pb.CudaSharedMemoryRegisterResponse()
-
-
-def _cuda_unregister(service: InferenceService, request: Any) -> Any:
-    service.control.regions.unregister(RegionKind.CUDA, request.name)
-    return pb.CudaSharedMemoryUnregisterResponse()
-
-
 # ---- the tables ---------------------------------------------------------------------------------
 
-#: Method name -> function that answers its message; the message of ``Name`` is a ``NameRequest``.
+#: Method name -> function that answers its message, with None for an empty message. The message of ``Name``
+#: is a ``NameRequest``.
 _METHODS: Final[dict[str, Callable[[InferenceService, Any], Any | Awaitable[Any]]]] = {
     "ServerLive": lambda service, _: pb.ServerLiveResponse(live=service.health.live),
     "ServerReady": lambda service, _: pb.ServerReadyResponse(ready=service.health.ready),
@@ -199,23 +162,32 @@ _METHODS: Final[dict[str, Callable[[InferenceService, Any], Any | Awaitable[Any]
         else service.statistics[1].page()
     ),
     "RepositoryIndex": _repository_index,
-    "RepositoryModelLoad": _load,
-    "RepositoryModelUnload": _unload,
-    "TraceSetting": _trace_setting,
+    "RepositoryModelLoad": lambda service, request: _change_model(service.control.repository.load, request),
+    "RepositoryModelUnload": lambda service, request: _change_model(
+        service.control.repository.unload, request
+    ),
+    "TraceSetting": lambda service, request: admin_codec.trace_message(
+        service.control.trace.update(request.model_name, admin_codec.parse_trace_message(request))
+    ),
     "LogSettings": lambda service, request: admin_codec.log_message(
         service.control.log.update(admin_codec.parse_log_message(request))
     ),
     "SystemSharedMemoryStatus": _system_status,
-    "SystemSharedMemoryUnregister": _system_unregister,
+    "SystemSharedMemoryUnregister": lambda service, request: service.control.regions.unregister(
+        RegionKind.SYSTEM, request.name
+    ),
     "CudaSharedMemoryStatus": _cuda_status,
-    "CudaSharedMemoryRegister": _cuda_register,
-    "CudaSharedMemoryUnregister": _cuda_unregister,
+    "CudaSharedMemoryRegister": lambda service, request: service.control.regions.register_cuda(
+        request.name, request.raw_handle, request.device_id, request.byte_size
+    ),
+    "CudaSharedMemoryUnregister": lambda service, request: service.control.regions.unregister(
+        RegionKind.CUDA, request.name
+    ),
 }
-#: The paths of all methods with one request message and one response, except inference.
-UNARY: Final = frozenset({HEALTH_CHECK, *(_SERVICE + name for name in _METHODS)})
 #: The unary method whose answer depends on the caller's user.
 SYSTEM_REGISTER: Final = _SERVICE + "SystemSharedMemoryRegister"
-
+#: The paths of all methods with one request message and one response, except inference.
+UNARY: Final = frozenset({HEALTH_CHECK, SYSTEM_REGISTER, *(_SERVICE + name for name in _METHODS)})
 #: Methods that read or change settings -> whether a message changes any.
 CHANGES: Final[dict[str, Callable[[bytes], bool]]] = {
     _SERVICE + "TraceSetting": lambda body: bool(decode(pb.TraceSettingRequest, body).settings),
@@ -223,25 +195,25 @@ CHANGES: Final[dict[str, Callable[[bytes], bool]]] = {
 }
 
 
-def system_register(service: InferenceService, body: bytes, client: int | None) -> bytes:
-    """Register a shared-memory region for a client of that user, and return the serialised reply."""
-    asked = decode(pb.SystemSharedMemoryRegisterRequest, body)
-    service.control.regions.register_system(asked.name, asked.key, asked.offset, asked.byte_size, client)
-    return b""
-
-
 def unimplemented(path: str) -> Unimplemented:
     """Return the error for an unknown method."""
     return Unimplemented(f"method {path[:256]!r} is not implemented by this server")
 
 
-async def answer(path: str, service: InferenceService, body: bytes) -> bytes:
+async def answer(path: str, service: InferenceService, body: bytes, client_uid: int | None) -> bytes:
     """Run the unary RPC of a path, and return its serialised reply. Raise RequestError if it fails."""
     if path == HEALTH_CHECK:
         return check_health(service.health, body)
     name = path.removeprefix(_SERVICE)
-    reply = _METHODS[name](service, decode(getattr(pb, f"{name}Request"), body))
+    message = decode(getattr(pb, f"{name}Request"), body)
+    if path == SYSTEM_REGISTER:
+        region = message.name, message.key, message.offset, message.byte_size
+        service.control.regions.register_system(*region, client_uid)
+        return b""
+    reply = _METHODS[name](service, message)
     if isinstance(reply, Awaitable):
         reply = await reply
-    encoded: bytes = reply if isinstance(reply, bytes) else reply.SerializeToString()
+    if reply is None or isinstance(reply, bytes):
+        return reply or b""
+    encoded: bytes = reply.SerializeToString()
     return encoded

@@ -1,8 +1,5 @@
 """The gRPC protocol server on grpc.aio, for users who need grpc's own features and for the conformance tests,
-which compare it with our own transport.
-
-The handler of calls is the same; only the transport differs. Certificates can be renewed while the server
-runs.
+which compare it with our own transport. Only the transport differs; the handler of calls is the same.
 """
 
 from __future__ import annotations
@@ -19,29 +16,14 @@ import grpc
 
 from gpuserve.config.settings.server import NO_COMPRESSION
 from gpuserve.config.settings.tls import TlsFiles
+from gpuserve.front.net import exchange as net
 from gpuserve.front.net.admission import source_of
 from gpuserve.front.net.connection import AGE_GRACE_S
-from gpuserve.front.net.exchange import (
-    TE,
-    AnswerHead,
-    BodyReceiver,
-    ConnectionEndpoints,
-    Head,
-    Header,
-    Piece,
-    Release,
-    RequestHandler,
-)
+from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Header, Piece, Release, RequestHandler
 from gpuserve.front.net.server import ProtocolServer
 from gpuserve.front.protocols.access.clients import UNIX, grpc_address
-from gpuserve.front.protocols.grpc.grpc_protocol import (
-    CONTENT_TYPE,
-    PREFIX_NBYTES,
-    RETRY_AFTER,
-    RETRY_PUSHBACK,
-    Refused,
-    frame,
-)
+from gpuserve.front.protocols.grpc import grpc_protocol as protocol
+from gpuserve.front.protocols.grpc.grpc_protocol import PREFIX_NBYTES
 
 #: Compression levels as grpc numbers them.
 _COMPRESSION_LEVELS: Final = {NO_COMPRESSION: 0, "low": 1, "medium": 2, "high": 3}
@@ -102,10 +84,8 @@ class GrpcAioServer(ProtocolServer):
             self._certificates.renew()
 
     async def stop(self) -> None:
-        """Wait until the last answers have left.
-
-        The end of the process closes the connections, so that clients get UNAVAILABLE. grpc's own stop would
-        cancel crossing calls, and clients never retry CANCELLED.
+        """Wait until the last answers have left. The end of the process closes the connections, so clients
+        get UNAVAILABLE: grpc's own stop would cancel crossing calls, and clients never retry CANCELLED.
         """
         if self._server is not None:
             await asyncio.sleep(_FLUSH_S)
@@ -121,10 +101,9 @@ class _GenericHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_stream_rpc_method_handler(partial(self._serve, handler_call_details.method))
 
     async def _serve(self, path: str, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Serve one call. grpc cancels this coroutine when the client leaves or the deadline passes."""
         exchange = GrpcAioExchange(path, context)
         sink = self._accept(exchange)
-        if isinstance(sink, Refused):
+        if isinstance(sink, protocol.Refused):
             sink.receive_body(b"", True)  # nothing of the request is read; with grpc.aio that loses no status
         reading = asyncio.get_running_loop().create_task(exchange.read(messages, sink))
         try:
@@ -143,7 +122,7 @@ _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 #: it.
 _PART_NBYTES: Final = 256 << 10
 #: Trailers that tell a client when to retry.
-_RETRY_WHEN: Final = frozenset({RETRY_PUSHBACK[0], RETRY_AFTER})
+_RETRY_WHEN: Final = frozenset({protocol.RETRY_PUSHBACK[0], protocol.RETRY_AFTER})
 #: The largest timeout that the digits of the header allow, in milliseconds: a day.
 _MAX_TIMEOUT_MS: Final = 10**8 - 1
 
@@ -152,11 +131,11 @@ class GrpcAioExchange:
     """One call of grpc.aio as an ``Exchange``, which adds the message framing that grpc removes."""
 
     def __init__(self, path: str, context: Any) -> None:
-        self.head = Head("POST", path.encode(), [*_headers(context), TE, CONTENT_TYPE], "2", None)
+        headers = [*_headers(context), net.TE, protocol.CONTENT_TYPE]
+        self.head = net.Head("POST", path.encode(), headers, "2", None)
         address = grpc_address(context.peer())
-        self.endpoints = ConnectionEndpoints(
-            (address, 0), ("", 0), False, source=source_of(None if address == UNIX else address)
-        )
+        source = source_of(None if address == UNIX else address)
+        self.endpoints = net.ConnectionEndpoints((address, 0), ("", 0), False, source=source)
         self.started = self.ended = False
         self._context = context
         self._unsent: deque[bytes] = deque()
@@ -217,7 +196,7 @@ class GrpcAioExchange:
         """Pass the client's messages to a receiver, each once the message before it is consumed."""
         async for message in messages:
             self._unused_nbytes += PREFIX_NBYTES + len(message)
-            sink.receive_body(frame(len(message)), False)
+            sink.receive_body(protocol.frame(len(message)), False)
             for at in range(0, len(message), _PART_NBYTES):
                 if at:
                     await asyncio.sleep(0)  # other clients run between two parts
@@ -235,10 +214,10 @@ class GrpcAioExchange:
         code = int(self._trailers[b"grpc-status"])
         if code:
             text = urllib.parse.unquote(self._trailers.get(b"grpc-message", b"").decode())
-            metadata = [
+            given = [
                 (key.decode(), value.decode()) for key, value in self._trailers.items() if key in _RETRY_WHEN
             ]
-            await self._context.abort(_STATUS_CODES[code], text, tuple(metadata))
+            await self._context.abort(_STATUS_CODES[code], text, tuple(given))
 
     def close(self) -> None:
         """Drop unsent messages, because the client has left."""

@@ -1,7 +1,4 @@
-"""Inference in coroutines: reads whole request bodies, waits for responses, and sends server-sent events.
-
-The meaning of the bodies is up to the endpoints.
-"""
+"""Inference in coroutines: reads whole request bodies, waits for responses, and sends server-sent events."""
 
 from __future__ import annotations
 
@@ -44,9 +41,7 @@ _NO_CODING: Final = frozenset({b"", IDENTITY.encode()})
 
 
 class PendingResponses:
-    """The responses to one request in order. ``close`` cancels the request and closes the remaining
-    responses.
-    """
+    """The responses to one request in order. ``close`` cancels the request and closes the rest."""
 
     def __init__(self, service: InferenceService, request: InferRequest) -> None:
         self._responses: deque[InferResponse] = deque()
@@ -63,9 +58,7 @@ class PendingResponses:
         return not self._responses
 
     async def next(self, client: AsyncRequest) -> InferResponse | None:
-        """Return the next response, which the caller closes, or None after the last. Raise RequestError if
-        the request failed, or ClientGone.
-        """
+        """Return the next response, to be closed, or None at the end. Raise RequestError or ClientGone."""
         while not (self._responses or self._ended):
             self._changed = asyncio.get_running_loop().create_future()
             await client.wait_unless_gone(self._changed)
@@ -121,13 +114,8 @@ class RequestReader:
         parse: Callable[[list[bytes]], Parsed],
         make_request: Callable[[Parsed], Awaitable[Made]],
     ) -> Made:
-        """Return the request that ``make_request`` makes of the result of ``parse``. A thread parses a long
-        body. Its bytes are counted until they are in the arena or the client is answered.
-
-        Args:
-            client: The request.
-            parse: Parses the parts of the body; may run in a thread.
-            make_request: Makes the inference request.
+        """Return the request that ``make_request`` makes of the result of ``parse``, which parses the parts
+        of the body, in a thread if it is long. Its bytes are counted until they are in the arena or answered.
 
         Raises:
             RequestError: The body is too long or has a content coding, or either function raised the error.
@@ -141,8 +129,7 @@ class RequestReader:
         if nbytes > SHORT_NBYTES:
             client.share.hold(nbytes)
             loop = asyncio.get_running_loop()
-            # No local variable: the future has the error, whose traceback refers to this frame, and so to the
-            # body.
+            # No local variable: the future has the error, whose traceback refers to this frame.
             parsed = await client.wait_unless_gone(loop.run_in_executor(self._executor, parse, parts))
         else:
             parsed = parse(parts)
@@ -160,7 +147,6 @@ class RequestReader:
         return request
 
     async def _body(self, client: AsyncRequest) -> tuple[list[bytes], int]:
-        """Return the parts of the body and their total size."""
         self._check_length(client.head.content_length or 0)
         parts: list[bytes] = []
         nbytes = 0
@@ -216,8 +202,8 @@ async def send_events(
     document_of: Callable[[InferResponse], bytes | memoryview],
     executor: Executor | None = None,
 ) -> RequestError | None:
-    """Send each response as a server-sent event, available responses together in one write. Return the error
-    that ended the stream, or None; nothing may have been sent before an error. Raise ClientGone.
+    """Send each response as an event, available ones in one write. Return the error that ended the stream, or
+    None; nothing may have been sent before an error. Raise ClientGone.
     """
     exchange = client.exchange
     unsent: list[bytes] = []
@@ -249,9 +235,7 @@ async def rendered(
     document_of: Callable[[InferResponse], bytes | memoryview],
     executor: Executor | None = None,
 ) -> bytes | memoryview:
-    """Return a response as a document, rendered by a thread of ``executor`` if it is large, and close the
-    response.
-    """
+    """Return a response as a document, rendered by a thread if it is large, and close the response."""
     with closing(response):
         if executor is None or sum([len(one.data) for one in response.outputs]) <= _SHORT_OUTPUTS_NBYTES:
             return document_of(response)

@@ -1,10 +1,8 @@
-"""The scanner of large HTTP inference bodies: copies each binary tensor to its final place as the body
-arrives. Pure.
+"""The scanner of large HTTP inference bodies: copies each tensor to its place as the body arrives. Pure.
 
 The result equals that of ``infer_codec.parse_infer_request`` for the whole body. Tensors from
-``LARGE_NBYTES`` on are copied once, from the part into a block of the model's arena; the rest is in heap
-memory, which a share counts. If the length of the body is known and contradicts the header, nothing is
-allocated.
+``LARGE_NBYTES`` on are copied once, into a block of the model's arena; a share counts the rest. If the known
+length of the body contradicts the header, nothing is allocated.
 
 ::
 
@@ -24,15 +22,8 @@ from typing import Final, NamedTuple
 from gpuserve.core.errors import ResourceExhausted
 from gpuserve.core.states import StepTable
 from gpuserve.front.ipc.heap_memory import Share
-from gpuserve.front.protocols.http.infer_codec import (
-    LARGE_NBYTES,
-    header_out_of_range,
-    missing_data,
-    parse_header_length,
-    parse_infer_request,
-    raw_header,
-    surplus_data,
-)
+from gpuserve.front.protocols.http import infer_codec as codec
+from gpuserve.front.protocols.http.infer_codec import LARGE_NBYTES
 from gpuserve.front.protocols.http.infer_json import NO_ARRAYS, Arrays, InferHeader, OutputForm, header_for
 from gpuserve.front.requests.inference import Data, InferRequest, InputTensor
 from gpuserve.model.spec import ModelSpec
@@ -67,8 +58,8 @@ PARTS: Final = StepTable(
 
 
 class BodyHead(NamedTuple):
-    """The properties of a body that are known before its first byte. A length that was not sent is None.
-    ``spec`` is the model's declaration, for raw binary requests.
+    """The properties of a body before its first byte; a length that was not sent is None. ``spec`` is the
+    model's declaration, for raw binary requests.
     """
 
     model_name: str
@@ -79,8 +70,8 @@ class BodyHead(NamedTuple):
 
 
 class _BinaryTensor:
-    """The memory of one binary input of ``nbytes``. Without a block, heap memory grows as the bytes arrive: a
-    client cannot make the server allocate by the header alone.
+    """The memory of a binary input of ``nbytes``. Heap memory grows with the bytes that arrive: a client
+    cannot make the server allocate by the header alone.
     """
 
     __slots__ = ("_block", "_heap", "_nbytes", "_reserved", "_share", "filled")
@@ -122,9 +113,7 @@ class _BinaryTensor:
 
 
 class _BinaryTensors:
-    """The binary tensors that a header announces, in order, after ``prefix``. ``claim(nbytes)`` returns a
-    block, or None for heap memory.
-    """
+    """The binary tensors of a header, after ``prefix``. ``claim(nbytes)`` returns a block or None."""
 
     def __init__(
         self,
@@ -164,18 +153,13 @@ class _BinaryTensors:
         while len(self._tensors_made) < len(self._sizes):  # the remaining tensors are empty
             self._add()
         filled = iter(self._tensors_made)
-        return [
-            InputTensor(
-                one.name,
-                one.datatype,
-                one.shape,
-                one.own_data(self._arrays) if one.nbytes is None else next(filled).result(),
-            )
-            for one in self.header.inputs
-        ]
+        inputs = []
+        for one in self.header.inputs:
+            data = one.own_data(self._arrays) if one.nbytes is None else next(filled).result()
+            inputs.append(InputTensor(one.name, one.datatype, one.shape, data))
+        return inputs
 
     def _add(self) -> None:
-        """Allocate memory for the next tensor, once its first byte has arrived."""
         nbytes = self._sizes[len(self._tensors_made)]
         self._check_limit(nbytes)
         block = self._claim(nbytes) if nbytes >= LARGE_NBYTES else None
@@ -186,11 +170,10 @@ class _BinaryTensors:
 
 class HttpBodyScanner:
     """The scanner of one body. Call ``feed`` with its chunks, then ``finish``; each may raise
-    ``RequestError``.
+    ``RequestError``, after which nothing more may be fed.
 
-    ``claim(nbytes)`` returns a block of exactly that size for a large tensor, or None for heap memory, which
-    ``share`` counts. Until ``finish`` returns, the caller frees ``blocks`` if it drops the body; afterwards
-    the blocks belong to the request. After an error nothing more may be fed.
+    ``claim(nbytes)`` returns a block of that size for a large tensor, or None for heap memory. The caller
+    frees ``blocks`` if it drops the body; once ``finish`` returns, they belong to the request.
     """
 
     def __init__(
@@ -224,9 +207,7 @@ class HttpBodyScanner:
         return len(text) > _HEADER_NBYTES and text.count(b'"') + text.count(b"{") > _MANY_OBJECTS
 
     def feed(self, chunk: bytes | memoryview) -> None:
-        """Copy the next bytes of the body. Raise RequestError if the body violates the protocol or a
-        limit.
-        """
+        """Copy the next bytes of the body. Raise RequestError if they violate the protocol or a limit."""
         if self._part is BodyPart.START:
             self._start()
         elif self._part is BodyPart.FINISHED:
@@ -239,26 +220,28 @@ class HttpBodyScanner:
             return
         rest = memoryview(chunk)
         if self._part is BodyPart.JSON:
-            rest = self._read_json(rest)
+            missing = self._json_nbytes - len(self._text)
+            self._text += rest[:missing]
+            if len(self._text) == self._json_nbytes:
+                self._start_tensors(*header_for(self._head.model_name, bytes(self._text), binary=True), b"")
+            rest = rest[missing:]
         if self._tensors is not None and self._tensors.copy(rest):
-            raise surplus_data(self._head.model_name)
+            raise codec.surplus_data(self._head.model_name)
         placed = 0 if self._tensors is None else self._tensors.placed_nbytes
         self._share.hold(max(0, self._received_nbytes - placed))
 
     def finish(self) -> tuple[InferRequest, OutputForm]:
-        """Return the request and the form of its outputs, after the whole body. Raise RequestError if the
-        body is invalid.
-        """
+        """Return the request and the form of its outputs. Raise RequestError if the body is invalid."""
         if self._part is BodyPart.START:
             self._start()
         name, version, header_length, _, spec = self._head
         if self._part is BodyPart.JSON:
-            raise header_out_of_range(header_length or "", self._received_nbytes)
+            raise codec.header_out_of_range(header_length or "", self._received_nbytes)
         self._enter(BodyPart.FINISHED)
         tensors = self._tensors
         if tensors is None:
             text, self._text = self._text, bytearray()
-            return parse_infer_request(name, version, text, header_length, spec)
+            return codec.parse_infer_request(name, version, text, header_length, spec)
         self._check_sizes(tensors, self._received_nbytes)
         inputs = tensors.inputs()
         tensors.blocks = []
@@ -274,13 +257,13 @@ class HttpBodyScanner:
         if header_length is None:
             self._enter(BodyPart.WHOLE)
             return
-        self._json_nbytes = parse_header_length(header_length, content_length)
+        self._json_nbytes = codec.parse_header_length(header_length, content_length)
         if 0 < self._json_nbytes <= _HEADER_NBYTES:
             self._enter(BodyPart.JSON)
         elif self._json_nbytes or content_length is None:
             self._enter(BodyPart.WHOLE)
         else:
-            header, prefix = raw_header(name, version, spec, content_length)
+            header, prefix = codec.raw_header(name, version, spec, content_length)
             self._start_tensors(header, NO_ARRAYS, prefix)
 
     def _check_limit(self, nbytes: int) -> None:
@@ -289,13 +272,6 @@ class HttpBodyScanner:
                 f"request size of {nbytes} bytes exceeds the maximum allowed input size of "
                 f"{self._limit_nbytes} bytes. Use --max-request-nbytes to increase the limit."
             )
-
-    def _read_json(self, chunk: memoryview) -> memoryview:
-        missing = self._json_nbytes - len(self._text)
-        self._text += chunk[:missing]
-        if len(self._text) == self._json_nbytes:
-            self._start_tensors(*header_for(self._head.model_name, bytes(self._text), binary=True), b"")
-        return chunk[missing:]
 
     def _start_tensors(self, header: InferHeader, arrays: Arrays, prefix: bytes) -> None:
         """Expect tensors from now on, after ``prefix`` bytes that the client did not send."""
@@ -306,11 +282,10 @@ class HttpBodyScanner:
         self._tensors = tensors
 
     def _check_sizes(self, tensors: _BinaryTensors, body_nbytes: int) -> None:
-        """Compare the announced sizes with the length of the body."""
         available = body_nbytes - self._json_nbytes + len(tensors.prefix)
         for one in tensors.header.inputs:
             available -= one.nbytes or 0
             if available < 0:
-                raise missing_data(one.name, -available, self._head.model_name)
+                raise codec.missing_data(one.name, -available, self._head.model_name)
         if available > 0:
-            raise surplus_data(self._head.model_name)
+            raise codec.surplus_data(self._head.model_name)

@@ -1,7 +1,4 @@
-"""HTTP endpoints of the dashboard (the live page), and the index at ``/`` for other clients.
-
-Access to the endpoints with data is checked before they are called.
-"""
+"""HTTP endpoints of the dashboard (the live page) and the index at ``/``. Access was checked before."""
 
 from __future__ import annotations
 
@@ -29,20 +26,13 @@ from gpuserve.front.requests.limits import shown
 MAX_UNSENT: Final = 5
 _HTML: Final = b"text/html"
 _PAGE: Final = "page.html"
-_PRIVATE: Final = AnswerHead(
-    200, ((b"content-type", b"application/json"), (b"cache-control", b"no-store"), *GUARDS)
-)
+_JSON: Final = (b"content-type", b"application/json")
+_PRIVATE: Final = AnswerHead(200, (_JSON, (b"cache-control", b"no-store"), *GUARDS))
 _INDEX: Final = AnswerHead(200, (*JSON_OK.headers, (b"vary", b"accept")))
-_HEALTH_LINKS: Final = {
-    "live": "/v2/health/live",
-    "ready": "/v2/health/ready",
-    "startup": "/v2/health/startup",
-}
+_HEALTH_LINKS: Final = {one: f"/v2/health/{one}" for one in ("live", "ready", "startup")}
 #: The index at ``/`` of each kind of port.
-METRICS_INDEX: Final = {
-    "message": "gpuserve tells its metrics here",
-    "links": {"metrics": "/metrics"} | _HEALTH_LINKS,
-}
+_METRICS_LINKS: Final = {"metrics": "/metrics"} | _HEALTH_LINKS
+METRICS_INDEX: Final = {"message": "gpuserve tells its metrics here", "links": _METRICS_LINKS}
 HEALTH_INDEX: Final = {"message": "gpuserve tells its health here", "links": _HEALTH_LINKS}
 _OFF: Final = "the live page is switched off (dashboard: off)"
 _ELSEWHERE: Final = (
@@ -62,9 +52,7 @@ _LINKS: Final = {
 
 
 def dashboard_endpoints(live: LivePage | None, policy: AccessPolicy) -> dict[Endpoint, AsyncEndpoint]:
-    """Return the endpoints of a server with this live page, or without one. ``policy`` decides who may see
-    the page.
-    """
+    """Return the endpoints of a server with or without a live page, which ``policy`` protects."""
     root = partial(_root, policy if live is not None else None)
     return {Endpoint.ROOT: root, **({} if live is None else DashboardEndpoints(live).awaiting)}
 

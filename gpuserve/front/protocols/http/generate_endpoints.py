@@ -1,5 +1,4 @@
-"""``/generate`` and ``/generate_stream``: inference with plain JSON objects, the second with server-sent
-events.
+"""``/generate`` and ``/generate_stream``: inference with JSON objects, the second with server-sent events.
 
 Both serve any model; a stream has as many responses as the model gives. In a request, a key named like an
 input is that input, shaped to fit the model; all others but ``id`` are parameters.
@@ -14,26 +13,12 @@ from gpuserve.core.errors import Internal, InvalidArgument
 from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.protocols.access.endpoints import Route
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
-from gpuserve.front.protocols.http.async_inference import (
-    PendingResponses,
-    RequestReader,
-    closing_trace,
-    rendered,
-    send_events,
-    sse_event,
-    start_events,
-    timing_send,
-)
+from gpuserve.front.protocols.http import async_inference as inference
+from gpuserve.front.protocols.http.async_inference import PendingResponses, closing_trace
 from gpuserve.front.protocols.http.http_responses import error_body, json_answer
+from gpuserve.front.requests import json_values
 from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
-from gpuserve.front.requests.json_values import (
-    DuplicateKey,
-    compact,
-    described,
-    loads,
-    tensor_bytes,
-    tensor_json,
-)
+from gpuserve.front.requests.json_values import compact, described, tensor_bytes
 from gpuserve.front.requests.limits import MAX_PARAMETERS, check_count, check_name, check_texts, shown
 from gpuserve.front.requests.parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.front.requests.server_status import STATUS
@@ -49,57 +34,48 @@ class GenerateEndpoints:
         self, service: InferenceService, max_request_nbytes: int, forwarding: HeaderForwarding | None
     ) -> None:
         self._service = service
-        self._reader = RequestReader(service, max_request_nbytes, forwarding)
+        self._reader = inference.RequestReader(service, max_request_nbytes, forwarding)
 
     async def generate(self, route: Route, client: AsyncRequest) -> None:
-        """Send the only response, as JSON. Raise RequestError if the request failed or there is not exactly
-        one response.
-        """
+        """Send the only response, as JSON. Raise RequestError, also if there is not exactly one response."""
         bodies: list[bytes | memoryview] = []
         executor = self._service.json_executor
         request = await self._read(route, client)
         with closing_trace(request), closing(PendingResponses(self._service, request)) as responses:
             while len(bodies) < 2 and (response := await responses.next(client)) is not None:
-                bodies.append(await rendered(response, response_json, executor))
+                bodies.append(await inference.rendered(response, response_json, executor))
             if len(bodies) != 1:
                 raise Internal(ONE_RESPONSE)
-            with timing_send(request):
+            with inference.timing_send(request):
                 json_answer(bytes(bodies[0])).send(client.exchange)
 
     async def stream(self, route: Route, client: AsyncRequest) -> None:
-        """Send each response as an event. Raise RequestError for an error before the model ran; other errors
-        are events.
-        """
+        """Send each response as an event, and errors too, but raise those before the model ran."""
         exchange = client.exchange
         request = await self._read(route, client)
         with closing_trace(request), closing(PendingResponses(self._service, request)) as responses:
-            failure = await send_events(
-                client, request, responses, response_json, self._service.json_executor
-            )
+            executor = self._service.json_executor
+            failure = await inference.send_events(client, request, responses, response_json, executor)
         if failure is not None and failure.untried:  # refused before the model ran
             try:
                 raise failure
             finally:
                 del failure  # its traceback refers to this frame
-        start_events(exchange, 200 if failure is None else STATUS[failure.code][0])
+        inference.start_events(exchange, 200 if failure is None else STATUS[failure.code][0])
         if failure is not None:
-            exchange.send(sse_event(error_body(str(failure))))
+            exchange.send(inference.sse_event(error_body(str(failure))))
         exchange.finish()
 
     async def _read(self, route: Route, client: AsyncRequest) -> InferRequest:
-        """Return the complete request. Raise RequestError if the model does not exist or the body does not
-        fit the model.
-        """
         spec = self._service.models.find(route.model_name, route.model_version).spec
 
         def parse(parts: list[bytes]) -> InferRequest:
             return parse_generate_request(b"".join(parts), spec, route.model_version)
 
-        return await self._reader.read(client, parse, _unchanged)
+        async def unchanged(request: InferRequest) -> InferRequest:
+            return request
 
-
-async def _unchanged(request: InferRequest) -> InferRequest:
-    return request
+        return await self._reader.read(client, parse, unchanged)
 
 
 # ---- bodies --------------------------------------------------------------------------------------
@@ -113,12 +89,10 @@ _SCALARS: Final = (bool, int, float, str)
 
 
 def parse_generate_request(body: bytes, spec: ModelSpec, version: str) -> InferRequest:
-    """Return the request in a JSON object. Raise InvalidArgument for a member that does not fit,
-    ResourceExhausted for too many members.
-    """
+    """Return the request in a JSON object. Raise InvalidArgument or ResourceExhausted for unfit members."""
     try:
-        document = loads(body)
-    except DuplicateKey as error:
+        document = json_values.loads(body)
+    except json_values.DuplicateKey as error:
         raise _duplicate_input(error.key, spec) or error from None
     if not isinstance(document, dict):
         raise InvalidArgument("a generate request must be a JSON object of inputs and parameters")
@@ -148,7 +122,8 @@ def response_json(response: InferResponse) -> bytes:
         members.append(f'"id":{compact(response.id)}')
     members += [f"{compact(key)}:{compact(value)}" for key, value in response.parameters.items()]
     for output in response.outputs:
-        text = b"".join(tensor_json(output.data, output.datatype, output.shape, output.name)).decode()
+        pieces = json_values.tensor_json(output.data, output.datatype, output.shape, output.name)
+        text = b"".join(pieces).decode()
         if element_count(output.shape) == 1:
             text = text[1:-1]
         members.append(f"{compact(output.name)}:{text}")
@@ -156,9 +131,7 @@ def response_json(response: InferResponse) -> bytes:
 
 
 def _flat_members(document: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """Return the members of the object together with those of its ``parameters``, unless an input has that
-    name.
-    """
+    """Return the members together with those of ``parameters``, unless an input has that name."""
     if _NESTED not in document or any(tensor.name == _NESTED for tensor in spec.inputs):
         return dict(document)
     members = dict(document)
@@ -184,9 +157,8 @@ def _input(tensor: TensorSpec, value: Any, spec: ModelSpec) -> InputTensor:
     data = value if isinstance(value, list) else [value]
     count = _count(data)
     shape = _shape(tensor, count, spec)
-    return InputTensor(
-        tensor.name, tensor.datatype, shape, tensor_bytes(data, tensor.datatype, count, tensor.name)
-    )
+    content = tensor_bytes(data, tensor.datatype, count, tensor.name)
+    return InputTensor(tensor.name, tensor.datatype, shape, content)
 
 
 def _count(data: list[Any]) -> int:
@@ -194,9 +166,6 @@ def _count(data: list[Any]) -> int:
 
 
 def _shape(tensor: TensorSpec, count: int, spec: ModelSpec) -> tuple[int, ...]:
-    """Return the shape of an input: the innermost open dimension gets the remaining elements, other open
-    dimensions are 1.
-    """
     declared = (-1, *tensor.shape) if spec.max_batch_size else tensor.shape
     fixed = element_count([dim for dim in declared if dim != -1])
     innermost = max((axis for axis, dim in enumerate(declared) if dim == -1), default=None)

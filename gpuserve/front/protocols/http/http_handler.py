@@ -1,7 +1,6 @@
 """The HTTP request handler: checks access by a request's head, and returns the body receiver that answers.
 
-Tables map the endpoints of the v2 protocol to functions. Those that show the state of the server are in this
-file.
+Tables map the endpoints of the v2 protocol to functions; those for the state of the server are here.
 """
 
 from __future__ import annotations
@@ -15,46 +14,31 @@ from gpuserve.core.errors import RequestError
 from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests
 from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head
+from gpuserve.front.protocols.access import clients
 from gpuserve.front.protocols.access.authorization import AccessPolicy, Verdict
 from gpuserve.front.protocols.access.body_decoding import client_error
-from gpuserve.front.protocols.access.clients import (
-    AllowedHosts,
-    ForeignHost,
-    address_of,
-    foreign_host,
-    is_local_client,
-)
+from gpuserve.front.protocols.access.clients import ForeignHost, address_of, foreign_host
 from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Route, RouteError, match_route
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
+from gpuserve.front.protocols.http import http_responses as responses
 from gpuserve.front.protocols.http.dashboard_endpoints import METRICS_INDEX, dashboard_endpoints
 from gpuserve.front.protocols.http.docs_page import NOSNIFF, page
 from gpuserve.front.protocols.http.generate_endpoints import GenerateEndpoints
 from gpuserve.front.protocols.http.http_responses import (
-    JSON_OK,
-    NO_FAMILY,
-    V2_ERRORS,
-    AsyncEndpoint,
-    EndpointFamily,
-    ErrorFormat,
     HttpAnswer,
-    ImmediateEndpoint,
     ImmediateReceiver,
     health_answer,
     json_answer,
-    route_error_answer,
 )
 from gpuserve.front.protocols.http.infer_handler import InferHandler, InferHead, read_infer_head
-from gpuserve.front.protocols.http.management_endpoints import (
-    ManagementEndpoints,
-    admin_endpoints,
-)
+from gpuserve.front.protocols.http.management_endpoints import ManagementEndpoints, admin_endpoints
 from gpuserve.front.protocols.openapi.openapi_document import ADMIN_PART, DASHBOARD_PART, OpenApiDocument
 from gpuserve.front.requests import admin_codec
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve.model.triton_config import model_config_body
 
 _METRICS: Final = AnswerHead(200, ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),))
-_OPENAPI: Final = AnswerHead(200, (*JSON_OK.headers, NOSNIFF))
+_OPENAPI: Final = AnswerHead(200, (*responses.JSON_OK.headers, NOSNIFF))
 #: The parts of the OpenAPI document for optional groups of endpoints.
 _PARTS: Final = {ADMIN: ADMIN_PART, DASHBOARD: DASHBOARD_PART}
 _ON_METRICS_PORT: Final = frozenset(
@@ -84,26 +68,24 @@ class HttpHandler:
         policy: AccessPolicy,
         forwarding: HeaderForwarding | None = None,
         allowed_hosts: Iterable[str] = (),
-        family: EndpointFamily = NO_FAMILY,
+        family: responses.EndpointFamily = responses.NO_FAMILY,
         live: LivePage | None = None,
     ) -> None:
         self._requests = requests
-        self._hosts = AllowedHosts(allowed_hosts)
+        self._hosts = clients.AllowedHosts(allowed_hosts)
         self._policy = policy
         self._public_endpoints = frozenset(one for one in Endpoint if policy.is_public(one.access))
         self._infer_is_public = Endpoint.MODEL_INFER in self._public_endpoints
-        self._enabled = _enabled(service, live)
+        has = {ADMIN: service.control.admin.is_open, DASHBOARD: live is not None}
+        #: The optional groups of endpoints that this server has enabled.
+        self._enabled = frozenset(group for group, is_there in has.items() if is_there)
         self._infer = InferHandler(service, max_request_nbytes, forwarding).accept
         generate = GenerateEndpoints(service, max_request_nbytes, forwarding)
         control = ManagementEndpoints(service)
         insight = StateEndpoints(service, self._enabled)
         self._family = family
-        self._immediate: dict[Endpoint, ImmediateEndpoint] = {
-            **insight.immediate,
-            **control.immediate,
-            **family.immediate,
-        }
-        self._awaiting: dict[Endpoint, AsyncEndpoint] = {
+        self._immediate = {**insight.immediate, **control.immediate, **family.immediate}
+        self._awaiting: dict[Endpoint, responses.AsyncEndpoint] = {
             Endpoint.MODEL_GENERATE: generate.generate,
             Endpoint.MODEL_GENERATE_STREAM: generate.stream,
             **insight.awaiting,
@@ -127,10 +109,8 @@ class HttpHandler:
         route = match_route(head.method, head.raw_path, self._enabled)
         if isinstance(route, RouteError):
             return ImmediateReceiver(exchange, partial(self._error_format(head).refused, route))
-        if (
-            route.endpoint not in self._public_endpoints
-            and (refusal := self._access_refusal(route.endpoint, exchange)) is not None
-        ):
+        endpoint = route.endpoint
+        if endpoint not in self._public_endpoints and (refusal := self._access_refusal(endpoint, exchange)):
             return ImmediateReceiver(exchange, lambda: refusal)
         if isinstance(kind, InferHead):
             return self._infer(exchange, kind)
@@ -141,60 +121,47 @@ class HttpHandler:
         return ImmediateReceiver(exchange, partial(self._error_format(exchange.head).failure, error))
 
     def accept_metrics(self, exchange: Exchange) -> BodyReceiver:
-        """Return the body receiver of a request to the metrics port, which serves ``/metrics`` and health to
-        anybody.
-        """
+        """Return the body receiver of a request to the metrics port: ``/metrics`` and health, for anybody."""
         route: Route | RouteError | None = None
         if (host := foreign_host(exchange.head.headers)) is not None:
             route = self._hosts.refusal(host, address_of(exchange.endpoints))
         route = route or match_route(exchange.head.method, exchange.head.raw_path)
         if isinstance(route, RouteError):
-            return ImmediateReceiver(exchange, partial(route_error_answer, route))
+            return ImmediateReceiver(exchange, partial(responses.route_error_answer, route))
         if route.endpoint is Endpoint.ROOT:
             return ImmediateReceiver(exchange, lambda: json_answer(METRICS_INDEX))
         if route.endpoint not in _ON_METRICS_PORT:
-            return ImmediateReceiver(exchange, partial(route_error_answer, NOT_FOUND))
+            return ImmediateReceiver(exchange, partial(responses.route_error_answer, NOT_FOUND))
         return self._call_endpoint(route, exchange)
 
     def _call_endpoint(self, route: Route, exchange: Exchange) -> BodyReceiver:
         if (immediate := self._immediate.get(route.endpoint)) is not None:
             return ImmediateReceiver(exchange, partial(immediate, route))
-        return self._requests.start(
-            exchange,
-            partial(_serve, self._awaiting[route.endpoint], route, self._error_format(exchange.head).failure),
-        )
+        endpoint, failure = self._awaiting[route.endpoint], self._error_format(exchange.head).failure
+        return self._requests.start(exchange, partial(_serve, endpoint, route, failure))
 
     def _access_refusal(self, endpoint: Endpoint, exchange: Exchange) -> HttpAnswer | None:
-        """Return the refusal if the client may not use an endpoint."""
         access, headers = endpoint.access, exchange.head.headers
-        local = is_local_client(address_of(exchange.endpoints), headers)
+        local = clients.is_local_client(address_of(exchange.endpoints), headers)
         if access.group == DASHBOARD and foreign_host(headers) is not None:
             local = False  # even if allowed_hosts has the name: a foreign page could read all data
         verdict = self._policy.judge(access, headers, is_local=local)
-        return (
-            None
-            if verdict is Verdict.ALLOWED
-            else self._error_format(exchange.head).forbidden(self._policy.refusal(access, verdict))
-        )
+        if verdict is Verdict.ALLOWED:
+            return None
+        return self._error_format(exchange.head).forbidden(self._policy.refusal(access, verdict))
 
-    def _error_format(self, head: Head) -> ErrorFormat:
+    def _error_format(self, head: Head) -> responses.ErrorFormat:
         family = self._family
-        return family.errors if family.prefix and head.raw_path.startswith(family.prefix) else V2_ERRORS
-
-
-def _enabled(service: InferenceService, live: LivePage | None) -> frozenset[str]:
-    """Return the optional groups of endpoints that this server has enabled."""
-    has = {ADMIN: service.control.admin.is_open, DASHBOARD: live is not None}
-    return frozenset(group for group, is_there in has.items() if is_there)
+        is_of_family = family.prefix and head.raw_path.startswith(family.prefix)
+        return family.errors if is_of_family else responses.V2_ERRORS
 
 
 async def _serve(
-    endpoint: AsyncEndpoint,
+    endpoint: responses.AsyncEndpoint,
     route: Route,
     error_answer: Callable[[RequestError], HttpAnswer],
     request: AsyncRequest,
 ) -> None:
-    """Run an endpoint that is a coroutine and send its answer."""
     try:
         answer = await endpoint(route, request)
     except Exception as error:
@@ -212,7 +179,7 @@ class StateEndpoints:
         self._service, models = service, service.models
         parts = [part for group, part in _PARTS.items() if group in enabled]
         self._openapi_document = OpenApiDocument(service.name, service.version, models.all_specs, parts)
-        self.immediate: dict[Endpoint, ImmediateEndpoint] = {
+        self.immediate: dict[Endpoint, responses.ImmediateEndpoint] = {
             Endpoint.SERVER_METADATA: lambda _: json_answer(service.metadata()),
             Endpoint.MODELS: lambda _: json_answer({"models": sorted(models.names())}),
             Endpoint.SERVER_LIVE: lambda _: health_answer("live", service.health.live),
@@ -226,7 +193,7 @@ class StateEndpoints:
             Endpoint.GPUS: lambda _: json_answer(service.control.gpus.document()),
             Endpoint.DOCS: lambda _: HttpAnswer(page().head, page().body),
         }
-        self.awaiting: dict[Endpoint, AsyncEndpoint] = {
+        self.awaiting: dict[Endpoint, responses.AsyncEndpoint] = {
             Endpoint.MODEL_STATISTICS: self._statistics,
             Endpoint.METRICS: self._metrics,
             Endpoint.OPENAPI: self._openapi,

@@ -1,7 +1,5 @@
 """HTTP responses: content codings, complete answers with JSON bodies, and errors; and the types of endpoint
-functions.
-
-Pure, except for ``ImmediateReceiver``. zlib releases the GIL, so large bodies can be compressed in a thread.
+functions. Pure, except for ``ImmediateReceiver``.
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import RateLimited, RequestError, ResourceExhausted, Unimplemented
@@ -41,13 +39,13 @@ def request_coding(content_encoding: str | None) -> str:
 
 
 def negotiate_coding(accept_encoding: str | None) -> str:
-    """Return the coding of a response: the known one with the highest q-value in the header, the first of
-    equals.
-    """
+    """Return the known coding with the highest q-value in the header, the first of equals."""
     if not accept_encoding:
         return IDENTITY
     best, best_quality = IDENTITY, 0.0
-    for coding, quality in _preferences(accept_encoding):
+    for item in accept_encoding.lower().split(","):
+        coding, _, parameters = item.partition(";")
+        coding, quality = coding.strip(), _quality(parameters)
         known = coding == IDENTITY or coding in WINDOW_BITS
         if known and quality > best_quality:
             best, best_quality = coding, quality
@@ -65,12 +63,6 @@ def compress_response(
     return AnswerHead(head.status, (*head.headers, *coded)), out
 
 
-def _preferences(accept_encoding: str) -> Iterator[tuple[str, float]]:
-    for item in accept_encoding.lower().split(","):
-        coding, _, parameters = item.partition(";")
-        yield coding.strip(), _quality(parameters)
-
-
 def _quality(parameters: str) -> float:
     """Return the q-value, 1 if there is none; an invalid value counts as refused."""
     key, _, value = parameters.partition("=")
@@ -84,6 +76,8 @@ def _quality(parameters: str) -> float:
 
 
 _JSON_TYPE: Final = (b"content-type", b"application/json")
+#: The type of empty bodies, which Triton names.
+_EMPTY_TYPE: Final = (b"content-type", b"text/plain")
 _VARY: Final = (b"vary", b"accept")
 JSON_OK: Final = AnswerHead(200, (_JSON_TYPE,))
 
@@ -101,7 +95,7 @@ class HttpAnswer(NamedTuple):
 def json_answer(document: Any, status: int = 200, *more: Header) -> HttpAnswer:
     """Return an answer with a document, or with bytes that are JSON already, and additional headers."""
     body = document if isinstance(document, bytes) else compact(document).encode()
-    return HttpAnswer(JSON_OK if status == 200 else _json_head(status, *more), body)
+    return HttpAnswer(JSON_OK if status == 200 else _head(status, _JSON_TYPE, *more), body)
 
 
 def retry_later(body: bytes, status: int, after_s: int = 1) -> HttpAnswer:
@@ -110,9 +104,8 @@ def retry_later(body: bytes, status: int, after_s: int = 1) -> HttpAnswer:
 
 
 class HealthAnswer(HttpAnswer):
-    """An answer to a health request. The body is empty, as Triton's is, so that scripts that print the status
-    after the body read the status alone. A client whose ``Accept`` header names application/json gets the
-    body of the Open Inference Protocol.
+    """An answer to a health request. The body is empty, as Triton's is, so that scripts read the status
+    alone; a client that accepts application/json gets the body of the Open Inference Protocol.
     """
 
     __slots__ = ()
@@ -122,12 +115,12 @@ class HealthAnswer(HttpAnswer):
             if name == b"accept" and _JSON_TYPE[1] in value.lower():
                 super().send(exchange)
                 return
-        exchange.answer(_empty_head(self.head.status), (), 0)
+        exchange.answer(_head(self.head.status, _EMPTY_TYPE, _VARY), (), 0)
 
 
 def health_answer(what: str, so: bool) -> HealthAnswer:
     """Return the answer to whether the server is ``what``. The status of "no" is 400, as in Triton."""
-    return HealthAnswer(_json_head(200 if so else 400, _VARY), compact({what: so}).encode())
+    return HealthAnswer(_head(200 if so else 400, _JSON_TYPE, _VARY), compact({what: so}).encode())
 
 
 def error_answer(error: RequestError, details: Mapping[str, Any] | None = None) -> HttpAnswer:
@@ -139,13 +132,13 @@ def error_answer(error: RequestError, details: Mapping[str, Any] | None = None) 
     if isinstance(error, RateLimited):
         return retry_later(body, status, retry_after_s(error))
     if isinstance(error, UnsupportedCoding):
-        return HttpAnswer(_json_head(status, ACCEPT_ENCODING), body)
-    return HttpAnswer(_json_head(status), body)
+        return HttpAnswer(_head(status, _JSON_TYPE, ACCEPT_ENCODING), body)
+    return HttpAnswer(_head(status, _JSON_TYPE), body)
 
 
 def route_error_answer(refusal: RouteError) -> HttpAnswer:
     more = ((b"allow", refusal.allow.encode()),) if refusal.allow else ()
-    return HttpAnswer(_json_head(refusal.status, *more), error_body(refusal.text))
+    return HttpAnswer(_head(refusal.status, _JSON_TYPE, *more), error_body(refusal.text))
 
 
 def forbidden_answer(error: RequestError) -> HttpAnswer:
@@ -163,18 +156,13 @@ def body_too_large(nbytes: int, limit_nbytes: int) -> ResourceExhausted:
 
 
 @functools.lru_cache(64)
-def _json_head(status: int, *more: Header) -> AnswerHead:
-    return AnswerHead(status, (_JSON_TYPE, *more))
-
-
-@functools.lru_cache(64)
-def _empty_head(status: int) -> AnswerHead:
-    return AnswerHead(status, ((b"content-type", b"text/plain"), _VARY))  # the type that Triton names
+def _head(status: int, *headers: Header) -> AnswerHead:
+    return AnswerHead(status, headers)
 
 
 class ImmediateReceiver:
-    """A body receiver that answers whatever the body says: at the body's end, or in the next iteration of the
-    loop. A client that waits for ``100 Continue`` is answered at once, so that it need not send its body.
+    """A body receiver that answers whatever the body says: at its end, or in the next iteration of the loop.
+    A client that waits for ``100 Continue`` is answered at once, so that it need not send its body.
     """
 
     __slots__ = ("_answer", "_exchange", "_timer")
@@ -207,15 +195,12 @@ class ImmediateReceiver:
 
 #: An endpoint that answers at once, whatever the body says. Raises ``RequestError``.
 ImmediateEndpoint: TypeAlias = Callable[[Route], HttpAnswer]
-#: An endpoint that reads the body or waits for more. Returns None if it has sent the response itself. Raises
-#: ``RequestError``.
+#: An endpoint that reads the body or waits. Returns None if it has answered. Raises ``RequestError``.
 AsyncEndpoint: TypeAlias = Callable[[Route, AsyncRequest], Awaitable[HttpAnswer | None]]
 
 
 class ErrorFormat(NamedTuple):
-    """The functions that make an answer of a failed request, a request without a route, and a forbidden
-    request.
-    """
+    """The makers of answers to a failed, an unroutable and a forbidden request."""
 
     failure: Callable[[RequestError], HttpAnswer]
     refused: Callable[[RouteError], HttpAnswer]

@@ -1,10 +1,7 @@
-"""The inference endpoint of the v2 protocol over HTTP: bodies are parsed to requests, responses are encoded.
-Pure.
+"""The inference endpoint of the v2 protocol over HTTP: requests are parsed, responses encoded. Pure.
 
 The JSON part of a request is read in ``infer_json.py``; a large body that arrives in parts is read in
-``body_scanner.py``, by the same rules. A request is a JSON object, then the binary tensors one after the
-other::
-
+``body_scanner.py``, by the same rules. A request is a JSON object, then the tensors::
     Inference-Header-Content-Length: 142
     {"inputs":[{"name":"x", …, "parameters":{"binary_data_size":64}}]} │ 64 bytes of x │ …
 
@@ -20,18 +17,16 @@ from typing import Final, TypeAlias
 
 from gpuserve.core.errors import InvalidArgument, NotFound
 from gpuserve.front.net.exchange import AnswerHead
+from gpuserve.front.protocols.http import infer_json
 from gpuserve.front.protocols.http.http_responses import JSON_OK
 from gpuserve.front.protocols.http.infer_json import (
     REMEMBERED_NBYTES,
     Arrays,
-    BinaryTemplate,
     HeaderInput,
     InferHeader,
     OutputForm,
-    binary_template,
-    header_for,
 )
-from gpuserve.front.requests.inference import Data, InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.requests.inference import Data, InferRequest, InferResponse, InputTensor
 from gpuserve.front.requests.json_values import compact, tensor_json
 from gpuserve.front.requests.limits import shown
 from gpuserve.front.requests.parameters import RequestedOutputs
@@ -54,11 +49,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 
 
 def parse_infer_request(
-    model_name: str,
-    model_version: str,
-    body: Body,
-    header_length: str | None,
-    spec: ModelSpec | None = None,
+    model_name: str, model_version: str, body: Body, header_length: str | None, spec: ModelSpec | None = None
 ) -> tuple[InferRequest, OutputForm]:
     """Return the request in a complete body, and the form of its outputs. Large tensors are views of
     ``body``.
@@ -76,29 +67,32 @@ def parse_infer_request(
     if header_length is not None and type(body) is bytes and len(body) <= LARGE_NBYTES:
         json_nbytes = _header_length(header_length)
         if 0 < json_nbytes <= REMEMBERED_NBYTES:
-            template = binary_template(body[:json_nbytes])
+            template = infer_json.binary_template(body[:json_nbytes])
             if template is not None:
                 found = _request_by_template(template, model_name, model_version, body, json_nbytes)
                 if found is not None:
                     return found, template.form
     if header_length is None:
         if not body:
-            raise empty_body(model_name)
+            raise InvalidArgument(
+                f"the body of the request for model '{shown(model_name)}' is empty, expected a JSON object "
+                'such as {"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
+            )
         text = bytes(body) if isinstance(body, memoryview) else body
-        header, arrays = header_for(model_name, text, binary=False)
+        header, arrays = infer_json.header_for(model_name, text, binary=False)
         refuse_binary_inputs(header)
         json_nbytes = len(body)
     else:
         json_nbytes = parse_header_length(header_length, len(body))
         if json_nbytes == 0:
             return _parse_raw_request(model_name, model_version, body, spec)
-        header, arrays = header_for(model_name, bytes(body[:json_nbytes]), binary=True)
+        header, arrays = infer_json.header_for(model_name, bytes(body[:json_nbytes]), binary=True)
     inputs = _slice_inputs(header, arrays, body, json_nbytes, model_name)
     return header.request(model_name, model_version, inputs), header.form
 
 
 def _request_by_template(
-    template: BinaryTemplate, model_name: str, model_version: str, body: bytes, start: int
+    template: infer_json.BinaryTemplate, model_name: str, model_version: str, body: bytes, start: int
 ) -> InferRequest | None:
     """Return the request whose tensors begin at ``start``, or None if their sizes do not fit."""
     sizes, request_id, names, timeout_s, priority, _ = template
@@ -113,9 +107,7 @@ def _request_by_template(
 
 
 def parse_header_length(value: str, body_nbytes: int | None) -> int:
-    """Return the length of the JSON; ``body_nbytes`` is None if unknown. Raise InvalidArgument for an
-    impossible length.
-    """
+    """Return the length of the JSON (``body_nbytes`` None: unknown). Raise InvalidArgument if impossible."""
     length = _header_length(value)
     if length < 0 or (body_nbytes is not None and length > body_nbytes):
         raise header_out_of_range(value, _INT32_MAX if body_nbytes is None else body_nbytes)
@@ -134,16 +126,6 @@ def missing_data(name: str, nbytes: int, model_name: str) -> InvalidArgument:
     )
 
 
-def empty_body(model_name: str) -> InvalidArgument:
-    """Return the error for a request with an empty body that is not marked as a raw tensor by a header length
-    of 0.
-    """
-    return InvalidArgument(
-        f"the body of the request for model '{shown(model_name)}' is empty, expected a JSON object such as "
-        '{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
-    )
-
-
 def surplus_data(model_name: str) -> InvalidArgument:
     return InvalidArgument(f"unexpected additional input data for model '{shown(model_name)}'")
 
@@ -151,9 +133,9 @@ def surplus_data(model_name: str) -> InvalidArgument:
 def raw_header(
     model_name: str, model_version: str, spec: ModelSpec | None, nbytes: int
 ) -> tuple[InferHeader, bytes]:
-    """Return the header that a raw binary request stands for, and the bytes that precede the body: the length
-    of a single BYTES element. Raise InvalidArgument if the declaration does not determine name and shape,
-    NotFound if the model is unknown.
+    """Return the header that a raw binary request stands for, and the bytes before the body: the length of a
+    single BYTES element. Raise InvalidArgument if the declaration does not determine name and shape, NotFound
+    if the model is unknown.
     """
     if spec is None:
         version = f" version {model_version}" if model_version else ""
@@ -173,9 +155,7 @@ def raw_header(
 
 
 def encode_infer_response(response: InferResponse, form: OutputForm) -> Encoded:
-    """Return head, body and size of a response. Outputs are not copied. Raise InvalidArgument if an output
-    has no JSON form.
-    """
+    """Return a response's head, body (not copied) and size. Raise InvalidArgument without a JSON form."""
     outputs = response.outputs
     is_plain = not (response.id or response.parameters) and len(outputs) <= _MOST_OUTPUTS
     if is_plain and (form.everything or form.names):
@@ -191,9 +171,7 @@ def encode_infer_response(response: InferResponse, form: OutputForm) -> Encoded:
 def _binary_template(
     model_name: str, model_version: str, outputs: tuple[_Sizes, ...], form: OutputForm
 ) -> tuple[AnswerHead, bytes, int] | None:
-    """Return head, JSON and size of every response whose outputs have these sizes and are binary, or None if
-    some are not. A model gives responses of the same few sizes.
-    """
+    """Return head, JSON and size for outputs of these sizes, or None if some are not binary."""
     if any(placed or not (form.everything or name in form.names) for name, *_, placed in outputs):
         return None
     entries = b",".join([_binary_entry(*one[:4]) for one in outputs])
@@ -202,18 +180,18 @@ def _binary_template(
 
 
 def _encode_any(response: InferResponse, form: OutputForm) -> Encoded:
-    """Encode a response without the cache."""
     text: list[bytes | memoryview] = [_response_members(response)]
     binary: list[bytes | memoryview] = []
     for output in response.outputs:
         if output.placed:
-            text.append(_placed_entry(output))
+            members = _tensor_members(output.name, output.datatype, output.shape)
+            text.append(members.removesuffix(b",") + b"}")  # the data is in the client's region
         elif form.everything or output.name in form.names:
             text.append(_binary_entry(output.name, output.datatype, output.shape, len(output.data)))
             binary.append(output.data)
         else:
             name, datatype, shape = output.name, output.datatype, output.shape
-            text.append(_json_members(name, datatype, shape))
+            text.append(_tensor_members(name, datatype, shape) + b'"data":')
             text += tensor_json(output.data, datatype, shape, name)
             text.append(b"}")
         text.append(b",")
@@ -226,7 +204,6 @@ def _encode_any(response: InferResponse, form: OutputForm) -> Encoded:
 
 @functools.lru_cache(64)
 def _header_length(value: str) -> int:
-    """Return the value of a header length. Raise InvalidArgument if it is not a number of 32 bits."""
     if value.isdecimal() and value.isascii() and len(value) < 10:
         return int(value)
     value = value.strip()
@@ -320,11 +297,8 @@ def _response_members(response: InferResponse) -> bytes:
 @functools.lru_cache(256)
 def _binary_head(json_nbytes: int) -> AnswerHead:
     """Return the head of a response with binary tensors after so many bytes of JSON."""
-    length = b"%d" % json_nbytes
-    return AnswerHead(
-        200,
-        ((b"content-type", b"application/octet-stream"), (b"inference-header-content-length", length)),
-    )
+    length = b"inference-header-content-length", b"%d" % json_nbytes
+    return AnswerHead(200, ((b"content-type", b"application/octet-stream"), length))
 
 
 @functools.lru_cache(256)
@@ -334,18 +308,7 @@ def _model_members(model_name: str, model_version: str) -> bytes:
 
 @functools.lru_cache(1024)
 def _binary_entry(name: str, datatype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
-    members = _tensor_members(name, datatype, shape)
-    return b'%b"parameters":{"binary_data_size":%d}}' % (members, nbytes)
-
-
-@functools.lru_cache(1024)
-def _json_members(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    return _tensor_members(name, datatype, shape) + b'"data":'
-
-
-def _placed_entry(output: OutputTensor) -> bytes:
-    """Return the entry of an output in the client's shared-memory region: name, datatype and shape alone."""
-    return _tensor_members(output.name, output.datatype, output.shape).removesuffix(b",") + b"}"
+    return b'%b"parameters":{"binary_data_size":%d}}' % (_tensor_members(name, datatype, shape), nbytes)
 
 
 @functools.lru_cache(1024)

@@ -1,6 +1,4 @@
-"""Inference over HTTP, without tasks or coroutines: each request is a ``BodyReceiver``. The connection calls
-it with the body and the model calls it with the response. Only work on large bodies leaves the event loop.
-"""
+"""Inference over HTTP. Only work on large bodies leaves the event loop."""
 
 from __future__ import annotations
 
@@ -14,17 +12,10 @@ from gpuserve.front.ipc.heap_memory import REQUEST_NBYTES, Intake, Share
 from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.pending_request import PendingRequest
-from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head, Piece
-from gpuserve.front.observability.tracing.request_trace import Reception
-from gpuserve.front.protocols.access.body_decoding import (
-    Inflater,
-    Slice,
-    client_error,
-    inflate_off_loop,
-    run_off_loop,
-)
+from gpuserve.front.net.exchange import BodyReceiver, Exchange, Head, Piece
+from gpuserve.front.protocols.access.body_decoding import Inflater, Slice, inflate_off_loop, run_off_loop
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route, match_route
-from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
+from gpuserve.front.protocols.access.inference_call import InferenceCall, InferenceContext
 from gpuserve.front.protocols.http import http_responses as encoding
 from gpuserve.front.protocols.http import infer_codec as codec
 from gpuserve.front.protocols.http.body_scanner import BodyHead, HttpBodyScanner
@@ -39,7 +30,6 @@ from gpuserve.front.requests import validation
 from gpuserve.front.requests.inference import InferRequest, InferResponse
 from gpuserve.front.requests.json_arrays import SHORT_NBYTES
 from gpuserve.front.requests.validation import check_strings, has_long_strings
-from gpuserve.front.service.inference_service import InferenceService
 from gpuserve_worker.protocol.tensor import BYTES
 
 #: A whole body up to this size is credited to the client with its response, as in gRPC.
@@ -48,9 +38,7 @@ _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transa
 
 
 class InferHead(NamedTuple):
-    """The parts of a head that matter for inference: ``coding`` is the client's content coding,
-    ``response_coding`` the negotiated one.
-    """
+    """The parts of a head for inference. ``coding``: the client's, ``response_coding``: negotiated."""
 
     model_name: str
     model_version: str
@@ -74,25 +62,11 @@ def read_infer_head(head: Head) -> InferHead | None:
     )
 
 
-class InferHandler:
-    """The handler of HTTP inference requests, whose bodies have at most ``max_request_nbytes``."""
-
-    def __init__(
-        self, service: InferenceService, max_request_nbytes: int, forwarding: HeaderForwarding | None
-    ) -> None:
-        self.service = service
-        self.submit = service.inference.submit
-        self.receptions = service.control.trace.receptions
-        self.max_request_nbytes = max_request_nbytes
-        self.inflation = service.inflation.within(max_request_nbytes)
-        self.forwarding = forwarding
-        #: For long JSON.
-        self.executor = service.json_executor
+class InferHandler(InferenceContext):
+    """The handler of HTTP inference requests."""
 
     def accept(self, exchange: Exchange, head: InferHead) -> BodyReceiver:
-        """Return the body receiver of a request, or a refusal if the head alone shows that the request cannot
-        be served.
-        """
+        """Return the body receiver of a request, or of its refusal if the head alone shows that."""
         name, version, _, coding_header, _ = head
         try:
             driver = self.service.models.find(name, version)
@@ -108,41 +82,32 @@ class InferHandler:
         return CompressedReceiver(exchange, Inflater(coding, self.inflation), receiver, self.service.intake)
 
 
-class InferReceiver:
+class InferReceiver(InferenceCall):
     """One request: reads the body, submits the request, and sends the response when called back."""
 
-    __slots__ = (
-        "_done", "_driver", "_exchange", "_form", "_handler", "_head", "_pending", "_reception", "_scanner",
-        "_share", "_started_ns",
-    )  # fmt: skip
+    __slots__ = ("_driver", "_form", "_head", "_scanner")
 
+    _IS_GRPC = False
     _form: OutputForm
 
-    def __init__(self, handler: InferHandler, exchange: Exchange, driver: Driver, head: InferHead) -> None:
-        self._handler = handler
+    def __init__(self, context: InferHandler, exchange: Exchange, driver: Driver, head: InferHead) -> None:
+        self._context = context
         self._exchange = exchange
         self._driver = driver
         self._head = head
         self._scanner: HttpBodyScanner | None = None
-        #: The counted memory of the body; a body that arrives in one small part is not counted.
-        self._share: Share | None = None
-        self._pending: PendingRequest | None = None
-        #: If tracing is on: the start time, and the trace of this request.
-        self._started_ns = 0 if handler.receptions.deliver is None else time.monotonic_ns()
-        self._reception: Reception | None = None
-        #: Whether the request is answered or aborted.
-        self._done = False
+        self._share = None
+        self._pending = None
+        self._timeout_s = self._since = None
+        self._started_ns = 0 if context.receptions.deliver is None else time.monotonic_ns()
+        self._reception = None
+        self.is_done = False
 
     # ---- the request ----------------------------------------------------------------------
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the request is answered or aborted, so that nothing more is read."""
-        return self._done
-
     def receive_body(self, data: Piece, end: bool) -> None:
         nbytes = len(data)
-        if end and nbytes <= _UNCREDITED_NBYTES and self._scanner is None and not self._done:
+        if end and nbytes <= _UNCREDITED_NBYTES and self._scanner is None and not self.is_done:
             try:  # as in ``read``, inlined: this is every small request
                 self._read_whole(bytes(data))
             except Exception as error:
@@ -152,19 +117,9 @@ class InferReceiver:
         if nbytes > _UNCREDITED_NBYTES or not end:
             self._exchange.consumed(nbytes)
 
-    def abandon(self) -> None:
-        self._done = True
-        self._release_memory()
-        if self._pending is not None:
-            self._pending.cancel()
-        if self._reception is not None:
-            self._reception.close()
-
     def read(self, data: Piece, end: bool, content_length: int | None) -> None:
-        """Read the next part of the body; ``end``: the last part. ``content_length``: the size of the body if
-        known.
-        """
-        if self._done:
+        """Read the next part of the body. ``content_length``: the size of the whole body if known."""
+        if self.is_done:
             return
         try:
             if end and self._scanner is None and len(data) < codec.LARGE_NBYTES:
@@ -174,95 +129,64 @@ class InferReceiver:
         except Exception as error:
             self.refuse(error)
 
-    def refuse(self, error: Exception) -> None:
-        """Answer with an error unless answered."""
-        client_visible = client_error(error, f"serving {self._exchange.head.path}")
-        if not self._done:
-            self._done = True
-            self._pending = None
-            self._release_memory()
-            self._send(*error_answer(client_visible))
-
     def _read_whole(self, body: bytes) -> None:
-        """Parse a small body that arrived in one part."""
-        most = self._handler.max_request_nbytes
+        most = self._context.max_request_nbytes
         if len(body) > most:
             raise body_too_large(len(body), most)
         name, version, length, _, _ = self._head
-        self._submit(*codec.parse_infer_request(name, version, body, length, self._driver.spec))
+        request, self._form = codec.parse_infer_request(name, version, body, length, self._driver.spec)
+        self._submit(request)
 
     def _read_part(self, data: Piece, end: bool, content_length: int | None) -> None:
-        """Read a part of a body that is large, or arrives in parts."""
-        scanner, most = self._scanner, self._handler.max_request_nbytes
+        scanner, most = self._scanner, self._context.max_request_nbytes
         if scanner is None:
             if end and len(data) > most:
                 raise body_too_large(len(data), most)
             name, version, length, _, _ = self._head
             head = BodyHead(name, version, length, content_length, self._driver.spec)
-            share = Share(self._handler.service.intake, self._exchange.endpoints.source, REQUEST_NBYTES)
-            self._share = share
-            scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, share)
+            self._share = self._new_share()
+            scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, self._share)
         scanner.feed(data)
         if end:
             takes_long = scanner.json_nbytes > SHORT_NBYTES or scanner.has_many_objects
-            run_off_loop(
-                scanner.json_nbytes if takes_long else 0,
-                scanner.finish,
-                self._on_request,
-                self._handler.executor,
-            )
+            nbytes = scanner.json_nbytes if takes_long else 0
+            run_off_loop(nbytes, scanner.finish, self._on_request, self._context.executor)
 
     def _on_request(self, found: tuple[InferRequest, OutputForm] | RequestError) -> None:
-        """Submit the request in a body, after a check of its long strings."""
         scanner, self._scanner = self._scanner, None
         if isinstance(found, RequestError):
             self._scanner = scanner  # its blocks are freed by refuse
             self.refuse(found)
             return
         request, form = found
-        if self._done:
+        if self.is_done:
             free_body(request)
         elif has_long_strings(request):
-            work = partial(_checked, request, form)
-            run_off_loop(validation.SHORT_NBYTES, work, self._on_request, self._handler.executor)
+
+            def work() -> tuple[InferRequest, OutputForm]:
+                return check_strings(request), form
+
+            run_off_loop(validation.SHORT_NBYTES, work, self._on_request, self._context.executor)
         else:
             try:
-                self._submit(request, form)
+                self._form = form
+                self._submit(request)
             except Exception as error:
                 self.refuse(error)
 
-    def _submit(self, request: InferRequest, form: OutputForm) -> None:
-        handler = self._handler
-        self._form = form
-        if handler.forwarding is not None:
-            handler.forwarding.add_to(request, self._exchange.head)
-        if self._started_ns:
-            request.receiver = self
-        request.sender = self._exchange
-        pending = handler.submit(request, None, self._on_response)
-        if not self._done:
-            self._pending = pending
-
-    def receive(self) -> Reception | None:
-        """Return the trace of a request that has been read, if it is traced."""
-        self._reception = self._handler.receptions.of(
-            self._exchange.head.headers, grpc=False, began_ns=self._started_ns
-        )
-        return self._reception
-
     # ---- the answer -----------------------------------------------------------------------
 
-    def _on_response(self, pending: PendingRequest, answer: Answer) -> None:
+    def _on_answer(self, pending: PendingRequest, answer: Answer) -> None:
         if not isinstance(answer, InferResponse):
             self.refuse(answer or Internal("a stream ended that was no stream"))
             return
         form = self._form
         try:
             if pending.request.class_counts:
-                self._handler.service.inference.classify(answer, pending)
+                self._context.service.inference.classify(answer, pending)
             if not form.everything and _is_long(answer):
                 work = partial(codec.encode_infer_response, answer, form)
-                run_off_loop(SHORT_NBYTES, work, partial(self._on_encoded, answer), self._handler.executor)
+                run_off_loop(SHORT_NBYTES, work, partial(self._on_encoded, answer), self._context.executor)
                 return
             encoded = codec.encode_infer_response(answer, form)
         except Exception as error:
@@ -272,8 +196,7 @@ class InferReceiver:
             self._send_encoded(answer, encoded)
 
     def _on_encoded(self, answer: InferResponse, found: codec.Encoded | RequestError) -> None:
-        """Send a response whose long JSON a thread has encoded."""
-        if self._done:
+        if self.is_done:
             answer.close()
         elif isinstance(found, RequestError):
             answer.close()
@@ -291,32 +214,17 @@ class InferReceiver:
             work = partial(encoding.compress_response, coding, head, pieces)
             run_off_loop(nbytes, work, partial(self._send_compressed, answer))
             return
-        self._done = True
         if self._reception is None:
+            self.is_done = True
             self._exchange.answer(head, pieces, nbytes, answer.on_close and answer.close)
         else:
-            self._reception.send(partial(self._exchange.answer, head, pieces, nbytes, answer.close))
+            self._send(head, pieces, nbytes, answer)
 
-    def _send_compressed(
-        self, response: InferResponse, compressed: tuple[AnswerHead, list[bytes]] | RequestError
-    ) -> None:
-        response.close()
-        if isinstance(compressed, RequestError):
-            self.refuse(compressed)
-        elif not self._done:
-            self._done = True
-            head, pieces = compressed
-            self._send(head, b"".join(pieces))
-
-    def _send(self, head: AnswerHead, body: bytes) -> None:
-        send = partial(self._exchange.answer, head, (body,), len(body))
-        if self._reception is None:
-            send()
-        else:
-            self._reception.send(send)
+    def _send_error(self, error: RequestError) -> None:
+        head, body = error_answer(error)
+        self._exchange.answer(head, (body,), len(body))
 
     def _release_memory(self) -> None:
-        """Release the counted memory, and free the blocks of a body that did not become a request."""
         if self._share is not None:
             self._share.hold(0)
         scanner, self._scanner = self._scanner, None
@@ -333,10 +241,6 @@ def _is_long(answer: InferResponse) -> bool:
         if one.datatype == BYTES:
             most = validation.SHORT_NBYTES
     return nbytes > most
-
-
-def _checked(request: InferRequest, form: OutputForm) -> tuple[InferRequest, OutputForm]:
-    return check_strings(request), form
 
 
 class CompressedReceiver:
@@ -381,7 +285,7 @@ class CompressedReceiver:
         inflate_off_loop(len(data), slices, partial(self._read, len(data), end))
 
     def _read(self, nbytes: int, end: bool, found: Slice | RequestError) -> bool:
-        """Pass on an inflated slice of ``nbytes`` of input. Return whether further slices are wanted."""
+        """Pass on an inflated slice of ``nbytes`` of input. Return whether more slices are wanted."""
         receiver, more = self._receiver, False
         if isinstance(found, RequestError):
             receiver.refuse(found)

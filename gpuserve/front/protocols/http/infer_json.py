@@ -1,7 +1,6 @@
 """The JSON part of an HTTP inference request, parsed to an ``InferHeader``. Pure.
 
-Names, shapes and sizes are checked against the model later. Long arrays of numbers are lifted out of the text
-before the JSON parser runs.
+The model's checks come later. Long arrays of numbers are lifted out of the text before the JSON parser runs.
 """
 
 from __future__ import annotations
@@ -11,46 +10,23 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import InvalidArgument, RequestError
+from gpuserve.front.requests import json_values as values
+from gpuserve.front.requests import parameters as known
 from gpuserve.front.requests.inference import NOTHING, InferRequest, InputTensor, RegionSlice, Sequence
 from gpuserve.front.requests.json_arrays import DATA_KEY, SHORT_NBYTES, LiftedText, lift
-from gpuserve.front.requests.json_values import (
-    MAX_INT64,
-    TOO_FEW,
-    TOO_MANY,
-    LiftedArray,
-    MalformedJson,
-    check_json_size,
-    described,
-    lifted_tensor,
-    loads,
-    loads_skeleton,
-    malformed,
-    member,
-    tensor_bytes,
-    typed,
-    unsigned,
-)
+from gpuserve.front.requests.json_values import MAX_INT64, member, typed, unsigned
 from gpuserve.front.requests.limits import MAX_TEXTS_NBYTES, check_texts, shown
-from gpuserve.front.requests.parameters import (
-    REGION,
-    SEQUENCE_KEYS,
-    Kinds,
-    RequestedOutputs,
-    class_count,
-    json_sequence,
-    region_slice,
-    regions_of,
-)
+from gpuserve.front.requests.parameters import RequestedOutputs
 from gpuserve_worker.protocol.tensor import ITEMSIZE
 
-#: Clients send the same few headers again and again, with binary tensors or arrays of numbers. Headers up to
-#: this length are cached, the last ``_REMEMBERED`` of them.
+#: Clients send the same few headers again and again. Headers up to this length are cached, the last
+#: ``_REMEMBERED`` of them.
 REMEMBERED_NBYTES: Final = 1024
 _REMEMBERED: Final = 512
 
-_OWN_PARAMETERS: Final = SEQUENCE_KEYS | {"priority", "timeout", "binary_data_output"}
-_KINDS: Final = Kinds("a string", "an unsigned integer")
-_EXACT: Final = frozenset({TOO_FEW, TOO_MANY})
+_OWN_PARAMETERS: Final = known.SEQUENCE_KEYS | {"priority", "timeout", "binary_data_output"}
+_KINDS: Final = known.Kinds("a string", "an unsigned integer")
+_EXACT: Final = frozenset({values.TOO_FEW, values.TOO_MANY})
 #: The lifted arrays of one request, in the order of the inputs.
 Arrays: TypeAlias = Iterator[bytes | memoryview]
 NO_ARRAYS: Final[Arrays] = iter(())
@@ -66,8 +42,7 @@ class OutputForm(NamedTuple):
 
 class HeaderInput(NamedTuple):
     """One input. Its data is one of: ``nbytes`` of binary data after the JSON, ``inline`` bytes from the
-    JSON, the array that was ``lifted`` with this number (of ``elements`` elements), or a shared-memory region
-    (``place``).
+    JSON, the array ``lifted`` with this number (of ``elements``), or a shared-memory region (``place``).
     """
 
     name: str
@@ -121,13 +96,13 @@ class InferHeader(NamedTuple):
         )
         if placements or in_regions:  # copied for each request: the numbers of regions are written into them
             request.placements = {name: one.unresolved_copy() for name, one in placements.items()}
-            request.regions = regions_of(inputs, request.placements)
+            request.regions = known.regions_of(inputs, request.placements)
         return request
 
 
 def read_header(text: bytes | bytearray) -> InferHeader:
     """Return the content of a request's JSON. Raise InvalidArgument if it violates the protocol."""
-    return _header(loads(text))
+    return _header(values.loads(text))
 
 
 def _header(found: Any) -> InferHeader:
@@ -141,12 +116,12 @@ def _header(found: Any) -> InferHeader:
         inputs,
         typed(document.get("id", ""), str, "'id'"),
         _custom_parameters(parameters),
-        _timeout_s(parameters),
+        unsigned(parameters.get("timeout", 0), "'timeout'") / 1e6 or None,  # on the wire in microseconds
         unsigned(parameters.get("priority", 0), "'priority'"),
         outputs_asked,
         form,
         any(one.place is not None for one in inputs),
-        json_sequence(parameters),
+        known.json_sequence(parameters),
         any(one.nbytes is not None for one in inputs),
     )
 
@@ -155,9 +130,7 @@ _remembered_header = functools.lru_cache(_REMEMBERED)(read_header)
 
 
 class BinaryTemplate(NamedTuple):
-    """The content of a JSON whose inputs are all binary, without rare features. An input is a name, a
-    datatype, a shape, and a size in bytes.
-    """
+    """The content of a JSON with binary inputs (name, datatype, shape, nbytes) and no rare features."""
 
     inputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
     request_id: str
@@ -169,9 +142,7 @@ class BinaryTemplate(NamedTuple):
 
 @functools.lru_cache(_REMEMBERED)
 def binary_template(text: bytes) -> BinaryTemplate | None:
-    """Return the template of a JSON, or None if there is none or the JSON is invalid; ``header_for`` raises
-    the error then.
-    """
+    """Return the template of a JSON, or None if it has none or is invalid: ``header_for`` raises then."""
     try:
         header = _remembered_header(text)
     except RequestError:
@@ -187,49 +158,45 @@ def binary_template(text: bytes) -> BinaryTemplate | None:
 
 
 def _read_skeleton(skeleton: bytes) -> InferHeader:
-    return _header(loads_skeleton(skeleton))
+    return _header(values.loads_skeleton(skeleton))
 
 
 _remembered_skeleton = functools.lru_cache(_REMEMBERED)(_read_skeleton)
 
 
 def header_for(model_name: str, text: bytes | bytearray, *, binary: bool) -> tuple[InferHeader, Arrays]:
-    """Return the header of a request and its lifted arrays. Errors name the model. Short JSON beside tensors
-    or arrays is cached.
-    """
+    """Return the header of a request and its lifted arrays. Errors name the model. Short JSON is cached."""
     is_short = len(text) <= REMEMBERED_NBYTES
     try:
-        if len(text) > MAX_TEXTS_NBYTES:
-            header, arrays = _long_header(text)
-            check_texts(header.request_id, header.parameters)
-            return header, arrays
-        if binary and is_short and DATA_KEY not in text:
+        is_huge = len(text) > MAX_TEXTS_NBYTES
+        if not is_huge and binary and is_short and DATA_KEY not in text:
             return _remembered_header(bytes(text)), NO_ARRAYS
-        check_json_size(len(text))
+        values.check_json_size(len(text))
         lifted = lift(text)
-        if lifted is not None and (found := _lifted_header(lifted)) is not None:
-            return found
-        return _remembered_header(bytes(text)) if binary and is_short else read_header(text), NO_ARRAYS
+        found = None if lifted is None else _lifted_header(lifted)
+        if found is None:
+            header = _remembered_header(bytes(text)) if binary and is_short else read_header(text)
+            found = header, NO_ARRAYS
+        if is_huge:
+            check_texts(found[0].request_id, found[0].parameters)
+        return found
     except RequestError as error:
         if str(error) in _EXACT:
             raise
         raise type(error)(f"{error} (in a request for model '{shown(model_name)}')") from None
 
 
-def _long_header(text: bytes | bytearray) -> tuple[InferHeader, Arrays]:
-    check_json_size(len(text))
-    lifted = lift(text)
-    return (None if lifted is None else _lifted_header(lifted)) or (read_header(text), NO_ARRAYS)
-
-
 def _lifted_header(lifted: LiftedText) -> tuple[InferHeader, Arrays] | None:
-    """Return the header of a text without its arrays, and the arrays. None: a short text is invalid, and
-    reading it whole gives a better error.
-    """
+    """Return the header and arrays of a text, or None if it is short and invalid."""
     try:
-        header = _skeleton_of(lifted)
+        skeleton = lifted.skeleton
+        try:
+            read = _remembered_skeleton if len(skeleton) <= REMEMBERED_NBYTES else _read_skeleton
+            header = read(skeleton)
+        except values.MalformedJson as error:
+            raise values.malformed(error.detail, lifted.origin(error.position)) from None
         arrays = [
-            lifted_tensor(lifted, number, datatype, elements, name)
+            values.lifted_tensor(lifted, number, datatype, elements, name)
             for name, datatype, _, _, _, _, number, elements in header.inputs
             if number is not None
         ]
@@ -238,14 +205,6 @@ def _lifted_header(lifted: LiftedText) -> tuple[InferHeader, Arrays] | None:
         if len(lifted.text) <= SHORT_NBYTES:
             return None
         raise
-
-
-def _skeleton_of(lifted: LiftedText) -> InferHeader:
-    skeleton = lifted.skeleton
-    try:
-        return (_remembered_skeleton if len(skeleton) <= REMEMBERED_NBYTES else _read_skeleton)(skeleton)
-    except MalformedJson as error:
-        raise malformed(error.detail, lifted.origin(error.position)) from None
 
 
 def _read_input(entry: Any, position: int) -> HeaderInput:
@@ -262,17 +221,16 @@ def _read_input(entry: Any, position: int) -> HeaderInput:
     count = _element_count(shape, datatype, shown_name)
     parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of input '{shown_name}'")
     source = _data_source(entry, parameters, shown_name)
-    place = region_slice(parameters, name, _KINDS) if parameters else None
+    place = known.region_slice(parameters, name, _KINDS) if parameters else None
     if place is not None:
         return HeaderInput(name, datatype, shape, None, b"", place)
     if source == "binary_data_size":
-        return HeaderInput(
-            name, datatype, shape, unsigned(parameters[source], f"'{source}' of input '{shown_name}'")
-        )
-    if type(entry["data"]) is LiftedArray:
+        nbytes = unsigned(parameters[source], f"'{source}' of input '{shown_name}'")
+        return HeaderInput(name, datatype, shape, nbytes)
+    if type(entry["data"]) is values.LiftedArray:
         return HeaderInput(name, datatype, shape, None, lifted=entry["data"].number, elements=count)
     data = member(entry, "data", list, f" of input '{shown_name}'")
-    return HeaderInput(name, datatype, shape, None, tensor_bytes(data, datatype, count, shown_name))
+    return HeaderInput(name, datatype, shape, None, values.tensor_bytes(data, datatype, count, shown_name))
 
 
 def _entry_name(entry: dict[str, Any], kind: str, position: int) -> str:
@@ -289,15 +247,13 @@ def _read_shape(entry: dict[str, Any], name: str) -> tuple[int, ...]:
         negative = [dim for dim in wrong if type(dim) is int and dim < 0]
         raise InvalidArgument(
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer, "
-            f"got {described((negative or wrong)[0])} for input '{name}'"
+            f"got {values.described((negative or wrong)[0])} for input '{name}'"
         )
     return tuple(shape)
 
 
 def _element_count(shape: tuple[int, ...], datatype: str, name: str) -> int:
-    """Return the number of elements of a shape. Stops at the first overflow, so a shape of any length is
-    quick.
-    """
+    """Return the number of elements of a shape, up to the first overflow: a shape may be of any length."""
     count = 1
     for dim in shape:
         count *= dim
@@ -312,7 +268,7 @@ def _element_count(shape: tuple[int, ...], datatype: str, name: str) -> int:
 
 def _data_source(entry: dict[str, Any], parameters: dict[str, Any], name: str) -> str:
     given = ["data"] if "data" in entry else []
-    given += [field for field in ("binary_data_size", REGION) if field in parameters]
+    given += [field for field in ("binary_data_size", known.REGION) if field in parameters]
     if len(given) == 1:
         return given[0]
     found = " ".join(["set", *(f"'{field}'" for field in given)]) if given else "no field is set"
@@ -334,52 +290,40 @@ def _read_outputs(entries: list[Any], everything: bool) -> tuple[RequestedOutput
         name = _entry_name(entry, "output", position)
         parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of output '{shown(name)}'")
         names.append(name)
-        if (place := region_slice(parameters, name, _KINDS)) is not None:
+        if (place := known.region_slice(parameters, name, _KINDS)) is not None:
             placements[name] = place
-        if count := class_count(parameters, name, _KINDS):
+        if count := known.class_count(parameters, name, _KINDS):
             class_counts[name] = count
-            _check_not_placed(name, place)
+            if place is not None:
+                raise InvalidArgument(
+                    "Output can't set both 'shared_memory_region' and 'classification', "
+                    f"as output '{shown(name)}' does"
+                )
         if _flag(parameters, "binary_data"):
             binary.append(name)
     return RequestedOutputs(tuple(names), placements, class_counts), OutputForm(frozenset(binary))
-
-
-def _check_not_placed(name: str, place: RegionSlice | None) -> None:
-    if place is not None:
-        raise InvalidArgument(
-            "Output can't set both 'shared_memory_region' and 'classification', "
-            f"as output '{shown(name)}' does"
-        )
 
 
 def _flag(parameters: dict[str, Any], key: str) -> bool:
     return typed(parameters.get(key, False), bool, f"'{key}'")
 
 
-def _timeout_s(parameters: dict[str, Any]) -> float | None:
-    """Return the client's time limit in seconds; on the wire it is in microseconds, and 0 for none."""
-    return unsigned(parameters.get("timeout", 0), "'timeout'") / 1e6 or None
-
-
 def _custom_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters for the model, without those that the protocol reads itself."""
     custom: dict[str, Any] = {}
     for key, value in parameters.items():
-        if key not in _OWN_PARAMETERS:
-            custom[key] = _custom_parameter(key, value)
+        if key in _OWN_PARAMETERS:
+            continue
+        if key.startswith("triton_"):
+            raise InvalidArgument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage "
+                "and should not be specified."
+            )
+        if type(value) not in {bool, int, float, str}:
+            raise InvalidArgument(
+                f"parameter '{shown(key)}' has invalid type. It should be either 'int', 'bool', or 'string'."
+            )
+        if type(value) is int and not -MAX_INT64 - 1 <= value <= MAX_INT64:
+            raise InvalidArgument(f"parameter '{shown(key)}' is an integer of more than 64 bits")
+        custom[key] = value
     return custom
-
-
-def _custom_parameter(key: str, value: Any) -> Any:
-    if key.startswith("triton_"):
-        raise InvalidArgument(
-            "parameter keys starting with 'triton_' are reserved for Triton usage "
-            "and should not be specified."
-        )
-    if type(value) not in {bool, int, float, str}:
-        raise InvalidArgument(
-            f"parameter '{shown(key)}' has invalid type. It should be either 'int', 'bool', or 'string'."
-        )
-    if type(value) is int and not -MAX_INT64 - 1 <= value <= MAX_INT64:
-        raise InvalidArgument(f"parameter '{shown(key)}' is an integer of more than 64 bits")
-    return value

@@ -1,13 +1,11 @@
-"""HTTP endpoints of management: model repository, shared-memory regions, trace and log settings, and the
-admin API.
-"""
+"""HTTP endpoints of management: repository, shared-memory regions, settings, and the admin API."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from gpuserve.core.errors import InvalidArgument, Unimplemented, request_error
 from gpuserve.front.ipc.shared_memory import HANDLE_NBYTES, RegionKind
@@ -15,15 +13,9 @@ from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.protocols.access.body_decoding import read_off_loop
 from gpuserve.front.protocols.access.clients import client_uid
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route
-from gpuserve.front.protocols.http.http_responses import (
-    AsyncEndpoint,
-    HttpAnswer,
-    ImmediateEndpoint,
-    error_answer,
-    json_answer,
-)
+from gpuserve.front.protocols.http import http_responses as responses
+from gpuserve.front.protocols.http.http_responses import AsyncEndpoint, HttpAnswer, json_answer
 from gpuserve.front.requests import admin_codec
-from gpuserve.front.requests.inference import IndexEntry
 from gpuserve.front.requests.json_values import compact, described, is_too_deep, loads, typed, unsigned
 from gpuserve.front.requests.limits import shown, shown_names
 from gpuserve.front.service.inference_service import InferenceService
@@ -40,14 +32,14 @@ T = TypeVar("T")
 
 
 class ManagementEndpoints:
-    """The endpoints of the v2 protocol that show or change the repository, shared memory, trace settings and
-    log settings.
-    """
+    """The endpoints of the v2 protocol that show or change the repository, regions, and settings."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self.immediate: dict[Endpoint, ImmediateEndpoint] = {
-            Endpoint.TRACE_SETTING: self._trace_setting,
+        self.immediate: dict[Endpoint, responses.ImmediateEndpoint] = {
+            Endpoint.TRACE_SETTING: lambda route: json_answer(
+                admin_codec.trace_json(service.control.trace.settings(route.model_name))
+            ),
             Endpoint.LOGGING: lambda _: json_answer(admin_codec.log_json(service.control.log.settings)),
             Endpoint.SYSTEM_REGION_STATUS: self._system_status,
             Endpoint.SYSTEM_REGION_UNREGISTER: partial(self._unregister, RegionKind.SYSTEM),
@@ -68,17 +60,20 @@ class ManagementEndpoints:
     # ---- repository -----------------------------------------------------------------------
 
     async def _index(self, route: Route, body: bytes) -> Any:
-        entries = self._service.models.index(ready_only=await self._read(body, parse_index_body))
-        return [_index_row(one) for one in entries]
+        rows = []
+        for entry in self._service.models.index(ready_only=await self._read(body, parse_index_body)):
+            row = {key: value for key, value in entry._asdict().items() if value}
+            # MLServer's client requires the reason of a state, though Triton leaves an empty one out.
+            rows.append(row | {"reason": entry.reason} if entry.state else row)
+        return rows
 
     async def _load(self, route: Route, body: bytes) -> Any:
         await self._service.control.repository.load(route.model_name, await self._read(body, parse_load_body))
         return b""
 
     async def _unload(self, route: Route, body: bytes) -> Any:
-        await self._service.control.repository.unload(
-            route.model_name, await self._read(body, _parse_parameters)
-        )
+        parameters = await self._read(body, _parse_parameters)
+        await self._service.control.repository.unload(route.model_name, parameters)
         return b""
 
     async def _named(self, route: Route, body: bytes) -> Any:
@@ -88,18 +83,15 @@ class ManagementEndpoints:
 
     def _system_status(self, route: Route) -> HttpAnswer:
         found = self._service.control.regions.status(RegionKind.SYSTEM, route.region_name)
-        return json_answer(
-            [
-                {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.nbytes}
-                for one in found
-            ]
-        )
+        rows = [
+            {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.nbytes} for one in found
+        ]
+        return json_answer(rows)
 
     def _cuda_status(self, route: Route) -> HttpAnswer:
         found = self._service.control.regions.status(RegionKind.CUDA, route.region_name)
-        return json_answer(
-            [{"name": one.name, "device_id": one.device_id, "byte_size": one.nbytes} for one in found]
-        )
+        rows = [{"name": one.name, "device_id": one.device_id, "byte_size": one.nbytes} for one in found]
+        return json_answer(rows)
 
     def _unregister(self, kind: RegionKind, route: Route) -> HttpAnswer:
         self._service.control.regions.unregister(kind, route.region_name)
@@ -123,9 +115,6 @@ class ManagementEndpoints:
         return b""
 
     # ---- settings -------------------------------------------------------------------------
-
-    def _trace_setting(self, route: Route) -> HttpAnswer:
-        return json_answer(admin_codec.trace_json(self._service.control.trace.settings(route.model_name)))
 
     async def _trace_update(self, route: Route, request: AsyncRequest) -> HttpAnswer:
         trace = self._service.control.trace
@@ -151,21 +140,11 @@ def _with_body(max_nbytes: int, answer: Callable[[Route, bytes], Awaitable[Any]]
     return read
 
 
-def _index_row(entry: IndexEntry) -> dict[str, str]:
-    """Return one version in the index, with a ``reason`` whenever there is a state: MLServer's client
-    requires the reason, though Triton leaves an empty one out.
-    """
-    members = {key: value for key, value in entry._asdict().items() if value}
-    return members | {"reason": entry.reason} if entry.state else members
-
-
 # ---- bodies -------------------------------------------------------------------------------
 
 
 def parse_index_body(body: bytes) -> bool:
-    """Return whether an index request wants only ready models. Raise InvalidArgument if malformed, however
-    deep.
-    """
+    """Return whether an index request wants only ready models. Raise InvalidArgument if it is malformed."""
     if not body.strip():
         return False
     if is_too_deep(body):  # "ready" is the only known member, so its value is what nests
@@ -219,9 +198,7 @@ def _parse_parameters(body: bytes) -> dict[str, Any]:
 
 
 def read_handle(raw: Any) -> bytes:
-    """Return the ``cudaIpcMemHandle_t`` in ``{"b64": "…"}``. Raise InvalidArgument if it is not
-    ``HANDLE_NBYTES`` long.
-    """
+    """Return the ``cudaIpcMemHandle_t`` in ``{"b64": "…"}``. Raise InvalidArgument for another length."""
     text = typed(_field(typed(raw, dict, "'raw_handle'"), "b64"), str, "'b64' of 'raw_handle'")
     handle = _base64(text) or b""
     if len(handle) != HANDLE_NBYTES:
@@ -263,9 +240,7 @@ def admin_endpoints(service: InferenceService) -> dict[Endpoint, AsyncEndpoint]:
 
 
 def admin_command(route: Route, body: bytes) -> AdminCommand:
-    """Return the verb of a request and its arguments. Raise InvalidArgument if the body does not fit the
-    verb.
-    """
+    """Return the verb and arguments of a request. Raise InvalidArgument if the body does not fit the verb."""
     verb, members = _VERBS[route.endpoint]
     given = _parse_members(body, verb, members)
     if not route.model_name:
@@ -280,51 +255,42 @@ def admin_command(route: Route, body: bytes) -> AdminCommand:
 def outcome_answer(outcome: VerbOutcome) -> HttpAnswer:
     """Return the answer for an outcome: its result, with a text as "text" or "error"."""
     if outcome.code:
-        return error_answer(request_error(outcome.code, outcome.text), outcome.result)
+        return responses.error_answer(request_error(outcome.code, outcome.text), outcome.result)
     text = {"text": outcome.text} if outcome.text else {}
     return json_answer({**outcome.result, **text})
 
 
-def _parse_members(body: bytes, verb: str, members: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+def _parse_members(body: bytes, verb: str, members: Mapping[str, _Member]) -> dict[str, Any]:
     document = loads(body) if body.strip() else {}
     if not isinstance(document, dict):
         raise InvalidArgument(f"the body of a {verb} request must be a JSON object")
-    for name in document:
+    for name, value in document.items():
         if name not in members:
             known = f"expected {shown_names(members)}" if members else "it takes none"
             raise InvalidArgument(f"unknown member '{shown(name)}' in the body of a {verb} request; {known}")
-    return {name: members[name](value) for name, value in document.items()}
+        expected, types, least, most = members[name]
+        if type(value) not in types or not least <= value <= most:
+            raise InvalidArgument(f"'{name}': expected {expected}, given {shown(compact(value))}")
+    return document
 
 
-def _timeout_s(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= MAX_TIMEOUT_S:
-        raise _wrong_member("timeout_s", f"a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}", value)
-    return float(value)
-
-
-def _undo(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong_member("undo", "true or false", value)
-    return value
-
-
-def _instances(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_INSTANCES:
-        raise _wrong_member("instances", f"an integer from 1 to {MAX_INSTANCES}", value)
-    return value
-
-
-def _wrong_member(member: str, expected: str, value: Any) -> InvalidArgument:
-    return InvalidArgument(f"'{member}': expected {expected}, given {shown(compact(value))}")
-
-
-#: The verb of each endpoint, and the allowed members of its body with their parsers.
-_VERBS: Final[dict[Endpoint, tuple[str, dict[str, Callable[[Any], Any]]]]] = {
+#: A member of a body: a text about its values, their types, the least and the largest.
+_Member: TypeAlias = tuple[str, tuple[type, ...], float, float]
+_TIMEOUT: Final = f"a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}"
+_COUNT: Final = f"an integer from 1 to {MAX_INSTANCES}"
+#: The verb of each endpoint, and the allowed members of its body.
+_VERBS: Final[dict[Endpoint, tuple[str, dict[str, _Member]]]] = {
     Endpoint.ADMIN_STATUS: ("status", {}),
-    Endpoint.ADMIN_DRAIN: ("drain", {"timeout_s": _timeout_s, "undo": _undo}),
+    Endpoint.ADMIN_DRAIN: (
+        "drain",
+        {
+            "timeout_s": (_TIMEOUT, (int, float), 0, MAX_TIMEOUT_S),
+            "undo": ("true or false", (bool,), False, True),
+        },
+    ),
     Endpoint.ADMIN_RELOAD: ("reload", {}),
     Endpoint.ADMIN_MODEL_LOAD: ("load", {}),
     Endpoint.ADMIN_MODEL_UNLOAD: ("unload", {}),
     Endpoint.ADMIN_MODEL_RELOAD: ("reload", {}),
-    Endpoint.ADMIN_MODEL_SCALE: ("scale", {"instances": _instances}),
+    Endpoint.ADMIN_MODEL_SCALE: ("scale", {"instances": (_COUNT, (int,), 1, MAX_INSTANCES)}),
 }

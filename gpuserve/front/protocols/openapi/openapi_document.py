@@ -1,8 +1,8 @@
 """The OpenAPI document of a server: templates filled in, with paths and examples for each loaded model.
 
-A test compares the templates with the endpoint table. Names in the document are client data: a page that
-shows them has to escape them. Examples are made of a model's declaration. Large tensors are left empty (see
-``left_out``). FP16 and BF16 have no JSON form, and so no example.
+Names in the document are client data: a page that shows them has to escape them. Examples are made of a
+model's declaration; large tensors are left empty (``left_out``). FP16 and BF16 have no JSON form, and so no
+example.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ class OpenApiDocument:
 
     @property
     def _is_current(self) -> bool:
-        return self._rendered_specs is not None and list(map(id, self._rendered_specs)) == list(
-            map(id, self._specs())
-        )
+        known = self._rendered_specs
+        return known is not None and list(map(id, known)) == list(map(id, self._specs()))
 
     def _render(self) -> Generator[None, None, bytes]:
         if not self._is_current:  # another request may have rendered it meanwhile
@@ -67,9 +66,7 @@ class OpenApiDocument:
 def render_document(
     server_name: str, server_version: str, specs: Iterable[ModelSpec], parts: Sequence[str] = ()
 ) -> Generator[None, None, bytes]:
-    """Render the OpenAPI document of a server with these models and optional ``parts``, as JSON. Yields after
-    each model, so that the event loop continues in between.
-    """
+    """Render the OpenAPI document of a server as JSON. Yields after each model, so that others can run."""
     models = sorted(specs, key=lambda spec: spec.name)
     document = copy.deepcopy(template("document.json"))
     components = document["components"]
@@ -82,20 +79,21 @@ def render_document(
     document["info"] |= {"title": server_name, "version": server_version}
     if models:
         components["parameters"]["model_name"]["schema"]["examples"] = [spec.name for spec in models]
-    document["tags"][:0] = [
-        {"name": _tag(spec), "description": f"Version {spec.version}."} for spec in models
-    ]  # fmt: skip
+    tags = [{"name": _tag(spec), "description": f"Version {spec.version}."} for spec in models]
+    document["tags"][:0] = tags
     paths = [_members(document["paths"])]
     for spec in models:
         yield
-        paths.append(_members(_paths_of_model(document, spec)))
+        path = _MODEL.replace("{model_name}", quote(spec.name, safe=""))
+        # A decoupled model has no ``/infer``.
+        tails = [tail for tail in _INFERENCE_PATHS if not (spec.decoupled and tail == _INFER)]
+        paths.append(_members({path + tail: {"post": _operation(document, tail, spec)} for tail in tails}))
     yield
     del document["paths"]
     return f'{{{_members(document)},"paths":{{{",".join(paths)}}}}}'.encode()
 
 
 def _members(node: Node) -> str:
-    """Return a JSON object without its braces."""
     return compact(node)[1:-1]
 
 
@@ -113,19 +111,15 @@ def _tag(spec: ModelSpec) -> str:
     return f"model {spec.name}"
 
 
-def _paths_of_model(document: Node, spec: ModelSpec) -> Node:
-    """Return the inference endpoints of a model, with its name in the path. A decoupled model has no
-    ``/infer``.
-    """
-    path = _MODEL.replace("{model_name}", quote(spec.name, safe=""))
-    tails = [tail for tail in _INFERENCE_PATHS if not (spec.decoupled and tail == _INFER)]
-    return {path + tail: {"post": _operation(document, tail, spec)} for tail in tails}
-
-
 def _operation(document: Node, tail: str, spec: ModelSpec) -> Node:
     """Return the operation of one model: that of any model, with the bodies of this model."""
     operation: Node = copy.deepcopy(document["paths"][_MODEL + tail]["post"])
-    answer = copy.deepcopy(_resolve_reference(document, operation["responses"]["200"]))
+    answer = operation["responses"]["200"]
+    if reference := answer.get("$ref"):
+        answer = document
+        for key in reference.split("/")[1:]:
+            answer = answer[key]
+        answer = copy.deepcopy(answer)
     operation["responses"]["200"] = answer
     operation["operationId"] += f"_of_{spec.name}"
     operation["tags"] = [_tag(spec)]
@@ -156,13 +150,6 @@ def _example_note(spec: ModelSpec) -> str:
         counts = ", ".join(f"'{name}' takes {one['elements']}" for name, one in omitted.items())
         return f"The example leaves the elements of large inputs out: {counts}."
     return ""
-
-
-def _resolve_reference(document: Node, node: Node) -> Node:
-    """Return the node, or the part of the document that the node refers to."""
-    for key in node.get("$ref", "").split("/")[1:]:
-        document = document[key]
-    return document if "$ref" in node else node
 
 
 #: The maximum number of elements in an example; larger tensors are left empty.
@@ -197,18 +184,17 @@ def generate_response(spec: ModelSpec) -> dict[str, Any]:
 
 def generate_schema(spec: ModelSpec) -> dict[str, Any]:
     """Return the schema of a body for ``/generate``: a value or an array for each input."""
-    members: dict[str, Any] = {
-        "type": "object",
-        "properties": {one.name: _member_schema(one) for one in spec.inputs},
-    }
+    properties = {}
+    for one in spec.inputs:
+        anything = [{"type": _TYPES.get(one.datatype, "integer")}, {"type": "array"}]
+        properties[one.name] = {"description": f"{one.datatype} {list(one.shape)}", "anyOf": anything}
+    members: dict[str, Any] = {"type": "object", "properties": properties}
     required = [one.name for one in spec.inputs if not one.optional]
     return {**members, "required": required} if required else members
 
 
 def left_out(spec: ModelSpec) -> dict[str, dict[str, Any]]:
-    """Return the inputs that the examples leave empty, with their number of elements and one example
-    element.
-    """
+    """Return the inputs that the examples leave empty: their number of elements and one element."""
     counts = {one.name: (element_count(_shape(one, spec)), _value(one)) for one in spec.inputs}
     return {
         name: {"elements": count, "value": value}
@@ -219,12 +205,8 @@ def left_out(spec: ModelSpec) -> dict[str, dict[str, Any]]:
 
 def _tensor(tensor: TensorSpec, spec: ModelSpec) -> dict[str, Any]:
     shape = _shape(tensor, spec)
-    return {
-        "name": tensor.name,
-        "shape": list(shape),
-        "datatype": tensor.datatype,
-        "data": _data(tensor, shape),
-    }
+    data = _data(tensor, shape)
+    return {"name": tensor.name, "shape": list(shape), "datatype": tensor.datatype, "data": data}
 
 
 def _member(tensor: TensorSpec, spec: ModelSpec) -> Any:
@@ -245,9 +227,3 @@ def _shape(tensor: TensorSpec, spec: ModelSpec) -> tuple[int, ...]:
 
 def _value(tensor: TensorSpec) -> Any:
     return _VALUES.get(tensor.datatype, 1)
-
-
-def _member_schema(tensor: TensorSpec) -> dict[str, Any]:
-    element = {"type": _TYPES.get(tensor.datatype, "integer")}
-    described = f"{tensor.datatype} {list(tensor.shape)}"
-    return {"description": described, "anyOf": [element, {"type": "array"}]}

@@ -1,7 +1,5 @@
-"""The dashboard page at ``/``: static files without data, equal for all servers.
-
-The script shows data of ``/dashboard/…`` and the v2 protocol. The headers allow only these files, of this
-server.
+"""The dashboard page at ``/``: static files without data, equal for all servers. Its script shows data of
+``/dashboard/…`` and the v2 protocol; the headers allow only these files, of this server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The page at ``/docs``: one static file without data, equal for all servers.
-
-The script shows ``/openapi.json`` as text. The headers allow only this file and this server.
-"""
+"""The page at ``/docs``: one static file without data, whose script shows ``/openapi.json`` as text."""
 
 from __future__ import annotations
 
@@ -33,10 +30,6 @@ def page() -> Page:
         files.joinpath(name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
     )
     body = html.replace(_STYLE, style).replace(_SCRIPT, script).encode()
-    return Page(_head(style, script), body)
-
-
-def _head(style: str, script: str) -> AnswerHead:
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -50,7 +43,7 @@ def _head(style: str, script: str) -> AnswerHead:
             "require-trusted-types-for 'script'",
         )
     )
-    return AnswerHead(
+    head = AnswerHead(
         200,
         (
             (b"content-type", b"text/html; charset=utf-8"),
@@ -59,6 +52,7 @@ def _head(style: str, script: str) -> AnswerHead:
             (b"referrer-policy", b"no-referrer"),
         ),
     )
+    return Page(head, body)
 
 
 def _hash(text: str) -> str:
