@@ -18,14 +18,14 @@ from pathlib import Path
 
 from benchmarks import doors
 from benchmarks.events import Events
-from benchmarks.footprint_sections import Imports, Starts
+from benchmarks.footprint import Imports, Starts
 from benchmarks.model_files.section import ModelFiles
 from benchmarks.model_py import ModelPy
 from benchmarks.peers import PeerCache, ServerMissing
-from benchmarks.report import Report
+from benchmarks.report import Part, Plan, Report, Section
 from benchmarks.request_section import Requests
-from benchmarks.sections import Part, Plan, Section
-from benchmarks.servers import SERVERS, Server
+from benchmarks.servers import SERVERS
+from benchmarks.servers.server import Server
 from benchmarks.sweeps import Sweeps
 
 _ROOT = Path(__file__).parent.parent

@@ -23,7 +23,7 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.tables import table
+from benchmarks.figures import table
 from gpuserve.bench import http2_client as http2
 from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.net.exchange import AnswerHead, ConnectionEndpoints

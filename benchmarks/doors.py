@@ -12,17 +12,16 @@ from statistics import median
 from typing import Final, TypeAlias
 
 from benchmarks import load
-from benchmarks.comparison import Ratio
+from benchmarks.figures import table
 from benchmarks.load import GrpcLoad, JsonLoad, Load, LoadResult
 from benchmarks.payloads import EchoFractionsPayload, EchoPayload, Payload
 from benchmarks.peers import PeerCache
+from benchmarks.report import Plan
 from benchmarks.request_section import conditions, cpu_cell, failures_of, measured, row_document
-from benchmarks.rounds import Sample, Samples
+from benchmarks.rounds import Ratio, Sample, Samples
 from benchmarks.rows import Measure, Row
-from benchmarks.sections import Plan
-from benchmarks.servers import Api, Option, RunningServer, Server
-from benchmarks.servers.ours import GpuServe
-from benchmarks.tables import table
+from benchmarks.servers import GpuServe
+from benchmarks.servers.server import Api, Option, RunningServer, Server
 
 _SMALL, _LARGE = EchoPayload(64), EchoPayload(1 << 20)
 

@@ -13,15 +13,14 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks import load
-from benchmarks.comparison import Comparison
 from benchmarks.load import HttpLoad, LoadResult
 from benchmarks.payloads import INFER, HttpRequest, grpc_request, json_request, post
+from benchmarks.report import Plan
 from benchmarks.request_section import RequestPart
-from benchmarks.rounds import LoadedServer, Subject, measure
+from benchmarks.rounds import Comparison, LoadedServer, Subject, measure
 from benchmarks.rows import Measure, Row
-from benchmarks.sections import Plan
-from benchmarks.servers import Api, GpuServe, Ports, RunningServer, ServerFailed, running
-from benchmarks.servers.server import MODELS_FOLDER
+from benchmarks.servers import GpuServe
+from benchmarks.servers.server import MODELS_FOLDER, Api, Ports, RunningServer, ServerFailed, running
 
 WORDS, CHAT = "words", "chat"
 WORD = "token "

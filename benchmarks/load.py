@@ -26,7 +26,7 @@ from benchmarks.payloads import (
     TokensPayload,
     framed,
 )
-from benchmarks.servers import Api, Option, RunningServer, Server
+from benchmarks.servers.server import Api, Option, RunningServer, Server
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
 _GRACE_S = 30.0  # for a generator to end after its time

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from benchmarks import load
-from benchmarks.comparison import Comparison
 from benchmarks.load import GrpcLoad, GrpcStreamLoad
 from benchmarks.payloads import ChainPayload, EchoPayload, TokensPayload
+from benchmarks.report import Plan
 from benchmarks.request_section import RequestPart
-from benchmarks.rounds import LoadedServer, Subject, measure
+from benchmarks.rounds import Comparison, LoadedServer, Subject, measure
 from benchmarks.rows import Goals, Measure, Row, Target
-from benchmarks.sections import Plan
-from benchmarks.servers import CHAIN, ECHO, TOKENS, GpuServe, PlainTriton, Ports, ServerFailed, running
-from benchmarks.servers.server import MODELS_FOLDER
+from benchmarks.servers import GpuServe, PlainTriton
+from benchmarks.servers.server import CHAIN, ECHO, MODELS_FOLDER, TOKENS, Ports, ServerFailed, running
 
 _MODELS = (ECHO, TOKENS, CHAIN)
 _SMALL = EchoPayload(64)

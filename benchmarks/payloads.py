@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from benchmarks import shared_memory_client
-from benchmarks.servers import (
+from benchmarks.servers.server import (
     CHAIN,
     ECHO,
     ECHO_BYTES,

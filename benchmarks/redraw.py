@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rounds import Sample, Samples
-from benchmarks.servers import Kind
+from benchmarks.servers.server import Kind
 from benchmarks.sweeps import SWEEPS, SweepPart
 
 _RESULTS = Path(__file__).parent / "results"

@@ -10,12 +10,22 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import load, memcpy
-from benchmarks.comparison import OURS, Comparison, Verdict
-from benchmarks.rounds import Baseline, LoadedServer, Memcpy, Sample, Samples, Subject, measure
+from benchmarks.figures import table
+from benchmarks.report import Plan
+from benchmarks.rounds import (
+    OURS,
+    Baseline,
+    Comparison,
+    LoadedServer,
+    Memcpy,
+    Sample,
+    Samples,
+    Subject,
+    Verdict,
+    measure,
+)
 from benchmarks.rows import ROWS, WITHOUT, Measure, Row
-from benchmarks.sections import Plan
-from benchmarks.servers import ECHO, MODELS, Kind, Option, RunningServer, Server, ServerFailed, running
-from benchmarks.tables import table
+from benchmarks.servers.server import ECHO, MODELS, Kind, Option, RunningServer, Server, ServerFailed, running
 
 #: A process with less of the CPU time of its server is left out of the table; JSON has it.
 _SHOWN_SHARE = 0.01

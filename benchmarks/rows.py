@@ -26,7 +26,7 @@ from benchmarks.payloads import (
     TokensPayload,
     UnbatchedPayload,
 )
-from benchmarks.servers import ECHO, ECHO_READ_ONLY, Option
+from benchmarks.servers.server import ECHO, ECHO_READ_ONLY, Option
 
 _SMALL = EchoPayload(64)
 _LARGE = EchoPayload(1 << 20)

@@ -18,13 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.attacks.attacked import PLAIN, Setting, attacked
-from benchmarks.attacks.cases import Judgement
-from benchmarks.attacks.catalog import ATTACKS
+from benchmarks.attacks.attacked import PLAIN, Held, Setting, attacked, held, held_by_requests
+from benchmarks.attacks.attacker import ATTACKS
 from benchmarks.attacks.connections import Victim, address
-from benchmarks.attacks.limits import Finding, Limits, compared, keeps, markdown
-from benchmarks.attacks.watched import Held, held, held_by_requests
-from benchmarks.control_groups import Group, cpu_group
+from benchmarks.attacks.limits import Finding, Judgement, Limits, compared, keeps, markdown
+from benchmarks.processes import Group, cpu_group
 
 _LOOK_S: Final = 0.2
 #: How long what was taken may be given back.

@@ -10,9 +10,18 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
-from benchmarks.attacks.catalog import ATTACKS
+from benchmarks.attacks import bodies, deaths, floods, waiting
 from benchmarks.attacks.connections import Victim
+from benchmarks.attacks.limits import Case
+
+#: All attacks by their names.
+ATTACKS: Final[dict[str, Case]] = {
+    **{name: Case(attack) for one in (waiting, bodies, floods) for name, attack in one.ATTACKS.items()},
+    **bodies.CASES,
+    **deaths.CASES,
+}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -19,12 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.catalog import PART_BUDGET_S, PARTS, SECTIONS, stretched
 from benchmarks.gpu.places import ROOT
 from benchmarks.gpu.running.machine import GPU, NoMachine, describe
 from benchmarks.gpu.running.one_by_one import Listener, run_sections
 from benchmarks.gpu.running.report import JSON_FILE, MARKDOWN_FILE, Report, earlier
-from benchmarks.gpu.running.section import Effort, Found, Outcome, Section, Site
+from benchmarks.gpu.running.section import (
+    PART_BUDGET_S,
+    PARTS,
+    SECTIONS,
+    Effort,
+    Found,
+    Outcome,
+    Section,
+    Site,
+    stretched,
+)
 from benchmarks.gpu.running.warming import warmed
 
 _DOCUMENTS: Final = ("gpu_report.md", "gpu_timeline.md", "gpu_timeline.svg", "gpu_overlap.svg")
@@ -181,7 +190,7 @@ def _environment(options: Options) -> Iterator[Mapping[str, str]]:
     if not options.stand_in:
         yield {}
         return
-    from benchmarks.gpu.running.stand_in import simulated
+    from benchmarks.gpu.places import simulated
 
     with simulated() as environment:
         yield environment

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,17 +18,65 @@ from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from benchmarks import load, payloads
-from benchmarks.comparison import Comparison
 from benchmarks.load import GrpcLoad, LoadFailed, LoadResult
-from benchmarks.model_files.bare import call_of
-from benchmarks.model_files.files import FILES, ROWS, ModelFile
-from benchmarks.model_files.servers import FileServer, MLServerFile
+from benchmarks.model_files.files import FILES, ROWS, ModelFile, call_of
 from benchmarks.peers import PeerCache, ServerMissing
+from benchmarks.report import Plan
 from benchmarks.request_section import RequestPart
-from benchmarks.rounds import Clocks, LoadedServer, Sample, Samples, Subject, measure, sample_of
+from benchmarks.rounds import Clocks, Comparison, LoadedServer, Sample, Samples, Subject, measure, sample_of
 from benchmarks.rows import Goals, Measure, Row, Target
-from benchmarks.sections import Plan
-from benchmarks.servers import Api, Kind, RunningServer, ServerFailed, running
+from benchmarks.servers import GpuServe, MLServer
+from benchmarks.servers.server import MODELS_FOLDER, Api, Kind, Ports, RunningServer, ServerFailed, running
+
+
+class FileServer(GpuServe):
+    """``gpuserve serve FILE``."""
+
+    def __init__(self, cache: PeerCache, file: ModelFile, path: Path) -> None:
+        super().__init__(cache)
+        self._path = path
+        self._file = file
+        self.models = frozenset({file.name})  # type: ignore[misc]  # of one server, not of the class
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        del models
+        flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
+        return [str(self._program), "serve", str(self._path), *map(str, flags)]
+
+    def environment(self) -> dict[str, str]:
+        variable = f"GPUSERVE_MODELS__{self._file.name.upper()}__KWARGS".replace("-", "_")
+        said = {"trust": True} if self._path.suffix == ".pt2" else {"trusted": self._file.trusted}
+        return super().environment() | ({variable: json.dumps(said)} if any(said.values()) else {})
+
+
+class MLServerFile(MLServer):
+    """MLServer has no runtime of its own for these files, so it is given the few lines that call one."""
+
+    def __init__(self, cache: PeerCache, file: ModelFile, path: Path) -> None:
+        super().__init__(cache)
+        self._path = path
+        self._name = file.name
+        self.models = frozenset({file.name})  # type: ignore[misc]  # as above
+        self.largest_nbytes = 1 << 31  # type: ignore[misc]  # the file is run with what it takes
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.cache.add_to_mlserver("onnxruntime")
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        folder = self._path.parent / f"mlserver-{self._name}"
+        folder.mkdir(exist_ok=True)
+        settings = {
+            "name": self._name,
+            "implementation": "mlserver_files.OnnxFile",
+            "parameters": {"uri": str(self._path)},
+        }
+        (folder / "model-settings.json").write_text(json.dumps(settings))
+        return [*super().command(ports, models)[:-1], str(folder)]
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {"PYTHONPATH": str(MODELS_FOLDER), "ORT_DISABLE_TELEMETRY": "1"}
+
 
 _BARE = "bare"
 _GOALS = Goals(None, ((_BARE, Target(0.95)),))
@@ -95,7 +143,7 @@ class BareLoop:
     def run(self, row: Row, seconds: float) -> Sample:
         payload = row.load.payload
         assert isinstance(payload, FilePayload)
-        command = [sys.executable, "-m", f"{__package__}.bare", payload.model, str(payload.at), str(seconds)]
+        command = [sys.executable, "-m", f"{__package__}.files", payload.model, str(payload.at), str(seconds)]
         before = Clocks.read(None)
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=seconds + _GRACE_S

@@ -9,12 +9,10 @@ from statistics import median
 from typing import ClassVar, Final, NamedTuple
 
 from benchmarks import processes
+from benchmarks.figures import Figure, Goal
 from benchmarks.footprint import Start, start_of
-from benchmarks.scenarios.deployment import SleepingModel
-from benchmarks.scenarios.figures import Figure, Goal
-from benchmarks.scenarios.payload import RowPayload
-from benchmarks.scenarios.scenario import Site, pss_nbytes
-from benchmarks.servers import RunningServer
+from benchmarks.scenarios.scenario import RowPayload, Site, SleepingModel, pss_nbytes
+from benchmarks.servers.server import RunningServer
 
 _MANY: Final = 16
 _READY_GOALS: Final = {1: Goal(0.8), _MANY: Goal(3.0)}

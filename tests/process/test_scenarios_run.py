@@ -11,13 +11,16 @@ import pytest
 
 from benchmarks.load import LoadFailed
 from benchmarks.peers import PeerCache
-from benchmarks.scenarios.arrivals import Schedule, periodic
-from benchmarks.scenarios.closed_loop import PROGRAM, InFlight
-from benchmarks.scenarios.deployment import DeployedGpuServe, SleepingModel
-from benchmarks.scenarios.open_loop import paced
-from benchmarks.scenarios.payload import RowPayload
-from benchmarks.scenarios.scenario import Effort, Executions, Site
-from benchmarks.servers import RunningServer, ServerFailed
+from benchmarks.scenarios.loads import PROGRAM, InFlight, Schedule, paced, periodic
+from benchmarks.scenarios.scenario import (
+    DeployedGpuServe,
+    Effort,
+    Executions,
+    RowPayload,
+    Site,
+    SleepingModel,
+)
+from benchmarks.servers.server import RunningServer, ServerFailed
 
 _BATCH_S = 0.02
 _SLEEP, _ECHO = RowPayload("sleep"), RowPayload("echo")

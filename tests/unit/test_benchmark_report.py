@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plots
 from benchmarks.__main__ import SECTIONS, parse
-from benchmarks.comparison import Comparison, Ratio
 from benchmarks.load import GrpcLoad
 from benchmarks.payloads import EchoPayload
-from benchmarks.plots import Plot, Style
 from benchmarks.redraw import sweeps_of
 from benchmarks.report import Report
 from benchmarks.request_section import RequestPart, cpu_cell
-from benchmarks.rounds import Sample, Samples
+from benchmarks.rounds import Comparison, Ratio, Sample, Samples
 from benchmarks.rows import WITHOUT, Goals, Measure, Row, Target
-from benchmarks.servers import SERVERS, Kind
-from benchmarks.sweeps import SWEEPS, SweepPart
+from benchmarks.servers import SERVERS
+from benchmarks.servers.server import Kind
+from benchmarks.sweeps import SWEEPS, Plot, Style, SweepPart, write
 
 KINDS = {name: server.kind for name, server in SERVERS.items()} | {WITHOUT: Kind.BASELINE}
 LOAD = GrpcLoad(EchoPayload(64), 1, 1)
@@ -189,7 +187,7 @@ def test_the_document_of_a_run_is_enough_to_draw_its_plots_anew() -> None:
 
 
 def test_a_plot_without_curves_is_not_drawn(tmp_path: Path) -> None:
-    assert plots.write(Plot("a", "A", "x", {}, "req/s", []), tmp_path) == []
+    assert write(Plot("a", "A", "x", {}, "req/s", []), tmp_path) == []
 
 
 def test_the_command_line_takes_the_rows_of_every_section() -> None:

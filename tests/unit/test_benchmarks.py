@@ -19,7 +19,8 @@ from benchmarks.payloads import EchoPayload, StringsPayload, TensorsPayload
 from benchmarks.peers import PeerCache
 from benchmarks.request_section import options_of
 from benchmarks.rows import ROWS, WITHOUT
-from benchmarks.servers import ECHO, SERVERS, Api, Kind, Option, Ports, Server
+from benchmarks.servers import SERVERS
+from benchmarks.servers.server import ECHO, Api, Kind, Option, Ports, Server
 from benchmarks.stream_client import StreamFailed, Streams
 from benchmarks.sweeps import SWEEPS
 

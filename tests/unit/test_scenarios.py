@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.figures import Figure, Goal, percentile, slope
 from benchmarks.peers import PeerCache
 from benchmarks.scenarios import command
-from benchmarks.scenarios.arrivals import periodic, poisson
-from benchmarks.scenarios.deployment import DeployedGpuServe, DeployedTriton, SleepingModel
-from benchmarks.scenarios.figures import Figure, Goal, percentile, slope
+from benchmarks.scenarios.command import ScenarioReport, markdown, write_json
 from benchmarks.scenarios.ideal import capacity_hz, ideal_latencies
+from benchmarks.scenarios.loads import periodic, poisson
 from benchmarks.scenarios.paced_client import Calls, PacedFailed
-from benchmarks.scenarios.report import ScenarioReport, markdown, write_json
-from benchmarks.scenarios.scenario import Effort
-from benchmarks.servers import Ports
+from benchmarks.scenarios.scenario import DeployedGpuServe, DeployedTriton, Effort, SleepingModel
+from benchmarks.servers.server import Ports
 from gpuserve.bench import http2_client as http2
 
 ARRIVALS = st.lists(st.floats(0, 2), min_size=1, max_size=80).map(sorted)

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.figures import rounded, table
 from benchmarks.gpu.running.section import Effort, Found, Outcome, Section
-from benchmarks.tables import rounded, table
 
 MARKDOWN_FILE: Final = "gpu_report.md"
 JSON_FILE: Final = "gpu_report.json"

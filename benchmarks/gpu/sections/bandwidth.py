@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.figures import Figure, Goal
 from benchmarks.gpu.running.section import Findings, Site, ratio_figure
-from benchmarks.scenarios.figures import Figure, Goal
 from gpuserve_worker.cuda.copies.cuda_session import CudaSession, StagedInputs, Staging
 from gpuserve_worker.cuda.copies.output_copies import CudaOutputCopies
 from gpuserve_worker.cuda.cuda_path import CudaPath

@@ -16,12 +16,20 @@ import grpc
 import numpy as np
 
 from benchmarks.gpu.running.section import Findings, SectionFailed, Site
-from benchmarks.gpu.served.calls import Caller, calling, status_text
-from benchmarks.gpu.served.client_memory import device_region, host_region
-from benchmarks.gpu.served.device_memory import used_nbytes
-from benchmarks.gpu.served.messages import InRegion, answer_array, in_regions, with_bytes
+from benchmarks.gpu.served.client import (
+    Caller,
+    InRegion,
+    answer_array,
+    calling,
+    device_region,
+    host_region,
+    in_regions,
+    status_text,
+    used_nbytes,
+    with_bytes,
+)
 from benchmarks.gpu.served.serving import Model, serving, tensor
-from benchmarks.servers import RunningServer
+from benchmarks.servers.server import RunningServer
 
 _FAULTY, _HUNGRY, _SLOW = "faulty", "hungry", "slow"
 _SLOW_S: Final = 0.5

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from benchmarks.figures import Figure
 from benchmarks.gpu.running.section import Findings, Site
-from benchmarks.gpu.served.bare_loop import network_model, networks_module
+from benchmarks.gpu.served.client import with_bytes
 from benchmarks.gpu.served.load import load_clients
-from benchmarks.gpu.served.messages import with_bytes
-from benchmarks.gpu.served.serving import serving
-from benchmarks.scenarios.figures import Figure
+from benchmarks.gpu.served.serving import network_model, networks_module, serving
 
 _INSTANCES: Final = (1, 2, 4)
 _BATCHES: Final = (1, 8, 64)

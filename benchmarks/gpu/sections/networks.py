@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from benchmarks.figures import Goal
 from benchmarks.gpu.running.section import Findings, Site
-from benchmarks.gpu.served.bare_loop import BareLoop, compare, network_model, networks_module
 from benchmarks.gpu.served.load import load_clients
-from benchmarks.gpu.served.serving import serving
-from benchmarks.scenarios.figures import Goal
+from benchmarks.gpu.served.serving import BareLoop, compare, network_model, networks_module, serving
 
 _BATCHES: Final = (1, 8, 32, 128, 256)
 _SMALL_BATCHES: Final = (1, 4)

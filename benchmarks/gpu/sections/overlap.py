@@ -8,13 +8,12 @@ from __future__ import annotations
 from statistics import median
 from typing import Final
 
+from benchmarks.figures import Goal
 from benchmarks.gpu.running.section import Effort, Findings, Site, ratio_figure
-from benchmarks.gpu.served.calls import calling
-from benchmarks.gpu.served.client_memory import host_requests
+from benchmarks.gpu.served.client import calling, host_requests
 from benchmarks.gpu.served.load import LoadClients, load_clients
 from benchmarks.gpu.served.serving import Model, serving, tensor
-from benchmarks.scenarios.figures import Goal
-from benchmarks.servers import RunningServer
+from benchmarks.servers.server import RunningServer
 
 _NBYTES: Final = 32 << 20
 _GOAL: Final = Goal(1.8, at_least=True)

@@ -11,19 +11,20 @@ from typing import Final
 import grpc
 
 from benchmarks.gpu.running.section import Findings, SectionFailed, Site, ratio_figure
-from benchmarks.gpu.served.bare_loop import (
+from benchmarks.gpu.served.client import with_bytes
+from benchmarks.gpu.served.load import LoadClients, load_clients
+from benchmarks.gpu.served.serving import (
     IN_FLIGHT,
     BareLoop,
+    GpuPyTriton,
+    GpuTriton,
     check_answer,
     network_model,
     networks_module,
+    serving,
 )
-from benchmarks.gpu.served.load import LoadClients, load_clients
-from benchmarks.gpu.served.messages import with_bytes
-from benchmarks.gpu.served.peers import GpuPyTriton, GpuTriton
-from benchmarks.gpu.served.serving import serving
 from benchmarks.peers import ServerMissing
-from benchmarks.servers import RunningServer, Server, ServerFailed, running
+from benchmarks.servers.server import RunningServer, Server, ServerFailed, running
 
 _KIND: Final = "encoder"
 _BATCHES: Final = (1, 8, 32)

@@ -8,13 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from benchmarks.figures import Figure
 from benchmarks.gpu.running.section import Findings, SectionFailed, Site
-from benchmarks.gpu.served.calls import calling
-from benchmarks.gpu.served.client_memory import host_requests
+from benchmarks.gpu.served.client import calling, host_requests
 from benchmarks.gpu.served.load import LoadClients, load_clients
 from benchmarks.gpu.served.serving import Model, serving, tensor
 from benchmarks.gpu.served.timeline import Span, overlapped, spans, svg, window
-from benchmarks.scenarios.figures import Figure
 
 _MODEL: Final = "echo"
 _NBYTES: Final = 16 << 20

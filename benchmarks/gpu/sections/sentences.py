@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from benchmarks.figures import Goal
 from benchmarks.gpu.running.section import Findings, Site, ratio_figure
-from benchmarks.gpu.served.bare_loop import BareLoop, compare, network_model, networks_module
+from benchmarks.gpu.served.client import with_bytes
 from benchmarks.gpu.served.load import load_clients
-from benchmarks.gpu.served.messages import with_bytes
-from benchmarks.gpu.served.serving import serving
-from benchmarks.scenarios.figures import Goal
+from benchmarks.gpu.served.serving import BareLoop, compare, network_model, networks_module, serving
 
 _KIND: Final = "minilm"
 _SINGLE: Final = "minilm-single"

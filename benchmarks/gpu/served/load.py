@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from benchmarks.gpu.running.section import Findings, SectionFailed
 from benchmarks.processes import machine_busy_s
-from benchmarks.servers import RunningServer
+from benchmarks.servers.server import RunningServer
 
 _GRACE_S: Final = 90.0
 #: CUDA's contexts take long to open, and a load client needs none.

@@ -18,9 +18,7 @@ class TritonPythonModel:
         y = pb_utils.get_input_tensor_by_name(request, "x")
         for _ in range(2):
             asked = pb_utils.InferenceRequest(
-                model_name="echo",
-                requested_output_names=["y"],
-                inputs=[pb_utils.Tensor("x", y.as_numpy())],
+                model_name="echo", requested_output_names=["y"], inputs=[pb_utils.Tensor("x", y.as_numpy())]
             )
             response = asked.exec()
             if response.has_error():

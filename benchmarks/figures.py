@@ -1,9 +1,9 @@
-"""What scenarios find: figures with their goals, and the arithmetic behind them. Pure."""
+"""Figures with their goals, the arithmetic behind them, and tables of Markdown. No I/O."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -71,3 +71,20 @@ def slope(positions: Sequence[float], values: Sequence[float]) -> float:
         raise ValueError("a slope needs two positions")
     pairs = zip(positions, values, strict=True)
     return math.fsum((one - mean_position) * (value - mean_value) for one, value in pairs) / spread
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table of Markdown; so many columns from the left hold words, the others numbers."""
+    rule = ["---"] * left + ["---:"] * (len(header) - left)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *lines])
+
+
+def rounded(value: object) -> object:
+    """The same document with every float cut to four significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    return value
