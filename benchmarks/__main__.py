@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import doors
-from benchmarks.events import Events
+from benchmarks.extra_rows import Events, ModelPy
 from benchmarks.footprint import Imports, Starts
 from benchmarks.model_files.section import ModelFiles
-from benchmarks.model_py import ModelPy
 from benchmarks.peers import PeerCache, ServerMissing
 from benchmarks.report import Part, Plan, Report, Section
 from benchmarks.request_section import Requests
@@ -49,7 +48,6 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure and print; returns the exit code."""
     _take_signals()
     if "--scenarios" in arguments:
         from benchmarks.scenarios import command
@@ -75,7 +73,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options; ends the program with 2 on a usage error."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Compare this server with its peers.",
@@ -136,7 +133,6 @@ def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
 
 
 def measured(options: Options, servers: list[Server], names: frozenset[str]) -> list[Part]:
-    """The results of all sections."""
     plan = Plan(names, servers, options.rounds, options.seconds, options.cache.folder / "logs", say)
     if options.doors:
         return [doors.measure(plan, options.generators)]
@@ -164,7 +160,6 @@ def _take_signals() -> None:
 
 
 def say(line: str) -> None:
-    """One line of progress on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 

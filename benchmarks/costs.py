@@ -83,7 +83,6 @@ class BodyReceiver:
         self._head = head
 
     def receive_body(self, data: Any, end: bool) -> None:
-        """A part of the body."""
         self._exchange.consumed(len(data))
         if end:
             self._exchange.answer(self._head, (b"ok",), 2)
@@ -93,19 +92,16 @@ class BodyReceiver:
 
 
 def parts(data: bytes, nbytes: int) -> Iterator[bytes]:
-    """The bytes in pieces."""
     return (data[at : at + nbytes] for at in range(0, len(data), nbytes))
 
 
 def fed(feed: Callable[[memoryview], object], data: bytes) -> None:
-    """The bytes as the loop hands them over."""
     view = memoryview(data)
     for at in range(0, len(data), READ_NBYTES):
         feed(view[at : at + READ_NBYTES])
 
 
 def http1(data: bytes) -> None:
-    """One connection's bytes of HTTP/1."""
     fed(Http1(Nowhere(), partial(BodyReceiver, head=_OK_HTTP1)).feed, data)
 
 
@@ -130,21 +126,18 @@ def large_heads() -> bytes:
 
 
 def small_requests() -> bytes:
-    """Requests of a hundred bytes, each another."""
     return _repeated(
         lambda n: b"POST /v2/%08d HTTP/1.1\r\nHost: x\r\nContent-Length: 40\r\n\r\n" % n + bytes(40), count()
     )
 
 
 def chunked(nbytes: int) -> bytes:
-    """A body in chunks of this size."""
     chunk = b"%x\r\n" % nbytes + bytes(nbytes) + b"\r\n"
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + chunk * (MIB // len(chunk)) + b"0\r\n\r\n"
 
 
 def data_frames(nbytes: int) -> bytes:
-    """A body in DATA frames of this size."""
     one = http2.frame(http2.DATA, 0, 1, bytes(nbytes))
     start = http2.frame(http2.HEADERS, http2.END_HEADERS, 1, _BLOCK)
     return start + one * (MIB // len(one)) + http2.frame(http2.DATA, http2.END_STREAM, 1)
@@ -227,7 +220,6 @@ def read_grpc(body: bytes) -> None:
 
 
 def read_http(body: bytes) -> None:
-    """As the HTTP door does."""
     head = BodyHead("m", "", str(len(body) - MIB), len(body), None)
     scanner = HttpBodyScanner(head, _block, _LIMIT_NBYTES, _share())
     fed(scanner.feed, body)

@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from benchmarks import load
 from benchmarks.figures import table
 from benchmarks.load import GrpcLoad, JsonLoad, Load, LoadResult
-from benchmarks.payloads import EchoFractionsPayload, EchoPayload, Payload
+from benchmarks.payloads import EchoFractionsPayload, EchoPayload
 from benchmarks.peers import PeerCache
 from benchmarks.report import Plan
 from benchmarks.request_section import conditions, cpu_cell, failures_of, measured, row_document
 from benchmarks.rounds import Ratio, Sample, Samples
 from benchmarks.rows import Measure, Row
 from benchmarks.servers import GpuServe
-from benchmarks.servers.server import Api, Option, RunningServer, Server
+from benchmarks.servers.server import RunningServer, Server
 
 _SMALL, _LARGE = EchoPayload(64), EchoPayload(1 << 20)
 
@@ -54,33 +54,10 @@ class Together:
     each: Load
     generators: int
 
-    @property
-    def program(self) -> str:
-        """The program of each."""
-        return self.each.program
-
-    @property
-    def package(self) -> str:
-        """Where it is from."""
-        return self.each.package
-
-    @property
-    def apis(self) -> tuple[Api, ...]:
-        """How each can ask."""
-        return self.each.apis
-
-    @property
-    def payload(self) -> Payload:
-        """What each sends."""
-        return self.each.payload
-
-    @property
-    def option(self) -> Option | None:
-        """What the server is started with."""
-        return self.each.option
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.each, name)  # its program, API, payload and option are those of each
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """Load the server by all of them; see ``Load``."""
         with ThreadPoolExecutor(self.generators) as threads:
             under_way = [threads.submit(self.each.run, one, seconds, answer) for _ in range(self.generators)]
             results = [future.result() for future in under_way]
@@ -116,7 +93,6 @@ NAMES: Final = tuple(one.name for one in rows(1))
 
 
 def servers(cache: PeerCache, counts: Sequence[int]) -> list[Server]:
-    """This server with each number of doors."""
     return [GpuServeDoors(cache, n) for n in counts]
 
 
@@ -146,7 +122,6 @@ class DoorsPart:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The failures by row and server."""
         return failures_of(self.samples)
 
     def markdown(self) -> str:
@@ -170,7 +145,6 @@ class DoorsPart:
         return "\n\n".join(blocks)
 
     def document(self) -> dict[str, object]:
-        """Every sample, for JSON."""
         return {row.name: row_document(row, self.titles, self.samples) for row in self.rows}
 
     def write_plots(self, folder: Path) -> list[Path]:

@@ -38,7 +38,6 @@ class Figure:
 
     @property
     def value(self) -> float:
-        """The median over the rounds."""
         return median(self.samples)
 
     @property

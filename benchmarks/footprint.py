@@ -64,7 +64,6 @@ class ImportCost:
 
     @property
     def heavy(self) -> tuple[str, ...]:
-        """The packages among them that cost most."""
         return tuple(name for name in _HEAVY_MODULES if name in self.modules)
 
 
@@ -140,7 +139,6 @@ class Imports:
         return None
 
     def measure(self, plan: Plan) -> ImportPart | None:
-        """Only where this server is among those of the plan."""
         if not plan.names & set(self.names) or all(one.name != OURS for one in plan.servers):
             return None
         return ImportPart([measure_import(statement, plan.rounds) for statement in _STATEMENTS])
@@ -157,7 +155,6 @@ class Starts:
         return None
 
     def measure(self, plan: Plan) -> StartPart | None:
-        """Start one server after the other."""
         servers = [one for one in plan.servers if one.kind is not Kind.FLOOR]
         if not plan.names & set(self.names) or not servers:
             return None
@@ -177,14 +174,12 @@ class StartPart:
     key = "starts"
 
     def markdown(self) -> str:
-        """Each server, and under it its processes."""
         lines = [
             line for name, starts in self.starts.items() for line in _start_lines(self.titles[name], starts)
         ]
         return table(["Idle with one echo model", "RSS MB", "PSS MB", "has loaded"], lines)
 
     def document(self) -> dict[str, object]:
-        """Every start, for JSON."""
         return {name: list(map(dataclasses.asdict, starts)) for name, starts in self.starts.items()}
 
     def write_plots(self, folder: Path) -> list[Path]:
@@ -220,7 +215,6 @@ class ImportPart:
     key = "imports"
 
     def markdown(self) -> str:
-        """A line for each statement, as Markdown."""
         lines = (
             [
                 f"`{one.statement}`",
@@ -233,7 +227,6 @@ class ImportPart:
         return table(["Import", "ms", "modules added", "of these"], lines)
 
     def document(self) -> list[dict[str, object]]:
-        """Every time, for JSON."""
         return [
             {
                 "statement": one.statement,

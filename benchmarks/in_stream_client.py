@@ -9,21 +9,14 @@ Every request has the same answer, so it does not matter which one an answer is 
 
 from __future__ import annotations
 
-import json
-import socket
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
+from benchmarks.stream_client import StreamFailed, connected, control_reply, main
 from gpuserve.bench import http2_client as http2
 
-_RECEIVE_NBYTES: Final = 1 << 18
 _STREAM: Final = 1
-
-
-class InStreamFailed(Exception):
-    """The server ended the stream or answered wrongly."""
 
 
 class Stream:
@@ -71,7 +64,7 @@ class Stream:
         """What was received; returns what the connection owes for it.
 
         Raises:
-            InStreamFailed: the stream was refused, or an answer is not the right one.
+            StreamFailed: the stream was refused, or an answer is not the right one.
         """
         for kind, flags, stream, payload in self._reader.read(data):
             if kind == http2.DATA:
@@ -90,22 +83,20 @@ class Stream:
         answers = len(self._body) // len(self._answer)
         nbytes = answers * len(self._answer)
         if self._body[:nbytes] != self._answer * answers or answers > self.in_flight:
-            raise InStreamFailed(f"answer {self.answers + 1} or one of the {answers} from there on is wrong")
+            raise StreamFailed(f"answer {self.answers + 1} or one of the {answers} from there on is wrong")
         del self._body[:nbytes]
         self.in_flight -= answers
         self.answers += answers
         if self.ended and (self.in_flight or self._body):
-            raise InStreamFailed(f"the stream ended before {self.in_flight} of its answers")
+            raise StreamFailed(f"the stream ended before {self.in_flight} of its answers")
 
     def _take_control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == http2.WINDOW_UPDATE:
             self._windows[stream] += int.from_bytes(payload)
-        elif kind in {http2.PING, http2.SETTINGS}:
+        elif kind != http2.HEADERS:
             if kind == http2.SETTINGS and not flags & http2.ACK:
                 self._take_settings(payload)
-            self._replies += http2.acknowledge(kind, flags, payload)
-        elif kind in {http2.RESET, http2.GOAWAY}:
-            raise InStreamFailed(f"the server sent {'GOAWAY' if kind == http2.GOAWAY else 'RST_STREAM'}")
+            self._replies += control_reply(kind, flags, payload)
 
     def _take_settings(self, payload: bytes) -> None:
         for number, value in http2.parse_settings(payload):
@@ -120,45 +111,29 @@ def run(
     """Keep so many requests in flight for this long, then let the stream end.
 
     Raises:
-        InStreamFailed: not every request was answered right.
+        StreamFailed: not every request was answered right.
     """
     stream = Stream(method, request, answer)
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connected(port) as (send, receive):
+
+        def exchange(keep: int) -> None:
+            """Read what has come, and ask again until so many are in flight."""
+            owed = stream.take(receive()) + stream.ask(max(0, keep - stream.in_flight))
+            if owed:
+                send(owed)
+
         began_at = time.perf_counter()
-        connection.sendall(stream.open() + stream.ask(in_flight))
+        send(stream.open() + stream.ask(in_flight))
         while (took_s := time.perf_counter() - began_at) < seconds:
-            _exchange(connection, stream, in_flight)
+            exchange(in_flight)
         answers = stream.answers
         while stream.in_flight:
-            _exchange(connection, stream, 0)
-        connection.sendall(stream.half_close())
+            exchange(0)
+        send(stream.half_close())
         while not stream.ended:
-            _exchange(connection, stream, 0)
+            exchange(0)
     return {"answers": answers, "took_s": took_s}
 
 
-def _exchange(connection: socket.socket, stream: Stream, keep: int) -> None:
-    """Take what has come, and ask again until so many are in flight."""
-    data = connection.recv(_RECEIVE_NBYTES)
-    if not data:
-        raise InStreamFailed("the server closed the connection")
-    owed = stream.take(data) + stream.ask(max(0, keep - stream.in_flight))
-    if owed:
-        connection.sendall(owed)
-
-
-def main(port: str, method: str, in_flight: str, seconds: str, *files: str) -> int:
-    """Run and print; returns the exit code."""
-    request, answer = (Path(file).read_bytes() for file in files)
-    try:
-        result = run(int(port), method, int(in_flight), float(seconds), request, answer)
-    except (InStreamFailed, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(json.dumps(result))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(run, sys.argv[1:]))

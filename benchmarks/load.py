@@ -95,7 +95,6 @@ def api_between(load: Load, server: Server) -> Api | None:
 
 
 def missing(load: Load) -> str | None:
-    """Why this load cannot be made here; None when it can."""
     if shutil.which(load.program):
         return None
     return f"{load.program} is not on PATH (apt install {load.package})"

@@ -36,9 +36,8 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _TIMEOUT_S = 30
-_BATCHED_NBYTES = (
-    1 << 24
-)  # larger ones are not checked as a batch: Triton would have to hold it in shared memory
+#: Larger ones are not checked as a batch: Triton would have to hold it in shared memory.
+_BATCHED_NBYTES = 1 << 24
 _Infer: TypeAlias = "Callable[[RunningServer, npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]"
 
 
@@ -106,11 +105,9 @@ class EchoPayload:
         return np.arange(self.nbytes // 4, dtype=np.float32)[None]
 
     def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(ECHO, "x", "FP32", self.array.shape, self.array.tobytes())
+        return grpc_request(ECHO, Tensor("x", "FP32", self.array.shape, self.array.tobytes()))
 
     def http_request(self, api: Api) -> HttpRequest:
-        """The request over HTTP, in this API."""
         match api:
             case Api.BYTES:
                 return HttpRequest("/inference", self.array.tobytes(), {})
@@ -183,128 +180,78 @@ class EchoInStreamPayload(EchoPayload):
     path = STREAM_INFER
 
 
+class Tensor(NamedTuple):
+    """An input of a request, with its values as they are sent."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+    @classmethod
+    def fp32(cls, name: str, *shape: int, value: float | None = None) -> Tensor:
+        """Return a tensor of this value, or of the numbers from 0 on."""
+        size = int(np.prod(shape))
+        values = np.arange(size, dtype=np.float32) if value is None else np.full(size, value, np.float32)
+        return cls(name, "FP32", shape, values.tobytes())
+
+
 @dataclass(frozen=True, slots=True)
-class TensorsPayload:
-    """FP32 inputs of one shape, so many rows each, of which a model returns the first; each letter of
-    ``names`` names one.
-    """
+class RawPayload:
+    """Inputs for a model that returns the first of them as its one output."""
 
     model: str
-    names: str
-    rows: int
-    row_nbytes: int
-    path = INFER
-    messages = 1
-
-    @classmethod
-    def eight_inputs(cls, nbytes: int) -> TensorsPayload:
-        """One row of this size in each of the eight inputs of a model."""
-        return cls(EIGHT_INPUTS, "abcdefgh", 1, nbytes)
-
-    @classmethod
-    def echo_rows(cls, rows: int, row_nbytes: int) -> TensorsPayload:
-        """A batch that the client has made, for the model echo."""
-        return cls(ECHO, "x", rows, row_nbytes)
-
-    @property
-    def nbytes(self) -> int:
-        """Of all inputs together."""
-        return len(self.names) * self.rows * self.row_nbytes
-
-    def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        request = service_pb2.ModelInferRequest(model_name=self.model)
-        for number, name in enumerate(self.names):
-            request.inputs.add(name=name, datatype="FP32", shape=(self.rows, self.row_nbytes // 4))
-            request.raw_input_contents.append(self._raw(number))
-        return bytes(request.SerializeToString())
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask once and compare the bytes of the output; see ``Payload``."""
-        return _check_raw(running, api, self, self._raw(0))
-
-    def _raw(self, number: int) -> bytes:
-        return np.full(self.rows * self.row_nbytes // 4, number + 0.5, np.float32).tobytes()
-
-
-@dataclass(frozen=True, slots=True)
-class StringsPayload:
-    """One row of BYTES, so many strings of the same size, for the model echo-bytes."""
-
-    strings: int
-    string_nbytes: int
-    model = ECHO_BYTES
+    inputs: tuple[Tensor, ...]
     path = INFER
     messages = 1
 
     @property
     def nbytes(self) -> int:
-        """As the tensor is sent: four bytes of length go before each string."""
-        return self.strings * (4 + self.string_nbytes)
+        """Bytes of all inputs together."""
+        return sum(len(one.raw) for one in self.inputs)
 
     def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(self.model, "x", "BYTES", (1, self.strings), self._raw())
+        return grpc_request(self.model, *self.inputs)
 
     def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask once and compare the bytes of the output; see ``Payload``."""
-        return _check_raw(running, api, self, self._raw())
-
-    def _raw(self) -> bytes:
-        texts = (f"{number:0{self.string_nbytes}d}".encode() for number in range(self.strings))
-        return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-
-
-@dataclass(frozen=True, slots=True)
-class UnbatchedPayload:
-    """One vector of FP32 of this size for the model echo-unbatched."""
-
-    nbytes: int
-    model = ECHO_UNBATCHED
-    path = INFER
-    messages = 1
-
-    def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(self.model, "x", "FP32", (self.nbytes // 4,), self._raw())
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask once and compare the bytes of the output; see ``Payload``."""
-        del api  # there is one only
+        """Ask once and compare shape and bytes of the output; see ``Payload``."""
+        if api is Api.BODY_ECHO:
+            return framed(self.grpc_message())
         (message,) = messages_of(running, self)
         answer = service_pb2.ModelInferResponse.FromString(message)
-        if list(answer.raw_output_contents) != [self._raw()] or answer.outputs[0].shape != [self.nbytes // 4]:
-            raise ServerFailed(f"{running.server.title} does not echo a vector: {str(answer)[:200]}")
+        first = self.inputs[0]
+        if list(answer.raw_output_contents) != [first.raw] or tuple(answer.outputs[0].shape) != first.shape:
+            what = f"{self.model} with {self.nbytes} bytes of inputs"
+            raise ServerFailed(f"{running.server.title}, {what}, answers wrong: {str(answer)[:200]}")
         return framed(message)
 
-    def _raw(self) -> bytes:
-        return np.arange(self.nbytes // 4, dtype=np.float32).tobytes()
+
+def eight_inputs(nbytes: int) -> RawPayload:
+    """Return one FP32 row of this size in each of the eight inputs of a model."""
+    inputs = (Tensor.fp32(name, 1, nbytes // 4, value=at + 0.5) for at, name in enumerate("abcdefgh"))
+    return RawPayload(EIGHT_INPUTS, tuple(inputs))
 
 
-@dataclass(frozen=True, slots=True)
-class ChainPayload:
-    """One row of FP32 of this size for the model chain, which has it echoed twice by another."""
+def echo_rows(rows: int, row_nbytes: int) -> RawPayload:
+    """Return a batch that the client has made, for the model echo."""
+    return RawPayload(ECHO, (Tensor.fp32("x", rows, row_nbytes // 4, value=0.5),))
 
-    nbytes: int
-    model = CHAIN
-    path = INFER
-    messages = 1
 
-    def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(self.model, "x", "FP32", (1, self.nbytes // 4), self._raw())
+def strings(count: int, nbytes: int) -> RawPayload:
+    """Return one row of BYTES; as they are sent, four bytes of length go before each string."""
+    texts = (f"{number:0{nbytes}d}".encode() for number in range(count))
+    raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    return RawPayload(ECHO_BYTES, (Tensor("x", "BYTES", (1, count), raw),))
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask once and compare the bytes of the output; see ``Payload``."""
-        del api  # there is one only
-        (message,) = messages_of(running, self)
-        answer = service_pb2.ModelInferResponse.FromString(message)
-        if list(answer.raw_output_contents) != [self._raw()]:
-            raise ServerFailed(f"{running.server.title} does not echo by way of another: {str(answer)[:200]}")
-        return framed(message)
 
-    def _raw(self) -> bytes:
-        return np.arange(self.nbytes // 4, dtype=np.float32).tobytes()
+def unbatched(nbytes: int) -> RawPayload:
+    """Return one FP32 vector of this size for the model without batching."""
+    return RawPayload(ECHO_UNBATCHED, (Tensor.fp32("x", nbytes // 4),))
+
+
+def chain(nbytes: int) -> RawPayload:
+    """Return one FP32 row of this size for the model chain, which has another model echo it twice."""
+    return RawPayload(CHAIN, (Tensor.fp32("x", 1, nbytes // 4),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,8 +291,7 @@ class TokensPayload:
     path = STREAM_INFER
 
     def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(TOKENS, "count", "INT32", (1, 1), self.messages.to_bytes(4, "little"))
+        return grpc_request(TOKENS, Tensor("count", "INT32", (1, 1), self.messages.to_bytes(4, "little")))
 
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Open one stream and parse what comes; see ``Payload``."""
@@ -362,10 +308,12 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def grpc_request(model: str, name: str, datatype: str, shape: tuple[int, ...], raw: bytes) -> bytes:
+def grpc_request(model: str, *inputs: Tensor) -> bytes:
+    """Return a serialized ModelInferRequest with raw contents."""
     request = service_pb2.ModelInferRequest(model_name=model)
-    request.inputs.add(name=name, datatype=datatype, shape=shape)
-    request.raw_input_contents.append(raw)
+    for one in inputs:
+        request.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
+        request.raw_input_contents.append(one.raw)
     return bytes(request.SerializeToString())
 
 
@@ -442,18 +390,6 @@ def _metadata(running: RunningServer) -> tuple[tuple[str, str], ...]:
     option = running.server.option
     given = () if option is None else option.headers
     return tuple((name, value) for name, value in given if not name.startswith("grpc-"))
-
-
-def _check_raw(running: RunningServer, api: Api, payload: Payload, right: bytes) -> bytes:
-    """As ``Payload.check``, of a call whose one output has these bytes."""
-    if api is Api.BODY_ECHO:
-        return framed(payload.grpc_message())
-    (message,) = messages_of(running, payload)
-    answer = service_pb2.ModelInferResponse.FromString(message)
-    if list(answer.raw_output_contents) != [right]:
-        what = f"{payload.model} with {payload.nbytes} bytes of inputs"
-        raise ServerFailed(f"{running.server.title}, {what}, answers wrong: {str(answer)[:200]}")
-    return framed(message)
 
 
 def _token(message: bytes) -> int | str:

@@ -78,11 +78,9 @@ class Report:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The failures of all parts."""
         return {what: text for part in self.parts for what, text in part.failures.items()}
 
     def markdown(self) -> str:
-        """The report as Markdown."""
         machine = ", ".join(f"{name} {value}" for name, value in self.machine.items())
         blocks = [f"Medians of {self.rounds} rounds of {self.seconds:g} s. {machine}."]
         blocks += [part.markdown() for part in self.parts]

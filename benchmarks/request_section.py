@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
-from benchmarks import load, memcpy
+from benchmarks import load
 from benchmarks.figures import table
 from benchmarks.report import Plan
 from benchmarks.rounds import (
@@ -32,27 +33,39 @@ _SHOWN_SHARE = 0.01
 
 
 class Requests:
-    """The section with the rows of requests."""
+    """A section with rows of requests, on servers with these models."""
 
-    names = tuple(row.name for row in ROWS)
+    key: ClassVar[str] = "rows"
+    rows: ClassVar[tuple[Row, ...]] = ROWS
+    models: ClassVar[tuple[str, ...]] = MODELS
     is_default = True
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(row.name for row in self.rows)
+
     def missing(self, name: str) -> str | None:
-        """Why the load generator of a row cannot run here; None when it can."""
-        return next((load.missing(row.load) for row in ROWS if row.name == name), None)
+        return next((load.missing(row.load) for row in self.rows if row.name == name), None)
+
+    def servers(self, plan: Plan) -> Sequence[Server]:
+        """Return the servers of the plan as this section starts them."""
+        return plan.servers
 
     def measure(self, plan: Plan) -> RequestPart | None:
-        """Measure all chosen rows, interleaved."""
-        rows = [row for row in ROWS if row.name in plan.names]
-        if not rows or not plan.servers:
+        rows, servers = [row for row in self.rows if row.name in plan.names], self.servers(plan)
+        if not rows or not servers:
             return None
-        titles, samples = measured(rows, plan)
-        kinds = {one.name: one.kind for one in plan.servers}
-        kinds |= {WITHOUT: Kind.BASELINE, memcpy.NAME: Kind.FLOOR}
-        return RequestPart(rows, titles, Comparison(kinds, samples))
+        for one in servers:
+            one.prepare()
+        titles, samples = measured(rows, dataclasses.replace(plan, servers=servers), self.models)
+        kinds = {one.name: one.kind for one in servers}
+        kinds |= {WITHOUT: Kind.BASELINE, Memcpy.name: Kind.FLOOR}
+        return RequestPart(rows, titles, Comparison(kinds, samples), self.key)
 
 
-def measured(rows: Sequence[Row], plan: Plan) -> tuple[dict[str, str], Samples]:
+def measured(
+    rows: Sequence[Row], plan: Plan, models: Sequence[str] = MODELS
+) -> tuple[dict[str, str], Samples]:
     """All servers of a plan up that can run one of the rows, and the rows run on them and on the copy.
 
     A server that does not come up is left out, and named among what failed.
@@ -67,9 +80,10 @@ def measured(rows: Sequence[Row], plan: Plan) -> tuple[dict[str, str], Samples]:
             up: dict[Option | None, RunningServer] = {}
             for option in options_of(server, rows):
                 one = server.started_with(option)
-                models = MODELS if option is None else (ECHO,)
                 try:
-                    up[option] = stack.enter_context(running(one, plan.logs, models))
+                    up[option] = stack.enter_context(
+                        running(one, plan.logs, models if option is None else (ECHO,))
+                    )
                 except ServerFailed as error:
                     not_up[one.log_name] = str(error)
                     plan.say(f"not measured: {one.log_name} did not come up")
@@ -98,11 +112,10 @@ class RequestPart:
     rows: Sequence[Row]
     titles: Mapping[str, str]
     comparison: Comparison
-    key = "rows"
+    key: str = "rows"
 
     @property
     def failures(self) -> dict[str, str]:
-        """The failures by row and server."""
         return failures_of(self._samples)
 
     @property
@@ -115,7 +128,6 @@ class RequestPart:
         return "\n\n".join(block for block in blocks if block)
 
     def document(self) -> dict[str, object]:
-        """Every sample, for JSON."""
         return {row.name: row_document(row, self.titles, self._samples) for row in self.rows}
 
     def write_plots(self, folder: Path) -> list[Path]:
@@ -217,7 +229,6 @@ def failures_of(samples: Samples) -> dict[str, str]:
 
 
 def row_document(row: Row, servers: Mapping[str, str], samples: Samples) -> dict[str, object]:
-    """One row: the samples of each server, column by column."""
     columns = {
         name: {
             column.name: [getattr(one, column.name) for one in samples.by_pair.get((row.name, name), ())]

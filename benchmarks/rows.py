@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import partial
 
+from benchmarks import payloads
 from benchmarks.load import (
     FirstResponseLoad,
     GrpcLoad,
@@ -21,10 +23,7 @@ from benchmarks.payloads import (
     EchoInStreamPayload,
     EchoPayload,
     SharedMemoryPayload,
-    StringsPayload,
-    TensorsPayload,
     TokensPayload,
-    UnbatchedPayload,
 )
 from benchmarks.servers.server import ECHO, ECHO_READ_ONLY, Option
 
@@ -77,18 +76,12 @@ class Goals:
     named: tuple[tuple[str, Target], ...] = ()
 
 
-def _at_least(best: float | None = None, **named: float) -> Goals:
-    return Goals(
-        None if best is None else Target(best),
-        tuple((name.replace("_", "-"), Target(ratio)) for name, ratio in named.items()),
-    )
+def _at_least(best: float | None = None, *, at_most: bool = False, **named: float) -> Goals:
+    targets = tuple((name, Target(ratio, at_most)) for name, ratio in named.items())
+    return Goals(None if best is None else Target(best, at_most), targets)
 
 
-def _at_most(best: float | None = None, **named: float) -> Goals:
-    return Goals(
-        None if best is None else Target(best, at_most=True),
-        tuple((name.replace("_", "-"), Target(ratio, at_most=True)) for name, ratio in named.items()),
-    )
+_at_most = partial(_at_least, at_most=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +118,8 @@ class Row:
         return nbytes if nbytes >= COPIED_NBYTES and self.measure is not Measure.THROUGHPUT else None
 
 
+THROUGHPUT, TOKENS, LATENCY, BANDWIDTH = Measure
+_GRPC_1, _GRPC_128 = GrpcLoad(_SMALL, 1, 1, latency=True), GrpcLoad(_SMALL, 8, 16)
 # Goals are ratios to the best peer. A peer with a goal of its own has it because the issue of speed names it.
 _SMALL_GOALS = _at_least(2.0, pytriton=7.0)
 _LARGE_GOALS = _at_least(1.15, pytriton=3.0)
@@ -138,7 +133,7 @@ def _shared_memory_row(name: str, size: str, nbytes: int, model: str, at_most: f
         name,
         f"gRPC {size} in shared memory, {inputs} inputs, one in flight, median",
         SharedMemoryLoad(SharedMemoryPayload(nbytes, model)),
-        Measure.LATENCY,
+        LATENCY,
         _at_most(at_most),
     )
 
@@ -148,7 +143,7 @@ def _json_row(n: int, connections: int, at_least: float) -> Row:
         f"json-{n}",
         f"HTTP JSON, {n:,} floats in and out, {connections} connections",
         JsonLoad(EchoFractionsPayload(4 * n), connections),
-        Measure.THROUGHPUT,
+        THROUGHPUT,
         _at_least(triton=at_least),
     )
 
@@ -158,7 +153,7 @@ def _size_row(name: str, size: str, nbytes: int, streams: int) -> Row:
         name,
         f"gRPC {size}, {8 * streams} in flight on 8 connections",
         GrpcLoad(EchoPayload(nbytes), connections=8, streams=streams),
-        Measure.THROUGHPUT,
+        THROUGHPUT,
         _at_least(1.5),
     )
 
@@ -167,33 +162,21 @@ def _option_row(option: Option, title: str, goals: Goals) -> Row:
     return Row(
         option.value,
         f"{title}, gRPC 64 B, 128 in flight on 8 connections",
-        GrpcLoad(_SMALL, connections=8, streams=16, option=option),
-        Measure.THROUGHPUT,
+        GrpcLoad(_SMALL, 8, 16, option=option),
+        THROUGHPUT,
         goals,
     )
 
 
 ROWS = (
-    Row(
-        "grpc-64-1",
-        "gRPC 64 B, one in flight, median",
-        GrpcLoad(_SMALL, connections=1, streams=1, latency=True),
-        Measure.LATENCY,
-        _at_most(0.9, pytriton=0.2),
-    ),
-    Row(
-        "grpc-64-8x16",
-        "gRPC 64 B, 128 in flight on 8 connections",
-        GrpcLoad(_SMALL, connections=8, streams=16),
-        Measure.THROUGHPUT,
-        _SMALL_GOALS,
-    ),
+    Row("grpc-64-1", "gRPC 64 B, one in flight, median", _GRPC_1, LATENCY, _at_most(0.9, pytriton=0.2)),
+    Row("grpc-64-8x16", "gRPC 64 B, 128 in flight on 8 connections", _GRPC_128, THROUGHPUT, _SMALL_GOALS),
     # One connection lets a server send many answers with one system call: a case of its own.
     Row(
         "grpc-64-1x128",
         "gRPC 64 B, 128 in flight on 1 connection",
-        GrpcLoad(_SMALL, connections=1, streams=128),
-        Measure.THROUGHPUT,
+        GrpcLoad(_SMALL, 1, 128),
+        THROUGHPUT,
         _SMALL_GOALS,
     ),
     _size_row("grpc-4k", "4 KiB", 4 << 10, streams=16),
@@ -202,15 +185,15 @@ ROWS = (
     Row(
         "inputs-8",
         "gRPC, eight inputs of 64 B, 128 in flight on 8 connections",
-        GrpcLoad(TensorsPayload.eight_inputs(64), connections=8, streams=16),
-        Measure.THROUGHPUT,
+        GrpcLoad(payloads.eight_inputs(64), 8, 16),
+        THROUGHPUT,
         _at_least(1.5),
     ),
     Row(
         "rows-32",
         "gRPC, 32 rows of 64 B, 128 in flight on 8 connections",
-        GrpcLoad(TensorsPayload.echo_rows(32, 64), connections=8, streams=16),
-        Measure.THROUGHPUT,
+        GrpcLoad(payloads.echo_rows(32, 64), 8, 16),
+        THROUGHPUT,
         _at_least(1.5),
     ),
     _option_row(Option.TLS, "TLS", _at_least(2.0)),
@@ -222,7 +205,7 @@ ROWS = (
         "http-64-64",
         "HTTP binary 64 B, 64 connections",
         HttpLoad(_SMALL, connections=64),
-        Measure.THROUGHPUT,
+        THROUGHPUT,
         # Against mosec where that is the best; another one that is better has to be beaten by as much.
         _at_least(1.2, triton=1.8, mosec=1.2, pytriton=8.0),
     ),
@@ -234,28 +217,22 @@ ROWS = (
         "stream-64-64",
         "gRPC 64 B, 64 in flight inside one stream",
         InStreamLoad(EchoInStreamPayload(64), in_flight=64),
-        Measure.THROUGHPUT,
+        THROUGHPUT,
         _at_least(1.5),
     ),
-    Row(
-        "grpc-1m-1",
-        "gRPC 1 MiB, one in flight",
-        GrpcLoad(_LARGE, connections=1, streams=1),
-        Measure.BANDWIDTH,
-        _LARGE_GOALS,
-    ),
+    Row("grpc-1m-1", "gRPC 1 MiB, one in flight", GrpcLoad(_LARGE, 1, 1), BANDWIDTH, _LARGE_GOALS),
     Row(
         "grpc-1m-8",
         "gRPC 1 MiB, 8 in flight on 8 connections",
-        GrpcLoad(_LARGE, connections=8, streams=1),
-        Measure.BANDWIDTH,
+        GrpcLoad(_LARGE, 8, 1),
+        BANDWIDTH,
         _LARGE_GOALS,
     ),
     Row(
         "grpc-64m-1",
         "gRPC 64 MiB, one in flight",
-        GrpcLoad(_LARGEST, connections=1, streams=1),
-        Measure.BANDWIDTH,
+        GrpcLoad(_LARGEST, 1, 1),
+        BANDWIDTH,
         _at_least(1.15),
         least_s=4.0,
     ),
@@ -266,43 +243,43 @@ ROWS = (
     Row(
         "bytes-64x32",
         "gRPC BYTES, 64 strings of 32 B, 128 in flight on 8 connections",
-        GrpcLoad(StringsPayload(64, 32), connections=8, streams=16),
-        Measure.THROUGHPUT,
+        GrpcLoad(payloads.strings(64, 32), 8, 16),
+        THROUGHPUT,
         _at_least(1.5),
     ),
     Row(
         "unbatched",
         "gRPC 64 B, a model without batching, 128 in flight on 8 connections",
-        GrpcLoad(UnbatchedPayload(64), connections=8, streams=16),
-        Measure.THROUGHPUT,
+        GrpcLoad(payloads.unbatched(64), 8, 16),
+        THROUGHPUT,
         _at_least(2.0),
     ),
     Row(
         "tokens-1",
         "gRPC decoupled, 256 responses a stream, 1 stream",
-        GrpcStreamLoad(_STREAM, connections=1, streams=1),
-        Measure.TOKENS,
+        GrpcStreamLoad(_STREAM, 1, 1),
+        TOKENS,
         _TOKENS_GOALS,
     ),
     Row(
         "tokens-64",
         "gRPC decoupled, 256 responses a stream, 64 streams",
         GrpcStreamLoad(_STREAM, connections=1, streams=64),
-        Measure.TOKENS,
+        TOKENS,
         _TOKENS_GOALS,
     ),
     Row(
         "first-1",
         "first of 256 decoupled responses, 1 stream, median",
         FirstResponseLoad(_STREAM, streams=1),
-        Measure.LATENCY,
+        LATENCY,
         _FIRST_GOALS,
     ),
     Row(
         "first-64",
         "first of 256 decoupled responses, 64 streams, median",
         FirstResponseLoad(_STREAM, streams=64),
-        Measure.LATENCY,
+        LATENCY,
         _FIRST_GOALS,
     ),
 )

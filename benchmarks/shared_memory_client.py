@@ -93,7 +93,6 @@ def _unregister(client: Any, name: str) -> None:
 
 
 def main(port: str, method: str, seconds: str, nbytes: str, file: str) -> int:
-    """Run and print; returns the exit code."""
     try:
         result = run(int(port), method, float(seconds), int(nbytes), Path(file).read_bytes())
     except (SharedMemoryFailed, InferenceServerException, grpc.RpcError) as error:

@@ -195,13 +195,11 @@ class Sweeps:
     is_default = False
 
     def missing(self, name: str) -> str | None:
-        """The library that draws, or the load generator."""
         if importlib.util.find_spec("matplotlib") is None:
             return "matplotlib is not installed (pip install 'gpuserve[bench]')"
         return next((load.missing(row.load) for row in _rows(name)), None)
 
     def measure(self, plan: Plan) -> SweepPart | None:
-        """The chosen sweeps, interleaved."""
         chosen = [sweep for sweep in SWEEPS if sweep.name in plan.names]
         if not chosen or not plan.servers:
             return None
@@ -226,7 +224,6 @@ class SweepPart:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The failures by row and server."""
         return failures_of(self.samples)
 
     def markdown(self) -> str:
@@ -235,7 +232,6 @@ class SweepPart:
         return "\n\n".join([*blocks, conditions(self.samples)])
 
     def document(self) -> dict[str, object]:
-        """Every sample of every point, for JSON."""
         return {
             sweep.name: {
                 "title": sweep.title,
@@ -248,7 +244,6 @@ class SweepPart:
         }
 
     def write_plots(self, folder: Path) -> list[Path]:
-        """A PNG and an SVG of each sweep."""
         return [path for sweep in self.sweeps for path in write(self.plot(sweep), folder)]
 
     def plot(self, sweep: Sweep) -> Plot:

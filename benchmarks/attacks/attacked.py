@@ -127,9 +127,7 @@ def held(root_pid: int) -> Held:
 
 def held_by_requests(metrics: str) -> int:
     """Return blocks and bytes that requests hold, by the metrics page at this address, which speaks TLS.
-
-    Raises:
-        OSError: The page does not answer.
+    Raises OSError: The page does not answer.
     """
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -25,7 +25,6 @@ ATTACKS: Final[dict[str, Case]] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Attack for so long."""
     name, given = arguments
     case = ATTACKS[name]
     if not case.by_operator:

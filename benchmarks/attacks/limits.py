@@ -101,7 +101,6 @@ class Finding:
 
     @property
     def row(self) -> list[str]:
-        """The line of the table."""
         latencies = [f"{self.ms(percent):.1f}" for percent in (50, 99, 100)]
         held = (self.before, self.peak, self.after)
         memory = [f"{one.nbytes / MIB:.0f}" if one else "" for one in held]
@@ -111,7 +110,6 @@ class Finding:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The finding for a file of JSON."""
         return {
             **{"attack": self.attack, "broken": self.broken, "p50_ms": self.ms(50), "p99_ms": self.ms(99)},
             **{"max_ms": self.ms(100), "requests": len(self.latencies_s), "errors": dict(self.errors)},

@@ -54,7 +54,6 @@ def begin(stream: int, block: bytes, end: bool = False) -> bytes:
 
 
 def data(stream: int, body: bytes, end: bool = False) -> bytes:
-    """One DATA frame."""
     return http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, body)
 
 
@@ -76,7 +75,6 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def http_post(path: str, body: bytes) -> bytes:
-    """Return a request of JSON over HTTP/1.1."""
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -118,7 +116,6 @@ def bomb(nbytes: int, start: bytes = b"") -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """Return a number as protobuf encodes it."""
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)

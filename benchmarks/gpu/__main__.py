@@ -56,7 +56,6 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the check; returns the exit code."""
     began_at = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     options = parse(arguments)
@@ -77,7 +76,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options; ends the program with 2 on a usage error."""
     names = ", ".join(one.name for one in SECTIONS)
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_check", description="Check this server on a machine with an NVIDIA GPU."
@@ -128,7 +126,6 @@ def publish(folder: Path) -> int:
 
 
 def say(line: str) -> None:
-    """One line of progress on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -147,7 +144,6 @@ class _Check:
     found: dict[str, Found] = field(default_factory=dict)
 
     def run(self) -> int:
-        """The exit code."""
         options, left_s = self.options, self.options.budget_s - (time.monotonic() - self.began_at)
         files = options.out / _FILES
         files.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,6 @@ class _Graph:
         return name
 
     def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        """One node; returns the name of its output."""
         from onnx import helper
 
         name = output or f"t{len(self._nodes)}"
@@ -260,7 +259,6 @@ _WARM_UP = 3
 
 
 def call_of(file: ModelFile, path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """What computes one batch."""
     return _RUNTIMES[file.runtime](file, path)
 
 

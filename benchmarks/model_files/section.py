@@ -172,7 +172,7 @@ class ModelFiles:
             return f"the package {absent[0]} is not installed"
         return load.missing(_row(file, Path()).load)
 
-    def measure(self, plan: Plan) -> FilePart | None:
+    def measure(self, plan: Plan) -> RequestPart | None:
         """Each file by itself, with a server of its own beside the loop."""
         files = [one for one in FILES if one.name in plan.names]
         if not files or not plan.servers:
@@ -185,14 +185,7 @@ class ModelFiles:
             whole.by_pair |= samples.by_pair
             whole.failures |= samples.failures
             whole.not_up |= samples.not_up
-        return FilePart(rows, titles, Comparison(kinds, whole))
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart(RequestPart):
-    """The rows of model files as they were measured."""
-
-    key = "model_files"
+        return RequestPart(rows, titles, Comparison(kinds, whole), "model_files")
 
 
 def _row(file: ModelFile, at: Path) -> Row:

@@ -30,11 +30,9 @@ class Talker:
     """Answers with the beginning of what it is asked, ``max_tokens`` times; each is one token."""
 
     def chat(self, request: ChatRequest) -> Iterator[str]:
-        """Yield the tokens."""
         yield from repeat(request.messages[-1].text[:MOST_LETTERS], request.token_limit or 1)
 
     def complete(self, request: CompletionRequest) -> Iterator[str]:
-        """Yield the tokens."""
         yield from repeat(request.text[:MOST_LETTERS], request.token_limit or 1)
 
     def embed(self, request: EmbeddingRequest) -> np.ndarray:

@@ -20,7 +20,6 @@ class Echo(Worker):
         return data
 
     def serialize(self, data: np.ndarray) -> bytes:
-        """The body of one response."""
         return data.tobytes()
 
 
@@ -36,12 +35,10 @@ class EchoJson(Worker):
         return data
 
     def serialize(self, data: np.ndarray) -> bytes:
-        """The body of one response."""
         return super().serialize({"y": data.tolist()})
 
 
 def runtime(worker: type[Worker]) -> Runtime:
-    """One process, which takes what is there."""
     return Runtime(worker, num=1, max_batch_size=64, max_wait_time=1)
 
 

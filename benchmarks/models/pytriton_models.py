@@ -40,7 +40,6 @@ def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
 
 
 def bind_echo(triton: Triton, name: str = "echo", dtype: type[np.generic] = np.float32) -> None:
-    """The model echo, under this name."""
     triton.bind(
         model_name=name,
         infer_func=echo,
@@ -51,7 +50,6 @@ def bind_echo(triton: Triton, name: str = "echo", dtype: type[np.generic] = np.f
 
 
 def bind_tokens(triton: Triton) -> None:
-    """The model tokens, which streams."""
     triton.bind(
         model_name="tokens",
         infer_func=tokens,
@@ -78,7 +76,6 @@ def bind_echo_read_only(triton: Triton) -> None:
 
 
 def bind_echo_bytes(triton: Triton) -> None:
-    """Bind the model echo for strings."""
     bind_echo(triton, "echo-bytes", np.bytes_)
 
 
@@ -104,7 +101,6 @@ BIND = {
 
 
 def main(http_port: int, grpc_port: int, metrics_port: int, models: list[str]) -> None:
-    """Serve the models until SIGTERM."""
     config = TritonConfig(
         http_address="127.0.0.1",
         http_port=http_port,

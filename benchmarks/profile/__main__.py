@@ -55,7 +55,6 @@ def _run(command: list[str]) -> str:
 
 
 def main() -> None:
-    """Measure, and print one line a stage."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile")
     parser.add_argument("--instructions", action="store_true", help="count instructions (needs valgrind)")
     chosen = parser.parse_args()

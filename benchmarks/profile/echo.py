@@ -18,7 +18,6 @@ SPEC: Final = ModelSpec("echo", (X,), (Y,), 64, (InstanceSpec(INSTANCE, "cpu", {
 
 
 def infer_request() -> InferRequest:
-    """As a codec makes it."""
     tensor = InputTensor("x", "FP32", (1, ELEMENTS), DATA)
     return InferRequest("echo", "", "", {}, [tensor], (), None)
 

@@ -40,7 +40,6 @@ class FarEnd:
         self._socket.send(wire.WORKER.encode(wire.Attached(1)))
 
     def answer(self, requests: int) -> None:
-        """Take one batch, and answer it."""
         run = wire.WORKER.decode(self._socket.recv(datagram.MAX_DATAGRAM_NBYTES))
         assert isinstance(run, wire.Run)
         self._socket.send(wire.WORKER.encode(done(run.batch_id, requests)))

@@ -79,7 +79,6 @@ class ManyModels:
     }
 
     def run(self, site: Site) -> list[Figure]:
-        """Run one case."""
         with ExitStack() as stack:
             up = {
                 count: stack.enter_context(site.serving(_models(count), f"models-{count}"))

@@ -39,7 +39,6 @@ class ScenarioReport:
 
 
 def markdown(report: ScenarioReport) -> str:
-    """The report as Markdown: a table a scenario."""
     machine = ", ".join(f"{name} {value}" for name, value in report.machine.items())
     effort = report.effort
     parts = [f"Medians of {effort.rounds} rounds of {effort.seconds:g} s. {machine}."]
@@ -54,7 +53,6 @@ def markdown(report: ScenarioReport) -> str:
 
 
 def write_json(report: ScenarioReport, path: Path) -> None:
-    """Write every sample as JSON."""
     document = {
         "machine": dict(report.machine),
         "effort": asdict(report.effort),
@@ -169,7 +167,6 @@ def main(arguments: Sequence[str], machine: dict[str, str], say: Callable[[str],
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options; ends the program with 2 on a usage error."""
     names = tuple(one.name for one in SCENARIOS)
     parser = argparse.ArgumentParser(
         prog="scripts/bench --scenarios", description="Hold servers against what is possible, over time."

@@ -27,7 +27,6 @@ class Schedule:
 
     @property
     def connections(self) -> int:
-        """The number of connections."""
         return max(self.connection) + 1
 
 

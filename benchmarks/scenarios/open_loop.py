@@ -31,7 +31,6 @@ Measure = Callable[[Site, RunningServer, bytes, int, float, int], Seen]
 
 
 def name_of(instances: int) -> str:
-    """The model that sleeps on so many instances."""
     return f"sleep-{instances}"
 
 

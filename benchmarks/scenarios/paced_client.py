@@ -82,7 +82,6 @@ class Calls:
         self._replies = bytearray()
 
     def ask(self, call: int) -> bytes:
-        """One more call: what to send for it now."""
         if self._waiting or self._window_nbytes < self._request_nbytes:
             self._waiting.append(call)
             return b""
@@ -261,7 +260,6 @@ class Run:
 
 
 def main(port: str, method: str, request_file: str, answer_file: str, *headers: str) -> int:
-    """Run and print; returns the exit code."""
     request, answer = Path(request_file).read_bytes(), Path(answer_file).read_bytes()
     schedule = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)

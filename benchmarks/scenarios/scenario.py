@@ -260,7 +260,6 @@ class Usage(NamedTuple):
 
     @classmethod
     def read(cls, one: RunningServer) -> Usage:
-        """Read the counters now."""
         return cls(sum(processes.cpu_by_pid(one.pid).values()), processes.machine_busy_s())
 
     def share_of_others(self, before: Usage, known_s: float, took_s: float) -> float:

@@ -117,7 +117,7 @@ class PyTriton(Server):
     stop_signal = signal.SIGINT  # after SIGTERM its workspace and its shared memory stay behind
 
     def prepare(self) -> None:
-        self.cache.install_pytriton()
+        self.cache.install("pytriton")
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         python, program = self.cache.venv / "bin/python", MODELS_FOLDER / "pytriton_models.py"
@@ -199,14 +199,14 @@ class Mosec(Server):
     )
 
     def prepare(self) -> None:
-        self.cache.install_mosec()
+        self.cache.install("mosec")
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        python, program = self.cache.mosec / "bin/python", MODELS_FOLDER / "mosec_model.py"
+        python, program = self.cache.folder / "mosec/bin/python", MODELS_FOLDER / "mosec_model.py"
         return [str(python), str(program), "--address", "127.0.0.1", "--port", str(ports.http)]
 
     def environment(self) -> dict[str, str]:
-        return {"PATH": f"{self.cache.mosec / 'bin'}:{os.environ['PATH']}"}
+        return {"PATH": f"{self.cache.folder / 'mosec' / 'bin'}:{os.environ['PATH']}"}
 
     def ready_paths(self, models: Sequence[str]) -> list[str]:
         return ["/"]
@@ -226,7 +226,7 @@ class MLServer(Server):
     roles = (("bin/mlserver", "server"), _MULTIPROCESSING_ROLE, ("multiprocessing", "inference worker"))
 
     def prepare(self) -> None:
-        self.cache.install_mlserver()
+        self.cache.install("mlserver")
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         folder = MODELS_FOLDER / "mlserver"
@@ -240,7 +240,7 @@ class MLServer(Server):
             "METRICS_DIR": self.cache.folder / "mlserver-metrics",
             "ENVIRONMENTS_DIR": self.cache.folder / "mlserver-environments",
         }
-        program = self.cache.mlserver / "bin/mlserver"
+        program = self.cache.folder / "mlserver/bin/mlserver"
         started = folder / ECHO if tuple(models) == (ECHO,) else folder
         variables = (f"MLSERVER_{name}={value}" for name, value in settings.items())
         return ["/usr/bin/env", *variables, str(program), "start", str(started)]
@@ -267,10 +267,10 @@ class LitServe(Server):
     )
 
     def prepare(self) -> None:
-        self.cache.install_litserve()
+        self.cache.install("litserve")
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        python, program = self.cache.litserve / "bin/python", MODELS_FOLDER / "litserve_model.py"
+        python, program = self.cache.folder / "litserve/bin/python", MODELS_FOLDER / "litserve_model.py"
         return [str(python), str(program), str(ports.http)]
 
     def ready_paths(self, models: Sequence[str]) -> list[str]:

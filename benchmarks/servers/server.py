@@ -37,7 +37,6 @@ class Certificate(NamedTuple):
 
 
 def certificate(folder: Path) -> Certificate:
-    """The certificate in this folder, made where it is not there."""
     made = Certificate(folder / "certificate.pem", folder / "key.pem")
     if not made.path.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from benchmarks import processes
-from benchmarks.in_stream_client import InStreamFailed, Stream
+from benchmarks import payloads, processes
+from benchmarks.in_stream_client import Stream
 from benchmarks.load import LoadFailed, LoadResult, api_between, parse_h2load, parse_wrk
-from benchmarks.memcpy import copy
-from benchmarks.payloads import EchoPayload, StringsPayload, TensorsPayload
+from benchmarks.payloads import EchoPayload
 from benchmarks.peers import PeerCache
 from benchmarks.request_section import options_of
+from benchmarks.rounds import copy
 from benchmarks.rows import ROWS, WITHOUT
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import ECHO, Api, Kind, Option, Ports, Server
@@ -182,7 +182,7 @@ def test_the_in_stream_client_keeps_to_the_flow_control() -> None:
 def test_the_in_stream_client_takes_no_wrong_answer(received: bytes, text: str) -> None:
     stream = in_stream()
     stream.ask(2)
-    with pytest.raises(InStreamFailed, match=text):
+    with pytest.raises(StreamFailed, match=text):
         stream.take(received)
 
 
@@ -279,7 +279,7 @@ def test_an_http_request_holds_the_tensor_as_the_server_takes_it(api: Api) -> No
 
 
 def test_strings_are_sent_with_their_lengths() -> None:
-    payload = StringsPayload(2, 5)
+    payload = payloads.strings(2, 5)
     request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
     length = (5).to_bytes(4, "little")
     assert list(request.raw_input_contents) == [length + b"00000" + length + b"00001"]
@@ -287,7 +287,7 @@ def test_strings_are_sent_with_their_lengths() -> None:
 
 
 def test_eight_inputs_have_names_and_values_of_their_own() -> None:
-    payload = TensorsPayload.eight_inputs(8)
+    payload = payloads.eight_inputs(8)
     request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
     assert [one.name for one in request.inputs] == list("abcdefgh")
     assert {tuple(one.shape) for one in request.inputs} == {(1, 2)}
@@ -296,7 +296,7 @@ def test_eight_inputs_have_names_and_values_of_their_own() -> None:
 
 
 def test_a_batch_of_the_client_is_one_tensor() -> None:
-    payload = TensorsPayload.echo_rows(32, 64)
+    payload = payloads.echo_rows(32, 64)
     request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
     assert [tuple(one.shape) for one in request.inputs] == [(32, 16)]
     assert payload.nbytes == 2048

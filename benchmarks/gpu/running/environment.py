@@ -94,14 +94,12 @@ def _write_command(folder: Path) -> None:
 
 
 def _missing(python: Path, requirements: list[str]) -> list[str]:
-    """Those that the interpreter does not find."""
     names = [match[0] for one in requirements if (match := _NAME.match(one))]
     done = subprocess.run([str(python), "-c", _LOOK, *names], capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
 def main(folder: str, wheels: str | None = None) -> int:
-    """Make it and print; the exit status."""
     try:
         print(make(Path(folder).absolute(), None if wheels is None else Path(wheels)))
     except EnvironmentMissing as error:

@@ -120,7 +120,6 @@ class _Running:
             self.process.wait()
 
     def found(self, outcome: Outcome, reason: str) -> Found:
-        """What it has found, with this outcome."""
         took_s = time.monotonic() - self.began_at
         return Found(self.section, outcome, reason, took_s, self.findings())
 

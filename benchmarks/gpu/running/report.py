@@ -57,7 +57,6 @@ class Report:
         return markdown_file, json_file
 
     def markdown(self) -> str:
-        """For people."""
         mark = _MARK if self.stand_in else ""
         title = "the stand-in" if self.stand_in else self.machine.get("GPU", "an unknown GPU")
         blocks = [f"# GPU check on {title}"]
@@ -71,7 +70,6 @@ class Report:
         return "\n\n".join(blocks) + "\n"
 
     def document(self) -> dict[str, Any]:
-        """Every sample, for JSON."""
         return {
             "machine": dict(self.machine),
             "stand_in": self.stand_in,

@@ -58,7 +58,6 @@ class Effort:
 
     @classmethod
     def full(cls) -> Effort:
-        """For a GPU."""
         return cls(3, 0.4, 1 << 28)
 
     @classmethod
@@ -81,7 +80,6 @@ class Site:
         return "cpu" if self.stand_in else "cuda:0"
 
     def say(self, line: str) -> None:
-        """A line of the section's log."""
         print(line, file=sys.stderr, flush=True)
 
 
@@ -128,7 +126,6 @@ class Findings:
         self._write()
 
     def skip(self, case: str, reason: str) -> None:
-        """A case that cannot be run here."""
         self.skipped[case] = reason
         self._write()
 
@@ -143,7 +140,6 @@ class Findings:
         self._write()
 
     def end(self, outcome: Outcome, reason: str = "") -> None:
-        """Nothing comes any more."""
         self._write({"outcome": outcome.value, "reason": reason})
 
     @property

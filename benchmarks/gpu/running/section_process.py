@@ -22,13 +22,11 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def site_text(site: Site) -> str:
-    """The argument ``SITE``."""
     effort = site.effort
     return json.dumps([str(site.folder), effort.rounds, effort.seconds, effort.largest_nbytes, site.stand_in])
 
 
 def main(place: str, site: str, result: str) -> int:
-    """Run the section; 0 where it did not fail."""
     # Its servers are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)

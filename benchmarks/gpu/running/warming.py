@@ -34,7 +34,6 @@ def warmed(environment: Mapping[str, str], timeout_s: float) -> str:
 
 
 def main() -> None:
-    """Import, compute, print."""
     for name in _LIBRARIES:
         _tell(name, importlib.import_module, name)
         if name in _KERNELS and name in sys.modules:

@@ -46,7 +46,6 @@ Region = HostRegion | DeviceRegion
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     findings.note("Median latency of one request at a time; the model answers the input it is given")
     with serving(site, "cuda-ipc", [_model()]) as one, calling(one) as caller:
         for nbytes in _SIZES:

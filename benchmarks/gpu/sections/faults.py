@@ -42,7 +42,6 @@ _SLACK_NBYTES: Final = 64 << 20
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     _open_context()
     before_nbytes = used_nbytes()
     with serving(site, "faults", _models()) as one, calling(one) as caller:
@@ -123,7 +122,6 @@ def _illegal_access(_site: Site, _one: RunningServer, caller: Caller) -> str:
 
 
 def _too_much_memory(_site: Site, _one: RunningServer, caller: Caller) -> str:
-    """More memory is asked for than there is."""
     before = _pid(caller)
     failure = caller.failure(_command(2))
     if failure is None or not failure.startswith("RESOURCE_EXHAUSTED"):
@@ -211,7 +209,6 @@ def _await_successor(caller: Caller, before: int) -> int:
 
 
 def _metric(one: RunningServer, name: str, model: str) -> float:
-    """A counter of a model, on the metrics page."""
     with urllib.request.urlopen(f"http://127.0.0.1:{one.ports.metrics}/metrics", timeout=10) as page:
         lines = page.read().decode().splitlines()
     of_model = (line for line in lines if line.startswith(f"{name}{{") and f'model="{model}"' in line)

@@ -20,7 +20,6 @@ _DEPTH: Final = 4
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     networks = networks_module()
     counts = _INSTANCES[:2] if site.stand_in else _INSTANCES
     models = [network_model(site, _name(count), _KIND, count) for count in counts]

@@ -21,7 +21,6 @@ _KINDS: Final = ("mlp", "encoder")
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     networks_module()
     findings.note(
         "FP32, random weights, torch's defaults. mlp: 8 linear layers, 8192 wide. encoder: 6 layers of 512 "

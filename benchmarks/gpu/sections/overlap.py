@@ -24,7 +24,6 @@ _PREFETCH: Final = (1, 0)
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     nbytes = min(_NBYTES, site.effort.largest_nbytes)
     with load_clients(findings) as clients:
         _measure(site, findings, clients, nbytes)

@@ -36,7 +36,6 @@ _LOOP: Final = "bare loop"
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     networks = networks_module()
     loop = BareLoop(site, _KIND)
     shape = networks.TOKENS, networks.ENCODER_FEATURES
@@ -54,7 +53,6 @@ def run(site: Site, findings: Findings) -> None:
 def _started(
     site: Site, findings: Findings, stack: ExitStack, peer: Server, loop: BareLoop
 ) -> RunningServer | None:
-    """The peer, where it can be had here and answers as the loop does."""
     try:
         peer.prepare()
         one = stack.enter_context(running(peer, site.folder / peer.name, [_KIND], _READY_TIMEOUT_S))
@@ -73,7 +71,6 @@ _Turn = tuple[str, Callable[[], float]]
 def _turns(
     site: Site, servers: dict[str, RunningServer], clients: LoadClients, loop: BareLoop, rows: int
 ) -> Iterator[_Turn]:
-    """All of them."""
     x, seconds = loop.example(rows), site.effort.seconds
     message = with_bytes(_KIND, {"x": x})
     for name, one in servers.items():

@@ -27,7 +27,6 @@ _PICTURES: Final = {
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     nbytes = min(_NBYTES, site.effort.largest_nbytes)
     with load_clients(findings) as clients:
         shown = {name: _profiled(site, clients, name, nbytes) for name in _PICTURES}
@@ -66,7 +65,6 @@ def _line(one: Span) -> dict[str, int | str]:
 
 
 def _page(shown: dict[str, list[Span]], nbytes: int, stand_in: bool) -> str:
-    """The page of the documentation."""
     blocks = [
         "# Streams and copies of a request" + (" (stand-in for CUDA, not a GPU)" if stand_in else ""),
         f"Made by `scripts/gpu_check` from a profile: a model whose kernel takes {_COMPUTE_S * 1e3:g} ms, "

@@ -22,7 +22,6 @@ _GOAL: Final = Goal(0.97, at_least=True)
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     networks_module()
     findings.note(
         "The architecture of all-MiniLM-L6-v2 in plain torch with random weights, 64 tokens a "

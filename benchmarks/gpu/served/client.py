@@ -43,7 +43,6 @@ class Caller:
         return answer
 
     def infer(self, message: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
-        """A ModelInfer."""
         return self.call("ModelInfer", message, timeout_s)
 
     def start(self, message: bytes, timeout_s: float = TIMEOUT_S) -> Any:
@@ -84,7 +83,6 @@ class InRegion:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 

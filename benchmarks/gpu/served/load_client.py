@@ -40,7 +40,6 @@ class Loop(threading.Thread):
         self.problem: str | None = None
 
     def run(self) -> None:
-        """See the class."""
         try:
             with grpc.insecure_channel(f"127.0.0.1:{self._port}", options=_OPTIONS) as channel:
                 self._loop(channel)
@@ -65,7 +64,6 @@ class Loop(threading.Thread):
 
 
 def main() -> None:
-    """Answer each line of stdin."""
     for line in sys.stdin:
         asked = json.loads(line)
         contents = {file: Path(file).read_bytes() for file in asked["files"]}

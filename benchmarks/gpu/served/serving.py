@@ -52,7 +52,6 @@ class Model:
     settings: Mapping[str, Any] | None = None
 
     def entry(self) -> dict[str, Any]:
-        """The entry of ``models``."""
         given = {"array": self.array, "kwargs": self.kwargs}
         return {
             "name": self.name,
@@ -152,7 +151,6 @@ def network_model(site: Site, name: str, kind: str, count: int = 1, *, merge: bo
 
 
 def size_of(site: Site) -> str:
-    """Of the networks."""
     return "small" if site.stand_in else "full"
 
 
@@ -170,7 +168,6 @@ class BareLoop:
         self._example = networks.example
 
     def example(self, rows: int) -> Any:
-        """An input of so many rows."""
         return self._example(self.kind, rows)
 
     def answer(self, x: Any) -> Any:
@@ -178,7 +175,6 @@ class BareLoop:
         return self._network.forward(self._torch.from_numpy(x).to(self._device)).cpu().numpy()
 
     def rate(self, x: Any, seconds: float) -> float:
-        """Batches a second."""
         for _ in range(_WARM_UPS):
             self.answer(x)
         count, began_at = 0, time.perf_counter()
@@ -309,7 +305,6 @@ class GpuTriton(PlainTriton):
         (folder / "config.pbtxt").write_text(config)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        """As it is started with a repository."""
         return [
             str(self._installed / "bin/tritonserver"),
             f"--model-repository={self._folder / 'models'}",

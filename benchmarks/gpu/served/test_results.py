@@ -10,7 +10,6 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Pytest's hook."""
     parser.addoption("--results-file")
 
 
@@ -28,7 +27,6 @@ class _Writer:
         self._file = file
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Pytest's hook."""
         if report.passed and report.when != "call":
             return
         line = {"test": report.nodeid, "outcome": report.outcome, "reason": _reason(report)}

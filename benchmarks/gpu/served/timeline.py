@@ -119,7 +119,6 @@ def overlapped(shown: Sequence[Span]) -> float:
 
 
 def _merged(found: Sequence[Span]) -> list[tuple[int, int]]:
-    """The times in which any of them runs."""
     merged: list[tuple[int, int]] = []
     for one in sorted(found, key=lambda one: one.start_ns):
         if merged and one.start_ns <= merged[-1][1]:
