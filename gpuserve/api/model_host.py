@@ -21,8 +21,8 @@ from gpuserve.api.notebook_html import server_html, server_text, where
 from gpuserve.api.pickled_callables import SharedObjects
 from gpuserve.core.errors import BindError, GpuserveError
 from gpuserve.model.declaration import ModelConfig, Tensor
+from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.placement import ServerDevices
 
 logger = logging.getLogger(__name__)
 

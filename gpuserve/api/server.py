@@ -21,11 +21,11 @@ from gpuserve.config.settings.server import ServerSettings
 from gpuserve.model.build import ensemble_spec
 from gpuserve.model.declaration import Step, Tensor
 from gpuserve.model.options import nearest
+from gpuserve.model.placement import ServerDevices
 from gpuserve.model.rules import check_members
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.attach.attachment import Attachment
 from gpuserve.supervisor.control.attach_protocol import port_of
-from gpuserve.supervisor.placement import ServerDevices
 from gpuserve.supervisor.processes.lifecycle import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
 
@@ -85,7 +85,7 @@ class Server(ModelHost):
 
     Args:
         settings: all settings in one object; the keyword arguments override single settings. They are the
-            fields of ``ServerSettings`` (``gpuserve/config/settings/server.py`` describes each), and the keys of
+            fields of ``ServerSettings`` (described in ``gpuserve/config/settings/server.py``) and the keys of
             ``server`` in docs/reference.md: ``host``, ``http_port``, ``grpc_port`` and so on. A port of 0
             chooses a free port, None switches the port off.
 

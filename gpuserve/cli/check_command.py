@@ -32,8 +32,8 @@ from gpuserve.config.yaml_document import Path, parse_value
 if TYPE_CHECKING:
     from gpuserve.config.effective import EffectiveValue
     from gpuserve.config.problems import Problem
+    from gpuserve.model.placement import ServerDevices
     from gpuserve.model.spec import ModelSpec
-    from gpuserve.supervisor.placement import ServerDevices
     from gpuserve_worker.protocol.tensor import TensorSpec
 
 
@@ -64,7 +64,7 @@ def check(
     from gpuserve.cli.preflight import device_problems, import_problems, trace_problems
     from gpuserve.config.problems import ConfigProblems
     from gpuserve.config.triton.load import load_target
-    from gpuserve.supervisor.placement import ServerDevices
+    from gpuserve.model.placement import ServerDevices
 
     flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
     require_callable(config, flags)
@@ -207,7 +207,7 @@ def devices(
     """
     from gpuserve.cli.devices_report import inventory_as_json, inventory_as_text
     from gpuserve.core.errors import DeviceError
-    from gpuserve.supervisor.placement import ServerDevices, installed_cupy
+    from gpuserve.model.placement import ServerDevices, installed_cupy
 
     known = ServerDevices()
     inventory, cupy = known.inventory(), installed_cupy()

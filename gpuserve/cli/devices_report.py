@@ -11,8 +11,8 @@ from gpuserve.cli.status_view import table_lines
 from gpuserve.devices.inventory import NOT_INSTALLED, Inventory, missing_gpu_reason
 from gpuserve.devices.machine import EXCLUSIVE, Gpu, MigInstance
 from gpuserve.devices.names import VARIABLE
+from gpuserve.model.placement import Cupy
 from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.placement import Cupy
 from gpuserve_worker.execution.lifecycle import ranges
 
 _EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuserve.cli.doctor_facts import ConfigProblem, Facts, Package, Port
     from gpuserve.config.load import Configuration
     from gpuserve.config.problems import Problem
-    from gpuserve.supervisor.placement import ServerDevices
+    from gpuserve.model.placement import ServerDevices
 
 
 def doctor(
@@ -58,7 +58,7 @@ def _gather_facts(config: str | None) -> Facts:
     from gpuserve.config.problems import ConfigProblems
     from gpuserve.config.settings.server import ServerSettings
     from gpuserve.config.triton.load import load_target
-    from gpuserve.supervisor.placement import ServerDevices
+    from gpuserve.model.placement import ServerDevices
 
     devices, settings = ServerDevices(), ServerSettings()
     problems: list[ConfigProblem] = []

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 from gpuserve.cli.devices_report import device_headline, device_notes
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.devices.placement import n_processors
+from gpuserve.model.placement import ServerDevices, installed_cupy
 from gpuserve.supervisor.control.operator_client import holder_of, listening_names, running
-from gpuserve.supervisor.placement import ServerDevices, installed_cupy
 from gpuserve_worker.memory.segments import available_nbytes
 
 

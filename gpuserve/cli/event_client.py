@@ -6,18 +6,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
 from gpuserve.core.errors import ControlError, InvalidArgument
-from gpuserve.core.event_log import FREQUENT, HELLO, EventKind, topic
+from gpuserve.core.event_log import FREQUENT, EventKind, topic
 from gpuserve.supervisor.control.operator_client import ask
 from gpuserve.supervisor.control.operator_protocol import near
 
@@ -26,10 +22,6 @@ if TYPE_CHECKING:
 
 
 _KINDS: Final = {one.value: one for one in EventKind}
-#: Time limit of the server's confirmation; a healthy server answers sooner.
-_HELLO_TIMEOUT_S: Final = 10.0
-#: Events queued here for a slow program; the server queues as many. Further events are lost.
-_MAX_QUEUED: Final = 1000
 
 
 def events(
@@ -86,7 +78,9 @@ class EventStream:
         self._last_past_number = 0
         self._is_closed = False
         address = _ask_events(server)["address"]
-        self._subscription: Subscription = Subscription(address, [topic(one, model or "") for one in kinds])
+        from gpuserve.cli.event_subscription import Subscription  # pyzmq: `import *` must stay light
+
+        self._subscription = Subscription(address, [topic(one, model or "") for one in kinds])
         if past:
             try:
                 self._queue_past(_ask_events(server)["events"])
@@ -194,82 +188,3 @@ def _ask_events(server: str | None) -> dict[str, Any]:
     if outcome.code:
         raise ControlError(outcome.text)
     return dict(outcome.result)
-
-
-class Subscription:
-    """A subscription to the events of one server, from the server's confirmation to ``close()``. ``is_over``
-    is set when the server has ended or has closed the connection.
-
-    Raises:
-        ControlError: the server does not confirm the subscription.
-    """
-
-    def __init__(self, address: str, topics: Iterable[bytes]) -> None:
-        self.is_over = False
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.RCVHWM, _MAX_QUEUED)
-        self._socket.set(zmq.RECONNECT_IVL, -1)  # another server may take over the address
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        try:
-            self._socket.connect(address)
-            for name in topics:
-                self._socket.subscribe(name)
-            self._confirm()
-        except BaseException:
-            self.close()
-            raise
-
-    def descriptors(self) -> tuple[int, int]:
-        """Return descriptors that become readable once for each arrival, or at the server's end."""
-        return self._socket.fileno(), self._monitor.fileno()
-
-    def receive(self) -> bytes | None:
-        """Return the next event, or None if none has arrived."""
-        try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)[-1]
-        except zmq.Again:
-            if self._monitor.poll(0):
-                recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                self.is_over = True
-                if self._socket.poll(0):  # an event that arrived right before the end
-                    return self._socket.recv_multipart(zmq.NOBLOCK)[-1]
-            return None
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for an event or the server's end, ``timeout_s`` at most."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-        poller.poll(None if math.isinf(timeout_s) else math.ceil(timeout_s * 1000))
-
-    def close(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
-        self._context.term()
-
-    def _confirm(self) -> None:
-        """Wait for the server's answer to a greeting: by then the server knows all subscriptions."""
-        hello = HELLO + os.urandom(8).hex().encode()
-        self._socket.subscribe(hello)
-        deadline = time.monotonic() + _HELLO_TIMEOUT_S
-        while True:
-            left_s = deadline - time.monotonic()
-            if self.is_over or left_s <= 0:
-                raise ControlError("the server does not accept subscribers to its events")
-            self.wait(left_s)
-            if self._has_answer(hello):
-                self._socket.unsubscribe(hello)
-                return
-
-    def _has_answer(self, hello: bytes) -> bool:
-        """Return whether the answer has arrived. Earlier events are dropped; they are among the past ones."""
-        while self._socket.poll(0):
-            if self._socket.recv_multipart(zmq.NOBLOCK)[0] == hello:
-                return True
-        if self._monitor.poll(0):
-            recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            self.is_over = True
-        return False

@@ -1,5 +1,6 @@
 """Checks of a configuration before anything is served: devices, libraries, imports of callables. Each
-callable is imported in a child process (``gpuserve/model/describe``), so that a crash does not reach the caller.
+callable is imported in a child process (``gpuserve/model/describe.py``), so that a crash does not reach the
+caller.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING
 from gpuserve.config import load as described
 from gpuserve.config.settings.checks import missing, missing_metrics_packages
 from gpuserve.core.errors import ConfigError, DeviceError
-from gpuserve.supervisor.placement import missing_library
+from gpuserve.model.placement import missing_library
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
     from gpuserve.config.problems import Problem
     from gpuserve.config.schema import ModelEntry
     from gpuserve.config.yaml_document import Path
-    from gpuserve.supervisor.placement import ServerDevices
+    from gpuserve.model.placement import ServerDevices
 
 
 def device_problems(configuration: Configuration, devices: ServerDevices) -> list[Problem]:

@@ -108,8 +108,8 @@ def serve_configuration(
     from gpuserve.cli.startup_view import CLOSING_TEXT, RELOADING_TEXT, startup_view
     from gpuserve.cli.terminal_keys import HELP, control_by_keys, has_terminal
     from gpuserve.config.settings import logs
+    from gpuserve.model.placement import ServerDevices
     from gpuserve.supervisor.models.declared_models import loaded_at_start
-    from gpuserve.supervisor.placement import ServerDevices
     from gpuserve.supervisor.processes.child_process import front_process
     from gpuserve.supervisor.reload.file_polling import FileWatch
     from gpuserve.supervisor.supervisor import Supervisor

@@ -1,6 +1,6 @@
 """The errors of gpuserve, each with a code of its own. Users import them from ``gpuserve.errors``.
 
-HTTP and gRPC statuses are not known here; ``front/requests/status.py`` has the one table that translates codes.
+``front/requests/server_status.py`` has the one table that translates codes to HTTP and gRPC statuses.
 
 ::
 

@@ -1,6 +1,7 @@
 """Config overrides of a load request: changes of the ``ModelSpec`` of each version of a model.
 
-The changes are plain data with the names of Triton's ``ModelConfig``, from ``front/requests/config_override.py``.
+The changes are plain data with the names of Triton's ``ModelConfig``, from
+``front/requests/config_override.py``.
 They come from another process and are checked like all untrusted input.
 """
 

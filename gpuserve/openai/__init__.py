@@ -1,8 +1,8 @@
 """Typed requests of OpenAI's clients for models with ``openai: true``, and the answers of their callables.
 
 The contract is in docs/reference.md. The package needs the extra ``openai``. Only workers and user programs
-import the package. HTTP is handled by ``gpuserve/front/protocols/openai_api``. There is no engine here: a callable
-generates the tokens.
+import the package. ``gpuserve/front/protocols/openai_api.py`` handles HTTP. There is no engine here: a
+callable generates the tokens.
 
 ::
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.core.event_log import OBSERVED_BY_FRONT, EventKind, EventLog
+from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import RESTART_WORKER, ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control import front_messages as messages
@@ -37,7 +38,6 @@ from gpuserve.supervisor.models.model_operations import (
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.event_publication import EventPublication
 from gpuserve.supervisor.operator.operator_verbs import ControlSocket, OperatorVerbs
-from gpuserve.supervisor.placement import ServerDevices
 from gpuserve.supervisor.processes.child_process import Child, front_process
 from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor
 from gpuserve.supervisor.processes.ingress_processes import IngressProcesses

@@ -19,9 +19,9 @@ from gpuserve.config.repositories import entry_of, is_callable_path
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.triton.load import RepositoryLoader, load_target
 from gpuserve.core.errors import BindError
+from gpuserve.model.placement import ServerDevices
 from gpuserve.model.self_description import declaration, plain_tensors
 from gpuserve.model.spec import ModelSpec, check_model_name
-from gpuserve.supervisor.placement import ServerDevices
 from gpuserve.testing.local_models import LocalModel, Other, OtherModels
 from gpuserve.testing.local_requests import Outputs, WrongCall
 from gpuserve_worker.inference.model_calls import CallOptions

@@ -6,6 +6,8 @@ sequence of events is in ``test_batcher_properties.py``.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from scheduled import Model
 
@@ -60,26 +62,51 @@ def test_b3_what_would_exceed_max_batch_size_sends_what_is_there_now() -> None:
     assert model.count("queued_rows") == 4
 
 
-def test_b3_another_merge_key_sends_what_is_there_now() -> None:
+def test_requests_of_another_shape_do_not_end_the_delay() -> None:
     model = Model(delay_us=1000)
     same = model.submit_many(2, key="a")
     other = model.submit(key="b")
-    assert model.must_next().requests == same
-    assert model.count("queued") == 1
-    model.scheduler.complete(0)
-    assert model.next() is None, "the delay of the second key has not run out"
+    assert model.next() is None
+    assert model.wakeup_us() == 1000
+    same += model.submit_many(1, key="a")
     model.at_us = 1000
+    assert model.must_next().requests == same
+    model.scheduler.complete(0)
     assert model.must_next().requests == [other]
 
 
-def test_b3_the_walk_does_not_reach_past_another_merge_key() -> None:
+def test_a_batch_takes_requests_of_its_shape_from_behind_others() -> None:
     model = Model()
-    requests = [model.submit(key=key) for key in "aaba"]
-    batches = []
-    while (batch := model.next()) is not None:
-        batches.append(batch.requests)
+    requests = [model.submit(key=key) for key in "aabcab"]
+    for expected in ((0, 1, 4), (2, 5), (3,)):
+        batch = model.must_next()
+        assert batch.requests == [requests[number] for number in expected]
         model.scheduler.complete(batch.batch_id)
-    assert batches == [requests[:2], requests[2:3], requests[3:]]
+
+
+def test_a_full_batch_of_another_shape_goes_while_the_first_waits() -> None:
+    model = Model(max_batch_size=4, delay_us=1000)
+    first = model.submit(key="a")
+    model.submit_many(5, key="b")
+    assert model.must_next().requests[0].merge_key == "b"
+    model.scheduler.complete(0)
+    assert model.next() is None
+    model.at_us = 1000
+    assert model.must_next().requests == [first]
+
+
+def test_a_rare_shape_goes_next_once_its_delay_is_over_beside_full_batches_of_another() -> None:
+    model = Model(max_batch_size=4, delay_us=1000)
+    model.submit_many(4, key="b")
+    rare = model.submit(key="a")
+    for _ in range(3):
+        model.submit_many(4, key="b")
+        batch = model.must_next()
+        assert batch.requests[0].merge_key == "b"
+        model.scheduler.complete(batch.batch_id)
+        model.at_us += 300
+    model.at_us = 1000
+    assert model.must_next().requests == [rare]
 
 
 def test_b4_the_largest_preferred_size_that_the_walk_hits_is_best() -> None:
@@ -109,12 +136,12 @@ def test_b5_2_a_single_request_over_every_preferred_size_does_not_wait() -> None
     assert model.must_next().rows == 5
 
 
-def test_b5_2_best_goes_before_another_merge_key() -> None:
+def test_b5_2_best_goes_beside_another_shape() -> None:
     model = Model(preferred=(4, 8), delay_us=1000)
     model.submit_many(6, key="a")
     model.submit(key="b")
-    assert model.run_all() == [4, 2]
-    assert model.count("queued") == 1
+    assert model.run_all() == [4]
+    assert model.count("queued") == 3
 
 
 def test_b5_3_and_4_wait_is_what_the_oldest_has_left_of_the_delay() -> None:
@@ -319,3 +346,26 @@ def test_an_instance_that_holds_all_it_may_has_no_room_under_its_name() -> None:
     assert model.scheduler.next_batch(model.now, "i1") is None
     model.scheduler.complete(busy.batch_id)
     assert model.scheduler.next_batch(model.now, "i1") is not None
+
+
+@pytest.mark.parametrize("delay_us", [0, 1000])
+def test_a_request_costs_the_same_with_ten_thousand_shapes(delay_us: int) -> None:
+    def calls_per_request(n_shapes: int) -> float:
+        model = Model(max_batch_size=2, delay_us=delay_us)
+        calls = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in {"call", "c_call"}
+
+        sys.setprofile(count)
+        try:
+            for number in range(3 * n_shapes):
+                model.submit(key=str(number % n_shapes))
+            model.at_us = 1000
+            assert sum(model.run_all()) == 3 * n_shapes
+        finally:
+            sys.setprofile(None)
+        return calls / (3 * n_shapes)
+
+    assert calls_per_request(10_000) < 1.3 * calls_per_request(100)

@@ -42,9 +42,9 @@ from gpuserve.client.client_settings import (
 from gpuserve.client.decoupled_clients import is_empty, is_final
 from gpuserve.client.exceptions import inference_error, model_not_ready, server_not_ready
 from gpuserve.client.request_builder import RequestBuilder, arrays_by_name, infer_options
-from gpuserve.front.requests.model_config import model_config, model_config_body
 from gpuserve.model.declaration import DynamicBatcher, QueuePolicy, TimeoutAction
 from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.model.triton_config import model_config, model_config_body
 from gpuserve_worker.protocol.tensor import TensorSpec as WorkerTensorSpec
 
 # ---- URLs and tokens ------------------------------------------------------------------------------

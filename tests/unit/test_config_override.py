@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gpuserve.core.errors import Internal, InvalidArgument
 from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.front.requests.config_override import BadOverride, read_override
-from gpuserve.front.requests.model_config import model_config, model_config_body
 from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve.model.spec_changes import changed
+from gpuserve.model.triton_config import model_config, model_config_body
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 SPEC = ModelSpec(

@@ -21,9 +21,9 @@ from gpuserve.api.binding import model_spec
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.core.errors import BadModelConfig
-from gpuserve.front.requests.model_config import model_config, plain
 from gpuserve.model.declaration import ModelWarmup, WarmupInput
 from gpuserve.model.spec import ModelSpec
+from gpuserve.model.triton_config import model_config, plain
 
 X = Tensor((1,), np.int32, "x")
 

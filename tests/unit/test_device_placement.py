@@ -13,8 +13,8 @@ from gpuserve.core.errors import DeviceError
 from gpuserve.devices.inventory import NOT_INSTALLED, DriverReader, Inventory, visible_devices
 from gpuserve.devices.machine import EXCLUSIVE, PROHIBITED, Gpu, Machine, MigInstance, NvidiaDriver
 from gpuserve.devices.placement import ANYWHERE, Placement
+from gpuserve.model.placement import ServerDevices, missing_library
 from gpuserve.model.spec import InstanceSpec, ModelSpec
-from gpuserve.supervisor.placement import ServerDevices, missing_library
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 A, B = "GPU-aaaa1111-0000-4000-8000-000000000001", "GPU-aabb2222-0000-4000-8000-000000000002"

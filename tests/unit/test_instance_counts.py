@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.devices.placement import Placement
+from gpuserve.model.placement import instances_by_device, joined, with_count
 from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec, StepSpec
-from gpuserve.supervisor.placement import instances_by_device, joined, with_count
 
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:2")
 SOURCE = {"path": "model.py:f"}

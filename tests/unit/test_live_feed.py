@@ -13,15 +13,15 @@ from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.config.settings.values import AccessRule
 from gpuserve.core.errors import Unavailable
 from gpuserve.core.event_log import Event, EventKind
-from gpuserve.front.net.async_requests import AsyncRequests
-from gpuserve.front.observability.live import live_feed
-from gpuserve.front.observability.live.live_feed import (
+from gpuserve.front.live import live_feed
+from gpuserve.front.live.live_feed import (
     MAX_SUBSCRIBERS,
     LiveFeed,
     LivePage,
     ShownSettings,
     live_page,
 )
+from gpuserve.front.net.async_requests import AsyncRequests
 from gpuserve.front.protocols.access.authorization import AccessPolicy
 from gpuserve.front.protocols.http.dashboard_endpoints import MAX_UNSENT
 from gpuserve.front.protocols.http.http_handler import HttpHandler

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gpuserve.front.requests.model_config import model_config, model_config_body, plain
 from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.model.triton_config import model_config, model_config_body, plain
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 

@@ -22,11 +22,11 @@ from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.schema import mapping_schema
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.core.errors import BadModelConfig, ConfigError
-from gpuserve.front.requests.model_config import fill, options_of
-from gpuserve.model import Batching, ModelWarmup, Queue, SequenceBatching, WarmupInput
+from gpuserve.model import Batching, ModelWarmup, Policy, Queue, SequenceBatching, WarmupInput
 from gpuserve.model.declaration import DynamicBatcher, QueuePolicy
 from gpuserve.model.options import declared, option, required, rows
 from gpuserve.model.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.model.triton_config import fill, options_of
 
 X = Tensor((1,), "FP32", "x")
 FILE = """\

@@ -13,9 +13,9 @@ from gpuserve import Tensor
 from gpuserve.core.errors import BindError, InvalidArgument
 from gpuserve.front.requests.classification import MAX_ELEMENTS, classify, labels_of, top_classes
 from gpuserve.front.requests.inference import InferResponse, OutputTensor
-from gpuserve.front.requests.model_config import model_config
 from gpuserve.model.declaration import label_specs, labels_in, tensor_specs
 from gpuserve.model.spec import InstanceSpec, LabelSpec, ModelSpec, StepSpec
+from gpuserve.model.triton_config import model_config
 from gpuserve_worker.protocol.tensor import TensorSpec, bytes_array
 
 

@@ -30,8 +30,8 @@ def _steps() -> tuple[Step, ...]:
     run, done = message(_WIRE, "Run"), message(_WIRE, "Done")
     return (
         Step("client", "request", ""),
-        Step("front", "bytes make an exchange", file("exchange/connection.py")),
-        Step("front", "protocol picked, access judged", file("doors/front_door.py")),
+        Step("front", "bytes make an exchange", file("net/connection.py")),
+        Step("front", "protocol picked, access judged", file("protocols/router.py")),
         Step("front", "the body becomes an InferRequest", file("protocols/grpc/infer_decoder.py")),
         Step("front", "checked, and queued", file("models/model_driver.py")),
         Step("front", "an instance has room: a batch", file("scheduling/batch_former.py")),

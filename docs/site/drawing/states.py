@@ -103,8 +103,8 @@ TABLES: Final[dict[str, Any]] = {
         },
         {("STARTING", "STOPPED"): (-14, 0.5), ("STOPPED", "STARTING"): (-14, 0.5)},
     ),
-    "states-of-a-door": Drawn(
-        "The states of a door",
+    "states-of-an-ingress-process": Drawn(
+        "The states of an ingress process",
         tuple(DOOR.arrows()),
         (560, 190),
         {"DOWN": (60, 50), "STARTING": (220, 50), "UP": (390, 50), "ENDING": (390, 140), "ENDED": (130, 140)},

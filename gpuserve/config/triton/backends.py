@@ -16,8 +16,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from gpuserve.backends.registry import backend_of, source_of
 from gpuserve.config.triton.folders import ModelFolder
 from gpuserve.config.triton.pbtxt import EntryDraft, listed
-from gpuserve.front.requests.model_config import plain
 from gpuserve.model.options import nearest
+from gpuserve.model.triton_config import plain
 
 ENSEMBLE: Final = "ensemble"
 PYTHON: Final = "python"

@@ -38,9 +38,9 @@ from gpuserve.config.triton.pbtxt import EntryDraft, PbtxtError, Remark, parse
 from gpuserve.config.triton.translation import Translation, translated
 from gpuserve.config.yaml_document import Path
 from gpuserve.core.errors import DeviceError
-from gpuserve.front.requests.model_config import kept_config
+from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.placement import ServerDevices
+from gpuserve.model.triton_config import kept_config
 
 if TYPE_CHECKING:
     from gpuserve.model.describe import CallableAnswer, CallableQuestion

@@ -27,9 +27,9 @@ from gpuserve.config.triton.folders import ModelFolder, versions_served
 from gpuserve.config.triton.pbtxt import EntryDraft, Pbtxt, Treatment, findings, listed
 from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
-from gpuserve.front.requests.model_config import options_of
 from gpuserve.model.options import key_and_value, rows
 from gpuserve.model.spec import CORRID, DIRECT, OLDEST, BatchingSpec, QueueSpec, SequenceBatching
+from gpuserve.model.triton_config import options_of
 
 _KIND: Final = pb.ModelInstanceGroup.Kind
 

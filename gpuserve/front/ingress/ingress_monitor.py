@@ -45,8 +45,8 @@ class IngressMonitor(ProtocolServer):
     """``settings.doors`` ingress processes, which hold the connections of the listeners.
 
     ``listeners`` maps descriptors to whether they use TLS. ``stop`` closes them, and ends what ``requests``
-    runs. ``request_start`` has the supervisor start the process of a number; ``ingress_up`` and ``ingress_down``
-    are its answers.
+    runs. ``request_start`` asks the supervisor to start the process of a number; ``ingress_up`` and
+    ``ingress_down`` are its answers.
     """
 
     def __init__(

@@ -36,11 +36,11 @@ from gpuserve.config.settings.logs import LOG
 from gpuserve.config.settings.server import ServerSettings, with_changed_settings
 from gpuserve.front.ipc.heap_memory import trim_periodically
 from gpuserve.front.ipc.worker_link import DeviceLinks
+from gpuserve.front.live.live_feed import LivePage, live_page
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.net.admission import Limits
 from gpuserve.front.net.async_requests import run_periodic_work
 from gpuserve.front.observability.gpu_health.gpu_states import LostGpu
-from gpuserve.front.observability.live.live_feed import LivePage, live_page
 from gpuserve.front.observability.metrics.metrics_push import MetricsPusher, start_metrics_push
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.listeners import FrontListeners, Spawn
@@ -251,8 +251,8 @@ def _adjust_readiness(parts: FrontParts, settings: ServerSettings) -> None:
     parts.service.health.require(settings.min_healthy_devices, settings.min_ready_instances)
 
 
-#: Actions that apply a changed setting. ``gpuserve/config/settings/checks.py`` lists the settings that may change;
-#: those missing here concern only the supervisor.
+#: Actions that apply a changed setting. ``gpuserve/config/settings/checks.py`` lists the settings that may
+#: change; those missing here concern only the supervisor.
 ADJUSTED_HERE: Final[dict[str, _Adjust]] = {
     **{one.name: lambda parts, now: parts.front_listeners.adjust(now) for one in fields(Limits)},
     "max_connection_age_s": lambda parts, now: parts.front_listeners.limit_age(now.max_connection_age_s),

@@ -22,11 +22,11 @@ from gpuserve.front.ingress.channel_messages import IngressSetup
 from gpuserve.front.ingress.ingress_monitor import IngressMonitor
 from gpuserve.front.ingress.proxied_requests import IngressSession
 from gpuserve.front.ipc.heap_memory import Intake
+from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.admission import Admission, limits_from_settings
 from gpuserve.front.net.async_requests import AsyncRequests
 from gpuserve.front.net.server import Connections, IngressRow, NativeServer, ProtocolServer
 from gpuserve.front.observability.access_log import AccessLog
-from gpuserve.front.observability.live.live_feed import LivePage
 from gpuserve.front.observability.metrics.prometheus import Family, family
 from gpuserve.front.protocols.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
 from gpuserve.front.protocols.access_log_middleware import with_access_log

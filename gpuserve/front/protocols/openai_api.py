@@ -259,7 +259,7 @@ _SEPARATORS: Final = frozenset({b":", b",", b": ", b", "})
 
 
 def outline_json(parts: Iterable[bytes]) -> bytes:
-    """Return the outline of a JSON text in parts. MalformedJson JSON may become well-formed.
+    """Return the outline of a JSON text in parts. Malformed JSON may become well-formed.
 
     Raises:
         ResourceExhausted: The text has more than ``MAX_VALUES`` values, or its outline is too large.

@@ -13,11 +13,11 @@ from typing import Final
 from gpuserve.config.settings.server import NO_COMPRESSION, ON, ServerSettings, all_access_rules
 from gpuserve.config.settings.values import DASHBOARD
 from gpuserve.core.errors import RateLimited, RequestError
+from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.admission import Admission
 from gpuserve.front.net.async_requests import AsyncRequests
 from gpuserve.front.net.exchange import BodyReceiver, Exchange, Head, RequestHandler
 from gpuserve.front.net.request_rate_limiter import RequestRates
-from gpuserve.front.observability.live.live_feed import LivePage
 from gpuserve.front.protocols.access.authorization import AccessPolicy, RateLimit, token_headers
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route, match_route
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding, header_forwarding

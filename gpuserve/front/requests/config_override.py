@@ -19,9 +19,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
 from gpuserve.front.requests.limits import shown
-from gpuserve.front.requests.model_config import BACKEND, model_config, options_of
 from gpuserve.model.options import rows
 from gpuserve.model.spec import BatchingSpec, ModelSpec, QueueSpec
+from gpuserve.model.triton_config import BACKEND, model_config, options_of
 
 _MAX_DEPTH: Final = 50
 _MAX_DETAIL: Final = 200

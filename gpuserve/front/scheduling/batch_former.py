@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Final
 
 from gpuserve.front.scheduling.request_queue import (
+    GroupedRequests,
     QueuedRequest,
     RemovalReason,
     RequestQueue,
@@ -19,6 +21,7 @@ from gpuserve.front.scheduling.request_queue import (
     first_queued,
 )
 from gpuserve.front.scheduling.scheduler import RequestCounts
+from gpuserve.front.scheduling.shape_groups import ShapeGroup, ShapeGroups
 from gpuserve.front.scheduling.slots import ServiceTime
 from gpuserve.model.spec import BatchingSpec
 
@@ -30,8 +33,8 @@ _ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
 class BatchFormer:
     """Decides which requests at the head of the queue make the next batch, or whether to wait for more.
 
-    Requests are walked in the order in which they wait, and taken until the batch is *closed*, because the
-    next request would exceed ``max_batch_size`` or has another merge key, or until the queue ends. *best* is
+    Requests of one merge key are walked in the order in which they wait, and taken until the batch is
+    *closed*, because the next request would exceed ``max_batch_size``, or until there are no more. *best* is
     the largest preferred size that the walk reached, or else all requests before the one that exceeded the
     largest preferred size. The age of the oldest taken request then decides:
 
@@ -43,12 +46,22 @@ class BatchFormer:
     Without preferred sizes, ``max_batch_size`` is the only one. A model that does not merge sends every
     request by itself, at once. ``by_age`` states that the first waiting request is always the oldest.
 
+    If the queue has groups (``ShapeGroups``), the walk starts with the leading group. If rule 4 applies to
+    this group, the first full group goes instead. ``regroup`` gives the queue groups when the walk meets
+    another merge key for the first time; without ``regroup`` another merge key closes the batch.
+
     Taken requests stay here while they wait, so that a request is walked once, not once for each later
     arrival. Only a new request that stands before one of them, by its priority, restarts the walk. Rule 4
     implies that there is no best and the batch is not closed: the requests and their rows are the only state.
     """
 
-    def __init__(self, max_batch_size: int, batching: BatchingSpec, by_age: bool) -> None:
+    def __init__(
+        self,
+        max_batch_size: int,
+        batching: BatchingSpec,
+        by_age: bool,
+        regroup: Callable[[int], ShapeGroups] | None = None,
+    ) -> None:
         self.merges = batching.merge and max_batch_size > 0
         self._max_rows = max_batch_size
         self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
@@ -59,6 +72,7 @@ class BatchFormer:
         self._collected: list[QueuedRequest] = []
         self._rows = 0
         self._by_age = by_age
+        self._regroup = regroup
 
     def form(self, waiting: WaitingRequests, now: float) -> list[QueuedRequest] | None:
         """Take the next batch off the queue, in which at least one request waits. None: not yet."""
@@ -70,7 +84,14 @@ class BatchFormer:
             # A newer request stands before these.
             if first is not None and first.lane < self._collected[-1].lane:
                 self.dissolve(waiting)
-        best, closed = self._walk(waiting)
+        if type(waiting) is ShapeGroups:
+            best, closed = self._walk_group(waiting)
+        else:
+            best, closed = self._walk(waiting)
+            if waiting and self._regroup is not None and waiting[0].merge_key != self._collected[0].merge_key:
+                self.dissolve(waiting)
+                waiting = self._regroup(self._largest_preferred)
+                best, closed = self._walk_group(waiting)
         # The same sum as in ready_at(): a difference could be rounded to the other side of the delay.
         oldest = self._collected[0] if self._by_age else min(self._collected, key=_ENQUEUED_AT)
         overdue = now >= oldest.enqueued_at + self._delay_s
@@ -79,7 +100,17 @@ class BatchFormer:
         if closed or overdue or self._rows >= self._largest_preferred:
             batch, self._collected, self._rows = self._collected, [], 0
             return batch
+        if type(waiting) is ShapeGroups and waiting.full() is not None:
+            self.dissolve(waiting)
+            best, _ = self._walk_group(waiting, waiting.full())
+            return self._cut(best or len(self._collected), waiting)
         return None
+
+    def has_full(self, groups: GroupedRequests) -> bool:
+        """Return whether a batch exists that cannot grow, collected requests included."""
+        if self._collected and self._rows + groups.rows_of(self._collected[0].merge_key) >= self.full_rows:
+            return True
+        return groups.has_full()
 
     def first(self, waiting: WaitingRequests) -> QueuedRequest | None:
         return self._collected[0] if self._collected else first_queued(waiting)
@@ -95,6 +126,19 @@ class BatchFormer:
     def dissolve(self, waiting: WaitingRequests) -> None:
         """Put taken requests back, because one of them may be about to leave the queue."""
         self._cut(0, waiting)
+
+    def _walk_group(self, groups: ShapeGroups, group: ShapeGroup | None = None) -> tuple[int, bool]:
+        """Walk the group of the collected requests, or else ``group``, or else the leading group."""
+        if self._collected:
+            group = groups.group(self._collected[0].merge_key)
+        elif group is None:
+            group = groups.leading()
+        if group is None:
+            return 0, False
+        n_places, rows = len(group.places), self._rows
+        found = self._walk(group.places)
+        groups.popped(group, n_places - len(group.places), self._rows - rows)
+        return found
 
     def _walk(self, waiting: WaitingRequests) -> tuple[int, bool]:
         """Take requests. Returns the number of requests of the best size (0: none), and whether

@@ -44,9 +44,10 @@ from gpuserve.front.scheduling.scheduler import (
     SchedulerStatistics,
     statistics_of,
 )
+from gpuserve.front.scheduling.shape_groups import ShapeGroups
 from gpuserve.front.scheduling.slots import LEAD_S, Batch, InstanceSlots
 from gpuserve.front.scheduling.suspects import Blame, Suspects
-from gpuserve.model.spec import ModelSpec
+from gpuserve.model.spec import CLIENT, ModelSpec
 
 #: As of this time no delay has expired, so that only a batch that cannot grow is formed.
 _BEFORE_EVER: Final = -math.inf
@@ -68,7 +69,8 @@ class ModelScheduler(Scheduler):
         self, spec: ModelSpec, slots: InstanceSlots | None = None, suspects: Suspects | None = None
     ) -> None:
         self._queue: RequestQueue = make_request_queue(spec.queue)
-        self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age)
+        regroup = None if spec.queue.fairness == CLIENT else self._regroup
+        self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age, regroup)
         self._slots: InstanceSlots = InstanceSlots(can_lead(spec)) if slots is None else slots
         self._prefetch = spec.prefetch
         self._retry_on_death = spec.retry_on_worker_death
@@ -211,7 +213,7 @@ class ModelScheduler(Scheduler):
         if not queue.requests or (now >= queue.due_from and queue.first_due(now) is not None):
             return None
         if instance is None and not queue.retried:  # nearly always
-            if not slots.room and (queue.rows < self._former.full_rows or now < slots.lead_from(now)):
+            if not slots.room and (not self._has_full() or now < slots.lead_from(now)):
                 return None
         elif not self._has_room(None if instance is None else (instance,)):
             return None
@@ -233,6 +235,8 @@ class ModelScheduler(Scheduler):
                 requests = self._eviction.in_time(requests, slots.begins_at(now, instance), formed_at)
         if requests is None:
             return None
+        if queue.groups is not None and not queue.groups:  # until requests differ again
+            queue.groups, queue.waiting = None, queue.new_places()
         rows = queue.mark_dispatched(requests)
         again = retried is not None
         alone = again or not self._former.merges
@@ -242,6 +246,19 @@ class ModelScheduler(Scheduler):
             # them, which run again.
             batch.may_wait = slots.expected_s(batch) < _SHORT_S
         return batch
+
+    def _has_full(self) -> bool:
+        """Return whether enough requests wait for a batch that cannot grow."""
+        groups = self._queue.groups
+        if groups is None:
+            return self._queue.rows >= self._former.full_rows
+        return self._former.has_full(groups)
+
+    def _regroup(self, full_rows: int) -> ShapeGroups:
+        """Put the waiting requests, which differ in shape, in groups."""
+        groups = ShapeGroups(self._queue.waiting, full_rows, self._queue.new_places)
+        self._queue.waiting = self._queue.groups = groups
+        return groups
 
     def _pop_isolated(self, instance: str | None, now: float) -> QueuedRequest | None:
         """Take the first isolated request that is due off the queue, if an instance can run it alone."""
@@ -284,7 +301,7 @@ class ModelScheduler(Scheduler):
         elif (
             among is None
             and not (self._queue.retried or self._queue.isolated)  # which no instance takes early
-            and self._queue.rows >= self._former.full_rows
+            and self._has_full()
         ):
             soonest = min(soonest, self._slots.lead_from(now) + _LEAD_AIM_S)
         if (

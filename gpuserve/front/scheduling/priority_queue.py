@@ -32,6 +32,7 @@ from gpuserve.front.scheduling.request_queue import (
     RemovalReason,
     RequestQueue,
     RequestState,
+    WaitingRequests,
 )
 from gpuserve.model.spec import CLIENT, PolicySpec, QueueSpec
 
@@ -166,6 +167,8 @@ class PriorityQueue(RequestQueue):
             return True
         self._timeouts.discard(request)
         request.timeout_at = None
+        if self.groups is not None:
+            self.groups.discard(request)
         request.lane = (level, True)
         self.waiting.append(request)
         return False
@@ -179,9 +182,13 @@ class PriorityQueue(RequestQueue):
 
     def _sweep(self, without: Collection[QueuedRequest] = ()) -> None:
         super()._sweep(without)
-        waiting, self.waiting = self.waiting, PriorityLanes(self._new_lane)
-        for request in waiting:
-            self.waiting.append(request)
+        if self.groups is None:
+            waiting, self.waiting = self.waiting, self.new_places()
+            for request in waiting:
+                self.waiting.append(request)
+
+    def new_places(self) -> WaitingRequests:
+        return PriorityLanes(self._new_lane)
 
     def _level(self, priority: int) -> int:
         return priority if 0 < priority <= self._levels else self._default_level

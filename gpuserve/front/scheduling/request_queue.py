@@ -97,7 +97,7 @@ class QueuedRequest:
     ``attempts``, the number of workers that died while they ran the request; ``cancelled``, after which
     nobody waits for the result; ``state``; ``removal_reason``, after a removal. Only ``PriorityQueue`` sets
     ``lane`` and ``timeout_at``, the time at which the policy's timeout expires (None: never). Only
-    ``FairQueue`` sets ``client``.
+    ``FairQueue`` sets ``client``, only ``ShapeGroups`` sets ``place``.
     """
 
     rows: int
@@ -116,6 +116,7 @@ class QueuedRequest:
     timeout_at: float | None = field(init=False)
     removal_reason: RemovalReason = field(init=False)
     client: Hashable = field(init=False)
+    place: int = field(init=False)
 
     def reset(self) -> None:
         """Allow a request that was removed from a queue before any instance ran it to be submitted again."""
@@ -209,6 +210,22 @@ class WaitingRequests(Sized, Iterable[QueuedRequest], Protocol):
 
     def extendleft(self, requests: Iterable[QueuedRequest], /) -> None:
         """Put removed requests back at the front, the last of them first."""
+
+
+class GroupedRequests(WaitingRequests, Protocol):
+    """Waiting requests in groups that count their rows."""
+
+    def discard(self, request: QueuedRequest) -> None:
+        """Subtract a request that no longer waits; its place is dropped later."""
+
+    def has_full(self) -> bool:
+        """Return whether a group has the rows of a full batch."""
+
+    def rows_of(self, key: Hashable) -> int:
+        """Return the rows that wait in the group of a merge key."""
+
+    def without(self, requests: Collection[QueuedRequest]) -> GroupedRequests:
+        """Return the groups without stale places and without ``requests``."""
 
 
 class QueueAccounting:
@@ -326,6 +343,8 @@ class RequestQueue(QueueAccounting):
     def __init__(self, spec: QueueSpec, waiting: WaitingRequests | None = None) -> None:
         super().__init__(spec)
         self.waiting: WaitingRequests = deque() if waiting is None else waiting
+        #: ``waiting``, while it is in groups because requests of several shapes wait.
+        self.groups: GroupedRequests | None = None
         self.retried: deque[QueuedRequest] = deque()
         self.isolated: deque[QueuedRequest] = deque()
 
@@ -341,6 +360,9 @@ class RequestQueue(QueueAccounting):
     def remove(self, request: QueuedRequest, event: Literal["cancel", "expire"]) -> None:
         """Remove a queued request for good, wherever it stands."""
         super().remove(request, event)
+        groups = self.groups
+        if groups is not None and request not in self.retried and request not in self.isolated:
+            groups.discard(request)
         if len(self.waiting) + len(self.retried) + len(self.isolated) > 2 * self.requests:
             self._sweep()
 
@@ -353,6 +375,10 @@ class RequestQueue(QueueAccounting):
     def evictable_for(self, request: QueuedRequest) -> QueuedRequest | None:
         """Return the queued request to evict so that ``request`` fits within the limits, or None."""
         return None
+
+    def new_places(self) -> WaitingRequests:
+        """Return an empty container for waiting requests."""
+        return deque()
 
     @property
     def has_retried(self) -> bool:
@@ -374,7 +400,10 @@ class RequestQueue(QueueAccounting):
 
     def _sweep(self, without: Collection[QueuedRequest] = ()) -> None:
         """Drop every place whose request no longer waits, or is in ``without``."""
-        self.waiting = deque(one for one in self.waiting if one.state is _QUEUED and one not in without)
+        if self.groups is None:
+            self.waiting = deque(one for one in self.waiting if one.state is _QUEUED and one not in without)
+        else:
+            self.waiting = self.groups = self.groups.without(without)
         self.retried = deque(one for one in self.retried if one.state is _QUEUED and one not in without)
         self.isolated = deque(one for one in self.isolated if one.state is _QUEUED)
 

@@ -14,10 +14,10 @@ from gpuserve.front.observability.gpu_health.gpu_monitor import GpuWatch
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.inference import IndexEntry
 from gpuserve.front.requests.limits import shown, suggested
-from gpuserve.front.requests.model_config import model_config, platform_of
 from gpuserve.front.requests.server_status import HealthSubscribers
 from gpuserve.front.requests.statistics import StatisticsEntry
 from gpuserve.model.spec import ModelSpec
+from gpuserve.model.triton_config import model_config, platform_of
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")

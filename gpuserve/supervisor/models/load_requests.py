@@ -15,6 +15,7 @@ from gpuserve.core.errors import (
     RequestError,
     Unavailable,
 )
+from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import ModelSpec
 from gpuserve.model.spec_changes import changed
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
@@ -28,7 +29,6 @@ from gpuserve.supervisor.models.model_operations import (
     refused_load,
 )
 from gpuserve.supervisor.models.served_models import ServedModels
-from gpuserve.supervisor.placement import ServerDevices
 from gpuserve.supervisor.processes.front_monitor import Answer as ClientAnswer
 from gpuserve.supervisor.processes.lifecycle import ServerLifecycle
 

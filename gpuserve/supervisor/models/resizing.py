@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from gpuserve.core.errors import GpuserveError, Internal, InvalidArgument, RequestError, StartupError
+from gpuserve.model.placement import joined, with_count
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.models.generations import Generation, GenerationTable
 from gpuserve.supervisor.models.model_operations import OperationEnd, ResizeOperation, cancelled_error
-from gpuserve.supervisor.placement import joined, with_count
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore
 from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor, stop_timeout_s

@@ -12,6 +12,7 @@ from functools import partial
 from gpuserve.config.settings.rate_limits import check_rates
 from gpuserve.core.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, StartupError
 from gpuserve.core.event_log import EventKind
+from gpuserve.model.placement import with_count
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.models.generations import (
@@ -31,7 +32,6 @@ from gpuserve.supervisor.models.model_operations import (
     failed_start,
 )
 from gpuserve.supervisor.models.resizing import ModelResizes
-from gpuserve.supervisor.placement import with_count
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore, refuse_change
 from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor, stop_timeout_s

@@ -19,6 +19,7 @@ from gpuserve.core.errors import (
     RequestError,
     Unavailable,
 )
+from gpuserve.model.placement import instances_by_device
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control import operator_protocol as operator_arguments
@@ -44,7 +45,6 @@ from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.event_publication import EventPublication
 from gpuserve.supervisor.operator.quiescence import Quiescence
 from gpuserve.supervisor.operator.server_status import FrontCensus, OperatorStatus
-from gpuserve.supervisor.placement import instances_by_device
 from gpuserve.supervisor.processes.child_supervision import MonitoredChild
 from gpuserve.supervisor.processes.front_monitor import FrontMonitor
 from gpuserve.supervisor.processes.listeners import Listeners, LocalListener

@@ -1,5 +1,5 @@
-"""SupervisorReceiver of one child: its channel, its death, the relay of its output into the supervisor's log, and
-the stacks of its threads.
+"""Supervision of one child: its channel, its death, the relay of its output into the log of the supervisor,
+and the stacks of its threads.
 
 A child writes its stacks, in the format of ``faulthandler``, to a file that it shares with the supervisor.
 The child does not mark the end of its stacks: they count as complete when the file has stopped growing.
@@ -230,8 +230,8 @@ class ChildStacks:
         self._nbytes = self._polls = self._quiet_polls = 0
         fd = self._process.stacks
         if fd is not None and state_of(self._process.pid) not in STOPPED:
-            os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)  # moves the child's descriptor as well: both share one open file
+            os.ftruncate(fd, 0)  # last: a child that still answers an earlier request may write at any time
             if self._process.ask_stacks():
                 self._reactor.call_later(_POLL_S, self._poll)
                 return
@@ -255,7 +255,7 @@ class ChildStacks:
         if self._quiet_polls < _QUIET_POLLS and self._polls < _MAX_POLLS:
             self._reactor.call_later(_POLL_S, self._poll)
             return
-        text = os.pread(self._process.stacks, MAX_NBYTES, 0).decode("utf-8", "replace")
+        text = os.pread(self._process.stacks, MAX_NBYTES, 0).decode("utf-8", "replace").replace("\0", "")
         self._answer(readable_stacks(text) if text else missing_stacks_reason(self._process.pid))
 
     def _answer(self, text: str) -> None:

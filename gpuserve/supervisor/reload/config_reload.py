@@ -17,6 +17,7 @@ from gpuserve.config.settings.checks import SettingRefusal, compare_settings, de
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import Code, DeviceError, GpuserveError, InvalidArgument, RequestError
 from gpuserve.core.event_log import EventKind, EventLog
+from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control.operator_protocol import OnOutcome, OnProgress, VerbOutcome, failed
@@ -34,7 +35,6 @@ from gpuserve.supervisor.models.model_operations import (
     failed_version,
 )
 from gpuserve.supervisor.models.served_models import ServedModels
-from gpuserve.supervisor.placement import ServerDevices
 from gpuserve.supervisor.processes.lifecycle import ServerLifecycle, ServerState
 from gpuserve.supervisor.processes.server_core import refuse_change
 from gpuserve.supervisor.reload.config_changes import (

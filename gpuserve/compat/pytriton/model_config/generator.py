@@ -10,10 +10,10 @@ from typing import Any
 from gpuserve.client.client_config import ClientModelConfig, TensorSpec
 from gpuserve.compat.pytriton.exceptions import PyTritonModelConfigError, pytriton_errors
 from gpuserve.core.errors import BindError
-from gpuserve.front.requests.model_config import model_config
 from gpuserve.model.build import batching_options
 from gpuserve.model.declaration import ModelConfig, Tensor, tensor_specs
 from gpuserve.model.spec import InstanceSpec, ModelSpec
+from gpuserve.model.triton_config import model_config
 
 
 class ModelConfigGenerator:

@@ -13,9 +13,9 @@ from typing import Any, Final
 import orjson
 
 from gpuserve.core.errors import NotFound
+from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.net.exchange import AnswerHead, Exchange
-from gpuserve.front.observability.live.live_feed import LivePage
 from gpuserve.front.protocols.access.authorization import AccessPolicy, Verdict
 from gpuserve.front.protocols.access.clients import SITE, address_of, is_local_client
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route

@@ -12,9 +12,9 @@ from typing import Final
 
 from gpuserve.config.settings.values import ADMIN, DASHBOARD
 from gpuserve.core.errors import RequestError
+from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests
 from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head
-from gpuserve.front.observability.live.live_feed import LivePage
 from gpuserve.front.protocols.access.authorization import AccessPolicy, Verdict
 from gpuserve.front.protocols.access.body_decoding import client_error
 from gpuserve.front.protocols.access.clients import (
@@ -50,8 +50,8 @@ from gpuserve.front.protocols.http.management_endpoints import (
 )
 from gpuserve.front.protocols.openapi.openapi_document import ADMIN_PART, DASHBOARD_PART, OpenApiDocument
 from gpuserve.front.requests import admin_codec
-from gpuserve.front.requests.model_config import model_config_body
 from gpuserve.front.service.inference_service import InferenceService
+from gpuserve.model.triton_config import model_config_body
 
 _METRICS: Final = AnswerHead(200, ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),))
 _OPENAPI: Final = AnswerHead(200, (*JSON_OK.headers, NOSNIFF))

@@ -4,12 +4,12 @@ JSON. Pure.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gpuserve.front.requests.json_values import compact
 from gpuserve.model.options import key_and_value, rows
 from gpuserve.model.spec import (
     CORRID,
@@ -105,7 +105,7 @@ def _step(step: StepSpec) -> Any:
 
 
 def model_config_body(config: Any) -> bytes:
-    return compact(plain(config)).encode()
+    return json.dumps(plain(config), separators=(",", ":")).encode()
 
 
 def plain(message: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import orjson
 from gpuserve.config.settings.server import OFF, ServerSettings
 from gpuserve.core.errors import Unavailable
 from gpuserve.core.event_log import Event
-from gpuserve.front.observability.live.live_sampler import LiveSampler, Sample
+from gpuserve.front.live.live_sampler import LiveSampler, Sample
 from gpuserve.front.observability.metrics.rates import INTERVAL_S, ModelKey
 from gpuserve.front.observability.time_slices import run_in_slices
 from gpuserve.front.service.inference_service import FrontEventLog, InferenceService

@@ -1,0 +1,191 @@
+"""The waiting requests of a queue by *group*: requests of one shape, which have one merge key. Pure.
+
+A batch holds requests of one group. Without groups a batch ends at the first request of another shape, so two
+shapes that alternate make batches of one request. The group whose first request is next in the queue *leads*.
+A queue uses groups only from the moment when the walk of a batch meets a second merge key until the queue is
+empty, so a model whose requests are alike pays nothing.
+
+Each operation costs O(log n) for n groups at most, and O(1) for a request that is not the first of its group.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from typing import Any, Final, TypeAlias
+
+from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
+
+_QUEUED: Final = RequestState.QUEUED
+#: The position of a request in its queue: its lane, if the queue has lanes, and its place.
+_Position: TypeAlias = tuple[Any, int]
+
+
+class ShapeGroup:
+    """The waiting requests of one shape, in the order of the queue, and their rows."""
+
+    __slots__ = ("key", "places", "position", "rows")
+
+    def __init__(self, key: Hashable, places: Any) -> None:
+        self.key = key
+        #: A deque, or the lanes of a queue with priorities. May hold places of requests that no longer wait.
+        self.places = places
+        #: The rows of the requests that wait.
+        self.rows = 0
+        #: The position of the first request when it was last compared with those of other groups.
+        self.position: _Position | None = None
+
+
+class ShapeGroups:
+    """``WaitingRequests`` by group: the first request is the first one of the leading group.
+
+    Args:
+        requests: all places of the queue so far, in their order.
+        full_rows: the rows from which on a group makes a batch that cannot grow.
+        new_places: makes the container of one group.
+    """
+
+    def __init__(
+        self, requests: Iterable[QueuedRequest], full_rows: int, new_places: Callable[[], Any]
+    ) -> None:
+        self._full_rows = full_rows
+        self._new_places = new_places
+        self._groups: dict[Hashable, ShapeGroup] = {}
+        #: Heaps of positions and keys: the current ones of all groups, and of full groups, beside stale ones.
+        self._leading: list[tuple[_Position, Hashable]] = []
+        self._full: list[tuple[_Position, Hashable]] = []
+        self._n_places = 0
+        self._n_appended = 0
+        for request in requests:
+            if request.state is _QUEUED:
+                self.append(request)
+
+    def __len__(self) -> int:
+        return self._n_places
+
+    def __bool__(self) -> bool:
+        return self.leading() is not None
+
+    def __getitem__(self, index: int, /) -> QueuedRequest:
+        """Return the first request. Requires a waiting request; only index 0 is valid."""
+        first: QueuedRequest = self._groups[self._leading[0][1]].places[index]
+        return first
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        waiting = [one for group in self._groups.values() for one in group.places if one.state is _QUEUED]
+        yield from sorted(waiting, key=_position)
+
+    def popleft(self) -> QueuedRequest:
+        group = self._groups[self._leading[0][1]]
+        request: QueuedRequest = group.places.popleft()
+        self._n_places -= 1
+        if request.state is _QUEUED:
+            group.rows -= request.rows
+        self._update(group)
+        return request
+
+    def append(self, request: QueuedRequest) -> None:
+        self._n_appended += 1
+        request.place = self._n_appended
+        group = self._group(request.merge_key)
+        group.places.append(request)
+        self._add(group, request)
+
+    def extendleft(self, requests: Iterable[QueuedRequest]) -> None:
+        for request in requests:
+            group = self._group(request.merge_key)
+            group.places.extendleft((request,))
+            self._add(group, request)
+
+    def discard(self, request: QueuedRequest) -> None:
+        self._groups[request.merge_key].rows -= request.rows
+
+    def leading(self) -> ShapeGroup | None:
+        """Return the group whose first request is next in the queue; None if no request waits."""
+        while self._leading:
+            position, key = self._leading[0]
+            group = self._groups.get(key)
+            if group is not None and group.position == position and self._drop_stale(group):
+                if _position(group.places[0]) == position:
+                    return group
+                self._update(group)
+            if self._leading[0] == (position, key):
+                heapq.heappop(self._leading)
+        return None
+
+    def full(self) -> ShapeGroup | None:
+        """Return the first group, in the order of the queue, that has the rows of a full batch."""
+        while self._full:
+            position, key = self._full[0]
+            group = self._groups.get(key)
+            if group is not None and group.rows >= self._full_rows and self._drop_stale(group):
+                now_at = _position(group.places[0])
+                if now_at == position:
+                    return group
+                heapq.heapreplace(self._full, (now_at, key))
+            else:
+                heapq.heappop(self._full)
+        return None
+
+    def has_full(self) -> bool:
+        return self.full() is not None
+
+    def group(self, key: Hashable) -> ShapeGroup | None:
+        """Return the group of a merge key; None if none of its requests waits."""
+        return self._groups.get(key)
+
+    def rows_of(self, key: Hashable) -> int:
+        group = self._groups.get(key)
+        return 0 if group is None else group.rows
+
+    def popped(self, group: ShapeGroup, n_places: int, rows: int) -> None:
+        """Account for places that the caller popped off ``group.places``, and for rows that waited there."""
+        self._n_places -= n_places
+        group.rows -= rows
+        self._update(group)
+
+    def without(self, requests: Collection[QueuedRequest]) -> ShapeGroups:
+        return ShapeGroups((one for one in self if one not in requests), self._full_rows, self._new_places)
+
+    def _group(self, key: Hashable) -> ShapeGroup:
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = ShapeGroup(key, self._new_places())
+        return group
+
+    def _add(self, group: ShapeGroup, request: QueuedRequest) -> None:
+        self._n_places += 1
+        was_full = group.rows >= self._full_rows
+        group.rows += request.rows
+        position = _position(request)
+        if group.position is None or position < group.position:
+            group.position = position
+            heapq.heappush(self._leading, (position, group.key))
+            was_full = False
+        if not was_full and group.rows >= self._full_rows:
+            heapq.heappush(self._full, (group.position, group.key))
+
+    def _update(self, group: ShapeGroup) -> None:
+        """Bring the position of a group that lost places up to date; forget an empty group."""
+        if not self._drop_stale(group):
+            return
+        position = _position(group.places[0])
+        if group.position != position:
+            group.position = position
+            heapq.heappush(self._leading, (position, group.key))
+
+    def _drop_stale(self, group: ShapeGroup) -> bool:
+        """Drop places of requests that no longer wait from the head of a group. False: none is left."""
+        places = group.places
+        before = len(places)
+        while places and places[0].state is not _QUEUED:
+            places.popleft()
+        self._n_places -= before - len(places)
+        if places:
+            return True
+        del self._groups[group.key]
+        return False
+
+
+def _position(request: QueuedRequest) -> _Position:
+    return getattr(request, "lane", None), request.place
