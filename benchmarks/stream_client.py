@@ -1,8 +1,8 @@
 """The client that times first responses: a program of its own on one connection, ``streams`` calls at once.
 
-``python -m benchmarks.stream_client PORT METHOD STREAMS SECONDS REQUEST ANSWER``: the last are two files, the body of
-one call and the right body of its answer. A call that ends is followed by the next one. stdout gets one line of JSON;
-a wrong answer ends the program with 1.
+``python -m benchmarks.stream_client PORT METHOD STREAMS SECONDS REQUEST ANSWER``: the last are two files, the
+body of one call and the right body of its answer. A call that ends is followed by the next one. stdout gets
+one line of JSON; a wrong answer ends the program with 1.
 
 The status of a call lies in trailers that are not decoded; every byte of its body is compared instead.
 """
@@ -93,7 +93,7 @@ class Streams:
 
 @contextmanager
 def connected(port: int) -> Iterator[tuple[Callable[[bytes], object], Callable[[], bytes]]]:
-    """Connect to a port; give the functions that send and receive, of which the second never returns nothing."""
+    """Connect to a port; give the functions that send and receive (never nothing)."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
