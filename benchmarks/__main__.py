@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import doors
 from benchmarks.extra_rows import Events, ModelPy
 from benchmarks.footprint import Imports, Starts
 from benchmarks.model_files.section import ModelFiles
@@ -43,8 +42,6 @@ class Options:
     servers: tuple[str, ...]
     json: Path
     cache: PeerCache
-    doors: tuple[int, ...] = ()
-    generators: int = 1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -78,35 +75,27 @@ def parse(arguments: Sequence[str]) -> Options:
         description="Compare this server with its peers.",
         epilog="--scenarios measures what happens over time instead: scripts/bench --scenarios --help",
     )
-    known = (*(name for section in SECTIONS for name in section.names), *doors.NAMES)
+    known = tuple(name for section in SECTIONS for name in section.names)
     rows = tuple(name for section in SECTIONS if section.is_default for name in section.names)
     parser.add_argument("--rounds", type=_at_least_one, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="load in each run; default: %(default)s")
     parser.add_argument("--rows", type=_names(known), help=", ".join(known))
     parser.add_argument("--plots", action="store_true", help=f"the rows {', '.join(Sweeps.names)}, drawn")
     parser.add_argument("--servers", type=_names(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
-    parser.add_argument("--doors", type=_counts, help="this server with so many doors each, as 1,2,4")
-    parser.add_argument("--generators", type=_at_least_one, default=max(1, (os.cpu_count() or 1) // 4))
     parser.add_argument("--json", type=Path, metavar="OUT", help="plots go into the same folder")
     parser.add_argument("--cache", type=Path, default=_ROOT / ".cache/bench", help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, default=Path("/usr/bin/python3"), help="runs the peers")
     given = parser.parse_args(arguments)
-    chosen = given.rows or (Sweeps.names if given.plots else doors.NAMES if given.doors else rows)
-    file = "sweeps.json" if given.plots else "doors.json" if given.doors else "latest.json"
-    json = given.json or _RESULTS / file
+    chosen = given.rows or (Sweeps.names if given.plots else rows)
+    json = given.json or _RESULTS / ("sweeps.json" if given.plots else "latest.json")
     cache = PeerCache(given.cache.absolute(), given.peer_python)
-    measured_doors = (given.doors or (), given.generators)
-    return Options(given.rounds, given.seconds, chosen, given.servers, json, cache, *measured_doors)
+    return Options(given.rounds, given.seconds, chosen, given.servers, json, cache)
 
 
 def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
     """The chosen servers, installed; those that cannot be had go to ``skipped`` with the reason."""
-    if options.doors:
-        chosen = doors.servers(options.cache, options.doors)
-    else:
-        chosen = [SERVERS[name](options.cache) for name in options.servers]
     servers = []
-    for server in chosen:
+    for server in (SERVERS[name](options.cache) for name in options.servers):
         try:
             server.prepare()
         except ServerMissing as error:
@@ -119,7 +108,7 @@ def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
 
 def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
     """The chosen rows that can be measured here; the others go to ``skipped`` with the reason."""
-    names = set(options.rows) & set(doors.NAMES)
+    names = set()
     for section in SECTIONS:
         for name in section.names:
             if name not in options.rows:
@@ -134,8 +123,6 @@ def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
 
 def measured(options: Options, servers: list[Server], names: frozenset[str]) -> list[Part]:
     plan = Plan(names, servers, options.rounds, options.seconds, options.cache.folder / "logs", say)
-    if options.doors:
-        return [doors.measure(plan, options.generators)]
     return [part for section in SECTIONS if (part := section.measure(plan)) is not None]
 
 
@@ -175,10 +162,6 @@ class _names:  # noqa: N801 - argparse shows the name of a type in its errors
             if name not in self._known:
                 raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(self._known)}")
         return names
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(map(_at_least_one, text.split(",")))
 
 
 def _at_least_one(text: str) -> int:

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.__main__ import SECTIONS, parse
 from benchmarks.load import GrpcLoad
 from benchmarks.payloads import EchoPayload
-from benchmarks.redraw import sweeps_of
 from benchmarks.report import Report
 from benchmarks.request_section import RequestPart, cpu_cell
 from benchmarks.rounds import Comparison, Ratio, Sample, Samples
@@ -175,15 +174,6 @@ def test_plots_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
     png, svg = sweep_part().write_plots(tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in svg.read_bytes()
-
-
-def test_the_document_of_a_run_is_enough_to_draw_its_plots_anew() -> None:
-    part = sweep_part()
-    document = {"servers": dict(part.titles), part.key: json.loads(json.dumps(part.document()))}
-    again = sweeps_of(document)
-    for sweep in part.sweeps:
-        drawn = [(one.title, one.at, one.throughput, one.p99_ms) for one in again.plot(sweep).curves]
-        assert drawn == [(one.title, one.at, one.throughput, one.p99_ms) for one in part.plot(sweep).curves]
 
 
 def test_a_plot_without_curves_is_not_drawn(tmp_path: Path) -> None:
