@@ -20,7 +20,7 @@ from benchmarks.extra_rows import Events, ModelPy
 from benchmarks.footprint import Imports, Starts
 from benchmarks.model_files.section import ModelFiles
 from benchmarks.peers import PeerCache, ServerMissing
-from benchmarks.report import Part, Plan, Report, Section
+from benchmarks.report import Part, Plan, Report, Section, names_of
 from benchmarks.request_section import Requests
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Server
@@ -79,9 +79,9 @@ def parse(arguments: Sequence[str]) -> Options:
     rows = tuple(name for section in SECTIONS if section.is_default for name in section.names)
     parser.add_argument("--rounds", type=_at_least_one, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="load in each run; default: %(default)s")
-    parser.add_argument("--rows", type=_names(known), help=", ".join(known))
+    parser.add_argument("--rows", type=names_of(known), help=", ".join(known))
     parser.add_argument("--plots", action="store_true", help=f"the rows {', '.join(Sweeps.names)}, drawn")
-    parser.add_argument("--servers", type=_names(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
+    parser.add_argument("--servers", type=names_of(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
     parser.add_argument("--json", type=Path, metavar="OUT", help="plots go into the same folder")
     parser.add_argument("--cache", type=Path, default=_ROOT / ".cache/bench", help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, default=Path("/usr/bin/python3"), help="runs the peers")
@@ -148,20 +148,6 @@ def _take_signals() -> None:
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-class _names:  # noqa: N801 - argparse shows the name of a type in its errors
-    """A list of names, parted by commas, each one of those that exist."""
-
-    def __init__(self, known: Sequence[str] | dict[str, type[Server]]) -> None:
-        self._known = tuple(known)
-
-    def __call__(self, text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        for name in names:
-            if name not in self._known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(self._known)}")
-        return names
 
 
 def _at_least_one(text: str) -> int:

@@ -92,8 +92,7 @@ class _OwnModels(GpuServe):
     config: ClassVar[str]
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
-        return [str(self._program), "serve", str(MODELS_FOLDER / self.config), *map(str, flags)]
+        return self._serve(MODELS_FOLDER / self.config, ports)
 
 
 class RepositoryGpuServe(_OwnModels):

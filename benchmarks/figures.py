@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,53 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) 
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *lines])
 
 
+def document(one: Figure) -> dict[str, Any]:
+    """Return a figure for JSON."""
+    found: Any = rounded(
+        {
+            "case": one.case,
+            "unit": one.unit,
+            "median": one.value,
+            "goal": None if one.goal is None else str(one.goal),
+            "reached": one.reached,
+            "rounds": len(one.samples),
+            "samples": one.samples,
+            "details": one.details,
+        }
+    )
+    return dict(found)
+
+
+def cells(figure: Mapping[str, Any], *, is_judged: bool = True) -> tuple[str, ...]:
+    """Return the case of a figure's document, its median and range, its goal, and whether it is reached."""
+    samples = [sample for sample in figure["samples"] if sample is not None]
+    shown = number(figure["median"])
+    if len(samples) > 1:
+        shown += f" ({number(min(samples))} to {number(max(samples))})"
+    reached = "-" if figure["reached"] is None or not is_judged else yes_or_no(figure["reached"])
+    return f"{figure['case']} ({figure['unit']})", shown, figure["goal"] or "-", reached
+
+
+def detail(figure: Mapping[str, Any], name: str) -> str:
+    """Return the median of a column beside a figure."""
+    seen = [sample for sample in figure["details"].get(name, ()) if sample is not None]
+    return number(median(seen) if seen else None)
+
+
+def yes_or_no(right: bool) -> str:
+    return "yes" if right else "**no**"
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def rounded(value: object) -> object:
-    """The same document with every float cut to four significant digits."""
+    """Return the same document with four digits of each float, and None for what JSON has no number for."""
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return float(f"{value:.4g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: rounded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -30,6 +30,7 @@ from benchmarks.servers.server import Api, Option, RunningServer, Server
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
 _GRACE_S = 30.0  # for a generator to end after its time
+_REQUEST_S = 0.003  # which one of a number of requests takes at most
 
 
 class LoadFailed(Exception):
@@ -102,13 +103,16 @@ def missing(load: Load) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GrpcLoad:
-    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request."""
+    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request.
+    With ``requests`` so many are sent, for however long that takes.
+    """
 
     payload: Payload
     connections: int
     streams: int
     latency: bool = False
     option: Option | None = None
+    requests: int = 0
     program: ClassVar[str] = "h2load"
     package: ClassVar[str] = "nghttp2-client"
     apis: ClassVar[tuple[Api, ...]] = (Api.GRPC, Api.BODY_ECHO)
@@ -120,8 +124,8 @@ class GrpcLoad:
             answer_nbytes = len(answer)
             if self.option is Option.COMPRESSED:  # it comes to what one answer does
                 answer_nbytes = _data_nbytes(_output([self.program, "-n", "1", *words], seconds))
-            output = _output([*self._command(seconds, log), *words], seconds)
-            in_flight = self.connections * self.streams
+            output = _output([*self._command(seconds, log), *words], seconds + self.requests * _REQUEST_S)
+            in_flight = 0 if self.requests else self.connections * self.streams
             parsed = parse_h2load(output, answer_nbytes, in_flight, self.payload.messages)
             if not self.latency:
                 return parsed
@@ -131,7 +135,7 @@ class GrpcLoad:
     def _command(self, seconds: float, log: Path) -> list[str]:
         return [
             *(self.program, "-t", "1", "-c", str(self.connections), "-m", str(self.streams)),
-            *("-D", f"{round(seconds * 1000)}ms"),
+            *(("-n", str(self.requests)) if self.requests else ("-D", f"{round(seconds * 1000)}ms")),
             *(("--log-file", str(log)) if self.latency else ()),
         ]
 

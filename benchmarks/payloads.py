@@ -213,7 +213,7 @@ class RawPayload:
     def grpc_message(self) -> bytes:
         return grpc_request(self.model, *self.inputs)
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         """Ask once and compare shape and bytes of the output; see ``Payload``."""
         if api is Api.BODY_ECHO:
             return framed(self.grpc_message())
@@ -375,7 +375,8 @@ def messages_of(running: RunningServer, payload: Payload) -> list[bytes]:
         try:
             return list(call(payload.grpc_message(), timeout=_TIMEOUT_S, metadata=metadata))
         except grpc.RpcError as error:
-            raise ServerFailed(f"{running.server.title} ends {payload.path} with {error.details()}") from None
+            what = f"{running.server.title}, model {payload.model},"
+            raise ServerFailed(f"{what} ends {payload.path} with {error.details()}") from None
 
 
 def _channel(running: RunningServer) -> grpc.Channel:

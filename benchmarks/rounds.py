@@ -220,6 +220,18 @@ class Clocks:
             {} if server_pid is None else processes.cpu_by_pid(server_pid),
         )
 
+    @property
+    def server_cpu_s(self) -> float:
+        return sum(self.server_s.values())
+
+    def others_share(self, before: Clocks, server_s: float | None = None) -> float:
+        """Return the part of the machine that neither server nor generator used since; ``server_s`` is what
+        the server used, where its processes are not all there any more.
+        """
+        used_s = self.server_cpu_s - before.server_cpu_s if server_s is None else server_s
+        others_s = self.machine_s - before.machine_s - used_s - (self.generator_s - before.generator_s)
+        return max(0.0, others_s / (self.wall_s - before.wall_s) / (os.cpu_count() or 1))
+
 
 def _by_role(one: RunningServer, before: Mapping[int, float], after: Mapping[int, float]) -> dict[str, float]:
     """CPU seconds between; processes of the same role are counted together."""
@@ -234,9 +246,6 @@ def sample_of(
     row: Row, result: LoadResult, by_role: Mapping[str, float], before: Clocks, after: Clocks
 ) -> Sample:
     server_s = sum(by_role.values())
-    generator_s = after.generator_s - before.generator_s
-    others_s = after.machine_s - before.machine_s - server_s - generator_s
-    capacity_s = (after.wall_s - before.wall_s) * (os.cpu_count() or 1)
     return Sample(
         row.value(result),
         result.answers_per_s,
@@ -244,7 +253,7 @@ def sample_of(
         result.p99_latency_s,
         server_s / result.answers,
         {role: used_s / result.answers for role, used_s in by_role.items()},
-        max(0.0, others_s / capacity_s),
+        after.others_share(before, server_s),
     )
 
 

@@ -40,8 +40,7 @@ class FileServer(GpuServe):
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         del models
-        flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
-        return [str(self._program), "serve", str(self._path), *map(str, flags)]
+        return self._serve(self._path, ports)
 
     def environment(self) -> dict[str, str]:
         variable = f"GPUSERVE_MODELS__{self._file.name.upper()}__KWARGS".replace("-", "_")

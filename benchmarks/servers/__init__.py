@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from benchmarks.peers import LITSERVE, MLSERVER, MOSEC, PYTRITON, ServerMissing
+from benchmarks.peers import LITSERVE, MLSERVER, MOSEC, PYTRITON, PeerCache, ServerMissing
 from benchmarks.servers.server import (
     ECHO,
     ECHO_BYTES,
@@ -65,8 +67,12 @@ class GpuServe(Server):
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         config = MODELS_FOLDER / ("echo.yaml" if tuple(models) == (ECHO,) else "all.yaml")
+        return [*self._serve(config, ports), *self._option_flags()]
+
+    def _serve(self, config: Path, ports: Ports) -> list[str]:
+        """Return the command line that serves a configuration on these ports."""
         flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
-        return [str(self._program), "serve", str(config), *map(str, flags), *self._option_flags()]
+        return [str(self._program), "serve", str(config), *map(str, flags)]
 
     def _option_flags(self) -> list[str]:
         match self.option:
@@ -90,6 +96,20 @@ class GpuServe(Server):
     def environment(self) -> dict[str, str]:
         # An installed package, as the peers are, has its byte code; a checkout gets it by the first start.
         return {"PYTHONDONTWRITEBYTECODE": ""}
+
+
+class ConfiguredGpuServe(GpuServe):
+    """This server with models of its own, by a configuration that is written to the folder."""
+
+    def __init__(self, cache: PeerCache, folder: Path, models: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(cache)
+        self._config = folder / "config.yaml"
+        self._entries = models
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        document = {"server": {"host": "127.0.0.1"}, "models": self._entries}
+        self._config.write_text(json.dumps(document, indent=1))
+        return self._serve(self._config, ports)
 
 
 _MIB = 1 << 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.figures import Figure, Goal, rounded
+from benchmarks.figures import Figure, Goal, document
 
 
 class SectionSkipped(Exception):
@@ -148,9 +147,9 @@ class Findings:
         return [f"{one.name}: {one.seen}" for one in self.checks if not one.right]
 
     def _write(self, ended: Mapping[str, str] | None = None) -> None:
-        document = {
+        whole = {
             "ended": ended,
-            "figures": [_figure_document(one) for one in self.figures],
+            "figures": [document(one) for one in self.figures],
             "checks": [asdict(one) for one in self.checks],
             "notes": self.notes,
             "skipped": self.skipped,
@@ -158,7 +157,7 @@ class Findings:
             "answers": self.answers,
         }
         partial = self.file.with_suffix(".partial")
-        partial.write_text(json.dumps(document, ensure_ascii=False))
+        partial.write_text(json.dumps(whole, ensure_ascii=False))
         os.replace(partial, self.file)
 
 
@@ -187,31 +186,6 @@ def ratio_figure(
     """Ours / theirs, taken inside each round."""
     ratios = tuple(one / other for one, other in zip(ours, theirs, strict=True))
     return Figure(case, unit, ratios, goal, {name: tuple(values) for name, values in details.items()})
-
-
-def _figure_document(one: Figure) -> object:
-    document = {
-        "case": one.case,
-        "unit": one.unit,
-        "median": one.value,
-        "goal": None if one.goal is None else str(one.goal),
-        "reached": one.reached,
-        "rounds": len(one.samples),
-        "samples": one.samples,
-        "details": one.details,
-    }
-    return rounded(_finite(document))
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return value
 
 
 #: Each fits into ten minutes.

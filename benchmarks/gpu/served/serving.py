@@ -5,7 +5,6 @@ network in a bare loop in this process.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -25,7 +24,7 @@ from benchmarks.gpu.running.section import SectionFailed, SectionSkipped, Site, 
 from benchmarks.gpu.served.client import answer_array, calling, with_bytes
 from benchmarks.gpu.served.load import LoadClients
 from benchmarks.peers import PeerCache, ServerMissing
-from benchmarks.servers import GpuServe, PlainTriton, PyTriton
+from benchmarks.servers import ConfiguredGpuServe, PlainTriton, PyTriton
 from benchmarks.servers.server import Ports, RunningServer, running
 
 #: On a fresh machine each worker opens a context of CUDA and reads gigabytes of libraries.
@@ -71,25 +70,14 @@ def tensor(name: str, dtype: str, *shape: int) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": list(shape)}
 
 
-class _Server(GpuServe):
-    """This server with the models of a section."""
+class _Server(ConfiguredGpuServe):
+    """This server with the models and the environment of a section."""
 
     def __init__(self, models: Sequence[Model], folder: Path, environment: Mapping[str, str]) -> None:
-        super().__init__(PeerCache(folder))
-        self._served = models
-        self._folder = folder
+        super().__init__(PeerCache(folder), folder, [one.entry() for one in models])
         self._environment = environment
 
-    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        """As ``GpuServe``; the configuration is written to the folder first."""
-        config = self._folder / f"{models[0]}.json"
-        entries = [one.entry() for one in self._served]
-        config.write_text(json.dumps({"server": {"host": "127.0.0.1"}, "models": entries}, indent=1))
-        flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
-        return [str(self._program), "serve", str(config), *map(str, flags)]
-
     def environment(self) -> dict[str, str]:
-        """As ``GpuServe``, and the section's own."""
         return {**super().environment(), **self._environment}
 
 
