@@ -48,10 +48,8 @@ class Figure:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that at least so many per cent of them do not exceed.
-
-    Raises:
-        ValueError: there are no values.
+    """The smallest of the values that at least so many per cent of them do not exceed. Raises ValueError:
+    there are no values.
     """
     if not values:
         raise ValueError("no values have no percentile")
@@ -59,10 +57,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def slope(positions: Sequence[float], values: Sequence[float]) -> float:
-    """The rise of the straight line through the points that is nearest to them (least squares).
-
-    Raises:
-        ValueError: fewer than two positions.
+    """The rise of the straight line through the points that is nearest to them (least squares). Raises
+    ValueError: fewer than two positions.
     """
     mean_position = math.fsum(positions) / max(1, len(positions))
     mean_value = math.fsum(values) / max(1, len(values))

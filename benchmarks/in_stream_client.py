@@ -61,10 +61,8 @@ class Stream:
         return http2.frame(http2.DATA, http2.END_STREAM, _STREAM, b"")
 
     def take(self, data: bytes) -> bytes:
-        """What was received; returns what the connection owes for it.
-
-        Raises:
-            StreamFailed: the stream was refused, or an answer is not the right one.
+        """What was received; returns what the connection owes for it. Raises StreamFailed: the stream was
+        refused, or an answer is not the right one.
         """
         for kind, flags, stream, payload in self._reader.read(data):
             if kind == http2.DATA:
@@ -108,10 +106,8 @@ class Stream:
 def run(
     port: int, method: str, in_flight: int, seconds: float, request: bytes, answer: bytes
 ) -> dict[str, object]:
-    """Keep so many requests in flight for this long, then let the stream end.
-
-    Raises:
-        StreamFailed: not every request was answered right.
+    """Keep so many requests in flight for this long, then let the stream end. Raises StreamFailed: not every
+    request was answered right.
     """
     stream = Stream(method, request, answer)
     with connected(port) as (send, receive):

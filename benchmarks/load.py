@@ -277,10 +277,8 @@ def _client(
 
 def parse_h2load(output: str, answer_nbytes: int, in_flight: int, messages: int = 1) -> LoadResult:
     """What h2load printed. An answer of several ``messages``, all of one size, is counted by them: of those
-    still under way when the time was over, the part that has come counts as well.
-
-    Raises:
-        LoadFailed: a request failed, or the answers together have not the size of right ones.
+    still under way when the time was over, the part that has come counts as well. Raises LoadFailed: a
+    request failed, or the answers together have not the size of right ones.
     """
     finished_in, unit, rate = _words(r"finished in ([\d.]+)(m?s), ([\d.]+) req/s", output)
     counts = _words(
@@ -311,11 +309,7 @@ def _data_nbytes(output: str) -> int:
 
 
 def parse_wrk(output: str) -> LoadResult:
-    """What wrk.lua printed as its last line.
-
-    Raises:
-        LoadFailed: a request failed.
-    """
+    """What wrk.lua printed as its last line. Raises LoadFailed: a request failed."""
     summary = json.loads(output.strip().rpartition("\n")[2])
     failures = {kind: count for kind, count in summary["errors"].items() if count}
     if failures or not summary["requests"]:

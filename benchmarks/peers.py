@@ -55,10 +55,8 @@ class PeerCache:
         return next((self.venv / "lib").glob("python3.*")) / "site-packages"
 
     def install(self, name: str) -> Path:
-        """Make the virtual environment of a peer unless it exists; return its folder.
-
-        Raises:
-            ServerMissing: the interpreter does not exist, or pip could not install the packages.
+        """Make the virtual environment of a peer unless it exists; return its folder. Raises ServerMissing:
+        the interpreter does not exist, or pip could not install the packages.
         """
         requirement, *others = _REQUIREMENTS[name]
         venv = self.folder / name
@@ -79,10 +77,8 @@ class PeerCache:
         _run(f"install {package}", pip, "install", "--quiet", "--disable-pip-version-check", package)
 
     def install_triton(self) -> None:
-        """Copy plain Triton out of PyTriton's wheel unless that was done.
-
-        Raises:
-            ServerMissing: PyTriton cannot be had, or has no stub for the interpreter.
+        """Copy plain Triton out of PyTriton's wheel unless that was done. Raises ServerMissing: PyTriton
+        cannot be had, or has no stub for the interpreter.
         """
         self.install("pytriton")
         stamp = self.triton / _INSTALLED

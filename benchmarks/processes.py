@@ -54,11 +54,7 @@ class Process:
 
     @property
     def memory(self) -> Memory:
-        """RSS and PSS now.
-
-        Raises:
-            FileNotFoundError: the process is gone.
-        """
+        """RSS and PSS now. Raises FileNotFoundError: the process is gone."""
         fields = dict(_rollup(_PROC / str(self.pid) / "smaps_rollup"))
         return Memory(fields["Rss"], fields["Pss"])
 
@@ -123,10 +119,8 @@ class Group:
 
 @contextlib.contextmanager
 def cpu_group(cpus: float) -> Iterator[Group]:
-    """Make a group that may use so many CPUs, and remove the group at the end.
-
-    Raises:
-        OSError: This process may not make such a group; the text says why.
+    """Make a group that may use so many CPUs, and remove the group at the end. Raises OSError: This process
+    may not make such a group; the text says why.
     """
     quota_us = round(cpus * _PERIOD_US)
     with _group("cpu", {"cpu.cfs_quota_us": str(quota_us)}, {"cpu.max": f"{quota_us} {_PERIOD_US}"}) as group:
@@ -135,10 +129,8 @@ def cpu_group(cpus: float) -> Iterator[Group]:
 
 @contextlib.contextmanager
 def memory_group(nbytes: int) -> Iterator[Group]:
-    """Make a group that may use so much memory, and remove the group at the end.
-
-    Raises:
-        OSError: This process may not make such a group; the text says why.
+    """Make a group that may use so much memory, and remove the group at the end. Raises OSError: This process
+    may not make such a group; the text says why.
     """
     with _group("memory", {"memory.limit_in_bytes": str(nbytes)}, {"memory.max": str(nbytes)}) as group:
         yield group

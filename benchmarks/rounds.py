@@ -67,18 +67,10 @@ class Subject(Protocol):
         """Whether there is such a thing."""
 
     def check(self, row: Row) -> None:
-        """Whether it answers right; ahead of the first run.
-
-        Raises:
-            ServerFailed: it does not.
-        """
+        """Whether it answers right; ahead of the first run. Raises ServerFailed: it does not."""
 
     def run(self, row: Row, seconds: float) -> Sample:
-        """One run.
-
-        Raises:
-            LoadFailed: it is no result.
-        """
+        """One run. Raises LoadFailed: it is no result."""
 
 
 class LoadedServer:

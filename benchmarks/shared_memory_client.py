@@ -37,11 +37,8 @@ class SharedMemoryFailed(Exception):
 def run(port: int, method: str, seconds: float, nbytes: int, message: bytes) -> dict[str, Any]:
     """Send the message again and again for this long, at least once.
 
-    The input is FP32, and the output has to be the same; no byte of it is right before.
-
-    Raises:
-        SharedMemoryFailed: it is not.
-        grpc.RpcError, InferenceServerException: a call failed.
+    The input is FP32, and the output has to be the same; no byte of it is right before. Raises
+    SharedMemoryFailed: it is not; grpc.RpcError, InferenceServerException: a call failed.
     """
     numbers = np.arange(nbytes // 4, dtype=np.float32)
     latencies_s: list[float] = []

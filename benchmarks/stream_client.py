@@ -67,10 +67,8 @@ class Streams:
         return bytes(opened)
 
     def take(self, data: bytes, now: float) -> bytes:
-        """Read received bytes; return the replies that the connection owes.
-
-        Raises:
-            StreamFailed: a call was refused, or its body is not the right one.
+        """Read received bytes; return the replies that the connection owes. Raises StreamFailed: a call was
+        refused, or its body is not the right one.
         """
         replies = b""
         for kind, flags, stream, payload in self._reader.read(data):
@@ -108,10 +106,8 @@ def connected(port: int) -> Iterator[tuple[Callable[[bytes], object], Callable[[
 def run(
     port: int, method: str, streams: int, seconds: float, request: bytes, answer: bytes
 ) -> dict[str, object]:
-    """Keep so many calls open for this long, then let them end.
-
-    Raises:
-        StreamFailed: not every call was answered right.
+    """Keep so many calls open for this long, then let them end. Raises StreamFailed: not every call was
+    answered right.
     """
     calls = Streams(method, request, answer)
     with connected(port) as (send, receive):

@@ -90,10 +90,7 @@ class Calls:
     def take(self, data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
         """What was received: the calls that end with it, each with whether it was answered, and what the
         connection owes. A call that ends without a body was refused, by a status in trailers that are not
-        decoded or by a reset.
-
-        Raises:
-            PacedFailed: the body of a call is not the right one.
+        decoded or by a reset. Raises PacedFailed: the body of a call is not the right one.
         """
         ended = list[tuple[int, bool]]()
         for kind, flags, stream, payload in self._reader.read(data):
@@ -165,11 +162,7 @@ class Connection:
             self._epoll.modify(self.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._is_full else 0))
 
     def receive(self) -> bytes:
-        """What is there.
-
-        Raises:
-            PacedFailed: the server closed the connection.
-        """
+        """What is there. Raises PacedFailed: the server closed the connection."""
         try:
             data = self._socket.recv(_RECEIVE_NBYTES)
         except BlockingIOError:
@@ -199,11 +192,8 @@ class Run:
     def run(
         self, port: int, method: str, request: bytes, answer: bytes, headers: Iterable[str] = ()
     ) -> Paced:
-        """Connect, send everything and wait for every answer.
-
-        Raises:
-            PacedFailed: not every request was answered right.
-            OSError: the server is not there.
+        """Connect, send everything and wait for every answer. Raises PacedFailed: not every request was
+        answered right; OSError: the server is not there.
         """
         for _ in range(max(self._connection) + 1):
             one = Connection(port, Calls(method, request, answer, headers), self._epoll)

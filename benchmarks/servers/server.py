@@ -159,11 +159,7 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Install what is missing.
-
-        Raises:
-            ServerMissing: it cannot be had here.
-        """
+        """Install what is missing. Raises ServerMissing: it cannot be had here."""
 
     @abc.abstractmethod
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
@@ -206,10 +202,8 @@ class RunningServer:
 def running(
     server: Server, logs: Path, models: Sequence[str] = MODELS, ready_timeout_s: float = _READY_TIMEOUT_S
 ) -> Iterator[RunningServer]:
-    """Start a prepared server with these models, wait until it is ready, and end all of it afterwards.
-
-    Raises:
-        ServerFailed: it ended, or was not ready in time.
+    """Start a prepared server with these models, wait until it is ready, and end all of it afterwards. Raises
+    ServerFailed: it ended, or was not ready in time.
     """
     ports = Ports.free()
     logs.mkdir(parents=True, exist_ok=True)

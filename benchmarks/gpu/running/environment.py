@@ -36,10 +36,8 @@ class EnvironmentMissing(Exception):
 
 
 def make(folder: Path, wheels: Path | None) -> Path:
-    """The interpreter of a new environment in this folder.
-
-    Raises:
-        EnvironmentMissing: the server needs a package that is in none of its places.
+    """The interpreter of a new environment in this folder. Raises EnvironmentMissing: the server needs a
+    package that is in none of its places.
     """
     venv.EnvBuilder(with_pip=False, symlinks=True, clear=True).create(folder)
     places = [_install(wheels, folder / "wheels")] if wheels is not None else []

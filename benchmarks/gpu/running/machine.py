@@ -35,10 +35,8 @@ class NoMachine(Exception):
 
 
 def describe(environment: Mapping[str, str]) -> dict[str, str]:
-    """By what is told: GPU, driver, CUDA, libraries, CPU. "GPU" is missing where there is none.
-
-    Raises:
-        NoMachine: the driver hangs, or the program broke.
+    """By what is told: GPU, driver, CUDA, libraries, CPU. "GPU" is missing where there is none. Raises
+    NoMachine: the driver hangs, or the program broke.
     """
     command = [sys.executable, "-m", "benchmarks.gpu.running.machine"]
     try:

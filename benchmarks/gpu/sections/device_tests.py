@@ -47,11 +47,8 @@ class Batch:
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``.
-
-    Raises:
-        SectionSkipped: pytest is missing.
-        SectionFailed: a test failed, or there was none.
+    """See ``section.py``. Raises SectionSkipped: pytest is missing; SectionFailed: a test failed, or there
+    was none.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise SectionSkipped(f"{' and '.join(missing)} cannot be imported")

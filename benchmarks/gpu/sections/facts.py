@@ -26,11 +26,7 @@ _FOR_THE_STAND_IN: Final = frozenset(
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``.
-
-    Raises:
-        SectionFailed: no question was answered.
-    """
+    """See ``section.py``. Raises SectionFailed: no question was answered."""
     answers = 0
     for name, asked, arguments in _asked(site):
         answer = _answer(name, *arguments)

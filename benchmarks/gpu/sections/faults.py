@@ -191,11 +191,7 @@ def _pid(caller: Caller, timeout_s: float = _SUCCESSOR_S) -> int:
 
 
 def _await_successor(caller: Caller, before: int) -> int:
-    """The process that answers once another one does.
-
-    Raises:
-        SectionFailed: none does in time.
-    """
+    """The process that answers once another one does. Raises SectionFailed: none does in time."""
     deadline = time.monotonic() + _SUCCESSOR_S
     while time.monotonic() < deadline:
         try:

@@ -34,11 +34,7 @@ class Caller:
         self._channel = channel
 
     def call(self, method: str, message: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
-        """The answer's bytes.
-
-        Raises:
-            grpc.RpcError: the call failed.
-        """
+        """The answer's bytes. Raises grpc.RpcError: the call failed."""
         answer: bytes = self._channel.unary_unary(_SERVICE + method)(message, timeout=timeout_s)
         return answer
 
@@ -107,11 +103,7 @@ def in_regions(model: str, inputs: Mapping[str, InRegion], outputs: Mapping[str,
 
 
 def answer_array(answer: bytes, output: str, dtype: str) -> NDArray[Any]:
-    """An output that an answer carries.
-
-    Raises:
-        KeyError: it carries none of that name.
-    """
+    """An output that an answer carries. Raises KeyError: it carries none of that name."""
     response = service_pb2.ModelInferResponse.FromString(answer)
     for one, raw in zip(response.outputs, response.raw_output_contents, strict=False):
         if one.name == output:
@@ -165,11 +157,8 @@ class DeviceRegion:
 
 @contextmanager
 def host_region(caller: Caller, nbytes: int) -> Iterator[HostRegion]:
-    """Registered memory of the host.
-
-    Raises:
-        SectionSkipped: /dev/shm has no room for it.
-        grpc.RpcError: the server refused it.
+    """Registered memory of the host. Raises SectionSkipped: /dev/shm has no room for it; grpc.RpcError: the
+    server refused it.
     """
     shared = os.statvfs(_SHM)
     if shared.f_bavail * shared.f_frsize < nbytes:
@@ -194,11 +183,8 @@ def host_region(caller: Caller, nbytes: int) -> Iterator[HostRegion]:
 
 @contextmanager
 def host_requests(caller: Caller, model: str, nbytes: int, count: int) -> Iterator[list[bytes]]:
-    """Requests of one FP32 tensor in and one out, each with registered memory of its own for both.
-
-    Raises:
-        SectionSkipped: /dev/shm has no room for them.
-        grpc.RpcError: the server refused it.
+    """Requests of one FP32 tensor in and one out, each with registered memory of its own for both. Raises
+    SectionSkipped: /dev/shm has no room for them; grpc.RpcError: the server refused it.
     """
     shape = (nbytes // 4,)
     with ExitStack() as stack:
@@ -213,11 +199,7 @@ def host_requests(caller: Caller, model: str, nbytes: int, count: int) -> Iterat
 
 @contextmanager
 def device_region(caller: Caller, nbytes: int) -> Iterator[DeviceRegion]:
-    """Registered memory of the first device.
-
-    Raises:
-        grpc.RpcError: the server refused it.
-    """
+    """Registered memory of the first device. Raises grpc.RpcError: the server refused it."""
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -246,10 +228,8 @@ def _forget(caller: Caller, method: str, name: str) -> None:
 
 
 def used_nbytes() -> int:
-    """Bytes in use on the first GPU of this machine.
-
-    Raises:
-        SectionFailed: the library is not there, or does not tell.
+    """Bytes in use on the first GPU of this machine. Raises SectionFailed: the library is not there, or does
+    not tell.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")

@@ -61,10 +61,8 @@ class LoadClients:
         self._limited: set[str] = set()
 
     def load(self, one: RunningServer, messages: Sequence[bytes], seconds: float, case: str) -> Loaded:
-        """Keep each message under way for this long. A note says where the server was not the limit.
-
-        Raises:
-            SectionFailed: a call failed.
+        """Keep each message under way for this long. A note says where the server was not the limit. Raises
+        SectionFailed: a call failed.
         """
         files = self._files(messages)
         asking = self._processes[: len(files)]

@@ -85,10 +85,8 @@ class _Server(ConfiguredGpuServe):
 def serving(
     site: Site, label: str, models: Sequence[Model], environment: Mapping[str, str] | None = None
 ) -> Iterator[RunningServer]:
-    """A server with these models, while the context lasts. ``label`` names its log.
-
-    Raises:
-        ServerFailed: it did not come up.
+    """A server with these models, while the context lasts. ``label`` names its log. Raises ServerFailed: it
+    did not come up.
     """
     folder = site.folder / label
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,11 +105,7 @@ _TOLERANCE: Final = 1e-2
 
 
 def networks_module() -> Any:
-    """The models, which import torch.
-
-    Raises:
-        SectionSkipped: it is not installed.
-    """
+    """The models, which import torch. Raises SectionSkipped: it is not installed."""
     try:
         from benchmarks.gpu.models import networks
     except ImportError as error:
@@ -175,10 +169,8 @@ class BareLoop:
 def compare(
     site: Site, one: RunningServer, clients: LoadClients, loop: BareLoop, rows: int, goal: Goal | None
 ) -> Figure:
-    """Rows a second of the server against the loop, with the same batch, in turns.
-
-    Raises:
-        SectionFailed: the server's answer is another one than the loop's.
+    """Rows a second of the server against the loop, with the same batch, in turns. Raises SectionFailed: the
+    server's answer is another one than the loop's.
     """
     x, case = loop.example(rows), f"{loop.kind}, batch {rows}"
     message = with_bytes(loop.kind, {"x": x})
@@ -195,11 +187,7 @@ def compare(
 
 
 def check_answer(one: RunningServer, loop: BareLoop, x: Any) -> None:
-    """The server's answer is the loop's.
-
-    Raises:
-        SectionFailed: it is another one.
-    """
+    """The server's answer is the loop's. Raises SectionFailed: it is another one."""
     wanted = loop.answer(x)
     with calling(one) as caller:
         answer = caller.infer(with_bytes(loop.kind, {"x": x}))
@@ -317,11 +305,7 @@ _STUB: Final = "triton_python_backend_stub"
 
 
 def _installed() -> Path:
-    """The folder with ``bin/tritonserver`` and ``backends/python``.
-
-    Raises:
-        ServerMissing: there is none.
-    """
+    """The folder with ``bin/tritonserver`` and ``backends/python``. Raises ServerMissing: there is none."""
     program = shutil.which("tritonserver")
     pytriton = _package("pytriton")
     places = [_CONTAINER, *([Path(program).resolve().parents[1]] if program else [])]

@@ -54,10 +54,8 @@ def spans(lines: Iterable[str]) -> list[Span]:
 def window(found: Sequence[Span], calls: int) -> list[Span]:
     """So many calls from the middle, and what runs from the first one's input to the last one's output.
 
-    Each call has one large copy before it and one after it, and all are made in the same order.
-
-    Raises:
-        ValueError: there are not so many calls, or copies that are not theirs.
+    Each call has one large copy before it and one after it, and all are made in the same order. Raises
+    ValueError: there are not so many calls, or copies that are not theirs.
     """
     largest = max((one.nbytes for one in found), default=0)
     lanes = {
