@@ -16,7 +16,7 @@ from benchmarks import processes
 from benchmarks.figures import table
 from benchmarks.payloads import EchoPayload
 from benchmarks.processes import Memory, Process
-from benchmarks.report import Plan
+from benchmarks.report import Part, Plan, Section
 from benchmarks.rounds import OURS
 from benchmarks.servers.server import ECHO, Api, Kind, RunningServer, Server, ServerFailed, running
 
@@ -128,15 +128,10 @@ _MB = 1e6
 _STATEMENTS = ("import gpuserve", "from gpuserve import ModelConfig, Server, Tensor")
 
 
-class Imports:
+class Imports(Section):
     """``import gpuserve`` in fresh interpreters."""
 
     names = ("imports",)
-    is_default = True
-
-    def missing(self, name: str) -> str | None:
-        del name
-        return None
 
     def measure(self, plan: Plan) -> ImportPart | None:
         if not plan.names & set(self.names) or all(one.name != OURS for one in plan.servers):
@@ -144,15 +139,10 @@ class Imports:
         return ImportPart([measure_import(statement, plan.rounds) for statement in _STATEMENTS])
 
 
-class Starts:
+class Starts(Section):
     """Each server by itself, from its start until it is ready, and its memory then. Floors have no model."""
 
     names = ("starts",)
-    is_default = True
-
-    def missing(self, name: str) -> str | None:
-        del name
-        return None
 
     def measure(self, plan: Plan) -> StartPart | None:
         servers = [one for one in plan.servers if one.kind is not Kind.FLOOR]
@@ -165,7 +155,7 @@ class Starts:
 
 
 @dataclass(frozen=True, slots=True)
-class StartPart:
+class StartPart(Part):
     """The times and memory of starts, by server name."""
 
     titles: Mapping[str, str]
@@ -181,10 +171,6 @@ class StartPart:
 
     def document(self) -> dict[str, object]:
         return {name: list(map(dataclasses.asdict, starts)) for name, starts in self.starts.items()}
-
-    def write_plots(self, folder: Path) -> list[Path]:
-        del folder
-        return []
 
 
 def _start_lines(title: str, starts: Sequence[Start]) -> list[list[str]]:
@@ -207,7 +193,7 @@ def _start_lines(title: str, starts: Sequence[Start]) -> list[list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportPart:
+class ImportPart(Part):
     """The time and memory of each import statement."""
 
     imports: Sequence[ImportCost]
@@ -236,7 +222,3 @@ class ImportPart:
             }
             for one in self.imports
         ]
-
-    def write_plots(self, folder: Path) -> list[Path]:
-        del folder
-        return []

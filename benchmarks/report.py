@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from benchmarks.figures import rounded
 from benchmarks.servers.server import Server
@@ -41,43 +40,44 @@ class Plan:
     say: Say
 
 
-class Part(Protocol):
-    """What a section has found. ``failures`` by what failed; there the result is none."""
+class Part:
+    """What a section has found. ``key`` is that of its document among the others; ``failures`` are the
+    reasons by what failed.
+    """
 
-    @property
-    def key(self) -> str:
-        """Of its document among the others."""
-
-    @property
-    def failures(self) -> Mapping[str, str]:
-        """The failures, each with its reason."""
+    __slots__ = ()
+    key: str
+    failures: Mapping[str, str]
 
     def markdown(self) -> str:
-        """The part as Markdown."""
+        raise NotImplementedError
 
     def document(self) -> object:
-        """Every sample, for JSON."""
+        """Return every sample, for JSON."""
+        raise NotImplementedError
 
     def write_plots(self, folder: Path) -> list[Path]:
-        """Draw what there is to draw; returns the files."""
+        """Draw what there is to draw; return the files."""
+        del folder
+        return []
 
 
-class Section(Protocol):
-    """Something to measure. Without --rows the sections that are ``is_default`` are measured."""
+class Section:
+    """Something to measure. ``names`` are those that --rows takes. Without --rows the sections that are
+    ``is_default`` are measured.
+    """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that --rows takes."""
-
-    @property
-    def is_default(self) -> bool:
-        """Whether the section is measured without --rows."""
+    names: tuple[str, ...]
+    is_default = True
 
     def missing(self, name: str) -> str | None:
-        """Why this cannot be measured here; None when it can."""
+        """Return why this cannot be measured here; None when it can."""
+        del name
+        return None
 
     def measure(self, plan: Plan) -> Part | None:
-        """Measure those of its names that are chosen; None where there is nothing to measure."""
+        """Measure those of its names that are chosen; return None if there is nothing to measure."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import ClassVar
 
 from benchmarks import load
 from benchmarks.figures import table
-from benchmarks.report import Plan
+from benchmarks.report import Part, Plan, Section
 from benchmarks.rounds import (
     OURS,
     Baseline,
@@ -32,17 +31,15 @@ from benchmarks.servers.server import ECHO, MODELS, Kind, Option, RunningServer,
 _SHOWN_SHARE = 0.01
 
 
-class Requests:
+class Requests(Section):
     """A section with rows of requests, on servers with these models."""
 
     key: ClassVar[str] = "rows"
     rows: ClassVar[tuple[Row, ...]] = ROWS
     models: ClassVar[tuple[str, ...]] = MODELS
-    is_default = True
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(row.name for row in self.rows)
+    def __init__(self) -> None:
+        self.names = tuple(row.name for row in self.rows)
 
     def missing(self, name: str) -> str | None:
         return next((load.missing(row.load) for row in self.rows if row.name == name), None)
@@ -106,7 +103,7 @@ def options_of(server: Server, rows: Sequence[Row]) -> list[Option | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestPart:
+class RequestPart(Part):
     """The rows as they were measured. ``titles`` by server name, in the order of the columns."""
 
     rows: Sequence[Row]
@@ -129,10 +126,6 @@ class RequestPart:
 
     def document(self) -> dict[str, object]:
         return {row.name: row_document(row, self.titles, self._samples) for row in self.rows}
-
-    def write_plots(self, folder: Path) -> list[Path]:
-        del folder
-        return []
 
     def _values(self) -> str:
         servers = [name for name in self.titles if any(self._was_run(row, name) for row in self.rows)]

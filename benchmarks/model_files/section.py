@@ -21,7 +21,7 @@ from benchmarks import load, payloads
 from benchmarks.load import GrpcLoad, LoadFailed, LoadResult
 from benchmarks.model_files.files import FILES, ROWS, ModelFile, call_of
 from benchmarks.peers import PeerCache, ServerMissing
-from benchmarks.report import Plan
+from benchmarks.report import Plan, Section
 from benchmarks.request_section import RequestPart
 from benchmarks.rounds import Clocks, Comparison, LoadedServer, Sample, Samples, Subject, measure, sample_of
 from benchmarks.rows import Goals, Measure, Row, Target
@@ -156,7 +156,7 @@ class BareLoop:
         return dataclasses.replace(sample, cpu_s_per_answer=cpu_s, cpu_s_by_role={"loop": cpu_s})
 
 
-class ModelFiles:
+class ModelFiles(Section):
     """The section with a row for each kind of model file."""
 
     names = tuple(file.name for file in FILES)

@@ -16,7 +16,7 @@ from benchmarks.rounds import Comparison, Ratio, Sample, Samples
 from benchmarks.rows import WITHOUT, Goals, Measure, Row, Target
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Kind
-from benchmarks.sweeps import SWEEPS, Plot, Style, SweepPart, write
+from benchmarks.sweeps import SWEEPS, SweepPart, draw
 
 KINDS = {name: server.kind for name, server in SERVERS.items()} | {WITHOUT: Kind.BASELINE}
 LOAD = GrpcLoad(EchoPayload(64), 1, 1)
@@ -140,13 +140,8 @@ def sweep_part() -> SweepPart:
 
 def test_a_sweep_is_a_curve_for_each_server_that_has_points() -> None:
     part = sweep_part()
-    ours, theirs = part.plot(SWEEPS[0]).curves
-    assert (ours.title, ours.style, ours.at[-1], ours.throughput[-1]) == (
-        "gpuserve",
-        Style.OURS,
-        256,
-        25600.0,
-    )
+    ours, theirs = part.curves(SWEEPS[0])
+    assert (ours.title, ours.kind, ours.at[-1], ours.throughput[-1]) == ("gpuserve", Kind.OURS, 256, 25600.0)
     assert (theirs.at[-1], theirs.median_ms[0], theirs.p99_ms[0]) == (128, 1.0, 2.0)
     assert "| 256 | 2.56e+04 (1) | - |" in part.markdown()
 
@@ -177,7 +172,7 @@ def test_plots_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
 
 
 def test_a_plot_without_curves_is_not_drawn(tmp_path: Path) -> None:
-    assert write(Plot("a", "A", "x", {}, "req/s", []), tmp_path) == []
+    assert draw(SWEEPS[0], [], tmp_path) == []
 
 
 def test_the_command_line_takes_the_rows_of_every_section() -> None:
