@@ -9,20 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from benchmarks import payloads
-from benchmarks.load import GrpcLoad, GrpcStreamLoad, HttpLoad, LoadResult
-from benchmarks.payloads import (
-    INFER,
-    EchoPayload,
-    HttpRequest,
-    Tensor,
-    TokensPayload,
-    grpc_request,
-    json_request,
-    post,
-)
+from benchmarks.load import GrpcLoad, GrpcStreamLoad, HttpLoad, Load, LoadResult
+from benchmarks.payloads import EchoPayload, HttpRequest, Payload, TokensPayload, json_request, post
 from benchmarks.report import Plan
 from benchmarks.request_section import Requests
 from benchmarks.rows import Goals, Measure, Row, Target
@@ -43,45 +32,46 @@ WORDS, CHAT = "words", "chat"
 WORD = "token "
 
 
-def _at_least(ratio: float) -> Goals:
-    return Goals(Target(ratio))
+def _row(name: str, title: str, load: Load, measure: Measure, target: Target) -> Row:
+    return Row(f"model-py-{name}", title, load, measure, Goals(target))
 
 
+_SMALL = EchoPayload(64)
 _MODEL_PY_ROWS = (
-    Row(
-        "model-py-64-1",
+    _row(
+        "64-1",
         "model.py, gRPC 64 B, one in flight, median",
-        GrpcLoad(EchoPayload(64), 1, 1, latency=True),
+        GrpcLoad(_SMALL, 1, 1, latency=True),
         Measure.LATENCY,
-        Goals(Target(1.0, at_most=True)),
+        Target(1.0, at_most=True),
     ),
-    Row(
-        "model-py-64-8x16",
+    _row(
+        "64-8x16",
         "model.py, gRPC 64 B, 128 in flight on 8 connections",
-        GrpcLoad(EchoPayload(64), 8, 16),
+        GrpcLoad(_SMALL, 8, 16),
         Measure.THROUGHPUT,
-        _at_least(2.0),
+        Target(2.0),
     ),
-    Row(
-        "model-py-1m-1",
+    _row(
+        "1m-1",
         "model.py, gRPC 1 MiB, one in flight",
         GrpcLoad(EchoPayload(1 << 20), 1, 1),
         Measure.BANDWIDTH,
-        _at_least(1.1),
+        Target(1.1),
     ),
-    Row(
-        "model-py-chain",
+    _row(
+        "chain",
         "model.py that asks another twice, gRPC 64 B, 128 in flight on 8 connections",
         GrpcLoad(payloads.chain(64), 8, 16),
         Measure.THROUGHPUT,
-        _at_least(2.0),
+        Target(2.0),
     ),
-    Row(
-        "model-py-tokens",
+    _row(
+        "tokens",
         "decoupled model.py, 256 responses a stream, 64 streams",
         GrpcStreamLoad(TokensPayload(256), 1, 64),
         Measure.TOKENS,
-        _at_least(3.0),
+        Target(3.0),
     ),
 )
 
@@ -129,60 +119,34 @@ class ModelPy(Requests):
 
 
 @dataclass(frozen=True, slots=True)
-class WordsPayload:
-    """One request for so many pieces of text, each an event of its own."""
+class EventsPayload(Payload):
+    """One request for so many pieces of text, each an event of its own: by ``generate_stream``, or, to the
+    model ``chat``, by OpenAI's chat completions.
+    """
 
+    model: str
     messages: int
-    model = WORDS
     nbytes = 4
-    path = INFER
-
-    def grpc_message(self) -> bytes:
-        return grpc_request(self.model, Tensor("count", "INT32", (1,), np.int32(self.messages).tobytes()))
 
     def http_request(self, api: Api) -> HttpRequest:
-        del api  # there is one only
-        return json_request(f"/v2/models/{WORDS}/generate_stream", {"count": self.messages})
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Count the events; see ``Payload``."""
-        events = _events(post(running, self.http_request(api)))
-        if [json.loads(one)["text"] for one in events] != [WORD] * self.messages:
-            raise ServerFailed(f"{running.server.title} gives {len(events)} events that are not right")
-        return b""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPayload:
-    """The same of OpenAI's chat completions."""
-
-    messages: int
-    model = CHAT
-    nbytes = 4
-    path = INFER
-
-    def grpc_message(self) -> bytes:
-        body = self._body()
-        return grpc_request(
-            self.model, Tensor("request", "BYTES", (1,), len(body).to_bytes(4, "little") + body)
-        )
-
-    def http_request(self, api: Api) -> HttpRequest:
-        del api  # there is one only
-        return HttpRequest("/v1/chat/completions", self._body(), {"Content-Type": "application/json"})
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Put the chunks together; see ``Payload``."""
-        *chunks, last = _events(post(running, self.http_request(api)))
-        texts = [json.loads(one)["choices"][0]["delta"].get("content", "") for one in chunks]
-        if texts != [WORD] * self.messages or last != "[DONE]":
-            raise ServerFailed(f"{running.server.title} gives {len(chunks)} chunks that are not right")
-        return b""
-
-    def _body(self) -> bytes:
+        if self.model == WORDS:
+            return json_request(f"/v2/models/{WORDS}/generate_stream", {"count": self.messages})
         messages = [{"role": "user", "content": "talk"}]
         asked = {"model": CHAT, "messages": messages, "stream": True, "max_tokens": self.messages}
-        return json.dumps(asked).encode()
+        return json_request("/v1/chat/completions", asked)
+
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
+        text = post(running, self.http_request(api)).decode()
+        events = [one.removeprefix("data: ") for one in text.split("\n\n") if one]
+        if self.model == CHAT:
+            *events, last = events
+            texts = [json.loads(one)["choices"][0]["delta"].get("content", "") for one in events]
+            is_right = last == "[DONE]" and texts == [WORD] * self.messages
+        else:
+            is_right = [json.loads(one)["text"] for one in events] == [WORD] * self.messages
+        if not is_right:
+            raise ServerFailed(f"{running.server.title} gives {len(events)} events that are not right")
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,18 +161,18 @@ class EventsLoad(HttpLoad):
         return LoadResult(found.answers * events, found.answers_per_s * events)
 
 
-def _event_row(name: str, title: str, payload: WordsPayload | ChatPayload, connections: int) -> Row:
+def _event_row(name: str, title: str, model: str, connections: int) -> Row:
     streams = "1 stream" if connections == 1 else f"{connections} streams"
-    title = f"{title}, {payload.messages} events a stream, {streams}"
-    return Row(f"{name}-{connections}", title, EventsLoad(payload, connections), Measure.TOKENS)
+    load = EventsLoad(EventsPayload(model, 256), connections)
+    return Row(f"{name}-{connections}", f"{title}, 256 events a stream, {streams}", load, Measure.TOKENS)
 
 
 _EVENT_ROWS = tuple(
-    _event_row(name, title, payload, connections)
+    _event_row(name, title, model, connections)
     for connections in (1, 16)
-    for name, title, payload in (
-        ("events-generate", "generate_stream", WordsPayload(256)),
-        ("events-openai", "/v1/chat/completions", ChatPayload(256)),
+    for name, title, model in (
+        ("events-generate", "generate_stream", WORDS),
+        ("events-openai", "/v1/chat/completions", CHAT),
     )
 )
 
@@ -223,7 +187,3 @@ class Events(Requests):
 
     def servers(self, plan: Plan) -> list[Server]:
         return [EventsGpuServe(one.cache) for one in plan.servers if isinstance(one, GpuServe)]
-
-
-def _events(text: bytes) -> list[str]:
-    return [one.removeprefix("data: ") for one in text.decode().split("\n\n") if one]

@@ -16,16 +16,9 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-from benchmarks.payloads import (
-    EchoInStreamPayload,
-    HttpPayload,
-    Payload,
-    SharedMemoryPayload,
-    TokensPayload,
-    framed,
-)
+from benchmarks.payloads import EchoInStreamPayload, Payload, SharedMemoryPayload, TokensPayload, framed
 from benchmarks.servers.server import Api, Option, RunningServer, Server
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
@@ -56,33 +49,24 @@ class LoadResult:
         return cls(answers, answers_per_s, statistics.median(times_s), sorted(times_s)[at_99])
 
 
-class Load(Protocol):
+class Load:
     """A way of loading a server. ``program`` is needed on PATH; Debian and Ubuntu have it in ``package``.
 
-    A server is asked in the first of ``apis`` that it has, and started with ``option`` where there is one.
+    A server is asked in the first of ``apis`` that it has, and started with ``option`` if there is one.
     """
 
-    program: ClassVar[str]
-    package: ClassVar[str]
+    __slots__ = ()
+    program: ClassVar[str] = sys.executable
+    package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]]
-
-    @property
-    def payload(self) -> Payload:
-        """The payload of each request."""
-
-    @property
-    def option(self) -> Option | None:
-        """What the server is started with, and what goes with each request because of it."""
+    payload: Payload
+    option: Option | None = None
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """Load the server for this long.
-
-        Args:
-            answer: the body of a right gRPC answer.
-
-        Raises:
-            LoadFailed: not every request was answered right.
+        """Load the server for this long; ``answer`` is the body of a right gRPC answer. Raises LoadFailed:
+        not every request was answered right.
         """
+        raise NotImplementedError
 
 
 def api_between(load: Load, server: Server) -> Api | None:
@@ -102,7 +86,7 @@ def missing(load: Load) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcLoad:
+class GrpcLoad(Load):
     """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request.
     With ``requests`` so many are sent, for however long that takes.
     """
@@ -161,12 +145,11 @@ class GrpcStreamLoad(GrpcLoad):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpLoad:
+class HttpLoad(Load):
     """wrk: one request in flight on each of ``connections``, HTTP/1.1, in the server's own API."""
 
-    payload: HttpPayload
+    payload: Payload
     connections: int
-    option: ClassVar[Option | None] = None
     program: ClassVar[str] = "wrk"
     package: ClassVar[str] = "wrk"
     apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_BINARY, Api.HTTP_JSON, Api.BYTES, Api.PLAIN_JSON)
@@ -197,7 +180,7 @@ class JsonLoad(HttpLoad):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstResponseLoad:
+class FirstResponseLoad(Load):
     """The stream client: ``streams`` calls at once on one connection, each followed by the next.
 
     The latencies are those of the first message of each.
@@ -205,56 +188,48 @@ class FirstResponseLoad:
 
     payload: TokensPayload
     streams: int
-    option: ClassVar[Option | None] = None
-    program: ClassVar[str] = sys.executable
-    package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """One run of the client in a process of its own; see ``Load``."""
         result = _client("stream_client", self.payload, self.streams, one, seconds, answer)
         answers = result["calls"] * self.payload.messages
         return LoadResult.of_times(answers, answers / result["took_s"], result["first_s"])
 
 
 @dataclass(frozen=True, slots=True)
-class InStreamLoad:
+class InStreamLoad(Load):
     """The in-stream client: one stream on one connection, with so many requests in flight inside it."""
 
     payload: EchoInStreamPayload
     in_flight: int
-    option: ClassVar[Option | None] = None
-    program: ClassVar[str] = sys.executable
-    package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """One run of the client in a process of its own; see ``Load``."""
         result = _client("in_stream_client", self.payload, self.in_flight, one, seconds, answer)
         return LoadResult(result["answers"], result["answers"] / result["took_s"])
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemoryLoad:
+class SharedMemoryLoad(Load):
     """The shared memory client: one request in flight, which holds no tensor; every latency is kept."""
 
     payload: SharedMemoryPayload
-    option: ClassVar[Option | None] = None
-    program: ClassVar[str] = sys.executable
-    package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.SHARED_MEMORY,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """One run of the client in a process of its own; see ``Load``."""
         del answer  # the client looks into its region
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             request = Path(folder) / "request.bin"
             request.write_bytes(self.payload.grpc_message())
-            command = [
-                *(self.program, "-m", "benchmarks.shared_memory_client", str(one.ports.grpc)),
-                *(self.payload.path, str(seconds), str(self.payload.nbytes), str(request)),
-            ]
-            result = json.loads(_output(command, seconds))
+            words = (
+                str(one.ports.grpc),
+                self.payload.path,
+                str(seconds),
+                str(self.payload.nbytes),
+                str(request),
+            )
+            output = _output([sys.executable, "-m", "benchmarks.shared_memory_client", *words], seconds)
+        result = json.loads(output)
         times_s = result["latencies_s"]
         return LoadResult.of_times(len(times_s), len(times_s) / result["took_s"], times_s)
 

@@ -9,7 +9,7 @@ import http.client
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 import numpy as np
@@ -38,7 +38,7 @@ _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 _TIMEOUT_S = 30
 #: Larger ones are not checked as a batch: Triton would have to hold it in shared memory.
 _BATCHED_NBYTES = 1 << 24
-_Infer: TypeAlias = "Callable[[RunningServer, npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]"
+_Infer: TypeAlias = Callable[[RunningServer, Any], Any]
 
 
 class HttpRequest(NamedTuple):
@@ -49,55 +49,38 @@ class HttpRequest(NamedTuple):
     headers: dict[str, str]
 
 
-class Payload(Protocol):
-    """One request, and how many messages answer it."""
+class Payload:
+    """One request to a model. ``nbytes`` is the size of its tensors, ``path`` that of its gRPC method, and
+    ``messages`` the number of messages that answer the request.
+    """
 
-    @property
-    def model(self) -> str:
-        """The name of the model that is asked."""
-
-    @property
-    def nbytes(self) -> int:
-        """The size of its tensor in bytes."""
-
-    @property
-    def path(self) -> str:
-        """The path of the gRPC method."""
-
-    @property
-    def messages(self) -> int:
-        """The number of messages of an answer."""
+    __slots__ = ()
+    model: str
+    nbytes: int
+    path = INFER
+    messages = 1
 
     def grpc_message(self) -> bytes:
-        """The serialized gRPC request."""
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask a server in this way, and look at what it answers.
-
-        Returns:
-            The body of a right gRPC answer: every message with its prefix. Empty where there is none, or
-            where an answer is told in another way.
-
-        Raises:
-            ServerFailed: it answered wrong.
-        """
-
-
-class HttpPayload(Payload, Protocol):
-    """One that is asked over HTTP as well."""
+        """Return the serialized gRPC request."""
+        raise NotImplementedError
 
     def http_request(self, api: Api) -> HttpRequest:
-        """The request over HTTP, in this API."""
+        """Return the request over HTTP, in this API."""
+        raise NotImplementedError
+
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
+        """Ask a server in this way, and compare the answer. Return the body of a right gRPC answer, each
+        message with its prefix; empty for other protocols. Raises ServerFailed: the answer is wrong.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class EchoPayload:
+class EchoPayload(Payload):
     """One row of FP32 of this size for the model echo, as a request over each protocol."""
 
     nbytes: int
     model = ECHO
-    path = INFER
-    messages = 1
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
@@ -118,14 +101,14 @@ class EchoPayload:
             case _:
                 return self._binary_request()
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         """Infer this tensor; with v2's binary data a batch of three as well. See ``Payload``."""
         match api:
             case Api.GRPC | Api.STREAM:
-                self._check_client(running, "gRPC", _infer_grpc)
+                self._check_client(running, "gRPC", grpc_client, _infer_grpc)
                 return b"".join(map(framed, messages_of(running, self)))
             case Api.HTTP_BINARY:
-                self._check_client(running, "HTTP", _infer_http)
+                self._check_client(running, "HTTP", http_client, _infer_http)
             case Api.BODY_ECHO:
                 return framed(self.grpc_message())
             case _:
@@ -143,18 +126,18 @@ class EchoPayload:
         headers = {"Inference-Header-Content-Length": str(json_nbytes)}
         return HttpRequest(f"/v2/models/{ECHO}/infer", bytes(body), headers)
 
-    def _check_client(self, running: RunningServer, protocol: str, infer: _Infer) -> None:
-        one_row = self.array
+    def _check_client(self, running: RunningServer, protocol: str, library: Any, infer: _Infer) -> None:
+        one_row, title = self.array, running.server.title
         batch = np.concatenate([one_row, one_row + 1, one_row + 2])
         for array in (one_row, batch) if self.nbytes <= _BATCHED_NBYTES else (one_row,):
+            tensor = library.InferInput("x", list(array.shape), "FP32")
+            tensor.set_data_from_numpy(array)
             try:
-                answer = infer(running, array)
+                answer = infer(running, tensor).as_numpy("y")
             except InferenceServerException as error:
-                raise ServerFailed(
-                    f"{running.server.title} refuses {array.shape} over {protocol}: {error}"
-                ) from None
+                raise ServerFailed(f"{title} refuses {array.shape} over {protocol}: {error}") from None
             if answer is None or answer.dtype != array.dtype or not np.array_equal(answer, array):
-                raise ServerFailed(f"{running.server.title} does not echo {array.shape} over {protocol}")
+                raise ServerFailed(f"{title} does not echo {array.shape} over {protocol}")
 
     def _check_http(self, running: RunningServer, api: Api) -> None:
         body = post(running, self.http_request(api))
@@ -169,7 +152,6 @@ class EchoFractionsPayload(EchoPayload):
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
-        """The tensor, FP32 of shape [1, nbytes / 4]."""
         return np.random.default_rng(1).random((1, self.nbytes // 4), dtype=np.float32)
 
 
@@ -197,24 +179,20 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RawPayload:
+class RawPayload(Payload):
     """Inputs for a model that returns the first of them as its one output."""
 
     model: str
     inputs: tuple[Tensor, ...]
-    path = INFER
-    messages = 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all inputs together."""
         return sum(len(one.raw) for one in self.inputs)
 
     def grpc_message(self) -> bytes:
         return grpc_request(self.model, *self.inputs)
 
     def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
-        """Ask once and compare shape and bytes of the output; see ``Payload``."""
         if api is Api.BODY_ECHO:
             return framed(self.grpc_message())
         (message,) = messages_of(running, self)
@@ -255,25 +233,20 @@ def chain(nbytes: int) -> RawPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemoryPayload:
+class SharedMemoryPayload(Payload):
     """One row of FP32 of this size for a model that echoes it, from one region of the client to another."""
 
     nbytes: int
     model: str
-    path = INFER
-    messages = 1
 
     def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest that holds no tensor."""
         request = service_pb2.ModelInferRequest(model_name=self.model)
         tensor = request.inputs.add(name="x", datatype="FP32", shape=(1, self.nbytes // 4))
         _place(tensor.parameters, shared_memory_client.INPUT, self.nbytes)
         _place(request.outputs.add(name="y").parameters, shared_memory_client.OUTPUT, self.nbytes)
         return bytes(request.SerializeToString())
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Register regions, ask once, and look into the output region; see ``Payload``."""
-        del api  # there is one only
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         try:
             shared_memory_client.run(running.ports.grpc, self.path, 0.0, self.nbytes, self.grpc_message())
         except (shared_memory_client.SharedMemoryFailed, InferenceServerException, grpc.RpcError) as error:
@@ -282,7 +255,7 @@ class SharedMemoryPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class TokensPayload:
+class TokensPayload(Payload):
     """One call of ModelStreamInfer with one request for so many tokens, each of them a message."""
 
     messages: int
@@ -293,9 +266,7 @@ class TokensPayload:
     def grpc_message(self) -> bytes:
         return grpc_request(TOKENS, Tensor("count", "INT32", (1, 1), self.messages.to_bytes(4, "little")))
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Open one stream and parse what comes; see ``Payload``."""
-        del api  # there is one only
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         messages = messages_of(running, self)
         numbers = [_token(message) for message in messages]
         if numbers != list(range(self.messages)):
@@ -349,23 +320,16 @@ def _http_array(api: Api, body: bytes) -> npt.NDArray[np.float32] | None:
         return None
 
 
-def _infer_grpc(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
-    tensor = grpc_client.InferInput("x", list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
+def _infer_grpc(running: RunningServer, tensor: Any) -> Any:
     tls, url = running.server.tls, f"127.0.0.1:{running.ports.grpc}"
     root = None if tls is None else str(tls.path)
     with grpc_client.InferenceServerClient(url, ssl=tls is not None, root_certificates=root) as client:
-        result = client.infer(ECHO, [tensor], headers=dict(_metadata(running)))
-        answer: npt.NDArray[np.float32] | None = result.as_numpy("y")
-    return answer
+        return client.infer(ECHO, [tensor], headers=dict(_metadata(running)))
 
 
-def _infer_http(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
-    tensor = http_client.InferInput("x", list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
+def _infer_http(running: RunningServer, tensor: Any) -> Any:
     with http_client.InferenceServerClient(f"127.0.0.1:{running.ports.http}") as client:
-        answer: npt.NDArray[np.float32] | None = client.infer(ECHO, [tensor]).as_numpy("y")
-    return answer
+        return client.infer(ECHO, [tensor])
 
 
 def messages_of(running: RunningServer, payload: Payload) -> list[bytes]:

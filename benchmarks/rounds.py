@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 
@@ -52,28 +51,24 @@ class Samples:
     not_up: dict[str, str] = field(default_factory=dict)
 
 
-class Subject(Protocol):
-    """What rows are run on: a server, or the bare machine."""
+class Subject:
+    """What rows are run on: a server, or the bare machine. ``name`` is for samples, ``title`` for tables."""
 
-    @property
-    def name(self) -> str:
-        """The name in samples."""
-
-    @property
-    def title(self) -> str:
-        """The name in tables."""
+    name: str
+    title: str
 
     def can_run(self, row: Row) -> bool:
-        """Whether there is such a thing."""
+        raise NotImplementedError
 
     def check(self, row: Row) -> None:
-        """Whether it answers right; ahead of the first run. Raises ServerFailed: it does not."""
+        """Check an answer before the first run. Raises ServerFailed: it is wrong."""
 
     def run(self, row: Row, seconds: float) -> Sample:
-        """One run. Raises LoadFailed: it is no result."""
+        """Run a row once. Raises LoadFailed: a request failed."""
+        raise NotImplementedError
 
 
-class LoadedServer:
+class LoadedServer(Subject):
     """A server that is up, once with each option that its rows have, as the subject of rows."""
 
     def __init__(self, server: Server, up: Mapping[Option | None, RunningServer]) -> None:
@@ -135,7 +130,7 @@ def copy(nbytes: int, seconds: float) -> LoadResult:
     return LoadResult.of_times(len(times_s), len(times_s) / (now - began_at), times_s)
 
 
-class Memcpy:
+class Memcpy(Subject):
     """The copy of a tensor, as the subject of the rows that move a large one."""
 
     name = title = "memcpy"
@@ -143,9 +138,6 @@ class Memcpy:
     def can_run(self, row: Row) -> bool:
         """Whether a copy is a measure for it."""
         return row.copied_nbytes is not None
-
-    def check(self, row: Row) -> None:
-        pass
 
     def run(self, row: Row, seconds: float) -> Sample:
         before = Clocks.read(None)

@@ -84,13 +84,11 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class FilePayload:
+class FilePayload(payloads.Payload):
     """The rows of a file as one request. ``at`` is where the file is."""
 
     file: ModelFile
     at: Path
-    path = payloads.INFER
-    messages = 1
 
     @property
     def model(self) -> str:
@@ -110,7 +108,7 @@ class FilePayload:
         request.raw_input_contents.append(serialize_byte_tensor(rows).item() if is_text else rows.tobytes())
         return bytes(request.SerializeToString())
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         """Whether the server answers what the runtime does; see ``Payload``."""
         del api
         rows = self.file.rows
@@ -127,7 +125,7 @@ class FilePayload:
         return b"".join(map(payloads.framed, payloads.messages_of(running, self)))
 
 
-class BareLoop:
+class BareLoop(Subject):
     """The runtime alone, in a process of its own, as the subject of rows."""
 
     name = _BARE
@@ -135,9 +133,6 @@ class BareLoop:
 
     def can_run(self, row: Row) -> bool:
         return isinstance(row.load.payload, FilePayload)
-
-    def check(self, row: Row) -> None:
-        pass
 
     def run(self, row: Row, seconds: float) -> Sample:
         payload = row.load.payload
