@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.extra_rows import Events, ModelPy
 from benchmarks.footprint import Imports, Starts
-from benchmarks.model_files.section import ModelFiles
+from benchmarks.model_files import ModelFiles
 from benchmarks.peers import PeerCache, ServerMissing
 from benchmarks.report import Part, Plan, Report, Section, names_of
 from benchmarks.request_section import Requests
