@@ -76,6 +76,12 @@ def tree(root_pid: int) -> list[Process]:
     return found
 
 
+def is_left(member: Process) -> bool:
+    """Return whether this very process still runs."""
+    now = Process.read(member.pid)
+    return now is not None and now.started_ticks == member.started_ticks
+
+
 def cpu_by_pid(root_pid: int) -> dict[int, float]:
     """CPU seconds that each process of the tree has used so far."""
     return {one.pid: one.cpu_s for one in tree(root_pid)}

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.places import ROOT
-from benchmarks.gpu.running.machine import GPU, NoMachine, describe
+from benchmarks.gpu import ROOT, simulated
+from benchmarks.gpu.running.machine import GPU, NoMachine, describe, warmed
 from benchmarks.gpu.running.one_by_one import Listener, run_sections
 from benchmarks.gpu.running.report import JSON_FILE, MARKDOWN_FILE, Report, earlier
 from benchmarks.gpu.running.section import (
@@ -34,7 +34,6 @@ from benchmarks.gpu.running.section import (
     Site,
     stretched,
 )
-from benchmarks.gpu.running.warming import warmed
 
 _DOCUMENTS: Final = ("gpu_report.md", "gpu_timeline.md", "gpu_timeline.svg", "gpu_overlap.svg")
 #: In ``--out``: a folder for each section, with its log and those of its servers.
@@ -186,8 +185,6 @@ def _environment(options: Options) -> Iterator[Mapping[str, str]]:
     if not options.stand_in:
         yield {}
         return
-    from benchmarks.gpu.places import simulated
-
     with simulated() as environment:
         yield environment
 

@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from benchmarks import processes
 from benchmarks.peers import PeerCache
-from benchmarks.processes import Process
+from benchmarks.processes import is_left
 
 _SUBJECT = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3650")
@@ -271,11 +271,11 @@ def _stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None
     members = {one.pid: one for one in processes.tree(process.pid)}
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     process.send_signal(stop_signal)
-    while any(map(_is_left, members.values())) and time.monotonic() < deadline:
+    while any(map(is_left, members.values())) and time.monotonic() < deadline:
         process.poll()
         members |= {one.pid: one for one in processes.tree(process.pid)}  # it may have been starting some
         time.sleep(_POLL_S)
-    for member in filter(_is_left, members.values()):
+    for member in filter(is_left, members.values()):
         os.kill(member.pid, signal.SIGKILL)
     process.wait()
 
@@ -298,11 +298,6 @@ def _signals_held_back() -> Iterator[None]:
             signal.signal(number, former)
     if caught:
         signal.raise_signal(caught[0])
-
-
-def _is_left(member: Process) -> bool:
-    now = Process.read(member.pid)
-    return now is not None and now.started_ticks == member.started_ticks
 
 
 def _tail(log: Path) -> str:

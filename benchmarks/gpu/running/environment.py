@@ -17,7 +17,7 @@ import venv
 from pathlib import Path
 from typing import Final
 
-from benchmarks.gpu.places import ROOT
+from benchmarks.gpu import ROOT
 
 _LOOK: Final = """
 import sys

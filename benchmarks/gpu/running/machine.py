@@ -1,6 +1,6 @@
-"""What the machine is: ``python -m benchmarks.gpu.running.machine`` prints it as one line of JSON.
-
-In a process of its own, because a driver may hang.
+"""What the machine is: ``python -m benchmarks.gpu.running.machine`` prints it as one line of JSON, in a
+process of its own, because a driver may hang. With ``warm`` it imports and computes what is cold on a fresh
+machine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.places import ROOT
+from benchmarks.gpu import ROOT
 
 _TIMEOUT_S: Final = 60.0
 _MIB: Final = 1 << 20
@@ -184,5 +185,62 @@ def _libraries() -> dict[str, str]:
     return found
 
 
+_COLD: Final = ("numpy", "grpc", "cupy", "torch")
+
+
+def warmed(environment: Mapping[str, str], timeout_s: float) -> str:
+    """Read what is cold on a fresh machine, so that no section pays for that: the first import of each large
+    library, and its first kernel. Return the seconds of each, and what did not come in time.
+    """
+    began_at = time.monotonic()
+    command = [sys.executable, "-m", "benchmarks.gpu.running.machine", "warm"]
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, timeout=timeout_s, check=False
+        )
+        output, rest = done.stdout, [f"then status {done.returncode}"] if done.returncode else []
+    except subprocess.TimeoutExpired as error:
+        output, rest = error.stdout or b"", [f"no more in {timeout_s:.0f} s"]
+    lines = [f"{name} {told}" for name, told in map(json.loads, output.splitlines())]
+    return f"{time.monotonic() - began_at:.1f} s in all: {', '.join(lines + rest)}"
+
+
+def _warm() -> None:
+    """Print a line of JSON for each thing that is cold on a fresh machine, as it is there."""
+    for name in _COLD:
+        _tell(name, importlib.import_module, name)
+        if name in _KERNELS and name in sys.modules:
+            _tell(f"first kernel of {name}", _KERNELS[name], sys.modules[name])
+
+
+def _of_cupy(cupy: Any) -> None:
+    (cupy.zeros(4, cupy.float32) * 2).get()
+
+
+def _of_torch(torch: Any) -> None:
+    """A product of matrices brings cuBLAS, too."""
+    if not torch.cuda.is_available():
+        raise ImportError("torch sees no GPU")
+    one = torch.ones(64, 64, device="cuda")
+    (one @ one).sum().item()
+
+
+_KERNELS: Final[dict[str, Callable[[Any], None]]] = {"cupy": _of_cupy, "torch": _of_torch}
+
+
+def _tell(name: str, call: Callable[..., object], *args: object) -> None:
+    began_at = time.monotonic()
+    try:
+        call(*args)
+    except Exception as error:  # what is not there is told by the sections that need it
+        told = f"failed ({error})"
+    else:
+        told = f"{time.monotonic() - began_at:.1f} s"
+    print(json.dumps([name, told]), flush=True)
+
+
 if __name__ == "__main__":
-    print(json.dumps(found()))
+    if sys.argv[1:] == ["warm"]:
+        _warm()
+    else:
+        print(json.dumps(found()))

@@ -196,21 +196,27 @@ PARTS: Final = (FACTS, REPORT)
 PART_BUDGET_S: Final = 550.0
 
 
-def _section(name: str, title: str, budget_s: float, *, part: str = REPORT, required: bool = True) -> Section:
-    module = name.replace("-", "_")
-    return Section(name, title, f"benchmarks.gpu.sections.{module}:run", budget_s, required, part)
+def _section(
+    name: str, title: str, budget_s: float, place: str = "", *, part: str = REPORT, required: bool = True
+) -> Section:
+    place = place or f"{name.replace('-', '_')}:run"
+    return Section(name, title, f"benchmarks.gpu.sections.{place}", budget_s, required, part)
 
 
 SECTIONS: Final = (
     _section("facts", "what the device, its driver and its libraries do", 75, part=FACTS),
     _section("bandwidth", "copies of the worker against copies from page-locked memory", 25),
-    _section("overlap", "copies and compute at the same time", 35),
-    _section("networks", "networks in torch, through the server and in a bare loop", 70),
-    _section("instances", "1, 2 and 4 instances on one GPU", 40),
+    _section("overlap", "copies and compute at the same time", 35, "overlap:overlap"),
+    _section("networks", "networks in torch, through the server and in a bare loop", 70, "networks:networks"),
+    _section("instances", "1, 2 and 4 instances on one GPU", 40, "networks:instances"),
     _section("cuda-ipc", "requests whose tensors stay on the device", 35),
-    _section("sentences", "sentence embeddings, through the server and in a bare loop", 30),
-    _section("peers", "other servers and a bare loop on the same network", 60, required=False),
-    _section("profile", "streams and copies of requests on a timeline", 25),
+    _section(
+        "sentences", "sentence embeddings, through the server and in a bare loop", 30, "networks:sentences"
+    ),
+    _section(
+        "peers", "other servers and a bare loop on the same network", 60, "networks:peers", required=False
+    ),
+    _section("profile", "streams and copies of requests on a timeline", 25, "overlap:profile"),
     _section("device-tests", "the tests of tests/device on this machine", 260, part=FACTS),
     _section("faults", "what goes wrong on a device, and what is left of it", 50, part=FACTS),
 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.places import ROOT
+from benchmarks.gpu import ROOT
 from benchmarks.gpu.running.section import Check, Findings, SectionFailed, SectionSkipped, Site
 
 _TESTS: Final = ROOT / "tests/device"
