@@ -121,11 +121,11 @@ class _Bringing:
             block = self._blocks[index % _UNDER_WAY]
             payload = Ref(block.segment, block.offset, self._nbytes)
             tensors = [WireTensor("x", "UINT8", (self._nbytes,), payload)]
-            under_way.append(self._staging.bring(self._session, tensors, {}))
+            under_way.append(self._staging.start_transfer(self._session, tensors, {}))
             if len(under_way) > _UNDER_WAY:
-                under_way.popleft()[1].settle()
+                under_way.popleft()[1].wait_idle()
         while under_way:
-            under_way.popleft()[1].settle()
+            under_way.popleft()[1].wait_idle()
 
 
 class _Taking:
