@@ -191,7 +191,7 @@ class FirstResponseLoad(Load):
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        result = _client("stream_client", self.payload, self.streams, one, seconds, answer)
+        result = _client("first", self.payload, self.streams, one, seconds, answer)
         answers = result["calls"] * self.payload.messages
         return LoadResult.of_times(answers, answers / result["took_s"], result["first_s"])
 
@@ -205,7 +205,7 @@ class InStreamLoad(Load):
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        result = _client("in_stream_client", self.payload, self.in_flight, one, seconds, answer)
+        result = _client("in-stream", self.payload, self.in_flight, one, seconds, answer)
         return LoadResult(result["answers"], result["answers"] / result["took_s"])
 
 
@@ -235,7 +235,7 @@ class SharedMemoryLoad(Load):
 
 
 def _client(
-    module: str, payload: Payload, at_once: int, one: RunningServer, seconds: float, answer: bytes
+    kind: str, payload: Payload, at_once: int, one: RunningServer, seconds: float, answer: bytes
 ) -> dict[str, Any]:
     """What one of the two clients of streams printed."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -243,7 +243,7 @@ def _client(
         request_file.write_bytes(framed(payload.grpc_message()))
         answer_file.write_bytes(answer)
         command = [
-            *(sys.executable, "-m", f"benchmarks.{module}", str(one.ports.grpc), payload.path),
+            *(sys.executable, "-m", "benchmarks.wire_clients", kind, str(one.ports.grpc), payload.path),
             *(str(at_once), str(seconds), str(request_file), str(answer_file)),
         ]
         result: dict[str, Any] = json.loads(_output(command, seconds))
