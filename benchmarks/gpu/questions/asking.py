@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -66,6 +67,47 @@ def memfd(nbytes: int) -> int:
 def address_of(memory: Any) -> int:
     """Of a buffer."""
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+def stream_and_event(runtime: Any) -> tuple[int, int]:
+    """Return a stream of its own, and an event whose waiter sleeps."""
+    return runtime.streamCreateWithFlags(NON_BLOCKING), runtime.eventCreateWithFlags(EVENTS["sleep"])
+
+
+def sleeps() -> Callable[[], object]:
+    """What a thread of Python needs: the interpreter."""
+    return lambda: None
+
+
+def records() -> Callable[[], object]:
+    """What a thread that uses the device needs: the driver, too."""
+    runtime = runtime_of_device()
+    stream, event = stream_and_event(runtime)
+    return lambda: runtime.eventRecord(event, stream)
+
+
+def beside(call: Callable[[], object], other: Callable[[], Callable[[], object]]) -> Answer:
+    """How long a call takes, and how long another thread was without a turn meanwhile, in ms."""
+    longest_s, stop, begun = [0.0], threading.Event(), threading.Event()
+
+    def run() -> None:
+        step, ended_at = other(), time.perf_counter()
+        begun.set()
+        while not stop.is_set():
+            time.sleep(0.0001)
+            step()
+            began_at, ended_at = ended_at, time.perf_counter()
+            longest_s[0] = max(longest_s[0], ended_at - began_at)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    time.sleep(0.02)
+    longest_s[0] = 0.0
+    took_ms = ms_of(call)
+    stop.set()
+    thread.join()
+    return {"took_ms": took_ms, "without_a_turn_ms": round(1e3 * longest_s[0], 3)}
 
 
 def imports() -> Answer:

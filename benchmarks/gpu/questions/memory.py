@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import json
 import mmap
@@ -11,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +23,11 @@ from benchmarks.gpu.questions.asking import (
     TO_HOST,
     Answer,
     address_of,
+    beside,
     median_us,
     memfd,
     ms_of,
+    records,
     runtime_of_device,
     seconds_of,
     status_of,
@@ -185,7 +185,8 @@ def _mapping(pages: str, *, is_mapped: bool) -> mmap.mmap:
 
 def _locked(runtime: Any, memory: mmap.mmap) -> Answer:
     at, device = address_of(memory), runtime.malloc(_NBYTES)
-    found = _beside(runtime, functools.partial(runtime.hostRegister, at, _NBYTES, 0))
+    seen = beside(lambda: runtime.hostRegister(at, _NBYTES, 0), records)
+    found = {"lock_ms": seen["took_ms"], "longest call beside it, ms": seen["without_a_turn_ms"]}
     took_s = seconds_of(_copy, runtime, device, at)
     found["copies to the device, GB/s"] = round(_COPIES * _NBYTES / took_s / 1e9, 2)
     found["unlock_ms"] = ms_of(runtime.hostUnregister, at)
@@ -197,28 +198,6 @@ def _copy(runtime: Any, device: int, host: int) -> None:
     for _ in range(_COPIES):
         runtime.memcpyAsync(device, host, _NBYTES, TO_DEVICE, 0)
     runtime.deviceSynchronize()
-
-
-def _beside(runtime: Any, lock: Callable[[], object]) -> Answer:
-    """How long locking takes, and the longest call of a thread that records events meanwhile."""
-    event, begun, over = runtime.eventCreateWithFlags(EVENTS["sleep"]), threading.Event(), threading.Event()
-    longest_ms = 0.0
-
-    def record() -> None:
-        nonlocal longest_ms
-        runtime.setDevice(0)
-        runtime.eventRecord(event, 0)  # the first one takes longer
-        begun.set()
-        while not over.wait(0.0001):
-            longest_ms = max(longest_ms, ms_of(runtime.eventRecord, event, 0))
-
-    other = threading.Thread(target=record)
-    other.start()
-    begun.wait()
-    lock_ms = ms_of(lock)
-    over.set()
-    other.join()
-    return {"lock_ms": lock_ms, "longest call beside it, ms": longest_ms}
 
 
 def _copied_meanwhile(runtime: Any) -> Answer:

@@ -16,17 +16,19 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.gpu.questions.asking import (
-    EVENTS,
     MIB,
-    NON_BLOCKING,
     TO_DEVICE,
     Answer,
     address_of,
+    beside,
     median_us,
     memfd,
     ms_of,
+    records,
     runtime_of_device,
+    sleeps,
     status_of,
+    stream_and_event,
 )
 from benchmarks.gpu.questions.memory import EXPORTER, close_by_driver, open_by_driver
 
@@ -36,10 +38,7 @@ _RELAXED: Final = 2
 def captures() -> Answer:
     """Whether a thread that tolerates captures spoils none, and how a plain one ends it."""
     runtime, found = runtime_of_device(), {}
-    stream, event = (
-        runtime.streamCreateWithFlags(NON_BLOCKING),
-        runtime.eventCreateWithFlags(EVENTS["sleep"]),
-    )
+    stream, event = stream_and_event(runtime)
     for name in ("relaxed", "plain"):
         seen: Answer = {}
         runtime.streamBeginCapture(stream, 0)
@@ -78,57 +77,20 @@ def lock() -> Answer:
         assert exporter.stdout is not None
         made = [bytes.fromhex(one) for one in json.loads(exporter.stdout.readline())]
         for way, (opens, closes) in ways.items():
-            for other in (_sleeps, _records):
-                opened, closed = _opened_beside(opens, closes, made.pop(), other)
-                beside = f"by {way}, beside a thread that {other.__name__[1:]}"
-                found |= {f"open {beside}": opened, f"close {beside}": closed}
+            for other in (sleeps, records):
+                opened, closed = _openedbeside(opens, closes, made.pop(), other)
+                how = f"by {way}, beside a thread that {other.__name__}"
+                found |= {f"open {how}": opened, f"close {how}": closed}
         exporter.kill()
     return found
 
 
-def _opened_beside(
+def _openedbeside(
     opens: Callable[[bytes], int], closes: Callable[[int], object], handle: bytes, other: Callable[..., Any]
 ) -> tuple[Answer, Answer]:
     at: list[int] = []
-    opened = _beside(lambda: at.append(opens(handle)), other)
-    return opened, _beside(lambda: closes(at[0]), other)
-
-
-def _sleeps() -> Callable[[], object]:
-    """What a thread of Python needs: the interpreter."""
-    return lambda: None
-
-
-def _records() -> Callable[[], object]:
-    """What a thread that uses the device needs: the driver, too."""
-    runtime = runtime_of_device()
-    stream = runtime.streamCreateWithFlags(NON_BLOCKING)
-    event = runtime.eventCreateWithFlags(EVENTS["sleep"])
-    return lambda: runtime.eventRecord(event, stream)
-
-
-def _beside(call: Callable[[], object], other: Callable[[], Callable[[], object]]) -> Answer:
-    """How long a call takes, and how long another thread was without a turn meanwhile, in ms."""
-    longest_s, stop, begun = [0.0], threading.Event(), threading.Event()
-
-    def run() -> None:
-        step, ended_at = other(), time.perf_counter()
-        begun.set()
-        while not stop.is_set():
-            time.sleep(0.0001)
-            step()
-            began_at, ended_at = ended_at, time.perf_counter()
-            longest_s[0] = max(longest_s[0], ended_at - began_at)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    begun.wait()
-    time.sleep(0.02)
-    longest_s[0] = 0.0
-    took_ms = ms_of(call)
-    stop.set()
-    thread.join()
-    return {"took_ms": took_ms, "without_a_turn_ms": round(1e3 * longest_s[0], 3)}
+    opened = beside(lambda: at.append(opens(handle)), other)
+    return opened, beside(lambda: closes(at[0]), other)
 
 
 def waits() -> Answer:
@@ -138,7 +100,7 @@ def waits() -> Answer:
     mapped = mmap.mmap(memfd(nbytes), nbytes)
     at, plain = address_of(mapped), np.ones(nbytes, np.uint8)
     pinned, device = cupy.cuda.alloc_pinned_memory(nbytes), runtime.malloc(nbytes)
-    stream, event = runtime.streamCreateWithFlags(NON_BLOCKING), runtime.eventCreateWithFlags(EVENTS["sleep"])
+    stream, event = stream_and_event(runtime)
     calls: dict[str, Callable[[], object]] = {
         "hostRegister of 256 MiB": lambda: runtime.hostRegister(at, nbytes, 0),
         "hostUnregister": lambda: runtime.hostUnregister(at),
@@ -155,7 +117,7 @@ def waits() -> Answer:
             for _ in range(4):
                 runtime.memcpyAsync(device, pinned.ptr, nbytes, TO_DEVICE, stream)
             runtime.eventRecord(event, stream)
-        found[name] = _beside(call, _sleeps)
+        found[name] = beside(call, sleeps)
     return found
 
 
@@ -164,10 +126,7 @@ def full_queue() -> Answer:
     runtime, longest, stop = runtime_of_device(), dict[str, float](), threading.Event()
     cupy = importlib.import_module("cupy")
     array = cupy.zeros(64 * MIB, cupy.float32)
-    stream, event = (
-        runtime.streamCreateWithFlags(NON_BLOCKING),
-        runtime.eventCreateWithFlags(EVENTS["sleep"]),
-    )
+    stream, event = stream_and_event(runtime)
 
     def queues() -> None:
         runtime.setDevice(0)
@@ -237,7 +196,7 @@ def _types(torch: Any, cupy: Any) -> list[str]:
 def _asked_too_early(torch: Any, cupy: Any) -> Answer:
     """Whether torch takes an event that was not there yet for an error of its own."""
     runtime = cupy.cuda.runtime
-    event, stream = runtime.eventCreateWithFlags(EVENTS["sleep"]), runtime.streamCreateWithFlags(NON_BLOCKING)
+    stream, event = stream_and_event(runtime)
     host, device = cupy.cuda.alloc_pinned_memory(256 * MIB), runtime.malloc(256 * MIB)
     runtime.memcpyAsync(device, host.ptr, 256 * MIB, TO_DEVICE, stream)
     runtime.eventRecord(event, stream)
