@@ -36,43 +36,23 @@ def _row(name: str, title: str, load: Load, measure: Measure, target: Target) ->
     return Row(f"model-py-{name}", title, load, measure, Goals(target))
 
 
-_SMALL = EchoPayload(64)
+_ASKS_TWICE = "model.py that asks another twice"
+_GRPC_1, _GRPC_128 = GrpcLoad(EchoPayload(64), 1, 1, latency=True), GrpcLoad(EchoPayload(64), 8, 16)
+_AT_ONCE = "128 in flight on 8 connections"
+_CHAIN_LOAD, _TOKENS_LOAD = GrpcLoad(payloads.chain(64), 8, 16), GrpcStreamLoad(TokensPayload(256), 1, 64)
+_LARGE_LOAD, _DECOUPLED = GrpcLoad(EchoPayload(1 << 20), 1, 1), "decoupled model.py, 256 responses a stream"
 _MODEL_PY_ROWS = (
     _row(
         "64-1",
         "model.py, gRPC 64 B, one in flight, median",
-        GrpcLoad(_SMALL, 1, 1, latency=True),
+        _GRPC_1,
         Measure.LATENCY,
         Target(1.0, at_most=True),
     ),
-    _row(
-        "64-8x16",
-        "model.py, gRPC 64 B, 128 in flight on 8 connections",
-        GrpcLoad(_SMALL, 8, 16),
-        Measure.THROUGHPUT,
-        Target(2.0),
-    ),
-    _row(
-        "1m-1",
-        "model.py, gRPC 1 MiB, one in flight",
-        GrpcLoad(EchoPayload(1 << 20), 1, 1),
-        Measure.BANDWIDTH,
-        Target(1.1),
-    ),
-    _row(
-        "chain",
-        "model.py that asks another twice, gRPC 64 B, 128 in flight on 8 connections",
-        GrpcLoad(payloads.chain(64), 8, 16),
-        Measure.THROUGHPUT,
-        Target(2.0),
-    ),
-    _row(
-        "tokens",
-        "decoupled model.py, 256 responses a stream, 64 streams",
-        GrpcStreamLoad(TokensPayload(256), 1, 64),
-        Measure.TOKENS,
-        Target(3.0),
-    ),
+    _row("64-8x16", f"model.py, gRPC 64 B, {_AT_ONCE}", _GRPC_128, Measure.THROUGHPUT, Target(2.0)),
+    _row("1m-1", "model.py, gRPC 1 MiB, one in flight", _LARGE_LOAD, Measure.BANDWIDTH, Target(1.1)),
+    _row("chain", f"{_ASKS_TWICE}, gRPC 64 B, {_AT_ONCE}", _CHAIN_LOAD, Measure.THROUGHPUT, Target(2.0)),
+    _row("tokens", f"{_DECOUPLED}, 64 streams", _TOKENS_LOAD, Measure.TOKENS, Target(3.0)),
 )
 
 

@@ -77,19 +77,16 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) 
 
 def document(one: Figure) -> dict[str, Any]:
     """Return a figure for JSON."""
-    found: Any = rounded(
-        {
-            "case": one.case,
-            "unit": one.unit,
-            "median": one.value,
-            "goal": None if one.goal is None else str(one.goal),
-            "reached": one.reached,
-            "rounds": len(one.samples),
-            "samples": one.samples,
-            "details": one.details,
-        }
-    )
-    return dict(found)
+    goal = None if one.goal is None else str(one.goal)
+    found: Any = {
+        "case": one.case,
+        "unit": one.unit,
+        "median": one.value,
+        "goal": goal,
+        "reached": one.reached,
+    }
+    found |= {"rounds": len(one.samples), "samples": one.samples, "details": one.details}
+    return {key: rounded(value) for key, value in found.items()}
 
 
 def cells(figure: Mapping[str, Any], *, is_judged: bool = True) -> tuple[str, ...]:

@@ -18,7 +18,10 @@ from benchmarks.attacks.limits import Case
 
 #: All attacks by their names.
 ATTACKS: Final[dict[str, Case]] = {
-    **{name: Case(attack) for one in (waiting, bodies, floods) for name, attack in one.ATTACKS.items()},
+    **{
+        attack.__name__.replace("_", "-"): Case(attack)
+        for attack in (*waiting.ATTACKS, *bodies.ATTACKS, *floods.ATTACKS)
+    },
     **bodies.CASES,
     **deaths.CASES,
 }

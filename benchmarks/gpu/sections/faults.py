@@ -70,27 +70,17 @@ def _open_context() -> None:
 
 def _models() -> list[Model]:
     x, y, pid = tensor("x", "float32", -1), tensor("y", "float32", -1), tensor("pid", "int32", 1)
+    once = {"retry_on_worker_death": False}
+    delay = {"batching": {"max_queue_delay_us": 50_000}}
     return [
-        Model(
-            _FAULTY,
-            "device_models.py:Faulty",
-            [x],
-            [y, pid],
-            max_batch_size=4,
-            array="cupy",
-            settings={"retry_on_worker_death": False},
-        ),
-        Model(
-            _HUNGRY,
-            "device_models.py:Hungry",
-            [x],
-            [y],
-            max_batch_size=2,
-            array="cupy",
-            settings={"batching": {"max_queue_delay_us": 50_000}},
-        ),
-        Model(_SLOW, "device_models.py:Echo", [x], [y], array="cupy", kwargs={"seconds": _SLOW_S}),
+        _model("Faulty", _FAULTY, [x], [y, pid], max_batch_size=4, settings=once),
+        _model("Hungry", _HUNGRY, [x], [y], max_batch_size=2, settings=delay),
+        _model("Echo", _SLOW, [x], [y], kwargs={"seconds": _SLOW_S}),
     ]
+
+
+def _model(callable_: str, name: str, *tensors: Any, **more: Any) -> Model:
+    return Model(name, f"device_models.py:{callable_}", *tensors, array="cupy", **more)
 
 
 def _killed(site: Site, one: RunningServer, caller: Caller) -> str:
