@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from benchmarks import payloads
+from benchmarks.figures import Goal
 from benchmarks.load import GrpcLoad, GrpcStreamLoad, HttpLoad, Load, LoadResult
 from benchmarks.payloads import EchoPayload, HttpRequest, Payload, TokensPayload, json_request, post
 from benchmarks.report import Plan
 from benchmarks.request_section import Requests
-from benchmarks.rows import Goals, Measure, Row, Target
+from benchmarks.rows import Goals, Measure, Row
 from benchmarks.servers import GpuServe, PlainTriton
 from benchmarks.servers.server import (
     CHAIN,
@@ -32,8 +33,9 @@ WORDS, CHAT = "words", "chat"
 WORD = "token "
 
 
-def _row(name: str, title: str, load: Load, measure: Measure, target: Target) -> Row:
-    return Row(f"model-py-{name}", title, load, measure, Goals(target))
+def _row(name: str, title: str, load: Load, measure: Measure, ratio: float) -> Row:
+    goal = Goal(ratio, at_least=not measure.less_is_better)
+    return Row(f"model-py-{name}", title, load, measure, Goals(goal))
 
 
 _ASKS_TWICE = "model.py that asks another twice"
@@ -42,17 +44,11 @@ _AT_ONCE = "128 in flight on 8 connections"
 _CHAIN_LOAD, _TOKENS_LOAD = GrpcLoad(payloads.chain(64), 8, 16), GrpcStreamLoad(TokensPayload(256), 1, 64)
 _LARGE_LOAD, _DECOUPLED = GrpcLoad(EchoPayload(1 << 20), 1, 1), "decoupled model.py, 256 responses a stream"
 _MODEL_PY_ROWS = (
-    _row(
-        "64-1",
-        "model.py, gRPC 64 B, one in flight, median",
-        _GRPC_1,
-        Measure.LATENCY,
-        Target(1.0, at_most=True),
-    ),
-    _row("64-8x16", f"model.py, gRPC 64 B, {_AT_ONCE}", _GRPC_128, Measure.THROUGHPUT, Target(2.0)),
-    _row("1m-1", "model.py, gRPC 1 MiB, one in flight", _LARGE_LOAD, Measure.BANDWIDTH, Target(1.1)),
-    _row("chain", f"{_ASKS_TWICE}, gRPC 64 B, {_AT_ONCE}", _CHAIN_LOAD, Measure.THROUGHPUT, Target(2.0)),
-    _row("tokens", f"{_DECOUPLED}, 64 streams", _TOKENS_LOAD, Measure.TOKENS, Target(3.0)),
+    _row("64-1", "model.py, gRPC 64 B, one in flight, median", _GRPC_1, Measure.LATENCY, 1.0),
+    _row("64-8x16", f"model.py, gRPC 64 B, {_AT_ONCE}", _GRPC_128, Measure.THROUGHPUT, 2.0),
+    _row("1m-1", "model.py, gRPC 1 MiB, one in flight", _LARGE_LOAD, Measure.BANDWIDTH, 1.1),
+    _row("chain", f"{_ASKS_TWICE}, gRPC 64 B, {_AT_ONCE}", _CHAIN_LOAD, Measure.THROUGHPUT, 2.0),
+    _row("tokens", f"{_DECOUPLED}, 64 streams", _TOKENS_LOAD, Measure.TOKENS, 3.0),
 )
 
 

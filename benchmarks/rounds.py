@@ -17,8 +17,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks import processes
+from benchmarks.figures import Goal
 from benchmarks.load import Load, LoadFailed, LoadResult, api_between
-from benchmarks.rows import WITHOUT, Row, Target
+from benchmarks.rows import WITHOUT, Row
 from benchmarks.servers.server import Kind, Option, RunningServer, Server, ServerFailed
 
 _WARM_UP_S = 1.0
@@ -268,7 +269,7 @@ class Verdict:
 
     against: str  #: the server's name
     is_best: bool  #: it was looked for as the best peer, not named by the goal
-    target: Target
+    target: Goal
     ratio: Ratio | None
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks import payloads
+from benchmarks.figures import Goal
 from benchmarks.load import (
     FirstResponseLoad,
     GrpcLoad,
@@ -58,33 +59,19 @@ class Measure(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The ratio ours / theirs that is to be reached: at least, or for a latency at most."""
-
-    ratio: float
-    at_most: bool = False
-
-    def met_by(self, ratio: float) -> bool:
-        """Whether a measured ratio reaches it."""
-        return ratio <= self.ratio if self.at_most else ratio >= self.ratio
-
-    def __str__(self) -> str:
-        return f"{'≤' if self.at_most else '≥'} {self.ratio:g}"
-
-
-@dataclass(frozen=True, slots=True)
 class Goals:
-    """What a row is to reach: against the best of its peers, whichever that is, and against some by name.
-    A row with an option is measured on this server without it where ``WITHOUT`` is named.
+    """The ratios ours / theirs that a row is to reach: against the best of its peers, whichever that is, and
+    against some by name. A row with an option is measured on this server without it where ``WITHOUT`` is
+    named.
     """
 
-    best: Target | None = None
-    named: tuple[tuple[str, Target], ...] = ()
+    best: Goal | None = None
+    named: tuple[tuple[str, Goal], ...] = ()
 
 
 def _at_least(best: float | None = None, *, at_most: bool = False, **named: float) -> Goals:
-    targets = tuple((name, Target(ratio, at_most)) for name, ratio in named.items())
-    return Goals(None if best is None else Target(best, at_most), targets)
+    targets = tuple((name, Goal(ratio, not at_most)) for name, ratio in named.items())
+    return Goals(None if best is None else Goal(best, not at_most), targets)
 
 
 _at_most = partial(_at_least, at_most=True)

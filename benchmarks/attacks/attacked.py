@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import ssl
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from benchmarks.attacks.requests import MIB
 from benchmarks.peers import PeerCache
 from benchmarks.processes import Group, tree
 from benchmarks.servers import GpuServe
-from benchmarks.servers.server import ECHO, MODELS_FOLDER, Ports, RunningServer, running
+from benchmarks.servers.server import ECHO, MODELS_FOLDER, Ports, RunningServer, certificate, running
 
 _CONFIG: Final = "config.yaml"
 
@@ -66,13 +65,7 @@ class Attacked(GpuServe):
         self._setting = setting
         self._doors = doors
         self._group = group
-        self._pair = folder / "certificate.pem", folder / "key.pem"
-
-    def prepare(self) -> None:
-        super().prepare()
-        certificate, key = map(str, self._pair)
-        request = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost")
-        subprocess.run([*request, "-out", certificate, "-keyout", key], check=True, capture_output=True)
+        self._pair = certificate(folder)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         server = {

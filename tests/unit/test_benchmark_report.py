@@ -8,20 +8,27 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import SECTIONS, parse
+from benchmarks.figures import Goal
 from benchmarks.load import GrpcLoad
 from benchmarks.payloads import EchoPayload
 from benchmarks.report import Report
 from benchmarks.request_section import RequestPart, cpu_cell
 from benchmarks.rounds import Comparison, Ratio, Sample, Samples
-from benchmarks.rows import WITHOUT, Goals, Measure, Row, Target
+from benchmarks.rows import WITHOUT, Goals, Measure, Row
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Kind
 from benchmarks.sweeps import SWEEPS, SweepPart, draw
 
 KINDS = {name: server.kind for name, server in SERVERS.items()} | {WITHOUT: Kind.BASELINE}
 LOAD = GrpcLoad(EchoPayload(64), 1, 1)
-THROUGHPUT = Row("fast", "Fast", LOAD, Measure.THROUGHPUT, Goals(Target(2.0), (("pytriton", Target(7.0)),)))
-LATENCY = Row("soon", "Soon", LOAD, Measure.LATENCY, Goals(Target(0.9, at_most=True)))
+THROUGHPUT = Row(
+    "fast",
+    "Fast",
+    LOAD,
+    Measure.THROUGHPUT,
+    Goals(Goal(2.0, at_least=True), (("pytriton", Goal(7.0, at_least=True)),)),
+)
+LATENCY = Row("soon", "Soon", LOAD, Measure.LATENCY, Goals(Goal(0.9)))
 
 
 def sample(value: float, **by_role: float) -> Sample:
@@ -43,8 +50,8 @@ def test_a_ratio_is_taken_inside_each_round() -> None:
 
 
 def test_a_latency_target_is_met_from_below() -> None:
-    assert Target(0.3, at_most=True).met_by(0.2)
-    assert not Target(0.9).met_by(0.8)
+    assert Goal(0.3).met_by(0.2)
+    assert not Goal(0.9, at_least=True).met_by(0.8)
 
 
 def test_the_best_peer_is_the_one_with_the_best_median_and_never_a_floor() -> None:
@@ -74,7 +81,7 @@ def test_a_goal_against_a_server_that_was_not_measured_is_open() -> None:
 
 
 def test_a_row_with_an_option_is_held_against_this_server_without_it() -> None:
-    goals = Goals(Target(2.0), ((WITHOUT, Target(0.9)),))
+    goals = Goals(Goal(2.0, at_least=True), ((WITHOUT, Goal(0.9, at_least=True)),))
     row = Row("guarded", "Guarded", LOAD, Measure.THROUGHPUT, goals)
     best, without = comparison(row, gpuserve=[30.0], triton=[10.0], without=[40.0]).verdicts(row)
     assert (best.against, best.reached) == ("triton", True)
@@ -86,7 +93,13 @@ def test_a_row_without_us_has_no_verdicts() -> None:
 
 
 def test_a_peer_that_is_named_and_the_best_has_one_line_where_the_goal_is_the_same() -> None:
-    row = Row("x", "X", LOAD, Measure.THROUGHPUT, Goals(Target(1.2), (("mosec", Target(1.2)),)))
+    row = Row(
+        "x",
+        "X",
+        LOAD,
+        Measure.THROUGHPUT,
+        Goals(Goal(1.2, at_least=True), (("mosec", Goal(1.2, at_least=True)),)),
+    )
     assert len(comparison(row, gpuserve=[3.0], mosec=[2.0]).verdicts(row)) == 1
 
 
