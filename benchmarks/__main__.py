@@ -13,7 +13,6 @@ import platform
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.extra_rows import Events, ModelPy
@@ -30,18 +29,6 @@ _ROOT = Path(__file__).parent.parent
 _RESULTS = _ROOT / "benchmarks/results"
 #: In the order in which they are measured: the quiet ones first.
 SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy(), Events(), Sweeps(), ModelFiles())
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of the command line."""
-
-    rounds: int
-    seconds: float
-    rows: tuple[str, ...]
-    servers: tuple[str, ...]
-    json: Path
-    cache: PeerCache
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if report.failures else 0
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Compare this server with its peers.",
@@ -86,13 +73,13 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--cache", type=Path, default=_ROOT / ".cache/bench", help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, default=Path("/usr/bin/python3"), help="runs the peers")
     given = parser.parse_args(arguments)
-    chosen = given.rows or (Sweeps.names if given.plots else rows)
-    json = given.json or _RESULTS / ("sweeps.json" if given.plots else "latest.json")
-    cache = PeerCache(given.cache.absolute(), given.peer_python)
-    return Options(given.rounds, given.seconds, chosen, given.servers, json, cache)
+    given.rows = given.rows or (Sweeps.names if given.plots else rows)
+    given.json = given.json or _RESULTS / ("sweeps.json" if given.plots else "latest.json")
+    given.cache = PeerCache(given.cache.absolute(), given.peer_python)
+    return given
 
 
-def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
+def prepared(options: argparse.Namespace, skipped: dict[str, str]) -> list[Server]:
     """The chosen servers, installed; those that cannot be had go to ``skipped`` with the reason."""
     servers = []
     for server in (SERVERS[name](options.cache) for name in options.servers):
@@ -106,7 +93,7 @@ def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
     return servers
 
 
-def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
+def runnable(options: argparse.Namespace, skipped: dict[str, str]) -> frozenset[str]:
     """The chosen rows that can be measured here; the others go to ``skipped`` with the reason."""
     names = set()
     for section in SECTIONS:
@@ -121,7 +108,7 @@ def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def measured(options: Options, servers: list[Server], names: frozenset[str]) -> list[Part]:
+def measured(options: argparse.Namespace, servers: list[Server], names: frozenset[str]) -> list[Part]:
     plan = Plan(names, servers, options.rounds, options.seconds, options.cache.folder / "logs", say)
     return [part for section in SECTIONS if (part := section.measure(plan)) is not None]
 

@@ -45,31 +45,30 @@ _BLOCK: Final = http2.grpc_headers("/inference.GRPCInferenceService/ModelInfer")
 
 
 class Nowhere:
-    """A connection whose client reads at once."""
+    """A connection whose client reads at once. What an answer costs counts, not when; all input is fed, and a
+    kind of input that is refused has no cost.
+    """
 
     endpoints = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
     full = False
     unsent_nbytes = 0
 
     def write(self, data: bytes) -> None:
-        """It is read."""
+        pass
 
     def write_pieces(self, pieces: Sequence[Any], release: Callable[[], None] | None) -> None:
-        """They are read."""
         if release is not None:
             release()
 
     def defers(self) -> bool:
-        """What it costs counts, not when."""
         return False
 
     def pause_reading(self) -> None:
-        """All of it is fed all the same."""
+        pass
 
     resume_reading = pause_reading
 
     def close(self) -> None:
-        """A kind of input that is refused has no cost."""
         raise AssertionError("the input was refused")
 
     abort = end_writing = close
@@ -88,11 +87,7 @@ class BodyReceiver:
             self._exchange.answer(self._head, (b"ok",), 2)
 
     def abandon(self) -> None:
-        """Nothing is held."""
-
-
-def parts(data: bytes, nbytes: int) -> Iterator[bytes]:
-    return (data[at : at + nbytes] for at in range(0, len(data), nbytes))
+        pass
 
 
 def fed(feed: Callable[[memoryview], object], data: bytes) -> None:
@@ -180,14 +175,6 @@ def huffman_text(symbols: bytes) -> bytes:
     return _repeated(request, count(1, 2))
 
 
-def _block(*request: Any) -> Block:
-    return Block(0, 0, request[-1], memoryview(bytearray(request[-1])))
-
-
-def _share() -> Share:
-    return Share(Intake(_LIMIT_NBYTES, lambda: None))
-
-
 def json_floats() -> bytes:
     """An inference whose values are text."""
     chance = random.Random(1)
@@ -212,18 +199,27 @@ def http_binary() -> bytes:
     return text + bytes(MIB)
 
 
-def read_grpc(body: bytes) -> None:
-    """As the gRPC door does."""
-    scanner = GrpcBodyScanner(_block, _LIMIT_NBYTES, _share())
+def _read(scanner: Any, body: bytes) -> None:
+    """Read a body as the handlers do."""
     fed(scanner.feed, body)
     scanner.finish()
+
+
+def _block(*request: Any) -> Block:
+    return Block(0, 0, request[-1], memoryview(bytearray(request[-1])))
+
+
+def _bounds() -> tuple[Any, int, Share]:
+    """Return where a scanner puts tensors, the limit of a body, and the share of its memory."""
+    return _block, _LIMIT_NBYTES, Share(Intake(_LIMIT_NBYTES, lambda: None))
+
+
+def read_grpc(body: bytes) -> None:
+    _read(GrpcBodyScanner(*_bounds()), body)
 
 
 def read_http(body: bytes) -> None:
-    head = BodyHead("m", "", str(len(body) - MIB), len(body), None)
-    scanner = HttpBodyScanner(head, _block, _LIMIT_NBYTES, _share())
-    fed(scanner.feed, body)
-    scanner.finish()
+    _read(HttpBodyScanner(BodyHead("m", "", str(len(body) - MIB), len(body), None), *_bounds()), body)
 
 
 #: Each kind of input: what makes about a MiB of it, and what reads that.

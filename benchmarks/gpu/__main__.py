@@ -42,18 +42,6 @@ _FILES: Final = "files"
 _COLD_PART: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line said. ``others`` are sections that an earlier run may have left in ``out``."""
-
-    sections: tuple[Section, ...]
-    others: tuple[Section, ...]
-    budget_s: float
-    out: Path
-    stand_in: bool
-    docs: bool
-
-
 def main(arguments: Sequence[str]) -> int:
     began_at = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
@@ -74,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         return _Check(options, {**machine, "first imports": cold}, environment, began_at).run()
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     names = ", ".join(one.name for one in SECTIONS)
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_check", description="Check this server on a machine with an NVIDIA GPU."
@@ -100,10 +88,10 @@ def parse(arguments: Sequence[str]) -> Options:
         sys.exit(publish(given.publish))
     if given.parse_only:
         sys.exit(0)
-    sections = given.only or tuple(one for one in SECTIONS if given.part in (None, one.part))
-    others = tuple(one for one in SECTIONS if one not in sections)
-    budget_s = given.budget_s or PART_BUDGET_S * len({one.part for one in sections})
-    return Options(sections, others, budget_s, given.out.absolute(), given.stand_in, given.docs)
+    given.sections = given.only or tuple(one for one in SECTIONS if given.part in (None, one.part))
+    given.budget_s = given.budget_s or PART_BUDGET_S * len({one.part for one in given.sections})
+    given.out = given.out.absolute()
+    return given
 
 
 def publish(folder: Path) -> int:
@@ -136,7 +124,7 @@ def _is_whole(sections: Mapping[str, Any], name: str) -> bool:
 class _Check:
     """A run of the options' sections, whose report is in ``out`` from the first finding on."""
 
-    options: Options
+    options: argparse.Namespace
     machine: Mapping[str, str]
     environment: Mapping[str, str]
     began_at: float
@@ -146,7 +134,9 @@ class _Check:
         options, left_s = self.options, self.options.budget_s - (time.monotonic() - self.began_at)
         files = options.out / _FILES
         files.mkdir(parents=True, exist_ok=True)
-        for one in earlier(options.out, self.machine, options.others, stand_in=options.stand_in):
+        # An earlier run may have left other sections in ``out``.
+        others = tuple(one for one in SECTIONS if one not in options.sections)
+        for one in earlier(options.out, self.machine, others, stand_in=options.stand_in):
             self.found[one.section.name] = one
         sections = stretched(options.sections, left_s)
         site = Site(files, self._effort, options.stand_in)
@@ -180,7 +170,7 @@ def _keep_documents(folder: Path, out: Path) -> None:
 
 
 @contextmanager
-def _environment(options: Options) -> Iterator[Mapping[str, str]]:
+def _environment(options: argparse.Namespace) -> Iterator[Mapping[str, str]]:
     """What the sections' processes get besides the environment of this one."""
     if not options.stand_in:
         yield {}

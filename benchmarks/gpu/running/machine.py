@@ -39,15 +39,10 @@ def describe(environment: Mapping[str, str]) -> dict[str, str]:
     """By what is told: GPU, driver, CUDA, libraries, CPU. "GPU" is missing where there is none. Raises
     NoMachine: the driver hangs, or the program broke.
     """
-    command = [sys.executable, "-m", "benchmarks.gpu.running.machine"]
+    command, env = [sys.executable, "-m", "benchmarks.gpu.running.machine"], {**os.environ, **environment}
     try:
         done = subprocess.run(
-            command,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
+            command, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except subprocess.TimeoutExpired:
         raise NoMachine(f"the NVIDIA driver did not answer in {_TIMEOUT_S:.0f} s") from None
@@ -63,14 +58,20 @@ def found() -> dict[str, str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    shared = os.statvfs("/dev/shm")
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available_nbytes = int(fields["MemAvailable"].split()[0]) << 10
+    shared, locked = os.statvfs("/dev/shm"), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    cpus = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs usable"
+    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
     return {
         **machine,
-        "CPU": f"{(models or [platform.machine()])[0]}, {_usable_cpus()}, {_nodes()}",
-        "memory": f"{_size(memory_nbytes)}, {_size(_available_nbytes())} of it available",
+        "CPU": f"{(models or [platform.machine()])[0]}, {cpus}, {nodes} NUMA node{'s' * (nodes > 1)}",
+        "memory": f"{_size(memory_nbytes)}, {_size(available_nbytes)} of it available",
         "huge pages": _first_line(_HUGE_PAGES / "enabled"),
         "huge pages of shared memory": _first_line(_HUGE_PAGES / "shmem_enabled"),
-        "memory that a process may lock": _locked_limit(),
+        "memory that a process may lock": "any"
+        if locked == resource.RLIM_INFINITY
+        else f"{locked >> 10} KiB",
         "files that a process may open": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         "/dev/shm": f"{_size(shared.f_bavail * shared.f_frsize)} free",
         "Linux": platform.release(),
@@ -89,19 +90,15 @@ def _gpus() -> dict[str, str]:
     if not handles:
         return {}
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    sizes = [(one, _size(nvml.nvmlDeviceGetMemoryInfo(one).total)) for one in handles]
     return {
-        GPU: ", ".join(_gpu(nvml, handle) for handle in handles),
+        GPU: ", ".join(f"{_text(nvml.nvmlDeviceGetName(one))} ({size})" for one, size in sizes),
         "PCIe": ", ".join(_link(nvml, handle) for handle in handles),
         "modes": ", ".join(_modes(nvml, handle) for handle in handles),
         "driver": _text(nvml.nvmlSystemGetDriverVersion()),
         "kernel module": _first_line(Path("/proc/driver/nvidia/version")),
         "CUDA of the driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
     }
-
-
-def _gpu(nvml: Any, handle: Any) -> str:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-    return f"{_text(nvml.nvmlDeviceGetName(handle))} ({_size(memory)})"
 
 
 def _link(nvml: Any, handle: Any) -> str:
@@ -127,22 +124,8 @@ def _modes(nvml: Any, handle: Any) -> str:
     return ", ".join(told)
 
 
-def _available_nbytes() -> int:
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) << 10
-
-
 def _size(nbytes: float) -> str:
     return f"{nbytes / _GIB:.0f} GiB" if nbytes >= 10 * _GIB else f"{nbytes / _MIB:.0f} MiB"
-
-
-def _usable_cpus() -> str:
-    return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs usable"
-
-
-def _nodes() -> str:
-    count = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
-    return f"{count} NUMA node{'s' * (count > 1)}"
 
 
 def _version() -> str:
@@ -161,11 +144,6 @@ def _first_line(file: Path) -> str:
         return file.read_text().partition("\n")[0]
     except OSError as error:
         return f"not told: {error.strerror}"
-
-
-def _locked_limit() -> str:
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return "any" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
 
 
 def _text(value: str | bytes) -> str:
