@@ -114,7 +114,6 @@ def measured(options: argparse.Namespace, servers: list[Server], names: frozense
 
 
 def machine() -> dict[str, str]:
-    """The machine and the versions that the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

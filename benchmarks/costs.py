@@ -176,7 +176,6 @@ def huffman_text(symbols: bytes) -> bytes:
 
 
 def json_floats() -> bytes:
-    """An inference whose values are text."""
     chance = random.Random(1)
     values = [chance.uniform(-1, 1) for _ in range(MIB // 22)]
     return json.dumps(
@@ -185,7 +184,6 @@ def json_floats() -> bytes:
 
 
 def grpc_raw() -> bytes:
-    """An inference over gRPC whose values are bytes."""
     request = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(MIB)])
     request.inputs.add(name="x", datatype="FP32", shape=[MIB // 4])
     body: bytes = request.SerializeToString()
@@ -200,7 +198,6 @@ def http_binary() -> bytes:
 
 
 def _read(scanner: Any, body: bytes) -> None:
-    """Read a body as the handlers do."""
     fed(scanner.feed, body)
     scanner.finish()
 

@@ -62,8 +62,6 @@ class _OwnModels(GpuServe):
 
 
 class RepositoryGpuServe(_OwnModels):
-    """This server, with the repository that Triton is given."""
-
     config = "triton"
     models = frozenset({ECHO, TOKENS, CHAIN})
 
@@ -83,8 +81,6 @@ class EventsGpuServe(_OwnModels):
 
 
 class ModelPy(Requests):
-    """The section with the rows of ``model.py`` files."""
-
     key = "model.py"
     rows = _MODEL_PY_ROWS
     models = (ECHO, TOKENS, CHAIN)
@@ -154,8 +150,6 @@ _EVENT_ROWS = tuple(
 
 
 class Events(Requests):
-    """The section with the rows of server-sent events."""
-
     key = "events"
     rows = _EVENT_ROWS
     models = (WORDS, CHAT)

@@ -17,7 +17,6 @@ class Goal:
     at_least: bool = False
 
     def met_by(self, value: float) -> bool:
-        """Whether a value keeps the limit."""
         return value >= self.limit if self.at_least else value <= self.limit
 
     def __str__(self) -> str:
@@ -76,7 +75,6 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) 
 
 
 def document(one: Figure) -> dict[str, Any]:
-    """Return a figure for JSON."""
     goal = None if one.goal is None else str(one.goal)
     found: Any = {
         "case": one.case,
@@ -100,7 +98,6 @@ def cells(figure: Mapping[str, Any], *, is_judged: bool = True) -> tuple[str, ..
 
 
 def detail(figure: Mapping[str, Any], name: str) -> str:
-    """Return the median of a column beside a figure."""
     seen = [sample for sample in figure["details"].get(name, ()) if sample is not None]
     return number(median(seen) if seen else None)
 

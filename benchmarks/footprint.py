@@ -99,8 +99,6 @@ class Starts(Section):
 
 @dataclass(frozen=True, slots=True)
 class StartPart(Part):
-    """The times and memory of starts, by server name."""
-
     titles: Mapping[str, str]
     starts: Mapping[str, Sequence[Start]]
     failures: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -162,8 +160,6 @@ class Imports(Section):
 
 @dataclass(frozen=True, slots=True)
 class ImportPart(Part):
-    """The time and memory of each import statement."""
-
     imports: Sequence[ImportCost]
     failures: Mapping[str, str] = dataclasses.field(default_factory=dict)
     key = "imports"

@@ -124,7 +124,6 @@ class GrpcLoad(Load):
         ]
 
     def _words(self, one: RunningServer, folder: Path) -> list[str]:
-        """What h2load is told of the request."""
         body = folder / "body.bin"
         body.write_bytes(framed(self.payload.grpc_message()))
         headers = (("content-type", "application/grpc"), ("te", "trailers"))
@@ -237,7 +236,6 @@ class SharedMemoryLoad(Load):
 def _client(
     kind: str, payload: Payload, at_once: int, one: RunningServer, seconds: float, answer: bytes
 ) -> dict[str, Any]:
-    """What one of the two clients of streams printed."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         request_file, answer_file = Path(folder) / "request.bin", Path(folder) / "answer.bin"
         request_file.write_bytes(framed(payload.grpc_message()))

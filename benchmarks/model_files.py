@@ -206,8 +206,6 @@ _RUNTIMES: dict[str, Callable[[str], _Call]] = {"onnxruntime": _onnxruntime, "to
 
 
 class FileServer(GpuServe):
-    """``gpuserve serve FILE``."""
-
     def __init__(self, cache: PeerCache, file: ModelFile, path: Path) -> None:
         super().__init__(cache)
         self._path = path
@@ -310,8 +308,6 @@ class BareLoop(Subject):
 
 
 class ModelFiles(Section):
-    """The section with a row for each kind of model file."""
-
     names = tuple(file.name for file in FILES)
     is_default = False
 

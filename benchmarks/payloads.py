@@ -42,8 +42,6 @@ _Infer: TypeAlias = Callable[[RunningServer, Any], Any]
 
 
 class HttpRequest(NamedTuple):
-    """The path, headers and body of a POST."""
-
     path: str
     body: bytes
     headers: dict[str, str]
@@ -61,7 +59,6 @@ class Payload:
     messages = 1
 
     def grpc_message(self) -> bytes:
-        """Return the serialized gRPC request."""
         raise NotImplementedError
 
     def http_request(self, api: Api) -> HttpRequest:
@@ -84,7 +81,6 @@ class EchoPayload(Payload):
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
-        """The tensor, FP32 of shape [1, nbytes / 4]."""
         return np.arange(self.nbytes // 4, dtype=np.float32)[None]
 
     def grpc_message(self) -> bytes:

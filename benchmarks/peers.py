@@ -41,7 +41,6 @@ class PeerCache:
 
     @property
     def venv(self) -> Path:
-        """The virtual environment of PyTriton."""
         return self.folder / "pytriton"
 
     @property

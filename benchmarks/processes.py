@@ -83,7 +83,6 @@ def is_left(member: Process) -> bool:
 
 
 def cpu_by_pid(root_pid: int) -> dict[int, float]:
-    """CPU seconds that each process of the tree has used so far."""
     return {one.pid: one.cpu_s for one in tree(root_pid)}
 
 
@@ -112,8 +111,6 @@ _REMOVAL_S: Final = 30.0
 
 
 class Group:
-    """A control group."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

@@ -30,8 +30,6 @@ def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured, on which servers, and how long."""
-
     names: frozenset[str]
     servers: Sequence[Server]  #: prepared
     rounds: int
@@ -53,7 +51,6 @@ class Part:
         raise NotImplementedError
 
     def document(self) -> object:
-        """Return every sample, for JSON."""
         raise NotImplementedError
 
     def write_plots(self, folder: Path) -> list[Path]:
@@ -103,7 +100,6 @@ class Report:
         return "\n\n".join(blocks) + "\n"
 
     def write_json(self, path: Path) -> None:
-        """Every sample, rounded to four digits."""
         document = {
             "machine": self.machine,
             "rounds": self.rounds,

@@ -45,7 +45,6 @@ class Requests(Section):
         return next((load.missing(row.load) for row in self.rows if row.name == name), None)
 
     def servers(self, plan: Plan) -> Sequence[Server]:
-        """Return the servers of the plan as this section starts them."""
         return plan.servers
 
     def measure(self, plan: Plan) -> RequestPart | None:

@@ -247,15 +247,12 @@ OURS = "gpuserve"
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ours over theirs, over the rounds."""
-
     median: float
     lowest: float
     highest: float
 
     @classmethod
     def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-        """Both in the order of the rounds."""
         by_round = [a / b for a, b in zip(ours, theirs, strict=True)]
         return cls(median(by_round), min(by_round), max(by_round))
 

@@ -54,7 +54,6 @@ class Measure(enum.Enum):
 
     @property
     def less_is_better(self) -> bool:
-        """Whether the best server is the one with the lowest value."""
         return self is Measure.LATENCY
 
 
@@ -94,7 +93,6 @@ class Row:
         return any(name == WITHOUT for name, _ in self.goals.named)
 
     def value(self, result: LoadResult) -> float:
-        """What the row shows of one run, in the unit of its measure."""
         match self.measure:
             case Measure.THROUGHPUT | Measure.TOKENS:
                 return result.answers_per_s

@@ -39,7 +39,6 @@ class Sweep:
 
     @property
     def measure(self) -> Measure:
-        """The figure of a row that is plotted."""
         return next(iter(self.rows.values())).measure
 
     def tick(self, at: int) -> str:
@@ -85,8 +84,6 @@ SWEEPS = (
 
 
 class Sweeps(Section):
-    """All sweeps; ``--plots`` chooses them."""
-
     names = tuple(sweep.name for sweep in SWEEPS)
     is_default = False
 
@@ -139,7 +136,6 @@ class SweepPart(Part):
         return [path for sweep in self.sweeps for path in draw(sweep, self.curves(sweep), folder)]
 
     def curves(self, sweep: Sweep) -> list[Curve]:
-        """Return a curve for each server that has points."""
         return [one for name in self.titles if (one := self._curve(sweep, name)).at]
 
     def _curve(self, sweep: Sweep, server: str) -> Curve:

@@ -133,7 +133,6 @@ class Stream:
         self.ended = False
 
     def open(self) -> bytes:
-        """Return the start of the stream."""
         return http2.frame(http2.HEADERS, http2.END_HEADERS, _STREAM, self._headers)
 
     def ask(self, requests: int) -> bytes:
@@ -149,7 +148,6 @@ class Stream:
         return self._frame * ready
 
     def half_close(self) -> bytes:
-        """Return the frame that says that no more requests come."""
         return http2.frame(http2.DATA, http2.END_STREAM, _STREAM, b"")
 
     def take(self, data: bytes) -> bytes:

@@ -142,11 +142,9 @@ class Calls:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, whatever is on its way."""
         self._socket.close()
 
     def on_response(self, call: TimedCall, now: float) -> None:
-        """A message of an answer has come."""
         call.responses += 1
 
     def on_end(self, call: TimedCall, failure: Failure | None, now: float) -> None:

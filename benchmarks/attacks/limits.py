@@ -76,7 +76,6 @@ class Finding:
     judgements: Sequence[Judgement] = ()
 
     def ms(self, percent: float) -> float:
-        """Return a percentile of the well-behaved client's latencies."""
         return percentile(self.latencies_s, percent) * 1e3 if self.latencies_s else math.inf
 
     @property

@@ -32,7 +32,6 @@ def message(n_values: int, with_data: bool = True, first: float = 0.0) -> bytes:
 
 
 def framed(body: bytes, compressed: bool = False) -> bytes:
-    """A message as gRPC sends it."""
     return bytes((compressed,)) + len(body).to_bytes(4) + body
 
 
@@ -43,7 +42,6 @@ def claim() -> bytes:
 
 
 def call_headers(method: str = "ModelInfer", more: Iterable[tuple[str, str]] = ()) -> bytes:
-    """The header block of a gRPC call."""
     return http2.grpc_headers(SERVICE + method, more=more)
 
 

@@ -163,7 +163,6 @@ class _Check:
 
 
 def _keep_documents(folder: Path, out: Path) -> None:
-    """What a section made for the docs lies beside the report."""
     for name in _DOCUMENTS:
         if (folder / name).exists():
             shutil.copyfile(folder / name, out / name)

@@ -12,8 +12,6 @@ import numpy as np
 
 
 class Echo(litserve.LitAPI):
-    """The array of each request, answered as it came."""
-
     def setup(self, device: str) -> None:
         """Do nothing, as there is nothing to load."""
 
@@ -25,7 +23,6 @@ class Echo(litserve.LitAPI):
         return inputs
 
     def predict(self, x: list[np.ndarray]) -> list[np.ndarray]:
-        """A batch: the array of each request."""
         return x
 
     def unbatch(self, output: list[np.ndarray]) -> list[np.ndarray]:

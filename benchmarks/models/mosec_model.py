@@ -12,11 +12,9 @@ class Echo(Worker):
     """The array of each request, answered as it came."""
 
     def deserialize(self, data: bytes) -> np.ndarray:
-        """The FP32 array of one request."""
         return np.frombuffer(data, np.float32)
 
     def forward(self, data: list[np.ndarray]) -> list[np.ndarray]:
-        """A batch: the array of each request."""
         return data
 
     def serialize(self, data: np.ndarray) -> bytes:
@@ -27,11 +25,9 @@ class EchoJson(Worker):
     """The list ``x`` of each request as an array, answered as the list ``y``."""
 
     def deserialize(self, data: bytes) -> np.ndarray:
-        """The FP32 array of one request."""
         return np.asarray(super().deserialize(data)["x"], np.float32)
 
     def forward(self, data: list[np.ndarray]) -> list[np.ndarray]:
-        """A batch: the array of each request."""
         return data
 
     def serialize(self, data: np.ndarray) -> bytes:

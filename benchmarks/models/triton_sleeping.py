@@ -16,7 +16,6 @@ class TritonPythonModel:
     """y = x after so many seconds, once a batch. The requests of a batch come unmerged."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read how long to sleep from the configuration."""
         parameters = json.loads(args["model_config"])["parameters"]
         self._seconds = float(parameters["seconds"]["string_value"])
         self._precise = False

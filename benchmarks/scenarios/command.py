@@ -85,7 +85,6 @@ def _table(title: str, figures: Sequence[Mapping[str, object]]) -> str:
 
 
 def main(arguments: Sequence[str], machine: dict[str, str], say: Callable[[str], None]) -> int:
-    """Run the scenarios and print; returns the exit code."""
     given = parse(arguments)
     if given.real_time and not _take_precedence():
         say("error: --real-time needs the right to real-time priorities (CAP_SYS_NICE)")

@@ -91,7 +91,6 @@ def paced(
 
 
 def _attend(client: subprocess.Popen[bytes], timeout_s: float, watch: Callable[[], None]) -> str:
-    """Wait for the end of the client; return its stderr."""
     for _ in range(round(timeout_s / _POLL_S)):
         try:
             return client.communicate(timeout=_POLL_S)[1].decode(errors="replace")

@@ -46,7 +46,6 @@ class _Poisson(Scenario):
         return f"{instances} instance{'s' * (instances > 1)}, {load:g} times the capacity"
 
     def told(self, seen: Seen) -> str:
-        """Return what the progress says of one run."""
         raise NotImplementedError
 
     def seen(self, site: Site, schedule: Schedule, run: Paced, instances: int, batch_s: float) -> Seen:
@@ -221,8 +220,6 @@ _ECHO: Final = row("echo")
 
 
 class _Crowd(NamedTuple):
-    """So many connections that send so often."""
-
     connections: int
     rate_hz: float
 

@@ -57,8 +57,6 @@ class Paced:
 
 
 class Connection:
-    """A socket and the calls on it."""
-
     def __init__(self, port: int, calls: Calls, epoll: select.epoll) -> None:
         self.calls = calls
         self.unsent = bytearray()
@@ -71,7 +69,6 @@ class Connection:
         epoll.register(self.fileno(), select.EPOLLIN)
 
     def fileno(self) -> int:
-        """The descriptor that the epoll tells of."""
         return self._socket.fileno()
 
     def flush(self) -> None:

@@ -38,7 +38,6 @@ class SleepingModel:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The model in the configuration of this server."""
         sleeping = {"callable": f"{MODELS_FOLDER}/sleeping.py:sleeping", "kwargs": {"seconds": self.batch_s}}
         queue = {"queue": {"fairness": "client", "fairness_header": self.fairness_header}}
         return {
@@ -64,8 +63,6 @@ parameters {{ key: "seconds", value: {{ string_value: "{self.batch_s}" }} }}
 
 
 class DeployedGpuServe(ConfiguredGpuServe):
-    """This server with the models of a scenario."""
-
     def __init__(self, cache: PeerCache, models: Sequence[SleepingModel], folder: Path) -> None:
         super().__init__(cache, folder, [one.entry for one in models])
 
@@ -189,7 +186,6 @@ class Executions(NamedTuple):
             raise ServerFailed(f"{one.server.title} has no statistics of {model}: {text}") from None
 
     def since(self, before: Executions) -> Executions:
-        """Return the difference to an earlier reading."""
         return Executions(*(now - then for now, then in zip(self, before, strict=True)))
 
 

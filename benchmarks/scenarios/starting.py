@@ -38,7 +38,6 @@ class Starting(Scenario):
     }
 
     def run(self, site: Site) -> list[Figure]:
-        """Measure the times and the memory of starts."""
         starts: dict[int, list[Start]] = {1: [], _MANY: []}
         for _ in range(site.effort.rounds):
             for count, runs in starts.items():

@@ -30,8 +30,6 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "
 
 
 class Certificate(NamedTuple):
-    """The PEM files of a certificate and its key."""
-
     path: Path
     key: Path
 

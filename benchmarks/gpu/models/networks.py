@@ -82,5 +82,4 @@ class Network:
 
     @batch
     def __call__(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the server calls: a tensor on the device in, one out."""
         return {"y": self.forward(x)}

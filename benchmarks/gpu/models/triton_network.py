@@ -14,8 +14,6 @@ from benchmarks.gpu.models.networks import Network
 
 
 class TritonPythonModel:
-    """What Triton calls."""
-
     def initialize(self, args: dict[str, str]) -> None:
         told = json.loads(args["model_config"])["parameters"]
         kind, size, self._device = (told[name]["string_value"] for name in ("kind", "size", "device"))

@@ -23,7 +23,6 @@ QUESTIONS: Final[tuple[Callable[..., Answer], ...]] = (
 
 
 def main(name: str, *arguments: str) -> None:
-    """Ask, and print."""
     ask = {one.__name__: one for one in QUESTIONS}[name]
     print(json.dumps(ask(*arguments)))
 

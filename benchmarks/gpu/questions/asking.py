@@ -31,14 +31,12 @@ def runtime_of_device() -> Any:
 
 
 def seconds_of(call: Callable[..., object], *args: object) -> float:
-    """Of one call."""
     began_at = time.perf_counter()
     call(*args)
     return time.perf_counter() - began_at
 
 
 def ms_of(call: Callable[..., object], *args: object) -> float:
-    """Milliseconds of one call."""
     return round(1e3 * seconds_of(call, *args), 3)
 
 
@@ -65,7 +63,6 @@ def memfd(nbytes: int) -> int:
 
 
 def address_of(memory: Any) -> int:
-    """Of a buffer."""
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
@@ -168,7 +165,6 @@ def nvml() -> Answer:
 
 
 def _event_code(library: Any, gpu: Any) -> int:
-    """With which a wait for Xids ends in which none comes."""
     events = library.nvmlEventSetCreate()
     try:
         library.nvmlDeviceRegisterEvents(gpu, library.nvmlEventTypeXidCriticalError, events)

@@ -313,8 +313,6 @@ def bad_handle(text: str) -> Answer:
 
 
 class _Handle(ctypes.Structure):
-    """As the driver takes it: by value."""
-
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
 
@@ -327,5 +325,4 @@ def open_by_driver(handle: bytes) -> tuple[int, int]:
 
 
 def close_by_driver(address: int) -> None:
-    """What ``open_by_driver`` opened."""
     ctypes.CDLL("libcuda.so.1").cuIpcCloseMemHandle(ctypes.c_uint64(address))

@@ -53,7 +53,6 @@ def describe(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def found() -> dict[str, str]:
-    """As ``describe``, by asking in this process."""
     machine = {**_gpus(), **_libraries()}
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -129,7 +128,6 @@ def _size(nbytes: float) -> str:
 
 
 def _version() -> str:
-    """Of this checkout, with its commit where git knows it."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     try:
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]

@@ -42,11 +42,9 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether a required section failed."""
         return any(one.failed for one in self.found)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """``gpu_report.md`` and ``gpu_report.json`` in this folder."""
         markdown_file, json_file = folder / MARKDOWN_FILE, folder / JSON_FILE
         document = json.dumps(rounded(self.document()), indent=1, ensure_ascii=False)
         for file, text in ((json_file, f"{document}\n"), (markdown_file, self.markdown())):
@@ -156,7 +154,6 @@ class _Shown:
     mark: str
 
     def blocks(self) -> Iterator[str]:
-        """Heading, sentences and tables."""
         title, found = self.one.section.title, self.one.findings
         yield f"## {self.mark}{title[0].upper()}{title[1:]}"
         if self.one.outcome is not Outcome.DONE:

@@ -104,7 +104,6 @@ class Findings:
     answers: dict[str, Any] = field(default_factory=dict)
 
     def add(self, *figures: Figure) -> None:
-        """Figures, one sample a round."""
         self.figures += figures
         self._write()
 
@@ -120,7 +119,6 @@ class Findings:
         self._write()
 
     def note(self, text: str) -> None:
-        """A sentence for whoever reads the figures."""
         self.notes.append(text)
         self._write()
 
@@ -143,7 +141,6 @@ class Findings:
 
     @property
     def wrong(self) -> list[str]:
-        """What the failed checks saw."""
         return [f"{one.name}: {one.seen}" for one in self.checks if not one.right]
 
     def _write(self, ended: Mapping[str, str] | None = None) -> None:
@@ -176,7 +173,6 @@ class Found:
 
     @property
     def failed(self) -> bool:
-        """Whether the run fails because of it."""
         return self.section.required and self.outcome in _NOT_WHOLE
 
 

@@ -41,7 +41,6 @@ def run(site: Site, findings: Findings) -> None:
 
 
 def _asked(site: Site) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Name, what is asked, and the arguments of each question."""
     for one in QUESTIONS:
         name, asked = one.__name__, (one.__doc__ or "").partition("\n")[0]
         if not site.stand_in or name in _FOR_THE_STAND_IN:

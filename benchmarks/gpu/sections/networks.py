@@ -282,8 +282,6 @@ def _compare_peers(
 
 
 class GpuPyTriton(PyTriton):
-    """PyTriton of this interpreter."""
-
     def __init__(self, site: Site) -> None:
         super().__init__(PeerCache(site.folder))
         self._site = site

@@ -62,7 +62,6 @@ def calling(one: RunningServer) -> Iterator[Caller]:
 
 
 def status_text(error: Any) -> str:
-    """The status of a failed call, and what the server said."""
     return f"{error.code().name}: {error.details()}"
 
 
@@ -83,7 +82,6 @@ class InRegion:
 
 
 def with_bytes(model: str, tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """A ModelInferRequest that carries its tensors."""
     request = service_pb2.ModelInferRequest(model_name=model)
     for name, array in tensors.items():
         request.inputs.add(name=name, datatype=_DATATYPES[array.dtype.name], shape=array.shape)
@@ -127,11 +125,9 @@ class HostRegion:
         self._memory = memory
 
     def write(self, data: NDArray[Any]) -> None:
-        """Put bytes at its start."""
         self._memory[: data.nbytes] = data.tobytes()
 
     def read(self, nbytes: int) -> NDArray[np.uint8]:
-        """A copy of the bytes at its start."""
         return np.frombuffer(self._memory[:nbytes], np.uint8)
 
 
@@ -144,12 +140,10 @@ class DeviceRegion:
         self._runtime = runtime
 
     def write(self, data: NDArray[Any]) -> None:
-        """Put bytes at its start; they are there when it returns."""
         self._runtime.memcpy(self._address, data.ctypes.data, data.nbytes, 1)
         self._runtime.deviceSynchronize()
 
     def read(self, nbytes: int) -> NDArray[np.uint8]:
-        """A copy of the bytes at its start."""
         data = np.empty(nbytes, np.uint8)
         self._runtime.memcpy(data.ctypes.data, self._address, nbytes, 2)
         return data

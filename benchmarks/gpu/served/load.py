@@ -53,7 +53,6 @@ class Loaded:
 
     @property
     def limit(self) -> str | None:
-        """What else than the server may have been the limit."""
         if self.client_busy >= _BUSY:
             return f"a load client was busy for {self.client_busy:.0%} of the time"
         if self.machine_busy >= _BUSY:

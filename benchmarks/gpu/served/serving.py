@@ -58,8 +58,6 @@ def tensor(name: str, dtype: str, *shape: int) -> dict[str, Any]:
 
 
 class _Server(ConfiguredGpuServe):
-    """This server with the models and the environment of a section."""
-
     def __init__(self, models: Sequence[Model], folder: Path, environment: Mapping[str, str]) -> None:
         super().__init__(PeerCache(folder), folder, [one.entry() for one in models])
         self._environment = environment

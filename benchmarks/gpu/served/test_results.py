@@ -21,8 +21,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Writer:
-    """Appends to the file."""
-
     def __init__(self, file: str) -> None:
         self._file = file
 
