@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -159,7 +159,7 @@ class SweepPart(Part):
         )
 
 
-def _median_ms(seconds: Any) -> float:
+def _median_ms(seconds: Iterable[float | None]) -> float:
     return median(one for one in seconds if one is not None) * 1e3
 
 

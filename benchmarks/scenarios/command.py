@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import Figure, cells, detail, document, table
 from benchmarks.load import LoadFailed
@@ -78,7 +79,7 @@ def write_json(report: ScenarioReport, path: Path) -> None:
     path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
-def _table(title: str, figures: Sequence[Mapping[str, object]]) -> str:
+def _table(title: str, figures: Sequence[Mapping[str, Any]]) -> str:
     details = list(dict.fromkeys(name for one in figures for name in one["details"]))
     lines = [[*cells(one), *(detail(one, name) for name in details)] for one in figures]
     return table([title, "median (range)", "goal", "reached", *details], lines)

@@ -39,7 +39,7 @@ class _Poisson(Scenario):
     batch_s: float
     max_rows: int
     unit: str
-    goals: Mapping[float, Goal]
+    goals: ClassVar[Mapping[float, Goal]]
     headers: tuple[str, ...] = ()
 
     def case(self, instances: int, load: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from benchmarks import processes
 from benchmarks.figures import Figure, Goal
@@ -131,7 +131,7 @@ class Scenario:
     title: str
     goal: str
     program: str | None = None
-    servers: Mapping[str, str | None] = {"gpuserve": None, "triton": None}
+    servers: ClassVar[Mapping[str, str | None]] = {"gpuserve": None, "triton": None}
 
     def run(self, site: Site) -> list[Figure]:
         """Measure all cases. Raises ServerFailed or LoadFailed if a server or a request does."""
@@ -186,7 +186,8 @@ class Executions(NamedTuple):
             raise ServerFailed(f"{one.server.title} has no statistics of {model}: {text}") from None
 
     def since(self, before: Executions) -> Executions:
-        return Executions(*(now - then for now, then in zip(self, before, strict=True)))
+        batches, rows = self.batches - before.batches, self.rows - before.rows
+        return Executions(batches, rows, self.compute_s - before.compute_s)
 
 
 def rss_nbytes(one: RunningServer) -> int:

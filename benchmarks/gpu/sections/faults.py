@@ -79,8 +79,8 @@ def _models() -> list[Model]:
     ]
 
 
-def _model(callable_: str, name: str, *tensors: Any, **more: Any) -> Model:
-    return Model(name, f"device_models.py:{callable_}", *tensors, array="cupy", **more)
+def _model(callable_: str, name: str, inputs: Any, outputs: Any, **more: Any) -> Model:
+    return Model(name, f"device_models.py:{callable_}", inputs, outputs, array="cupy", **more)
 
 
 def _killed(site: Site, one: RunningServer, caller: Caller) -> str:

@@ -110,7 +110,8 @@ def _compare(
     goal, with single rows (``message``) for the server.
     """
     x, case = loop.example(rows), f"{loop.kind}, batch {rows}"
-    asked, factor, goal = [with_bytes(loop.kind, {"x": x})] * _IN_FLIGHT, rows, _GOAL
+    goal: Goal | None = _GOAL
+    asked, factor = [with_bytes(loop.kind, {"x": x})] * _IN_FLIGHT, rows
     if message:
         asked, factor, goal = [message] * 2 * rows, 1, None
         case = f"{loop.kind}, single sentences, {2 * rows} under way"
