@@ -93,7 +93,9 @@ class EchoPayload(Payload):
             case Api.PLAIN_JSON:
                 return json_request("/predict", {"x": self.array[0].tolist()})
             case Api.HTTP_JSON:
-                return json_request(f"/v2/models/{ECHO}/infer", {"inputs": [self._json_tensor()]})
+                tensor = {"name": "x", "shape": list(self.array.shape), "datatype": "FP32"}
+                inputs = [{**tensor, "data": self.array[0].tolist()}]
+                return json_request(f"/v2/models/{ECHO}/infer", {"inputs": inputs})
             case _:
                 return self._binary_request()
 
@@ -108,12 +110,11 @@ class EchoPayload(Payload):
             case Api.BODY_ECHO:
                 return framed(self.grpc_message())
             case _:
-                self._check_http(running, api)
+                answer = _http_array(api, post(running, self.http_request(api)))
+                if answer is None or not np.array_equal(answer, self.array[0]):
+                    title = running.server.title
+                    raise ServerFailed(f"{title} does not echo {self.nbytes} bytes over HTTP")
         return b""
-
-    def _json_tensor(self) -> dict[str, object]:
-        data = self.array[0].tolist()
-        return {"name": "x", "shape": list(self.array.shape), "datatype": "FP32", "data": data}
 
     def _binary_request(self) -> HttpRequest:
         tensor = http_client.InferInput("x", list(self.array.shape), "FP32")
@@ -134,12 +135,6 @@ class EchoPayload(Payload):
                 raise ServerFailed(f"{title} refuses {array.shape} over {protocol}: {error}") from None
             if answer is None or answer.dtype != array.dtype or not np.array_equal(answer, array):
                 raise ServerFailed(f"{title} does not echo {array.shape} over {protocol}")
-
-    def _check_http(self, running: RunningServer, api: Api) -> None:
-        body = post(running, self.http_request(api))
-        answer = _http_array(api, body)
-        if answer is None or not np.array_equal(answer, self.array[0]):
-            raise ServerFailed(f"{running.server.title} does not echo {self.nbytes} bytes over HTTP")
 
 
 @dataclass(frozen=True, slots=True)

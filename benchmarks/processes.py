@@ -55,8 +55,9 @@ class Process:
     @property
     def memory(self) -> Memory:
         """RSS and PSS now. Raises FileNotFoundError: the process is gone."""
-        fields = dict(_rollup(_PROC / str(self.pid) / "smaps_rollup"))
-        return Memory(fields["Rss"], fields["Pss"])
+        lines = (_PROC / str(self.pid) / "smaps_rollup").read_text().splitlines()[1:]
+        nbytes = {name: int(value) * 1024 for name, value, *_unit in map(str.split, lines)}
+        return Memory(nbytes["Rss:"], nbytes["Pss:"])
 
     def mapped_files(self) -> set[str]:
         """Base names of the files mapped into the process: which shared objects it has loaded."""
@@ -66,7 +67,8 @@ class Process:
 
 def tree(root_pid: int) -> list[Process]:
     """The process and all its descendants, the root first; empty when the root is gone."""
-    everything = {one.pid: one for one in _all()}
+    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    everything = {one.pid: one for one in map(Process.read, pids) if one}
     children: dict[int, list[Process]] = {}
     for one in everything.values():
         children.setdefault(one.parent_pid, []).append(one)
@@ -92,18 +94,6 @@ def machine_busy_s() -> float:
         int, (_PROC / "stat").read_text().splitlines()[0].split()[1:8]
     )
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
-
-
-def _all() -> Iterator[Process]:
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (process := Process.read(int(entry.name))):
-            yield process
-
-
-def _rollup(path: Path) -> Iterator[tuple[str, int]]:
-    for line in path.read_text().splitlines()[1:]:
-        name, value, *_unit = line.split()
-        yield name.rstrip(":"), int(value) * 1024
 
 
 _PERIOD_US: Final = 100_000

@@ -106,9 +106,7 @@ def publish(folder: Path) -> int:
         why = "is of the stand-in" if document["stand_in"] else f"lacks {', '.join(missing)}"
         say(f"error: the report in {folder} {why}; expected one of all sections, run on a GPU")
         return 1
-    for name in _DOCUMENTS:
-        if (folder / name).exists():
-            shutil.copyfile(folder / name, ROOT / "docs" / name)
+    _copy_documents(folder, ROOT / "docs")
     return 0
 
 
@@ -142,7 +140,7 @@ class _Check:
         site = Site(files, self._effort, options.stand_in)
         for one in run_sections(sections, site, left_s, Listener(say, self._report), self.environment):
             self._report(one)
-            _keep_documents(files / one.section.name, options.out)
+            _copy_documents(files / one.section.name, options.out)
             if one.outcome is Outcome.FAILED:
                 say(f"FAILED: {one.section.name}: {one.reason}")
         say(f"report: {options.out / MARKDOWN_FILE}")
@@ -162,7 +160,7 @@ class _Check:
         Report(self.machine, self._effort, self.options.stand_in, took_s, known).write(self.options.out)
 
 
-def _keep_documents(folder: Path, out: Path) -> None:
+def _copy_documents(folder: Path, out: Path) -> None:
     for name in _DOCUMENTS:
         if (folder / name).exists():
             shutil.copyfile(folder / name, out / name)

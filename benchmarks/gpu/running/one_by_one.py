@@ -82,11 +82,13 @@ def run_sections(
 def _run(section: Section, site: Site, listener: Listener, environment: Mapping[str, str]) -> Found:
     shutil.rmtree(site.folder, ignore_errors=True)
     site.folder.mkdir(parents=True)
+    effort = site.effort
+    told = [str(site.folder), effort.rounds, effort.seconds, effort.largest_nbytes, site.stand_in]
     result, log = site.folder / "found.json", site.folder / "section.log"
     command = [sys.executable, "-m", "benchmarks.gpu.running.one_by_one"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, section.place, _site_text(site), str(result)],
+            [*command, section.place, json.dumps(told), str(result)],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -98,15 +100,11 @@ def _run(section: Section, site: Site, listener: Listener, environment: Mapping[
     if not in_time:
         reason = f"it was ended when its budget of {section.budget_s:.0f} s was spent"
         return running.found(Outcome.FAILED, reason)
-    return _ended(running, process.returncode, log)
-
-
-def _ended(running: _Running, status: int, log: Path) -> Found:
-    ended = running.findings().get("ended")
-    if ended is None:
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        return running.found(Outcome.FAILED, f"its process ended with {how}: {_tail(log)}")
-    return running.found(Outcome(ended["outcome"]), ended["reason"])
+    if (ended := running.findings().get("ended")) is not None:
+        return running.found(Outcome(ended["outcome"]), ended["reason"])
+    status = process.returncode
+    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    return running.found(Outcome.FAILED, f"its process ended with {how}: {_tail(log)}")
 
 
 @dataclass(slots=True)
@@ -179,11 +177,6 @@ def _tail(log: Path) -> str:
 # ---- the process of a section ---------------------------------------------------------------------
 
 
-def _site_text(site: Site) -> str:
-    effort = site.effort
-    return json.dumps([str(site.folder), effort.rounds, effort.seconds, effort.largest_nbytes, site.stand_in])
-
-
 def main(place: str, site: str, result: str) -> int:
     # Its servers are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
@@ -200,16 +193,13 @@ def main(place: str, site: str, result: str) -> int:
         findings.end(Outcome.SKIPPED, str(skipped))
     except Exception as error:  # whatever it is, the other sections go on and the report says it
         traceback.print_exc()
-        findings.end(Outcome.FAILED, _sentence(error))
+        text = str(error) or "no text"
+        is_told = isinstance(error, SectionFailed)
+        findings.end(Outcome.FAILED, text if is_told else f"{type(error).__name__}: {text}")
         return 1
     else:
         findings.end(Outcome.DONE)
     return 0
-
-
-def _sentence(error: Exception) -> str:
-    text = str(error) or "no text"
-    return text if isinstance(error, SectionFailed) else f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":
