@@ -10,7 +10,7 @@ from statistics import median
 from typing import ClassVar
 
 from benchmarks import load
-from benchmarks.figures import table
+from benchmarks.figures import table, yes_or_no
 from benchmarks.report import Part, Plan, Section
 from benchmarks.rounds import (
     OURS,
@@ -21,7 +21,6 @@ from benchmarks.rounds import (
     Sample,
     Samples,
     Subject,
-    Verdict,
     measure,
 )
 from benchmarks.rows import ROWS, WITHOUT, Measure, Row
@@ -119,45 +118,45 @@ class RequestPart(Part):
         return self.comparison.samples
 
     def markdown(self) -> str:
-        """What each server does, our ratios, the goals, and the CPU time."""
-        blocks = [self._values(), self._ratios(), self._goals(), self._cpu(), conditions(self._samples)]
+        """Return what each server does, our ratios, the goals, and the CPU time."""
+        kinds, titles, rows = self.comparison.kinds, self.titles, self.rows
+        heads = {
+            name: f"floor: {title}" if kinds[name] is Kind.FLOOR else title for name, title in titles.items()
+        }
+        ran = [name for name in titles if any(self._value(row, name) != "-" for row in rows)]
+        values = ([f"{r.title} ({r.measure.value})", *(self._value(r, name) for name in ran)] for r in rows)
+        cpu = {name: [cpu_cell(self._samples_of(row, name)) for row in rows] for name in titles}
+        busy = [
+            name
+            for name in titles
+            if any(one.cpu_s_by_role for r in rows for one in self._samples_of(r, name))
+        ]
+        cpu_head = "CPU µs an answer, all processes of the server (each)"
+        cpu_lines = ([row.title, *(cpu[name][at] for name in busy)] for at, row in enumerate(rows))
+        blocks = [
+            table(["", *(heads[name] for name in ran)], values),
+            self._ratios([name for name in titles if kinds[name] is Kind.PEER]),
+            self._goals(),
+            table([cpu_head, *(heads[name] for name in busy)], cpu_lines),
+            conditions(self._samples),
+        ]
         return "\n\n".join(block for block in blocks if block)
 
     def document(self) -> dict[str, object]:
         return {row.name: row_document(row, self.titles, self._samples) for row in self.rows}
 
-    def _values(self) -> str:
-        servers = [name for name in self.titles if any(self._was_run(row, name) for row in self.rows)]
-        header = ["", *(self._column(name) for name in servers)]
-        return table(
-            header,
-            (
-                [f"{row.title} ({row.measure.value})", *(self._value(row, name) for name in servers)]
-                for row in self.rows
-            ),
-        )
-
-    def _column(self, name: str) -> str:
-        is_floor = self.comparison.kinds[name] is Kind.FLOOR
-        return f"floor: {self.titles[name]}" if is_floor else self.titles[name]
-
     def _samples_of(self, row: Row, server: str) -> Sequence[Sample]:
         return self._samples.by_pair.get((row.name, server), ())
-
-    def _was_run(self, row: Row, server: str) -> bool:
-        return bool(self._samples_of(row, server)) or (row.name, server) in self._samples.failures
 
     def _value(self, row: Row, server: str) -> str:
         if (row.name, server) in self._samples.failures:
             return "FAILED"
-        samples = self._samples_of(row, server)
-        if not samples:
+        if not (samples := self._samples_of(row, server)):
             return "-"
         value = median(one.value for one in samples)
         return f"{value:.3f}" if row.measure is Measure.LATENCY else f"{value:,.0f}"
 
-    def _ratios(self) -> str:
-        peers = [name for name in self.titles if self.comparison.kinds[name] is Kind.PEER]
+    def _ratios(self, peers: Sequence[str]) -> str:
         lines = [
             [row.title, *(str(self.comparison.ratio(row, name) or "-") for name in peers)]
             for row in self.rows
@@ -167,29 +166,15 @@ class RequestPart(Part):
         return table(header, lines) if lines and peers else ""
 
     def _goals(self) -> str:
-        lines = [self._goal(row, one) for row in self.rows for one in self.comparison.verdicts(row)]
+        lines = []
+        for row in self.rows:
+            for one in self.comparison.verdicts(row):
+                title = self.titles.get(one.against, one.against)
+                against = f"the best peer: {title}" if one.is_best else title
+                reached = "not measured" if one.reached is None else yes_or_no(one.reached)
+                lines.append([row.title, against, str(one.ratio or "-"), str(one.target), reached])
         header = ["Goal of the row", "against", "ratio", "to reach", "reached"]
         return table(header, lines, left=2) if lines else ""
-
-    def _goal(self, row: Row, verdict: Verdict) -> list[str]:
-        title = self.titles.get(verdict.against, verdict.against)
-        against = f"the best peer: {title}" if verdict.is_best else title
-        reached = {True: "yes", False: "**no**", None: "not measured"}[verdict.reached]
-        return [row.title, against, str(verdict.ratio or "-"), str(verdict.target), reached]
-
-    def _cpu(self) -> str:
-        servers = [
-            name
-            for name in self.titles
-            if any(one.cpu_s_by_role for row in self.rows for one in self._samples_of(row, name))
-        ]
-        return table(
-            [
-                "CPU µs an answer, all processes of the server (each)",
-                *(self._column(name) for name in servers),
-            ],
-            ([row.title, *(cpu_cell(self._samples_of(row, name)) for name in servers)] for row in self.rows),
-        )
 
 
 def conditions(samples: Samples) -> str:
