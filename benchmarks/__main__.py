@@ -13,19 +13,16 @@ import platform
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import doors
-from benchmarks.events import Events
-from benchmarks.footprint_sections import Imports, Starts
-from benchmarks.model_files.section import ModelFiles
-from benchmarks.model_py import ModelPy
+from benchmarks.extra_rows import Events, ModelPy
+from benchmarks.footprint import Imports, Starts
+from benchmarks.model_files import ModelFiles
 from benchmarks.peers import PeerCache, ServerMissing
-from benchmarks.report import Report
+from benchmarks.report import Part, Plan, Report, Section, names_of
 from benchmarks.request_section import Requests
-from benchmarks.sections import Part, Plan, Section
-from benchmarks.servers import SERVERS, Server
+from benchmarks.servers import SERVERS
+from benchmarks.servers.server import Server
 from benchmarks.sweeps import Sweeps
 
 _ROOT = Path(__file__).parent.parent
@@ -34,22 +31,7 @@ _RESULTS = _ROOT / "benchmarks/results"
 SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy(), Events(), Sweeps(), ModelFiles())
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of the command line."""
-
-    rounds: int
-    seconds: float
-    rows: tuple[str, ...]
-    servers: tuple[str, ...]
-    json: Path
-    cache: PeerCache
-    doors: tuple[int, ...] = ()
-    generators: int = 1
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Measure and print; returns the exit code."""
     _take_signals()
     if "--scenarios" in arguments:
         from benchmarks.scenarios import command
@@ -74,42 +56,33 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if report.failures else 0
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    """The options; ends the program with 2 on a usage error."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Compare this server with its peers.",
         epilog="--scenarios measures what happens over time instead: scripts/bench --scenarios --help",
     )
-    known = (*(name for section in SECTIONS for name in section.names), *doors.NAMES)
+    known = tuple(name for section in SECTIONS for name in section.names)
     rows = tuple(name for section in SECTIONS if section.is_default for name in section.names)
     parser.add_argument("--rounds", type=_at_least_one, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="load in each run; default: %(default)s")
-    parser.add_argument("--rows", type=_names(known), help=", ".join(known))
+    parser.add_argument("--rows", type=names_of(known), help=", ".join(known))
     parser.add_argument("--plots", action="store_true", help=f"the rows {', '.join(Sweeps.names)}, drawn")
-    parser.add_argument("--servers", type=_names(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
-    parser.add_argument("--doors", type=_counts, help="this server with so many doors each, as 1,2,4")
-    parser.add_argument("--generators", type=_at_least_one, default=max(1, (os.cpu_count() or 1) // 4))
+    parser.add_argument("--servers", type=names_of(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
     parser.add_argument("--json", type=Path, metavar="OUT", help="plots go into the same folder")
     parser.add_argument("--cache", type=Path, default=_ROOT / ".cache/bench", help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, default=Path("/usr/bin/python3"), help="runs the peers")
     given = parser.parse_args(arguments)
-    chosen = given.rows or (Sweeps.names if given.plots else doors.NAMES if given.doors else rows)
-    file = "sweeps.json" if given.plots else "doors.json" if given.doors else "latest.json"
-    json = given.json or _RESULTS / file
-    cache = PeerCache(given.cache.absolute(), given.peer_python)
-    measured_doors = (given.doors or (), given.generators)
-    return Options(given.rounds, given.seconds, chosen, given.servers, json, cache, *measured_doors)
+    given.rows = given.rows or (Sweeps.names if given.plots else rows)
+    given.json = given.json or _RESULTS / ("sweeps.json" if given.plots else "latest.json")
+    given.cache = PeerCache(given.cache.absolute(), given.peer_python)
+    return given
 
 
-def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
+def prepared(options: argparse.Namespace, skipped: dict[str, str]) -> list[Server]:
     """The chosen servers, installed; those that cannot be had go to ``skipped`` with the reason."""
-    if options.doors:
-        chosen = doors.servers(options.cache, options.doors)
-    else:
-        chosen = [SERVERS[name](options.cache) for name in options.servers]
     servers = []
-    for server in chosen:
+    for server in (SERVERS[name](options.cache) for name in options.servers):
         try:
             server.prepare()
         except ServerMissing as error:
@@ -120,9 +93,9 @@ def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
     return servers
 
 
-def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
+def runnable(options: argparse.Namespace, skipped: dict[str, str]) -> frozenset[str]:
     """The chosen rows that can be measured here; the others go to ``skipped`` with the reason."""
-    names = set(options.rows) & set(doors.NAMES)
+    names = set()
     for section in SECTIONS:
         for name in section.names:
             if name not in options.rows:
@@ -135,16 +108,12 @@ def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def measured(options: Options, servers: list[Server], names: frozenset[str]) -> list[Part]:
-    """The results of all sections."""
+def measured(options: argparse.Namespace, servers: list[Server], names: frozenset[str]) -> list[Part]:
     plan = Plan(names, servers, options.rounds, options.seconds, options.cache.folder / "logs", say)
-    if options.doors:
-        return [doors.measure(plan, options.generators)]
     return [part for section in SECTIONS if (part := section.measure(plan)) is not None]
 
 
 def machine() -> dict[str, str]:
-    """The machine and the versions that the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -164,26 +133,7 @@ def _take_signals() -> None:
 
 
 def say(line: str) -> None:
-    """One line of progress on stderr."""
     print(line, file=sys.stderr, flush=True)
-
-
-class _names:  # noqa: N801 - argparse shows the name of a type in its errors
-    """A list of names, parted by commas, each one of those that exist."""
-
-    def __init__(self, known: Sequence[str] | dict[str, type[Server]]) -> None:
-        self._known = tuple(known)
-
-    def __call__(self, text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        for name in names:
-            if name not in self._known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(self._known)}")
-        return names
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(map(_at_least_one, text.split(",")))
 
 
 def _at_least_one(text: str) -> int:

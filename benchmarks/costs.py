@@ -23,7 +23,7 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.tables import table
+from benchmarks.figures import table
 from gpuserve.bench import http2_client as http2
 from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.net.exchange import AnswerHead, ConnectionEndpoints
@@ -45,31 +45,30 @@ _BLOCK: Final = http2.grpc_headers("/inference.GRPCInferenceService/ModelInfer")
 
 
 class Nowhere:
-    """A connection whose client reads at once."""
+    """A connection whose client reads at once. What an answer costs counts, not when; all input is fed, and a
+    kind of input that is refused has no cost.
+    """
 
     endpoints = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
     full = False
     unsent_nbytes = 0
 
     def write(self, data: bytes) -> None:
-        """It is read."""
+        pass
 
     def write_pieces(self, pieces: Sequence[Any], release: Callable[[], None] | None) -> None:
-        """They are read."""
         if release is not None:
             release()
 
     def defers(self) -> bool:
-        """What it costs counts, not when."""
         return False
 
     def pause_reading(self) -> None:
-        """All of it is fed all the same."""
+        pass
 
     resume_reading = pause_reading
 
     def close(self) -> None:
-        """A kind of input that is refused has no cost."""
         raise AssertionError("the input was refused")
 
     abort = end_writing = close
@@ -83,29 +82,21 @@ class BodyReceiver:
         self._head = head
 
     def receive_body(self, data: Any, end: bool) -> None:
-        """A part of the body."""
         self._exchange.consumed(len(data))
         if end:
             self._exchange.answer(self._head, (b"ok",), 2)
 
     def abandon(self) -> None:
-        """Nothing is held."""
-
-
-def parts(data: bytes, nbytes: int) -> Iterator[bytes]:
-    """The bytes in pieces."""
-    return (data[at : at + nbytes] for at in range(0, len(data), nbytes))
+        pass
 
 
 def fed(feed: Callable[[memoryview], object], data: bytes) -> None:
-    """The bytes as the loop hands them over."""
     view = memoryview(data)
     for at in range(0, len(data), READ_NBYTES):
         feed(view[at : at + READ_NBYTES])
 
 
 def http1(data: bytes) -> None:
-    """One connection's bytes of HTTP/1."""
     fed(Http1(Nowhere(), partial(BodyReceiver, head=_OK_HTTP1)).feed, data)
 
 
@@ -130,21 +121,18 @@ def large_heads() -> bytes:
 
 
 def small_requests() -> bytes:
-    """Requests of a hundred bytes, each another."""
     return _repeated(
         lambda n: b"POST /v2/%08d HTTP/1.1\r\nHost: x\r\nContent-Length: 40\r\n\r\n" % n + bytes(40), count()
     )
 
 
 def chunked(nbytes: int) -> bytes:
-    """A body in chunks of this size."""
     chunk = b"%x\r\n" % nbytes + bytes(nbytes) + b"\r\n"
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + chunk * (MIB // len(chunk)) + b"0\r\n\r\n"
 
 
 def data_frames(nbytes: int) -> bytes:
-    """A body in DATA frames of this size."""
     one = http2.frame(http2.DATA, 0, 1, bytes(nbytes))
     start = http2.frame(http2.HEADERS, http2.END_HEADERS, 1, _BLOCK)
     return start + one * (MIB // len(one)) + http2.frame(http2.DATA, http2.END_STREAM, 1)
@@ -187,16 +175,7 @@ def huffman_text(symbols: bytes) -> bytes:
     return _repeated(request, count(1, 2))
 
 
-def _block(*request: Any) -> Block:
-    return Block(0, 0, request[-1], memoryview(bytearray(request[-1])))
-
-
-def _share() -> Share:
-    return Share(Intake(_LIMIT_NBYTES, lambda: None))
-
-
 def json_floats() -> bytes:
-    """An inference whose values are text."""
     chance = random.Random(1)
     values = [chance.uniform(-1, 1) for _ in range(MIB // 22)]
     return json.dumps(
@@ -205,7 +184,6 @@ def json_floats() -> bytes:
 
 
 def grpc_raw() -> bytes:
-    """An inference over gRPC whose values are bytes."""
     request = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(MIB)])
     request.inputs.add(name="x", datatype="FP32", shape=[MIB // 4])
     body: bytes = request.SerializeToString()
@@ -219,19 +197,26 @@ def http_binary() -> bytes:
     return text + bytes(MIB)
 
 
-def read_grpc(body: bytes) -> None:
-    """As the gRPC door does."""
-    scanner = GrpcBodyScanner(_block, _LIMIT_NBYTES, _share())
+def _read(scanner: Any, body: bytes) -> None:
     fed(scanner.feed, body)
     scanner.finish()
+
+
+def _block(*request: Any) -> Block:
+    return Block(0, 0, request[-1], memoryview(bytearray(request[-1])))
+
+
+def _bounds() -> tuple[Any, int, Share]:
+    """Return where a scanner puts tensors, the limit of a body, and the share of its memory."""
+    return _block, _LIMIT_NBYTES, Share(Intake(_LIMIT_NBYTES, lambda: None))
+
+
+def read_grpc(body: bytes) -> None:
+    _read(GrpcBodyScanner(*_bounds()), body)
 
 
 def read_http(body: bytes) -> None:
-    """As the HTTP door does."""
-    head = BodyHead("m", "", str(len(body) - MIB), len(body), None)
-    scanner = HttpBodyScanner(head, _block, _LIMIT_NBYTES, _share())
-    fed(scanner.feed, body)
-    scanner.finish()
+    _read(HttpBodyScanner(BodyHead("m", "", str(len(body) - MIB), len(body), None), *_bounds()), body)
 
 
 #: Each kind of input: what makes about a MiB of it, and what reads that.

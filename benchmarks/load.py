@@ -16,20 +16,14 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-from benchmarks.payloads import (
-    EchoInStreamPayload,
-    HttpPayload,
-    Payload,
-    SharedMemoryPayload,
-    TokensPayload,
-    framed,
-)
-from benchmarks.servers import Api, Option, RunningServer, Server
+from benchmarks.payloads import EchoInStreamPayload, Payload, SharedMemoryPayload, TokensPayload, framed
+from benchmarks.servers.server import Api, Option, RunningServer, Server
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
 _GRACE_S = 30.0  # for a generator to end after its time
+_REQUEST_S = 0.003  # which one of a number of requests takes at most
 
 
 class LoadFailed(Exception):
@@ -55,33 +49,24 @@ class LoadResult:
         return cls(answers, answers_per_s, statistics.median(times_s), sorted(times_s)[at_99])
 
 
-class Load(Protocol):
+class Load:
     """A way of loading a server. ``program`` is needed on PATH; Debian and Ubuntu have it in ``package``.
 
-    A server is asked in the first of ``apis`` that it has, and started with ``option`` where there is one.
+    A server is asked in the first of ``apis`` that it has, and started with ``option`` if there is one.
     """
 
-    program: ClassVar[str]
-    package: ClassVar[str]
+    __slots__ = ()
+    program: ClassVar[str] = sys.executable
+    package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]]
-
-    @property
-    def payload(self) -> Payload:
-        """The payload of each request."""
-
-    @property
-    def option(self) -> Option | None:
-        """What the server is started with, and what goes with each request because of it."""
+    payload: Payload
+    option: Option | None = None
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """Load the server for this long.
-
-        Args:
-            answer: the body of a right gRPC answer.
-
-        Raises:
-            LoadFailed: not every request was answered right.
+        """Load the server for this long; ``answer`` is the body of a right gRPC answer. Raises LoadFailed:
+        not every request was answered right.
         """
+        raise NotImplementedError
 
 
 def api_between(load: Load, server: Server) -> Api | None:
@@ -95,21 +80,23 @@ def api_between(load: Load, server: Server) -> Api | None:
 
 
 def missing(load: Load) -> str | None:
-    """Why this load cannot be made here; None when it can."""
     if shutil.which(load.program):
         return None
     return f"{load.program} is not on PATH (apt install {load.package})"
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcLoad:
-    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request."""
+class GrpcLoad(Load):
+    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request.
+    With ``requests`` so many are sent, for however long that takes.
+    """
 
     payload: Payload
     connections: int
     streams: int
     latency: bool = False
     option: Option | None = None
+    requests: int = 0
     program: ClassVar[str] = "h2load"
     package: ClassVar[str] = "nghttp2-client"
     apis: ClassVar[tuple[Api, ...]] = (Api.GRPC, Api.BODY_ECHO)
@@ -121,8 +108,8 @@ class GrpcLoad:
             answer_nbytes = len(answer)
             if self.option is Option.COMPRESSED:  # it comes to what one answer does
                 answer_nbytes = _data_nbytes(_output([self.program, "-n", "1", *words], seconds))
-            output = _output([*self._command(seconds, log), *words], seconds)
-            in_flight = self.connections * self.streams
+            output = _output([*self._command(seconds, log), *words], seconds + self.requests * _REQUEST_S)
+            in_flight = 0 if self.requests else self.connections * self.streams
             parsed = parse_h2load(output, answer_nbytes, in_flight, self.payload.messages)
             if not self.latency:
                 return parsed
@@ -132,12 +119,11 @@ class GrpcLoad:
     def _command(self, seconds: float, log: Path) -> list[str]:
         return [
             *(self.program, "-t", "1", "-c", str(self.connections), "-m", str(self.streams)),
-            *("-D", f"{round(seconds * 1000)}ms"),
+            *(("-n", str(self.requests)) if self.requests else ("-D", f"{round(seconds * 1000)}ms")),
             *(("--log-file", str(log)) if self.latency else ()),
         ]
 
     def _words(self, one: RunningServer, folder: Path) -> list[str]:
-        """What h2load is told of the request."""
         body = folder / "body.bin"
         body.write_bytes(framed(self.payload.grpc_message()))
         headers = (("content-type", "application/grpc"), ("te", "trailers"))
@@ -158,12 +144,11 @@ class GrpcStreamLoad(GrpcLoad):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpLoad:
+class HttpLoad(Load):
     """wrk: one request in flight on each of ``connections``, HTTP/1.1, in the server's own API."""
 
-    payload: HttpPayload
+    payload: Payload
     connections: int
-    option: ClassVar[Option | None] = None
     program: ClassVar[str] = "wrk"
     package: ClassVar[str] = "wrk"
     apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_BINARY, Api.HTTP_JSON, Api.BYTES, Api.PLAIN_JSON)
@@ -194,7 +179,7 @@ class JsonLoad(HttpLoad):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstResponseLoad:
+class FirstResponseLoad(Load):
     """The stream client: ``streams`` calls at once on one connection, each followed by the next.
 
     The latencies are those of the first message of each.
@@ -202,70 +187,61 @@ class FirstResponseLoad:
 
     payload: TokensPayload
     streams: int
-    option: ClassVar[Option | None] = None
-    program: ClassVar[str] = sys.executable
-    package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """One run of the client in a process of its own; see ``Load``."""
-        result = _client("stream_client", self.payload, self.streams, one, seconds, answer)
+        result = _client("first", self.payload, self.streams, one, seconds, answer)
         answers = result["calls"] * self.payload.messages
         return LoadResult.of_times(answers, answers / result["took_s"], result["first_s"])
 
 
 @dataclass(frozen=True, slots=True)
-class InStreamLoad:
+class InStreamLoad(Load):
     """The in-stream client: one stream on one connection, with so many requests in flight inside it."""
 
     payload: EchoInStreamPayload
     in_flight: int
-    option: ClassVar[Option | None] = None
-    program: ClassVar[str] = sys.executable
-    package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """One run of the client in a process of its own; see ``Load``."""
-        result = _client("in_stream_client", self.payload, self.in_flight, one, seconds, answer)
+        result = _client("in-stream", self.payload, self.in_flight, one, seconds, answer)
         return LoadResult(result["answers"], result["answers"] / result["took_s"])
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemoryLoad:
+class SharedMemoryLoad(Load):
     """The shared memory client: one request in flight, which holds no tensor; every latency is kept."""
 
     payload: SharedMemoryPayload
-    option: ClassVar[Option | None] = None
-    program: ClassVar[str] = sys.executable
-    package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.SHARED_MEMORY,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """One run of the client in a process of its own; see ``Load``."""
         del answer  # the client looks into its region
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             request = Path(folder) / "request.bin"
             request.write_bytes(self.payload.grpc_message())
-            command = [
-                *(self.program, "-m", "benchmarks.shared_memory_client", str(one.ports.grpc)),
-                *(self.payload.path, str(seconds), str(self.payload.nbytes), str(request)),
-            ]
-            result = json.loads(_output(command, seconds))
+            words = (
+                str(one.ports.grpc),
+                self.payload.path,
+                str(seconds),
+                str(self.payload.nbytes),
+                str(request),
+            )
+            output = _output([sys.executable, "-m", "benchmarks.shared_memory_client", *words], seconds)
+        result = json.loads(output)
         times_s = result["latencies_s"]
         return LoadResult.of_times(len(times_s), len(times_s) / result["took_s"], times_s)
 
 
 def _client(
-    module: str, payload: Payload, at_once: int, one: RunningServer, seconds: float, answer: bytes
+    kind: str, payload: Payload, at_once: int, one: RunningServer, seconds: float, answer: bytes
 ) -> dict[str, Any]:
-    """What one of the two clients of streams printed."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         request_file, answer_file = Path(folder) / "request.bin", Path(folder) / "answer.bin"
         request_file.write_bytes(framed(payload.grpc_message()))
         answer_file.write_bytes(answer)
         command = [
-            *(sys.executable, "-m", f"benchmarks.{module}", str(one.ports.grpc), payload.path),
+            *(sys.executable, "-m", "benchmarks.wire_clients", kind, str(one.ports.grpc), payload.path),
             *(str(at_once), str(seconds), str(request_file), str(answer_file)),
         ]
         result: dict[str, Any] = json.loads(_output(command, seconds))
@@ -274,10 +250,8 @@ def _client(
 
 def parse_h2load(output: str, answer_nbytes: int, in_flight: int, messages: int = 1) -> LoadResult:
     """What h2load printed. An answer of several ``messages``, all of one size, is counted by them: of those
-    still under way when the time was over, the part that has come counts as well.
-
-    Raises:
-        LoadFailed: a request failed, or the answers together have not the size of right ones.
+    still under way when the time was over, the part that has come counts as well. Raises LoadFailed: a
+    request failed, or the answers together have not the size of right ones.
     """
     finished_in, unit, rate = _words(r"finished in ([\d.]+)(m?s), ([\d.]+) req/s", output)
     counts = _words(
@@ -308,11 +282,7 @@ def _data_nbytes(output: str) -> int:
 
 
 def parse_wrk(output: str) -> LoadResult:
-    """What wrk.lua printed as its last line.
-
-    Raises:
-        LoadFailed: a request failed.
-    """
+    """What wrk.lua printed as its last line. Raises LoadFailed: a request failed."""
     summary = json.loads(output.strip().rpartition("\n")[2])
     failures = {kind: count for kind, count in summary["errors"].items() if count}
     if failures or not summary["requests"]:

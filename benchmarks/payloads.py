@@ -9,7 +9,7 @@ import http.client
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 import numpy as np
@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from benchmarks import shared_memory_client
-from benchmarks.servers import (
+from benchmarks.servers.server import (
     CHAIN,
     ECHO,
     ECHO_BYTES,
@@ -36,108 +36,85 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _TIMEOUT_S = 30
-_BATCHED_NBYTES = (
-    1 << 24
-)  # larger ones are not checked as a batch: Triton would have to hold it in shared memory
-_Infer: TypeAlias = "Callable[[RunningServer, npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]"
+#: Larger ones are not checked as a batch: Triton would have to hold it in shared memory.
+_BATCHED_NBYTES = 1 << 24
+_Infer: TypeAlias = Callable[[RunningServer, Any], Any]
 
 
 class HttpRequest(NamedTuple):
-    """The path, headers and body of a POST."""
-
     path: str
     body: bytes
     headers: dict[str, str]
 
 
-class Payload(Protocol):
-    """One request, and how many messages answer it."""
+class Payload:
+    """One request to a model. ``nbytes`` is the size of its tensors, ``path`` that of its gRPC method, and
+    ``messages`` the number of messages that answer the request.
+    """
 
-    @property
-    def model(self) -> str:
-        """The name of the model that is asked."""
-
-    @property
-    def nbytes(self) -> int:
-        """The size of its tensor in bytes."""
-
-    @property
-    def path(self) -> str:
-        """The path of the gRPC method."""
-
-    @property
-    def messages(self) -> int:
-        """The number of messages of an answer."""
+    __slots__ = ()
+    model: str
+    nbytes: int
+    path = INFER
+    messages = 1
 
     def grpc_message(self) -> bytes:
-        """The serialized gRPC request."""
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask a server in this way, and look at what it answers.
-
-        Returns:
-            The body of a right gRPC answer: every message with its prefix. Empty where there is none, or
-            where an answer is told in another way.
-
-        Raises:
-            ServerFailed: it answered wrong.
-        """
-
-
-class HttpPayload(Payload, Protocol):
-    """One that is asked over HTTP as well."""
+        raise NotImplementedError
 
     def http_request(self, api: Api) -> HttpRequest:
-        """The request over HTTP, in this API."""
+        """Return the request over HTTP, in this API."""
+        raise NotImplementedError
+
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
+        """Ask a server in this way, and compare the answer. Return the body of a right gRPC answer, each
+        message with its prefix; empty for other protocols. Raises ServerFailed: the answer is wrong.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class EchoPayload:
+class EchoPayload(Payload):
     """One row of FP32 of this size for the model echo, as a request over each protocol."""
 
     nbytes: int
     model = ECHO
-    path = INFER
-    messages = 1
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
-        """The tensor, FP32 of shape [1, nbytes / 4]."""
         return np.arange(self.nbytes // 4, dtype=np.float32)[None]
 
     def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(ECHO, "x", "FP32", self.array.shape, self.array.tobytes())
+        return grpc_request(ECHO, Tensor("x", "FP32", self.array.shape, self.array.tobytes()))
 
     def http_request(self, api: Api) -> HttpRequest:
-        """The request over HTTP, in this API."""
         match api:
             case Api.BYTES:
                 return HttpRequest("/inference", self.array.tobytes(), {})
             case Api.PLAIN_JSON:
                 return json_request("/predict", {"x": self.array[0].tolist()})
             case Api.HTTP_JSON:
-                return json_request(f"/v2/models/{ECHO}/infer", {"inputs": [self._json_tensor()]})
+                tensor = {"name": "x", "shape": list(self.array.shape), "datatype": "FP32"}
+                inputs = [{**tensor, "data": self.array[0].tolist()}]
+                return json_request(f"/v2/models/{ECHO}/infer", {"inputs": inputs})
             case _:
                 return self._binary_request()
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         """Infer this tensor; with v2's binary data a batch of three as well. See ``Payload``."""
         match api:
             case Api.GRPC | Api.STREAM:
-                self._check_client(running, "gRPC", _infer_grpc)
+                self._check_client(running, "gRPC", grpc_client, _infer_grpc)
                 return b"".join(map(framed, messages_of(running, self)))
             case Api.HTTP_BINARY:
-                self._check_client(running, "HTTP", _infer_http)
+                self._check_client(running, "HTTP", http_client, _infer_http)
             case Api.BODY_ECHO:
                 return framed(self.grpc_message())
             case _:
-                self._check_http(running, api)
+                answer = _http_array(api, post(running, self.http_request(api)))
+                if answer is None or not np.array_equal(answer, self.array[0]):
+                    title = running.server.title
+                    raise ServerFailed(f"{title} does not echo {self.nbytes} bytes over HTTP")
         return b""
-
-    def _json_tensor(self) -> dict[str, object]:
-        data = self.array[0].tolist()
-        return {"name": "x", "shape": list(self.array.shape), "datatype": "FP32", "data": data}
 
     def _binary_request(self) -> HttpRequest:
         tensor = http_client.InferInput("x", list(self.array.shape), "FP32")
@@ -146,24 +123,18 @@ class EchoPayload:
         headers = {"Inference-Header-Content-Length": str(json_nbytes)}
         return HttpRequest(f"/v2/models/{ECHO}/infer", bytes(body), headers)
 
-    def _check_client(self, running: RunningServer, protocol: str, infer: _Infer) -> None:
-        one_row = self.array
+    def _check_client(self, running: RunningServer, protocol: str, library: Any, infer: _Infer) -> None:
+        one_row, title = self.array, running.server.title
         batch = np.concatenate([one_row, one_row + 1, one_row + 2])
         for array in (one_row, batch) if self.nbytes <= _BATCHED_NBYTES else (one_row,):
+            tensor = library.InferInput("x", list(array.shape), "FP32")
+            tensor.set_data_from_numpy(array)
             try:
-                answer = infer(running, array)
+                answer = infer(running, tensor).as_numpy("y")
             except InferenceServerException as error:
-                raise ServerFailed(
-                    f"{running.server.title} refuses {array.shape} over {protocol}: {error}"
-                ) from None
+                raise ServerFailed(f"{title} refuses {array.shape} over {protocol}: {error}") from None
             if answer is None or answer.dtype != array.dtype or not np.array_equal(answer, array):
-                raise ServerFailed(f"{running.server.title} does not echo {array.shape} over {protocol}")
-
-    def _check_http(self, running: RunningServer, api: Api) -> None:
-        body = post(running, self.http_request(api))
-        answer = _http_array(api, body)
-        if answer is None or not np.array_equal(answer, self.array[0]):
-            raise ServerFailed(f"{running.server.title} does not echo {self.nbytes} bytes over HTTP")
+                raise ServerFailed(f"{title} does not echo {array.shape} over {protocol}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +143,6 @@ class EchoFractionsPayload(EchoPayload):
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
-        """The tensor, FP32 of shape [1, nbytes / 4]."""
         return np.random.default_rng(1).random((1, self.nbytes // 4), dtype=np.float32)
 
 
@@ -183,150 +153,91 @@ class EchoInStreamPayload(EchoPayload):
     path = STREAM_INFER
 
 
+class Tensor(NamedTuple):
+    """An input of a request, with its values as they are sent."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+    @classmethod
+    def fp32(cls, name: str, *shape: int, value: float | None = None) -> Tensor:
+        """Return a tensor of this value, or of the numbers from 0 on."""
+        size = int(np.prod(shape))
+        values = np.arange(size, dtype=np.float32) if value is None else np.full(size, value, np.float32)
+        return cls(name, "FP32", shape, values.tobytes())
+
+
 @dataclass(frozen=True, slots=True)
-class TensorsPayload:
-    """FP32 inputs of one shape, so many rows each, of which a model returns the first; each letter of
-    ``names`` names one.
-    """
+class RawPayload(Payload):
+    """Inputs for a model that returns the first of them as its one output."""
 
     model: str
-    names: str
-    rows: int
-    row_nbytes: int
-    path = INFER
-    messages = 1
-
-    @classmethod
-    def eight_inputs(cls, nbytes: int) -> TensorsPayload:
-        """One row of this size in each of the eight inputs of a model."""
-        return cls(EIGHT_INPUTS, "abcdefgh", 1, nbytes)
-
-    @classmethod
-    def echo_rows(cls, rows: int, row_nbytes: int) -> TensorsPayload:
-        """A batch that the client has made, for the model echo."""
-        return cls(ECHO, "x", rows, row_nbytes)
+    inputs: tuple[Tensor, ...]
 
     @property
     def nbytes(self) -> int:
-        """Of all inputs together."""
-        return len(self.names) * self.rows * self.row_nbytes
+        return sum(len(one.raw) for one in self.inputs)
 
     def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        request = service_pb2.ModelInferRequest(model_name=self.model)
-        for number, name in enumerate(self.names):
-            request.inputs.add(name=name, datatype="FP32", shape=(self.rows, self.row_nbytes // 4))
-            request.raw_input_contents.append(self._raw(number))
-        return bytes(request.SerializeToString())
+        return grpc_request(self.model, *self.inputs)
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask once and compare the bytes of the output; see ``Payload``."""
-        return _check_raw(running, api, self, self._raw(0))
-
-    def _raw(self, number: int) -> bytes:
-        return np.full(self.rows * self.row_nbytes // 4, number + 0.5, np.float32).tobytes()
-
-
-@dataclass(frozen=True, slots=True)
-class StringsPayload:
-    """One row of BYTES, so many strings of the same size, for the model echo-bytes."""
-
-    strings: int
-    string_nbytes: int
-    model = ECHO_BYTES
-    path = INFER
-    messages = 1
-
-    @property
-    def nbytes(self) -> int:
-        """As the tensor is sent: four bytes of length go before each string."""
-        return self.strings * (4 + self.string_nbytes)
-
-    def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(self.model, "x", "BYTES", (1, self.strings), self._raw())
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask once and compare the bytes of the output; see ``Payload``."""
-        return _check_raw(running, api, self, self._raw())
-
-    def _raw(self) -> bytes:
-        texts = (f"{number:0{self.string_nbytes}d}".encode() for number in range(self.strings))
-        return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-
-
-@dataclass(frozen=True, slots=True)
-class UnbatchedPayload:
-    """One vector of FP32 of this size for the model echo-unbatched."""
-
-    nbytes: int
-    model = ECHO_UNBATCHED
-    path = INFER
-    messages = 1
-
-    def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(self.model, "x", "FP32", (self.nbytes // 4,), self._raw())
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask once and compare the bytes of the output; see ``Payload``."""
-        del api  # there is one only
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
+        if api is Api.BODY_ECHO:
+            return framed(self.grpc_message())
         (message,) = messages_of(running, self)
         answer = service_pb2.ModelInferResponse.FromString(message)
-        if list(answer.raw_output_contents) != [self._raw()] or answer.outputs[0].shape != [self.nbytes // 4]:
-            raise ServerFailed(f"{running.server.title} does not echo a vector: {str(answer)[:200]}")
+        first = self.inputs[0]
+        if list(answer.raw_output_contents) != [first.raw] or tuple(answer.outputs[0].shape) != first.shape:
+            what = f"{self.model} with {self.nbytes} bytes of inputs"
+            raise ServerFailed(f"{running.server.title}, {what}, answers wrong: {str(answer)[:200]}")
         return framed(message)
 
-    def _raw(self) -> bytes:
-        return np.arange(self.nbytes // 4, dtype=np.float32).tobytes()
+
+def eight_inputs(nbytes: int) -> RawPayload:
+    """Return one FP32 row of this size in each of the eight inputs of a model."""
+    inputs = (Tensor.fp32(name, 1, nbytes // 4, value=at + 0.5) for at, name in enumerate("abcdefgh"))
+    return RawPayload(EIGHT_INPUTS, tuple(inputs))
+
+
+def echo_rows(rows: int, row_nbytes: int) -> RawPayload:
+    """Return a batch that the client has made, for the model echo."""
+    return RawPayload(ECHO, (Tensor.fp32("x", rows, row_nbytes // 4, value=0.5),))
+
+
+def strings(count: int, nbytes: int) -> RawPayload:
+    """Return one row of BYTES; as they are sent, four bytes of length go before each string."""
+    texts = (f"{number:0{nbytes}d}".encode() for number in range(count))
+    raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    return RawPayload(ECHO_BYTES, (Tensor("x", "BYTES", (1, count), raw),))
+
+
+def unbatched(nbytes: int) -> RawPayload:
+    """Return one FP32 vector of this size for the model without batching."""
+    return RawPayload(ECHO_UNBATCHED, (Tensor.fp32("x", nbytes // 4),))
+
+
+def chain(nbytes: int) -> RawPayload:
+    """Return one FP32 row of this size for the model chain, which has another model echo it twice."""
+    return RawPayload(CHAIN, (Tensor.fp32("x", 1, nbytes // 4),))
 
 
 @dataclass(frozen=True, slots=True)
-class ChainPayload:
-    """One row of FP32 of this size for the model chain, which has it echoed twice by another."""
-
-    nbytes: int
-    model = CHAIN
-    path = INFER
-    messages = 1
-
-    def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(self.model, "x", "FP32", (1, self.nbytes // 4), self._raw())
-
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Ask once and compare the bytes of the output; see ``Payload``."""
-        del api  # there is one only
-        (message,) = messages_of(running, self)
-        answer = service_pb2.ModelInferResponse.FromString(message)
-        if list(answer.raw_output_contents) != [self._raw()]:
-            raise ServerFailed(f"{running.server.title} does not echo by way of another: {str(answer)[:200]}")
-        return framed(message)
-
-    def _raw(self) -> bytes:
-        return np.arange(self.nbytes // 4, dtype=np.float32).tobytes()
-
-
-@dataclass(frozen=True, slots=True)
-class SharedMemoryPayload:
+class SharedMemoryPayload(Payload):
     """One row of FP32 of this size for a model that echoes it, from one region of the client to another."""
 
     nbytes: int
     model: str
-    path = INFER
-    messages = 1
 
     def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest that holds no tensor."""
         request = service_pb2.ModelInferRequest(model_name=self.model)
         tensor = request.inputs.add(name="x", datatype="FP32", shape=(1, self.nbytes // 4))
         _place(tensor.parameters, shared_memory_client.INPUT, self.nbytes)
         _place(request.outputs.add(name="y").parameters, shared_memory_client.OUTPUT, self.nbytes)
         return bytes(request.SerializeToString())
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Register regions, ask once, and look into the output region; see ``Payload``."""
-        del api  # there is one only
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         try:
             shared_memory_client.run(running.ports.grpc, self.path, 0.0, self.nbytes, self.grpc_message())
         except (shared_memory_client.SharedMemoryFailed, InferenceServerException, grpc.RpcError) as error:
@@ -335,7 +246,7 @@ class SharedMemoryPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class TokensPayload:
+class TokensPayload(Payload):
     """One call of ModelStreamInfer with one request for so many tokens, each of them a message."""
 
     messages: int
@@ -344,12 +255,9 @@ class TokensPayload:
     path = STREAM_INFER
 
     def grpc_message(self) -> bytes:
-        """A serialized ModelInferRequest with raw contents."""
-        return grpc_request(TOKENS, "count", "INT32", (1, 1), self.messages.to_bytes(4, "little"))
+        return grpc_request(TOKENS, Tensor("count", "INT32", (1, 1), self.messages.to_bytes(4, "little")))
 
-    def check(self, running: RunningServer, api: Api) -> bytes:
-        """Open one stream and parse what comes; see ``Payload``."""
-        del api  # there is one only
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         messages = messages_of(running, self)
         numbers = [_token(message) for message in messages]
         if numbers != list(range(self.messages)):
@@ -362,10 +270,14 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def grpc_request(model: str, name: str, datatype: str, shape: tuple[int, ...], raw: bytes) -> bytes:
+def grpc_request(model: str, *inputs: Tensor, output: str = "") -> bytes:
+    """Return a serialized ModelInferRequest with raw contents, which asks for one output or for all."""
     request = service_pb2.ModelInferRequest(model_name=model)
-    request.inputs.add(name=name, datatype=datatype, shape=shape)
-    request.raw_input_contents.append(raw)
+    if output:
+        request.outputs.add(name=output)
+    for one in inputs:
+        request.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
+        request.raw_input_contents.append(one.raw)
     return bytes(request.SerializeToString())
 
 
@@ -401,23 +313,16 @@ def _http_array(api: Api, body: bytes) -> npt.NDArray[np.float32] | None:
         return None
 
 
-def _infer_grpc(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
-    tensor = grpc_client.InferInput("x", list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
+def _infer_grpc(running: RunningServer, tensor: Any) -> Any:
     tls, url = running.server.tls, f"127.0.0.1:{running.ports.grpc}"
     root = None if tls is None else str(tls.path)
     with grpc_client.InferenceServerClient(url, ssl=tls is not None, root_certificates=root) as client:
-        result = client.infer(ECHO, [tensor], headers=dict(_metadata(running)))
-        answer: npt.NDArray[np.float32] | None = result.as_numpy("y")
-    return answer
+        return client.infer(ECHO, [tensor], headers=dict(_metadata(running)))
 
 
-def _infer_http(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
-    tensor = http_client.InferInput("x", list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
+def _infer_http(running: RunningServer, tensor: Any) -> Any:
     with http_client.InferenceServerClient(f"127.0.0.1:{running.ports.http}") as client:
-        answer: npt.NDArray[np.float32] | None = client.infer(ECHO, [tensor]).as_numpy("y")
-    return answer
+        return client.infer(ECHO, [tensor])
 
 
 def messages_of(running: RunningServer, payload: Payload) -> list[bytes]:
@@ -427,7 +332,8 @@ def messages_of(running: RunningServer, payload: Payload) -> list[bytes]:
         try:
             return list(call(payload.grpc_message(), timeout=_TIMEOUT_S, metadata=metadata))
         except grpc.RpcError as error:
-            raise ServerFailed(f"{running.server.title} ends {payload.path} with {error.details()}") from None
+            what = f"{running.server.title}, model {payload.model},"
+            raise ServerFailed(f"{what} ends {payload.path} with {error.details()}") from None
 
 
 def _channel(running: RunningServer) -> grpc.Channel:
@@ -442,18 +348,6 @@ def _metadata(running: RunningServer) -> tuple[tuple[str, str], ...]:
     option = running.server.option
     given = () if option is None else option.headers
     return tuple((name, value) for name, value in given if not name.startswith("grpc-"))
-
-
-def _check_raw(running: RunningServer, api: Api, payload: Payload, right: bytes) -> bytes:
-    """As ``Payload.check``, of a call whose one output has these bytes."""
-    if api is Api.BODY_ECHO:
-        return framed(payload.grpc_message())
-    (message,) = messages_of(running, payload)
-    answer = service_pb2.ModelInferResponse.FromString(message)
-    if list(answer.raw_output_contents) != [right]:
-        what = f"{payload.model} with {payload.nbytes} bytes of inputs"
-        raise ServerFailed(f"{running.server.title}, {what}, answers wrong: {str(answer)[:200]}")
-    return framed(message)
 
 
 def _token(message: bytes) -> int | str:

@@ -14,8 +14,13 @@ PYTRITON = "nvidia-pytriton==0.7.0"
 MOSEC = "mosec==0.9.8"
 MLSERVER = "mlserver==1.7.1"
 LITSERVE = "litserve==0.2.19"
-#: From 0.22 on uvloop makes no event loop unasked, and the inference worker of this MLServer does not start.
-_MLSERVER_UVLOOP = "uvloop<0.22"
+_REQUIREMENTS = {
+    "pytriton": (PYTRITON,),
+    "mosec": (MOSEC, "numpy"),
+    # From 0.22 on uvloop makes no event loop unasked, without which this MLServer's worker does not start.
+    "mlserver": (MLSERVER, "uvloop<0.22"),
+    "litserve": (LITSERVE, "numpy"),
+}
 _INSTALLED = "installed.txt"
 
 
@@ -36,23 +41,7 @@ class PeerCache:
 
     @property
     def venv(self) -> Path:
-        """The virtual environment of PyTriton."""
         return self.folder / "pytriton"
-
-    @property
-    def mosec(self) -> Path:
-        """The virtual environment of mosec."""
-        return self.folder / "mosec"
-
-    @property
-    def mlserver(self) -> Path:
-        """The virtual environment of MLServer."""
-        return self.folder / "mlserver"
-
-    @property
-    def litserve(self) -> Path:
-        """The virtual environment of LitServe."""
-        return self.folder / "litserve"
 
     @property
     def triton(self) -> Path:
@@ -64,65 +53,33 @@ class PeerCache:
         """The environment's packages, PyTriton and Triton's shared libraries among them."""
         return next((self.venv / "lib").glob("python3.*")) / "site-packages"
 
-    def install_pytriton(self) -> None:
-        """Make the environment unless it is there.
-
-        Raises:
-            ServerMissing: the interpreter is not there, or pip could not install the wheel.
+    def install(self, name: str) -> Path:
+        """Make the virtual environment of a peer unless it exists; return its folder. Raises ServerMissing:
+        the interpreter does not exist, or pip could not install the packages.
         """
-        self._install(self.venv, PYTRITON)
-
-    def install_mosec(self) -> None:
-        """Make the environment unless it is there.
-
-        Raises:
-            ServerMissing: as above.
-        """
-        self._install(self.mosec, MOSEC, "numpy")
-
-    def install_mlserver(self) -> None:
-        """Make the environment unless it is there. MLServer has no release for Python 3.13 or later.
-
-        Raises:
-            ServerMissing: as above.
-        """
-        self._install(self.mlserver, MLSERVER, _MLSERVER_UVLOOP)
-
-    def add_to_mlserver(self, package: str) -> None:
-        """Put what a model of its needs into the environment of MLServer.
-
-        Raises:
-            ServerMissing: pip could not install it.
-        """
-        pip = self.mlserver / "bin/pip"
-        _run(f"install {package}", pip, "install", "--quiet", "--disable-pip-version-check", package)
-
-    def install_litserve(self) -> None:
-        """Make the environment unless it is there.
-
-        Raises:
-            ServerMissing: as above.
-        """
-        self._install(self.litserve, LITSERVE, "numpy")
-
-    def _install(self, venv: Path, requirement: str, *others: str) -> None:
+        requirement, *others = _REQUIREMENTS[name]
+        venv = self.folder / name
         stamp = venv / _INSTALLED
         if stamp.exists() and stamp.read_text() == requirement:
-            return
+            return venv
         if not self.python.exists():
             raise ServerMissing(f"{self.python} does not exist: name another interpreter with --peer-python")
         _run("make its environment (python3-venv missing?)", self.python, "-m", "venv", "--clear", venv)
         install = ("install", "--quiet", "--disable-pip-version-check")
         _run(f"install {requirement}", venv / "bin/pip", *install, requirement, *others)
         stamp.write_text(requirement)
+        return venv
+
+    def add_to_mlserver(self, package: str) -> None:
+        """Install a package that a model of MLServer needs; raise ServerMissing if pip could not."""
+        pip = self.folder / "mlserver/bin/pip"
+        _run(f"install {package}", pip, "install", "--quiet", "--disable-pip-version-check", package)
 
     def install_triton(self) -> None:
-        """Copy plain Triton out of PyTriton's wheel unless that was done.
-
-        Raises:
-            ServerMissing: PyTriton cannot be had, or has no stub for the interpreter.
+        """Copy plain Triton out of PyTriton's wheel unless that was done. Raises ServerMissing: PyTriton
+        cannot be had, or has no stub for the interpreter.
         """
-        self.install_pytriton()
+        self.install("pytriton")
         stamp = self.triton / _INSTALLED
         if stamp.exists() and stamp.read_text() == PYTRITON:
             return

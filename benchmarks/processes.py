@@ -1,14 +1,14 @@
-"""What /proc says about a server: its process tree, the CPU time and the memory of each process.
-
-Reads only. Processes are found by parent, so a server that starts its own sessions is seen whole.
-"""
+"""Process trees with their CPU time and memory, out of /proc, and control groups of the kernel."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
@@ -54,13 +54,10 @@ class Process:
 
     @property
     def memory(self) -> Memory:
-        """RSS and PSS now.
-
-        Raises:
-            FileNotFoundError: the process is gone.
-        """
-        fields = dict(_rollup(_PROC / str(self.pid) / "smaps_rollup"))
-        return Memory(fields["Rss"], fields["Pss"])
+        """RSS and PSS now. Raises FileNotFoundError: the process is gone."""
+        lines = (_PROC / str(self.pid) / "smaps_rollup").read_text().splitlines()[1:]
+        nbytes = {name: int(value) * 1024 for name, value, *_unit in map(str.split, lines)}
+        return Memory(nbytes["Rss:"], nbytes["Pss:"])
 
     def mapped_files(self) -> set[str]:
         """Base names of the files mapped into the process: which shared objects it has loaded."""
@@ -70,7 +67,8 @@ class Process:
 
 def tree(root_pid: int) -> list[Process]:
     """The process and all its descendants, the root first; empty when the root is gone."""
-    everything = {one.pid: one for one in _all()}
+    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    everything = {one.pid: one for one in map(Process.read, pids) if one}
     children: dict[int, list[Process]] = {}
     for one in everything.values():
         children.setdefault(one.parent_pid, []).append(one)
@@ -80,8 +78,13 @@ def tree(root_pid: int) -> list[Process]:
     return found
 
 
+def is_left(member: Process) -> bool:
+    """Return whether this very process still runs."""
+    now = Process.read(member.pid)
+    return now is not None and now.started_ticks == member.started_ticks
+
+
 def cpu_by_pid(root_pid: int) -> dict[int, float]:
-    """CPU seconds that each process of the tree has used so far."""
     return {one.pid: one.cpu_s for one in tree(root_pid)}
 
 
@@ -93,13 +96,72 @@ def machine_busy_s() -> float:
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
-def _all() -> Iterator[Process]:
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (process := Process.read(int(entry.name))):
-            yield process
+_PERIOD_US: Final = 100_000
+_REMOVAL_S: Final = 30.0
 
 
-def _rollup(path: Path) -> Iterator[tuple[str, int]]:
-    for line in path.read_text().splitlines()[1:]:
-        name, value, *_unit = line.split()
-        yield name.rstrip(":"), int(value) * 1024
+class Group:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def within(self, *command: str) -> tuple[str, ...]:
+        """Return a command that runs ``command`` in this group."""
+        enter = f'echo $$ > {self.folder}/cgroup.procs && exec "$@"'
+        return ("/bin/sh", "-c", enter, "sh", *command)
+
+
+@contextlib.contextmanager
+def cpu_group(cpus: float) -> Iterator[Group]:
+    """Make a group that may use so many CPUs, and remove the group at the end. Raises OSError: This process
+    may not make such a group; the text says why.
+    """
+    quota_us = round(cpus * _PERIOD_US)
+    with _group("cpu", {"cpu.cfs_quota_us": str(quota_us)}, {"cpu.max": f"{quota_us} {_PERIOD_US}"}) as group:
+        yield group
+
+
+@contextlib.contextmanager
+def memory_group(nbytes: int) -> Iterator[Group]:
+    """Make a group that may use so much memory, and remove the group at the end. Raises OSError: This process
+    may not make such a group; the text says why.
+    """
+    with _group("memory", {"memory.limit_in_bytes": str(nbytes)}, {"memory.max": str(nbytes)}) as group:
+        yield group
+
+
+@contextlib.contextmanager
+def _group(controller: str, version_1: dict[str, str], version_2: dict[str, str]) -> Iterator[Group]:
+    parent, limits = _parent(controller, version_1, version_2)
+    folder = parent / f"gpuserve-{time.monotonic_ns()}"
+    folder.mkdir()
+    try:
+        for name, value in limits.items():
+            (folder / name).write_text(value)
+        yield Group(folder)
+    finally:
+        end_s = time.monotonic() + _REMOVAL_S
+        while not _removed(folder) and time.monotonic() < end_s:
+            time.sleep(0.01)
+
+
+def _parent(
+    controller: str, version_1: dict[str, str], version_2: dict[str, str]
+) -> tuple[Path, dict[str, str]]:
+    """Return the folder of the group of this process, and the files of the limit in a group below."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return Path(f"/sys/fs/cgroup/{controllers}{path}"), version_1
+    folder = Path(f"/sys/fs/cgroup{path}")  # the line of version 2 is the last
+    if controller not in (folder / "cgroup.subtree_control").read_text().split():
+        # The kernel refuses this in a group that has processes of its own, except for the root group.
+        (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+    return folder, version_2
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True

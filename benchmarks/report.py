@@ -1,14 +1,80 @@
-"""The report of one run: its conditions and its parts, as Markdown and as JSON."""
+"""The report of one run, and the interface of its sections."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.sections import Part
-from benchmarks.tables import rounded
+from benchmarks.figures import rounded
+from benchmarks.servers.server import Server
+
+Say = Callable[[str], None]
+
+
+def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return the type of an option that takes names, parted by commas, each one of those that exist."""
+    known = tuple(known)
+
+    def names(text: str) -> tuple[str, ...]:
+        given = tuple(text.split(","))
+        for name in given:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+        return given
+
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    names: frozenset[str]
+    servers: Sequence[Server]  #: prepared
+    rounds: int
+    seconds: float
+    logs: Path
+    say: Say
+
+
+class Part:
+    """What a section has found. ``key`` is that of its document among the others; ``failures`` are the
+    reasons by what failed.
+    """
+
+    __slots__ = ()
+    key: str
+    failures: Mapping[str, str]
+
+    def markdown(self) -> str:
+        raise NotImplementedError
+
+    def document(self) -> object:
+        raise NotImplementedError
+
+    def write_plots(self, folder: Path) -> list[Path]:
+        """Draw what there is to draw; return the files."""
+        del folder
+        return []
+
+
+class Section:
+    """Something to measure. ``names`` are those that --rows takes. Without --rows the sections that are
+    ``is_default`` are measured.
+    """
+
+    names: tuple[str, ...]
+    is_default = True
+
+    def missing(self, name: str) -> str | None:
+        """Return why this cannot be measured here; None when it can."""
+        del name
+        return None
+
+    def measure(self, plan: Plan) -> Part | None:
+        """Measure those of its names that are chosen; return None if there is nothing to measure."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +90,9 @@ class Report:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The failures of all parts."""
         return {what: text for part in self.parts for what, text in part.failures.items()}
 
     def markdown(self) -> str:
-        """The report as Markdown."""
         machine = ", ".join(f"{name} {value}" for name, value in self.machine.items())
         blocks = [f"Medians of {self.rounds} rounds of {self.seconds:g} s. {machine}."]
         blocks += [part.markdown() for part in self.parts]
@@ -36,7 +100,6 @@ class Report:
         return "\n\n".join(blocks) + "\n"
 
     def write_json(self, path: Path) -> None:
-        """Every sample, rounded to four digits."""
         document = {
             "machine": self.machine,
             "rounds": self.rounds,

@@ -6,43 +6,61 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
-from benchmarks import load, memcpy
-from benchmarks.comparison import OURS, Comparison, Verdict
-from benchmarks.rounds import Baseline, LoadedServer, Memcpy, Sample, Samples, Subject, measure
+from benchmarks import load
+from benchmarks.figures import table, yes_or_no
+from benchmarks.report import Part, Plan, Section
+from benchmarks.rounds import (
+    OURS,
+    Baseline,
+    Comparison,
+    LoadedServer,
+    Memcpy,
+    Sample,
+    Samples,
+    Subject,
+    measure,
+)
 from benchmarks.rows import ROWS, WITHOUT, Measure, Row
-from benchmarks.sections import Plan
-from benchmarks.servers import ECHO, MODELS, Kind, Option, RunningServer, Server, ServerFailed, running
-from benchmarks.tables import table
+from benchmarks.servers.server import ECHO, MODELS, Kind, Option, RunningServer, Server, ServerFailed, running
 
 #: A process with less of the CPU time of its server is left out of the table; JSON has it.
 _SHOWN_SHARE = 0.01
 
 
-class Requests:
-    """The section with the rows of requests."""
+class Requests(Section):
+    """A section with rows of requests, on servers with these models."""
 
-    names = tuple(row.name for row in ROWS)
-    is_default = True
+    key: ClassVar[str] = "rows"
+    rows: ClassVar[tuple[Row, ...]] = ROWS
+    models: ClassVar[tuple[str, ...]] = MODELS
+
+    def __init__(self) -> None:
+        self.names = tuple(row.name for row in self.rows)
 
     def missing(self, name: str) -> str | None:
-        """Why the load generator of a row cannot run here; None when it can."""
-        return next((load.missing(row.load) for row in ROWS if row.name == name), None)
+        return next((load.missing(row.load) for row in self.rows if row.name == name), None)
+
+    def servers(self, plan: Plan) -> Sequence[Server]:
+        return plan.servers
 
     def measure(self, plan: Plan) -> RequestPart | None:
-        """Measure all chosen rows, interleaved."""
-        rows = [row for row in ROWS if row.name in plan.names]
-        if not rows or not plan.servers:
+        rows, servers = [row for row in self.rows if row.name in plan.names], self.servers(plan)
+        if not rows or not servers:
             return None
-        titles, samples = measured(rows, plan)
-        kinds = {one.name: one.kind for one in plan.servers}
-        kinds |= {WITHOUT: Kind.BASELINE, memcpy.NAME: Kind.FLOOR}
-        return RequestPart(rows, titles, Comparison(kinds, samples))
+        for one in servers:
+            one.prepare()
+        titles, samples = measured(rows, dataclasses.replace(plan, servers=servers), self.models)
+        kinds = {one.name: one.kind for one in servers}
+        kinds |= {WITHOUT: Kind.BASELINE, Memcpy.name: Kind.FLOOR}
+        return RequestPart(rows, titles, Comparison(kinds, samples), self.key)
 
 
-def measured(rows: Sequence[Row], plan: Plan) -> tuple[dict[str, str], Samples]:
+def measured(
+    rows: Sequence[Row], plan: Plan, models: Sequence[str] = MODELS
+) -> tuple[dict[str, str], Samples]:
     """All servers of a plan up that can run one of the rows, and the rows run on them and on the copy.
 
     A server that does not come up is left out, and named among what failed.
@@ -57,9 +75,10 @@ def measured(rows: Sequence[Row], plan: Plan) -> tuple[dict[str, str], Samples]:
             up: dict[Option | None, RunningServer] = {}
             for option in options_of(server, rows):
                 one = server.started_with(option)
-                models = MODELS if option is None else (ECHO,)
                 try:
-                    up[option] = stack.enter_context(running(one, plan.logs, models))
+                    up[option] = stack.enter_context(
+                        running(one, plan.logs, models if option is None else (ECHO,))
+                    )
                 except ServerFailed as error:
                     not_up[one.log_name] = str(error)
                     plan.say(f"not measured: {one.log_name} did not come up")
@@ -82,17 +101,16 @@ def options_of(server: Server, rows: Sequence[Row]) -> list[Option | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestPart:
+class RequestPart(Part):
     """The rows as they were measured. ``titles`` by server name, in the order of the columns."""
 
     rows: Sequence[Row]
     titles: Mapping[str, str]
     comparison: Comparison
-    key = "rows"
+    key: str = "rows"
 
     @property
     def failures(self) -> dict[str, str]:
-        """The failures by row and server."""
         return failures_of(self._samples)
 
     @property
@@ -100,50 +118,45 @@ class RequestPart:
         return self.comparison.samples
 
     def markdown(self) -> str:
-        """What each server does, our ratios, the goals, and the CPU time."""
-        blocks = [self._values(), self._ratios(), self._goals(), self._cpu(), conditions(self._samples)]
+        """Return what each server does, our ratios, the goals, and the CPU time."""
+        kinds, titles, rows = self.comparison.kinds, self.titles, self.rows
+        heads = {
+            name: f"floor: {title}" if kinds[name] is Kind.FLOOR else title for name, title in titles.items()
+        }
+        ran = [name for name in titles if any(self._value(row, name) != "-" for row in rows)]
+        values = ([f"{r.title} ({r.measure.value})", *(self._value(r, name) for name in ran)] for r in rows)
+        cpu = {name: [cpu_cell(self._samples_of(row, name)) for row in rows] for name in titles}
+        busy = [
+            name
+            for name in titles
+            if any(one.cpu_s_by_role for r in rows for one in self._samples_of(r, name))
+        ]
+        cpu_head = "CPU µs an answer, all processes of the server (each)"
+        cpu_lines = ([row.title, *(cpu[name][at] for name in busy)] for at, row in enumerate(rows))
+        blocks = [
+            table(["", *(heads[name] for name in ran)], values),
+            self._ratios([name for name in titles if kinds[name] is Kind.PEER]),
+            self._goals(),
+            table([cpu_head, *(heads[name] for name in busy)], cpu_lines),
+            conditions(self._samples),
+        ]
         return "\n\n".join(block for block in blocks if block)
 
     def document(self) -> dict[str, object]:
-        """Every sample, for JSON."""
         return {row.name: row_document(row, self.titles, self._samples) for row in self.rows}
-
-    def write_plots(self, folder: Path) -> list[Path]:
-        del folder
-        return []
-
-    def _values(self) -> str:
-        servers = [name for name in self.titles if any(self._was_run(row, name) for row in self.rows)]
-        header = ["", *(self._column(name) for name in servers)]
-        return table(
-            header,
-            (
-                [f"{row.title} ({row.measure.value})", *(self._value(row, name) for name in servers)]
-                for row in self.rows
-            ),
-        )
-
-    def _column(self, name: str) -> str:
-        is_floor = self.comparison.kinds[name] is Kind.FLOOR
-        return f"floor: {self.titles[name]}" if is_floor else self.titles[name]
 
     def _samples_of(self, row: Row, server: str) -> Sequence[Sample]:
         return self._samples.by_pair.get((row.name, server), ())
 
-    def _was_run(self, row: Row, server: str) -> bool:
-        return bool(self._samples_of(row, server)) or (row.name, server) in self._samples.failures
-
     def _value(self, row: Row, server: str) -> str:
         if (row.name, server) in self._samples.failures:
             return "FAILED"
-        samples = self._samples_of(row, server)
-        if not samples:
+        if not (samples := self._samples_of(row, server)):
             return "-"
         value = median(one.value for one in samples)
         return f"{value:.3f}" if row.measure is Measure.LATENCY else f"{value:,.0f}"
 
-    def _ratios(self) -> str:
-        peers = [name for name in self.titles if self.comparison.kinds[name] is Kind.PEER]
+    def _ratios(self, peers: Sequence[str]) -> str:
         lines = [
             [row.title, *(str(self.comparison.ratio(row, name) or "-") for name in peers)]
             for row in self.rows
@@ -153,29 +166,15 @@ class RequestPart:
         return table(header, lines) if lines and peers else ""
 
     def _goals(self) -> str:
-        lines = [self._goal(row, one) for row in self.rows for one in self.comparison.verdicts(row)]
+        lines = []
+        for row in self.rows:
+            for one in self.comparison.verdicts(row):
+                title = self.titles.get(one.against, one.against)
+                against = f"the best peer: {title}" if one.is_best else title
+                reached = "not measured" if one.reached is None else yes_or_no(one.reached)
+                lines.append([row.title, against, str(one.ratio or "-"), str(one.target), reached])
         header = ["Goal of the row", "against", "ratio", "to reach", "reached"]
         return table(header, lines, left=2) if lines else ""
-
-    def _goal(self, row: Row, verdict: Verdict) -> list[str]:
-        title = self.titles.get(verdict.against, verdict.against)
-        against = f"the best peer: {title}" if verdict.is_best else title
-        reached = {True: "yes", False: "**no**", None: "not measured"}[verdict.reached]
-        return [row.title, against, str(verdict.ratio or "-"), str(verdict.target), reached]
-
-    def _cpu(self) -> str:
-        servers = [
-            name
-            for name in self.titles
-            if any(one.cpu_s_by_role for row in self.rows for one in self._samples_of(row, name))
-        ]
-        return table(
-            [
-                "CPU µs an answer, all processes of the server (each)",
-                *(self._column(name) for name in servers),
-            ],
-            ([row.title, *(cpu_cell(self._samples_of(row, name)) for name in servers)] for row in self.rows),
-        )
 
 
 def conditions(samples: Samples) -> str:
@@ -207,7 +206,6 @@ def failures_of(samples: Samples) -> dict[str, str]:
 
 
 def row_document(row: Row, servers: Mapping[str, str], samples: Samples) -> dict[str, object]:
-    """One row: the samples of each server, column by column."""
     columns = {
         name: {
             column.name: [getattr(one, column.name) for one in samples.by_pair.get((row.name, name), ())]

@@ -12,12 +12,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from statistics import median
 
-from benchmarks import memcpy, processes
+import numpy as np
+
+from benchmarks import processes
+from benchmarks.figures import Goal
 from benchmarks.load import Load, LoadFailed, LoadResult, api_between
 from benchmarks.rows import WITHOUT, Row
-from benchmarks.servers import Option, RunningServer, Server, ServerFailed
+from benchmarks.servers.server import Kind, Option, RunningServer, Server, ServerFailed
 
 _WARM_UP_S = 1.0
 Say = Callable[[str], None]
@@ -49,36 +52,24 @@ class Samples:
     not_up: dict[str, str] = field(default_factory=dict)
 
 
-class Subject(Protocol):
-    """What rows are run on: a server, or the bare machine."""
+class Subject:
+    """What rows are run on: a server, or the bare machine. ``name`` is for samples, ``title`` for tables."""
 
-    @property
-    def name(self) -> str:
-        """The name in samples."""
-
-    @property
-    def title(self) -> str:
-        """The name in tables."""
+    name: str
+    title: str
 
     def can_run(self, row: Row) -> bool:
-        """Whether there is such a thing."""
+        raise NotImplementedError
 
     def check(self, row: Row) -> None:
-        """Whether it answers right; ahead of the first run.
-
-        Raises:
-            ServerFailed: it does not.
-        """
+        """Check an answer before the first run. Raises ServerFailed: it is wrong."""
 
     def run(self, row: Row, seconds: float) -> Sample:
-        """One run.
-
-        Raises:
-            LoadFailed: it is no result.
-        """
+        """Run a row once. Raises LoadFailed: a request failed."""
+        raise NotImplementedError
 
 
-class LoadedServer:
+class LoadedServer(Subject):
     """A server that is up, once with each option that its rows have, as the subject of rows."""
 
     def __init__(self, server: Server, up: Mapping[Option | None, RunningServer]) -> None:
@@ -127,22 +118,31 @@ class Baseline(LoadedServer):
         return self._up.get(None) if row.has_baseline else None
 
 
-class Memcpy:
+def copy(nbytes: int, seconds: float) -> LoadResult:
+    """Copy so many bytes again and again for this long, at least once, between two arrays that are mapped."""
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    times_s: list[float] = []
+    now = began_at = time.perf_counter()
+    while not times_s or now < began_at + seconds:
+        np.copyto(target, source)
+        ended_at = time.perf_counter()
+        times_s.append(ended_at - now)
+        now = ended_at
+    return LoadResult.of_times(len(times_s), len(times_s) / (now - began_at), times_s)
+
+
+class Memcpy(Subject):
     """The copy of a tensor, as the subject of the rows that move a large one."""
 
-    name = memcpy.NAME
-    title = memcpy.TITLE
+    name = title = "memcpy"
 
     def can_run(self, row: Row) -> bool:
         """Whether a copy is a measure for it."""
         return row.copied_nbytes is not None
 
-    def check(self, row: Row) -> None:
-        pass
-
     def run(self, row: Row, seconds: float) -> Sample:
         before = Clocks.read(None)
-        result = memcpy.copy(row.copied_nbytes or 0, seconds)
+        result = copy(row.copied_nbytes or 0, seconds)
         return sample_of(row, result, {}, before, Clocks.read(None))
 
 
@@ -205,6 +205,18 @@ class Clocks:
             {} if server_pid is None else processes.cpu_by_pid(server_pid),
         )
 
+    @property
+    def server_cpu_s(self) -> float:
+        return sum(self.server_s.values())
+
+    def others_share(self, before: Clocks, server_s: float | None = None) -> float:
+        """Return the part of the machine that neither server nor generator used since; ``server_s`` is what
+        the server used, where its processes are not all there any more.
+        """
+        used_s = self.server_cpu_s - before.server_cpu_s if server_s is None else server_s
+        others_s = self.machine_s - before.machine_s - used_s - (self.generator_s - before.generator_s)
+        return max(0.0, others_s / (self.wall_s - before.wall_s) / (os.cpu_count() or 1))
+
 
 def _by_role(one: RunningServer, before: Mapping[int, float], after: Mapping[int, float]) -> dict[str, float]:
     """CPU seconds between; processes of the same role are counted together."""
@@ -219,9 +231,6 @@ def sample_of(
     row: Row, result: LoadResult, by_role: Mapping[str, float], before: Clocks, after: Clocks
 ) -> Sample:
     server_s = sum(by_role.values())
-    generator_s = after.generator_s - before.generator_s
-    others_s = after.machine_s - before.machine_s - server_s - generator_s
-    capacity_s = (after.wall_s - before.wall_s) * (os.cpu_count() or 1)
     return Sample(
         row.value(result),
         result.answers_per_s,
@@ -229,5 +238,77 @@ def sample_of(
         result.p99_latency_s,
         server_s / result.answers,
         {role: used_s / result.answers for role, used_s in by_role.items()},
-        max(0.0, others_s / capacity_s),
+        after.others_share(before, server_s),
     )
+
+
+OURS = "gpuserve"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+        by_round = [a / b for a, b in zip(ours, theirs, strict=True)]
+        return cls(median(by_round), min(by_round), max(by_round))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.lowest:.2f} to {self.highest:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One goal of a row. ``ratio`` is None where the other server has no samples."""
+
+    against: str  #: the server's name
+    is_best: bool  #: it was looked for as the best peer, not named by the goal
+    target: Goal
+    ratio: Ratio | None
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the median reaches the goal; None where it was not measured."""
+        return None if self.ratio is None else self.target.met_by(self.ratio.median)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was measured, by server. ``kinds`` are in the order of the columns."""
+
+    kinds: Mapping[str, Kind]
+    samples: Samples
+
+    def complete(self, row: Row, server: str) -> Sequence[Sample]:
+        """The samples of a pair that failed in no round; a ratio needs the same rounds on both sides."""
+        pair = row.name, server
+        return () if pair in self.samples.failures else self.samples.by_pair.get(pair, ())
+
+    def ratio(self, row: Row, server: str) -> Ratio | None:
+        """Ours over that of this server; None where one of both was not measured."""
+        ours, theirs = ([one.value for one in self.complete(row, name)] for name in (OURS, server))
+        return Ratio.of(ours, theirs) if ours and theirs else None
+
+    def best_peer(self, row: Row) -> str | None:
+        """The peer with the best median; None where no peer was measured."""
+        medians = {
+            name: median(one.value for one in samples)
+            for name, kind in self.kinds.items()
+            if kind is Kind.PEER and (samples := self.complete(row, name))
+        }
+        if not medians:
+            return None
+        return (min if row.measure.less_is_better else max)(medians, key=lambda name: medians[name])
+
+    def verdicts(self, row: Row) -> list[Verdict]:
+        """Every goal of a row that we were measured in; that of the best peer is the first."""
+        if not self.complete(row, OURS):
+            return []
+        best, found = self.best_peer(row), []
+        if row.goals.best and best:
+            found.append(Verdict(best, True, row.goals.best, self.ratio(row, best)))
+        named = [Verdict(name, False, target, self.ratio(row, name)) for name, target in row.goals.named]
+        return found + [one for one in named if (one.against, one.target) != (best, row.goals.best)]

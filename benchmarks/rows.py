@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import partial
 
+from benchmarks import payloads
+from benchmarks.figures import Goal
 from benchmarks.load import (
     FirstResponseLoad,
     GrpcLoad,
@@ -20,18 +23,21 @@ from benchmarks.payloads import (
     EchoFractionsPayload,
     EchoInStreamPayload,
     EchoPayload,
+    Payload,
     SharedMemoryPayload,
-    StringsPayload,
-    TensorsPayload,
     TokensPayload,
-    UnbatchedPayload,
 )
-from benchmarks.servers import ECHO, ECHO_READ_ONLY, Option
+from benchmarks.servers.server import ECHO, ECHO_READ_ONLY, Option
 
 _SMALL = EchoPayload(64)
 _LARGE = EchoPayload(1 << 20)
-_LARGEST = EchoPayload(1 << 26)
 _STREAM = TokensPayload(256)
+_GRPC_LARGEST = GrpcLoad(EchoPayload(1 << 26), 1, 1)
+_ONE_CONNECTION = "gRPC 64 B, 128 in flight on 1 connection"
+_EIGHT_LARGE = "gRPC 1 MiB, 8 in flight on 8 connections"
+_IN_STREAM = "gRPC 64 B, 64 in flight inside one stream"
+_DECOUPLED = "gRPC decoupled, 256 responses a stream"
+_FIRST = "first of 256 decoupled responses"
 #: Tensors from this size on have the floor ``memcpy``.
 COPIED_NBYTES = 1 << 20
 #: Named in a goal: this server without the option of the row.
@@ -48,47 +54,26 @@ class Measure(enum.Enum):
 
     @property
     def less_is_better(self) -> bool:
-        """Whether the best server is the one with the lowest value."""
         return self is Measure.LATENCY
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The ratio ours / theirs that is to be reached: at least, or for a latency at most."""
-
-    ratio: float
-    at_most: bool = False
-
-    def met_by(self, ratio: float) -> bool:
-        """Whether a measured ratio reaches it."""
-        return ratio <= self.ratio if self.at_most else ratio >= self.ratio
-
-    def __str__(self) -> str:
-        return f"{'≤' if self.at_most else '≥'} {self.ratio:g}"
-
-
-@dataclass(frozen=True, slots=True)
 class Goals:
-    """What a row is to reach: against the best of its peers, whichever that is, and against some by name.
-    A row with an option is measured on this server without it where ``WITHOUT`` is named.
+    """The ratios ours / theirs that a row is to reach: against the best of its peers, whichever that is, and
+    against some by name. A row with an option is measured on this server without it where ``WITHOUT`` is
+    named.
     """
 
-    best: Target | None = None
-    named: tuple[tuple[str, Target], ...] = ()
+    best: Goal | None = None
+    named: tuple[tuple[str, Goal], ...] = ()
 
 
-def _at_least(best: float | None = None, **named: float) -> Goals:
-    return Goals(
-        None if best is None else Target(best),
-        tuple((name.replace("_", "-"), Target(ratio)) for name, ratio in named.items()),
-    )
+def _at_least(best: float | None = None, *, at_most: bool = False, **named: float) -> Goals:
+    targets = tuple((name, Goal(ratio, not at_most)) for name, ratio in named.items())
+    return Goals(None if best is None else Goal(best, not at_most), targets)
 
 
-def _at_most(best: float | None = None, **named: float) -> Goals:
-    return Goals(
-        None if best is None else Target(best, at_most=True),
-        tuple((name.replace("_", "-"), Target(ratio, at_most=True)) for name, ratio in named.items()),
-    )
+_at_most = partial(_at_least, at_most=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +93,6 @@ class Row:
         return any(name == WITHOUT for name, _ in self.goals.named)
 
     def value(self, result: LoadResult) -> float:
-        """What the row shows of one run, in the unit of its measure."""
         match self.measure:
             case Measure.THROUGHPUT | Measure.TOKENS:
                 return result.answers_per_s
@@ -125,184 +109,76 @@ class Row:
         return nbytes if nbytes >= COPIED_NBYTES and self.measure is not Measure.THROUGHPUT else None
 
 
+THROUGHPUT, TOKENS, LATENCY, BANDWIDTH = Measure
+_GRPC_1, _GRPC_128 = GrpcLoad(_SMALL, 1, 1, latency=True), GrpcLoad(_SMALL, 8, 16)
 # Goals are ratios to the best peer. A peer with a goal of its own has it because the issue of speed names it.
 _SMALL_GOALS = _at_least(2.0, pytriton=7.0)
 _LARGE_GOALS = _at_least(1.15, pytriton=3.0)
 _TOKENS_GOALS = _at_least(1.5, pytriton=5.0)
 _FIRST_GOALS = _at_most(0.8)
+# Against mosec where that is the best; another one that is better has to be beaten by as much.
+_HTTP_GOALS = _at_least(1.2, triton=1.8, mosec=1.2, pytriton=8.0)
+
+
+def _grpc_row(name: str, title: str, payload: Payload, goal: float, streams: int = 16) -> Row:
+    title = f"{title}, {8 * streams} in flight on 8 connections"
+    return Row(name, title, GrpcLoad(payload, 8, streams), THROUGHPUT, _at_least(goal))
 
 
 def _shared_memory_row(name: str, size: str, nbytes: int, model: str, at_most: float) -> Row:
     inputs = "read-only" if model == ECHO_READ_ONLY else "writable"
-    return Row(
-        name,
-        f"gRPC {size} in shared memory, {inputs} inputs, one in flight, median",
-        SharedMemoryLoad(SharedMemoryPayload(nbytes, model)),
-        Measure.LATENCY,
-        _at_most(at_most),
-    )
+    title = f"gRPC {size} in shared memory, {inputs} inputs, one in flight, median"
+    load = SharedMemoryLoad(SharedMemoryPayload(nbytes, model))
+    return Row(name, title, load, LATENCY, _at_most(at_most))
 
 
 def _json_row(n: int, connections: int, at_least: float) -> Row:
-    return Row(
-        f"json-{n}",
-        f"HTTP JSON, {n:,} floats in and out, {connections} connections",
-        JsonLoad(EchoFractionsPayload(4 * n), connections),
-        Measure.THROUGHPUT,
-        _at_least(triton=at_least),
-    )
-
-
-def _size_row(name: str, size: str, nbytes: int, streams: int) -> Row:
-    return Row(
-        name,
-        f"gRPC {size}, {8 * streams} in flight on 8 connections",
-        GrpcLoad(EchoPayload(nbytes), connections=8, streams=streams),
-        Measure.THROUGHPUT,
-        _at_least(1.5),
-    )
+    title = f"HTTP JSON, {n:,} floats in and out, {connections} connections"
+    load = JsonLoad(EchoFractionsPayload(4 * n), connections)
+    return Row(f"json-{n}", title, load, THROUGHPUT, _at_least(triton=at_least))
 
 
 def _option_row(option: Option, title: str, goals: Goals) -> Row:
-    return Row(
-        option.value,
-        f"{title}, gRPC 64 B, 128 in flight on 8 connections",
-        GrpcLoad(_SMALL, connections=8, streams=16, option=option),
-        Measure.THROUGHPUT,
-        goals,
-    )
+    title = f"{title}, gRPC 64 B, 128 in flight on 8 connections"
+    return Row(option.value, title, GrpcLoad(_SMALL, 8, 16, option=option), THROUGHPUT, goals)
+
+
+def _stream_row(name: str, title: str, load: Load, goals: Goals) -> Row:
+    return Row(name, title, load, LATENCY if name.startswith("first") else TOKENS, goals)
 
 
 ROWS = (
-    Row(
-        "grpc-64-1",
-        "gRPC 64 B, one in flight, median",
-        GrpcLoad(_SMALL, connections=1, streams=1, latency=True),
-        Measure.LATENCY,
-        _at_most(0.9, pytriton=0.2),
-    ),
-    Row(
-        "grpc-64-8x16",
-        "gRPC 64 B, 128 in flight on 8 connections",
-        GrpcLoad(_SMALL, connections=8, streams=16),
-        Measure.THROUGHPUT,
-        _SMALL_GOALS,
-    ),
+    Row("grpc-64-1", "gRPC 64 B, one in flight, median", _GRPC_1, LATENCY, _at_most(0.9, pytriton=0.2)),
+    Row("grpc-64-8x16", "gRPC 64 B, 128 in flight on 8 connections", _GRPC_128, THROUGHPUT, _SMALL_GOALS),
     # One connection lets a server send many answers with one system call: a case of its own.
-    Row(
-        "grpc-64-1x128",
-        "gRPC 64 B, 128 in flight on 1 connection",
-        GrpcLoad(_SMALL, connections=1, streams=128),
-        Measure.THROUGHPUT,
-        _SMALL_GOALS,
-    ),
-    _size_row("grpc-4k", "4 KiB", 4 << 10, streams=16),
-    _size_row("grpc-64k", "64 KiB", 64 << 10, streams=4),
-    _size_row("grpc-256k", "256 KiB", 256 << 10, streams=1),
-    Row(
-        "inputs-8",
-        "gRPC, eight inputs of 64 B, 128 in flight on 8 connections",
-        GrpcLoad(TensorsPayload.eight_inputs(64), connections=8, streams=16),
-        Measure.THROUGHPUT,
-        _at_least(1.5),
-    ),
-    Row(
-        "rows-32",
-        "gRPC, 32 rows of 64 B, 128 in flight on 8 connections",
-        GrpcLoad(TensorsPayload.echo_rows(32, 64), connections=8, streams=16),
-        Measure.THROUGHPUT,
-        _at_least(1.5),
-    ),
+    Row("grpc-64-1x128", _ONE_CONNECTION, GrpcLoad(_SMALL, 1, 128), THROUGHPUT, _SMALL_GOALS),
+    _grpc_row("grpc-4k", "gRPC 4 KiB", EchoPayload(4 << 10), 1.5),
+    _grpc_row("grpc-64k", "gRPC 64 KiB", EchoPayload(64 << 10), 1.5, streams=4),
+    _grpc_row("grpc-256k", "gRPC 256 KiB", EchoPayload(256 << 10), 1.5, streams=1),
+    _grpc_row("inputs-8", "gRPC, eight inputs of 64 B", payloads.eight_inputs(64), 1.5),
+    _grpc_row("rows-32", "gRPC, 32 rows of 64 B", payloads.echo_rows(32, 64), 1.5),
     _option_row(Option.TLS, "TLS", _at_least(2.0)),
     _option_row(Option.TOKEN, "access token", _at_least(2.0, without=0.9)),
     _option_row(Option.TRACED, "one in 1,000 requests traced", _at_least(2.0, without=0.95)),
     _option_row(Option.COMPRESSED, "compressed responses", _at_least(2.0, without=0.6)),
     _option_row(Option.FORWARDED, "one header forwarded", _at_least(2.0, without=0.95)),
-    Row(
-        "http-64-64",
-        "HTTP binary 64 B, 64 connections",
-        HttpLoad(_SMALL, connections=64),
-        Measure.THROUGHPUT,
-        # Against mosec where that is the best; another one that is better has to be beaten by as much.
-        _at_least(1.2, triton=1.8, mosec=1.2, pytriton=8.0),
-    ),
+    Row("http-64-64", "HTTP binary 64 B, 64 connections", HttpLoad(_SMALL, 64), THROUGHPUT, _HTTP_GOALS),
     _json_row(16, connections=64, at_least=1.5),
     _json_row(1000, connections=16, at_least=3.0),
     # An image of 224 x 224 pixels in three colours.
     _json_row(150_528, connections=2, at_least=4.0),
-    Row(
-        "stream-64-64",
-        "gRPC 64 B, 64 in flight inside one stream",
-        InStreamLoad(EchoInStreamPayload(64), in_flight=64),
-        Measure.THROUGHPUT,
-        _at_least(1.5),
-    ),
-    Row(
-        "grpc-1m-1",
-        "gRPC 1 MiB, one in flight",
-        GrpcLoad(_LARGE, connections=1, streams=1),
-        Measure.BANDWIDTH,
-        _LARGE_GOALS,
-    ),
-    Row(
-        "grpc-1m-8",
-        "gRPC 1 MiB, 8 in flight on 8 connections",
-        GrpcLoad(_LARGE, connections=8, streams=1),
-        Measure.BANDWIDTH,
-        _LARGE_GOALS,
-    ),
-    Row(
-        "grpc-64m-1",
-        "gRPC 64 MiB, one in flight",
-        GrpcLoad(_LARGEST, connections=1, streams=1),
-        Measure.BANDWIDTH,
-        _at_least(1.15),
-        least_s=4.0,
-    ),
+    Row("stream-64-64", _IN_STREAM, InStreamLoad(EchoInStreamPayload(64), 64), THROUGHPUT, _at_least(1.5)),
+    Row("grpc-1m-1", "gRPC 1 MiB, one in flight", GrpcLoad(_LARGE, 1, 1), BANDWIDTH, _LARGE_GOALS),
+    Row("grpc-1m-8", _EIGHT_LARGE, GrpcLoad(_LARGE, 8, 1), BANDWIDTH, _LARGE_GOALS),
+    Row("grpc-64m-1", "gRPC 64 MiB, one in flight", _GRPC_LARGEST, BANDWIDTH, _at_least(1.15), least_s=4.0),
     _shared_memory_row("shm-1m-read-only", "1 MiB", 1 << 20, ECHO_READ_ONLY, 0.6),
     _shared_memory_row("shm-1m", "1 MiB", 1 << 20, ECHO, 0.6),
     _shared_memory_row("shm-16m-read-only", "16 MiB", 1 << 24, ECHO_READ_ONLY, 0.25),
     _shared_memory_row("shm-16m", "16 MiB", 1 << 24, ECHO, 0.25),
-    Row(
-        "bytes-64x32",
-        "gRPC BYTES, 64 strings of 32 B, 128 in flight on 8 connections",
-        GrpcLoad(StringsPayload(64, 32), connections=8, streams=16),
-        Measure.THROUGHPUT,
-        _at_least(1.5),
-    ),
-    Row(
-        "unbatched",
-        "gRPC 64 B, a model without batching, 128 in flight on 8 connections",
-        GrpcLoad(UnbatchedPayload(64), connections=8, streams=16),
-        Measure.THROUGHPUT,
-        _at_least(2.0),
-    ),
-    Row(
-        "tokens-1",
-        "gRPC decoupled, 256 responses a stream, 1 stream",
-        GrpcStreamLoad(_STREAM, connections=1, streams=1),
-        Measure.TOKENS,
-        _TOKENS_GOALS,
-    ),
-    Row(
-        "tokens-64",
-        "gRPC decoupled, 256 responses a stream, 64 streams",
-        GrpcStreamLoad(_STREAM, connections=1, streams=64),
-        Measure.TOKENS,
-        _TOKENS_GOALS,
-    ),
-    Row(
-        "first-1",
-        "first of 256 decoupled responses, 1 stream, median",
-        FirstResponseLoad(_STREAM, streams=1),
-        Measure.LATENCY,
-        _FIRST_GOALS,
-    ),
-    Row(
-        "first-64",
-        "first of 256 decoupled responses, 64 streams, median",
-        FirstResponseLoad(_STREAM, streams=64),
-        Measure.LATENCY,
-        _FIRST_GOALS,
-    ),
+    _grpc_row("bytes-64x32", "gRPC BYTES, 64 strings of 32 B", payloads.strings(64, 32), 1.5),
+    _grpc_row("unbatched", "gRPC 64 B, a model without batching", payloads.unbatched(64), 2.0),
+    _stream_row("tokens-1", f"{_DECOUPLED}, 1 stream", GrpcStreamLoad(_STREAM, 1, 1), _TOKENS_GOALS),
+    _stream_row("tokens-64", f"{_DECOUPLED}, 64 streams", GrpcStreamLoad(_STREAM, 1, 64), _TOKENS_GOALS),
+    _stream_row("first-1", f"{_FIRST}, 1 stream, median", FirstResponseLoad(_STREAM, 1), _FIRST_GOALS),
+    _stream_row("first-64", f"{_FIRST}, 64 streams, median", FirstResponseLoad(_STREAM, 64), _FIRST_GOALS),
 )

@@ -37,11 +37,8 @@ class SharedMemoryFailed(Exception):
 def run(port: int, method: str, seconds: float, nbytes: int, message: bytes) -> dict[str, Any]:
     """Send the message again and again for this long, at least once.
 
-    The input is FP32, and the output has to be the same; no byte of it is right before.
-
-    Raises:
-        SharedMemoryFailed: it is not.
-        grpc.RpcError, InferenceServerException: a call failed.
+    The input is FP32, and the output has to be the same; no byte of it is right before. Raises
+    SharedMemoryFailed: it is not; grpc.RpcError, InferenceServerException: a call failed.
     """
     numbers = np.arange(nbytes // 4, dtype=np.float32)
     latencies_s: list[float] = []
@@ -93,7 +90,6 @@ def _unregister(client: Any, name: str) -> None:
 
 
 def main(port: str, method: str, seconds: str, nbytes: str, file: str) -> int:
-    """Run and print; returns the exit code."""
     try:
         result = run(int(port), method, float(seconds), int(nbytes), Path(file).read_bytes())
     except (SharedMemoryFailed, InferenceServerException, grpc.RpcError) as error:

@@ -1,14 +1,7 @@
-"""``scripts/attack``: one hostile client, and what a well-behaved one beside it sees. Who knows what::
+"""``scripts/attack``: one hostile client, and what a well-behaved one beside it sees.
 
-    __main__.py    the command line and the run       limits.py        limits, findings, tables
-    attacked.py    the servers that are attacked      watched.py       memory, descriptors, metrics
-    bystander.py   the well-behaved client            attacker.py      the process of one attack
-    connections.py the connections of the attacker    requests.py      what is sent, right and wrong
-    catalog.py     all attacks by their names         cases.py         an attack, its server and its limits
-    floods.py      frames and bytes without an end    bodies.py        claims, bombs, large bodies
-    waiting.py     connections that do nothing more   openai.py        requests of OpenAI's clients
-    deaths.py      deaths, descriptors used up        operator.py      configurations that are reloaded
-
-The client and the attacker are processes of their own; the attacker yields the CPU to everybody else, for
-it is the server that is measured.
+``__main__.py`` is the command line and the run, ``attacked.py`` has the servers that are attacked and reads
+what they hold, ``limits.py`` judges. ``attacker.py`` is the process of one attack: of ``floods.py``,
+``bodies.py``, ``waiting.py`` or ``deaths.py``, by ``connections.py`` and ``requests.py``. ``bystander.py`` is
+the client beside it. The attacker yields the CPU to everybody else, for it is the server that is measured.
 """

@@ -18,13 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.attacks.attacked import PLAIN, Setting, attacked
-from benchmarks.attacks.cases import Judgement
-from benchmarks.attacks.catalog import ATTACKS
+from benchmarks.attacks.attacked import PLAIN, Held, Setting, attacked, held, held_by_requests
+from benchmarks.attacks.attacker import ATTACKS
 from benchmarks.attacks.connections import Victim, address
-from benchmarks.attacks.limits import Finding, Limits, compared, keeps, markdown
-from benchmarks.attacks.watched import Held, held, held_by_requests
-from benchmarks.control_groups import Group, cpu_group
+from benchmarks.attacks.limits import Finding, Judgement, Limits, compared, keeps, markdown
+from benchmarks.processes import Group, cpu_group
 
 _LOOK_S: Final = 0.2
 #: How long what was taken may be given back.
@@ -211,31 +209,20 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--attacks", type=_names, metavar="NAME,...", help="default: all of them")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
-    parser.add_argument(
-        "--p99-ms", type=float, default=Limits().p99_ms, help="of the client; default: %(default)g"
-    )
-    parser.add_argument(
-        "--doors", type=int, default=1, metavar="N", help="ingress processes; default: 1, none"
-    )
-    parser.add_argument(
-        "--cpu",
-        type=float,
-        default=0.0,
-        metavar="N",
-        help="CPUs of the server, by a control group; below 1, limits of p99 are divided by it",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
-    parser.add_argument(
-        "--compare", type=Path, metavar="FILE", help="print earlier results of --json beside these"
-    )
-    parser.add_argument(
-        "--url", help="HTTP address of a running server with the model echo; default: servers are started"
-    )
-    parser.add_argument("--grpc", metavar="HOST:PORT", help="its gRPC address; default: the same as --url")
-    parser.add_argument("--tls", metavar="HOST:PORT", help="a port of it that speaks TLS")
-    parser.add_argument("--pid", type=int, default=0, help="its supervisor, on this machine, for its memory")
+    add = parser.add_argument
+    p99_ms = Limits().p99_ms
+    add("--attacks", type=_names, metavar="NAME,...", help="default: all of them")
+    add("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
+    add("--p99-ms", type=float, default=p99_ms, help="of the client; default: %(default)g")
+    add("--doors", type=int, default=1, metavar="N", help="ingress processes; default: 1, none")
+    cpus = "CPUs of the server, by a control group; below 1, limits of p99 are divided by it"
+    add("--cpu", type=float, default=0.0, metavar="N", help=cpus)
+    add("--json", type=Path, metavar="FILE", help="write the results there as well")
+    add("--compare", type=Path, metavar="FILE", help="print earlier results of --json beside these")
+    add("--url", help="HTTP address of a running server with the model echo; default: servers are started")
+    add("--grpc", metavar="HOST:PORT", help="its gRPC address; default: the same as --url")
+    add("--tls", metavar="HOST:PORT", help="a port of it that speaks TLS")
+    add("--pid", type=int, default=0, help="its supervisor, on this machine, for its memory")
     given = parser.parse_args(arguments)
     remote = [name for name, one in ATTACKS.items() if one.setting is PLAIN and not one.by_operator]
     possible = remote if given.url else list(ATTACKS)

@@ -1,21 +1,22 @@
-"""The attacked server: its configurations, and its start in a control group where one is asked for."""
+"""The attacked server: its configurations, its start (in a control group on request), and what it holds."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
-import subprocess
+import os
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks.attacks.requests import MIB
-from benchmarks.control_groups import Group
 from benchmarks.peers import PeerCache
-from benchmarks.servers.ours import GpuServe
-from benchmarks.servers.running import RunningServer, running
-from benchmarks.servers.server import ECHO, MODELS_FOLDER, Ports
+from benchmarks.processes import Group, tree
+from benchmarks.servers import GpuServe
+from benchmarks.servers.server import ECHO, MODELS_FOLDER, Ports, RunningServer, certificate, running
 
 _CONFIG: Final = "config.yaml"
 
@@ -64,13 +65,7 @@ class Attacked(GpuServe):
         self._setting = setting
         self._doors = doors
         self._group = group
-        self._pair = folder / "certificate.pem", folder / "key.pem"
-
-    def prepare(self) -> None:
-        super().prepare()
-        certificate, key = map(str, self._pair)
-        request = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost")
-        subprocess.run([*request, "-out", certificate, "-keyout", key], check=True, capture_output=True)
+        self._pair = certificate(folder)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         server = {
@@ -97,3 +92,42 @@ def attacked(
     ours.prepare()
     with running(ours, folder, [str(one["name"]) for one in setting.models]) as one:
         yield one, ours.config
+
+
+#: Gauges of what requests hold, which is nothing when no request is there.
+_HELD: Final = ("gpuserve_arena_blocks", "gpuserve_door_arena_blocks", "gpuserve_intake_bytes")
+_TIMEOUT_S: Final = 5.0
+
+
+class Held(NamedTuple):
+    """What a server holds at one moment; a page that several of its processes have counts once."""
+
+    nbytes: int
+    descriptors: int
+
+
+def held(root_pid: int) -> Held:
+    """Return what the process and its descendants hold; nothing of those that are gone."""
+    nbytes = descriptors = 0
+    for one in tree(root_pid):
+        try:
+            nbytes += one.memory.pss_nbytes
+            descriptors += len(os.listdir(f"/proc/{one.pid}/fd"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return Held(nbytes, descriptors)
+
+
+def held_by_requests(metrics: str) -> int:
+    """Return blocks and bytes that requests hold, by the metrics page at this address, which speaks TLS.
+    Raises OSError: The page does not answer.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection(metrics, timeout=_TIMEOUT_S, context=context)
+    try:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    finally:
+        connection.close()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(_HELD))

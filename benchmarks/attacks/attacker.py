@@ -10,13 +10,24 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
-from benchmarks.attacks.catalog import ATTACKS
+from benchmarks.attacks import bodies, deaths, floods, waiting
 from benchmarks.attacks.connections import Victim
+from benchmarks.attacks.limits import Case
+
+#: All attacks by their names.
+ATTACKS: Final[dict[str, Case]] = {
+    **{
+        attack.__name__.replace("_", "-"): Case(attack)
+        for attack in (*waiting.ATTACKS, *bodies.ATTACKS, *floods.ATTACKS)
+    },
+    **bodies.CASES,
+    **deaths.CASES,
+}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Attack for so long."""
     name, given = arguments
     case = ATTACKS[name]
     if not case.by_operator:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Sequence
 from itertools import count, cycle
 from typing import Final
 
-from benchmarks.attacks.attacked import SMALL_ARENA
-from benchmarks.attacks.cases import Case
+from benchmarks.attacks.attacked import OPENAI, OPENAI_ASKED, SMALL_ARENA
 from benchmarks.attacks.connections import Attack, Calls, Victim, crowd
+from benchmarks.attacks.limits import Case
 from benchmarks.attacks.requests import (
     MIB,
     MODEL,
@@ -176,16 +177,53 @@ def post(victim: Victim, requests: Sequence[bytes], n: int = 4) -> None:
     crowd(victim, n, talk)
 
 
-ATTACKS: Final = {
-    "json-numbers": json_numbers,
-    "json-values": json_values,
-    "claims-grpc": claims_grpc,
-    "claims-http": claims_http,
-    "bombs-unary": bombs_unary,
-    "bombs-stream": bombs_stream,
-    "bombs-http": bombs_http,
-    "large-bodies": large_bodies,
-    "typed-contents": typed_contents,
-    "typed-contents-gzip": typed_contents_gzip,
+ATTACKS: Final = (
+    json_numbers, json_values, claims_grpc, claims_http, bombs_unary, bombs_stream, bombs_http,
+    large_bodies, typed_contents, typed_contents_gzip,
+)  # fmt: skip
+
+
+_MODEL: Final = "talker"
+#: Just under the limit of such bodies.
+_JSON_NBYTES: Final = 32 * MIB - 4096
+_LETTERS: Final = 200_000
+_CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+
+
+def openai_json(victim: Victim) -> None:
+    """Post documents of 32 MiB of small values to each of OpenAI's paths, with and without a model."""
+    requests = []
+    for path, member, element in (
+        (_CHAT, b"messages", b"{}"),
+        (_COMPLETIONS, b"prompt", b"[1]"),
+        (_EMBEDDINGS, b"input", b"1"),
+        (_CHAT, b"more", b'{"a":0}'),
+    ):
+        values = b",".join([element] * (_JSON_NBYTES // (len(element) + 1)))
+        requests.append(http_post(path, b'{"model":"%b","%b":[%b]}' % (_MODEL.encode(), member, values)))
+    post(victim, requests)
+
+
+def openai_echo(victim: Victim) -> None:
+    """Ask for completions that repeat a prompt of 4 MiB 128 times."""
+    asked = {"model": _MODEL, "prompt": "a" * (4 * MIB), "echo": True, "n": 128}
+    post(victim, [http_post(_COMPLETIONS, json.dumps(asked).encode())])
+
+
+def stop_strings(victim: Victim) -> None:
+    """Ask for 200,000 letters, in one token or in as many, with 16 stop sequences like them."""
+    requests = []
+    for prompt, tokens, n_letters in (("ab" * (_LETTERS // 2), 1, _LETTERS), ("a", _LETTERS, 2000)):
+        stop = ["a" * (n_letters - one) + "c" for one in range(16)]
+        asked = {"model": _MODEL, "prompt": prompt, "max_tokens": tokens, "stop": stop}
+        requests.append(http_post(_COMPLETIONS, json.dumps(asked).encode()))
+    post(victim, requests)
+
+
+CASES: Final = {
+    "late-bodies": Case(late_bodies, SMALL_ARENA),
+    "openai-json": Case(openai_json, OPENAI),
+    "openai-json-none": Case(openai_json),
+    "openai-echo": Case(openai_echo, OPENAI),
+    "stop-strings": Case(stop_strings, OPENAI_ASKED),
 }
-CASES: Final = {"late-bodies": Case(late_bodies, SMALL_ARENA)}

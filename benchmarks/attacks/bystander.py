@@ -56,7 +56,6 @@ class Seen:
         self._due_s[kind] = due_s
 
     def note(self, latency_s: float, error: str) -> None:
-        """Note one request, with its error."""
         with self._lock:
             self._latencies_s.append(latency_s)
             self._errors.update([error] if error else ())
@@ -139,7 +138,6 @@ def steadily(kind: str, ask: Callable[[], None], every_s: float, patience_s: flo
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Ask until stdin ends."""
     http_address, grpc_address = map(address, arguments[:2])
     source = _SOURCE if http_address[0].startswith("127.") else ""
     seen = Seen()

@@ -142,15 +142,12 @@ class Calls:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, whatever is on its way."""
         self._socket.close()
 
     def on_response(self, call: TimedCall, now: float) -> None:
-        """A message of an answer has come."""
         call.responses += 1
 
     def on_end(self, call: TimedCall, failure: Failure | None, now: float) -> None:
-        """A call is over."""
         if failure is not None:
             self.failures.append(failure)
 
@@ -159,7 +156,6 @@ class Calls:
         self._calls.start_call(TimedCall(body, 0.0, 0.0))
 
     def send(self, frames: bytes) -> None:
-        """Send frames of another kind between them."""
         self._calls.out += frames
 
     def answer(self) -> bool:
@@ -168,10 +164,8 @@ class Calls:
         return not self._calls.in_flight
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Send and read until then, or until the time is over.
-
-        Raises:
-            OSError: the server closed the connection.
+        """Send and read until then, or until the time is over. Raises OSError: the server closed the
+        connection.
         """
         while not is_over() and (left_s := self.until_s - time.monotonic()) > 0:
             if not self._calls.is_usable and not self._calls.in_flight:

@@ -152,20 +152,7 @@ def pipelined(victim: Victim) -> None:
     _http1_flood(repeat((head + b"\r\n" + body) * 200), victim)
 
 
-ATTACKS: Final = {
-    "rapid-reset": rapid_reset,
-    "made-you-reset": made_you_reset,
-    "continuation": continuation,
-    "settings": settings,
-    "ping": ping,
-    "priority": priority,
-    "empty-data": empty_data,
-    "small-data": small_data,
-    "windows": windows,
-    "dribble": dribble,
-    "hpack-bomb": hpack_bomb,
-    "huffman": huffman,
-    "empty-lines": empty_lines,
-    "tiny-chunks": tiny_chunks,
-    "pipelined": pipelined,
-}
+ATTACKS: Final = (
+    rapid_reset, made_you_reset, continuation, settings, ping, priority, empty_data, small_data, windows,
+    dribble, hpack_bomb, huffman, empty_lines, tiny_chunks, pipelined,
+)  # fmt: skip

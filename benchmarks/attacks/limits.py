@@ -1,16 +1,38 @@
-"""What a server holds to while it is attacked, and how what was seen compares. Values in, text out."""
+"""Cases of attacks, the limits that a server keeps meanwhile, and tables of what was seen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from benchmarks.attacks.cases import Judgement
-from benchmarks.attacks.watched import Held
-from benchmarks.scenarios.figures import percentile
-from benchmarks.tables import table
+from benchmarks.attacks.attacked import PLAIN, Held, Setting
+from benchmarks.attacks.connections import Victim
+from benchmarks.figures import percentile, table
+
+
+class Judgement(NamedTuple):
+    """What an attack itself has seen, and whether that is as it should be."""
+
+    text: str
+    is_good: bool
+
+
+class Case(NamedTuple):
+    """An attack.
+
+    ``p99_ms``: a limit of its own for the well-behaved client; 0 is the limit of all. ``least_s``: the
+    shortest time of the attack. ``by_operator``: an operator or a fault does this to the server, and the
+    attack takes as long as it needs.
+    """
+
+    attack: Callable[[Victim], Iterable[Judgement] | None]
+    setting: Setting = PLAIN
+    p99_ms: float = 0.0
+    least_s: float = 0.0
+    by_operator: bool = False
+
 
 MIB: Final = 1 << 20
 #: The well-behaved client asks sixty times a second; of fewer answers than these no p99 is believed.
@@ -54,7 +76,6 @@ class Finding:
     judgements: Sequence[Judgement] = ()
 
     def ms(self, percent: float) -> float:
-        """Return a percentile of the well-behaved client's latencies."""
         return percentile(self.latencies_s, percent) * 1e3 if self.latencies_s else math.inf
 
     @property
@@ -79,7 +100,6 @@ class Finding:
 
     @property
     def row(self) -> list[str]:
-        """The line of the table."""
         latencies = [f"{self.ms(percent):.1f}" for percent in (50, 99, 100)]
         held = (self.before, self.peak, self.after)
         memory = [f"{one.nbytes / MIB:.0f}" if one else "" for one in held]
@@ -89,7 +109,6 @@ class Finding:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The finding for a file of JSON."""
         return {
             **{"attack": self.attack, "broken": self.broken, "p50_ms": self.ms(50), "p99_ms": self.ms(99)},
             **{"max_ms": self.ms(100), "requests": len(self.latencies_s), "errors": dict(self.errors)},

@@ -32,7 +32,6 @@ def message(n_values: int, with_data: bool = True, first: float = 0.0) -> bytes:
 
 
 def framed(body: bytes, compressed: bool = False) -> bytes:
-    """A message as gRPC sends it."""
     return bytes((compressed,)) + len(body).to_bytes(4) + body
 
 
@@ -43,7 +42,6 @@ def claim() -> bytes:
 
 
 def call_headers(method: str = "ModelInfer", more: Iterable[tuple[str, str]] = ()) -> bytes:
-    """The header block of a gRPC call."""
     return http2.grpc_headers(SERVICE + method, more=more)
 
 
@@ -54,7 +52,6 @@ def begin(stream: int, block: bytes, end: bool = False) -> bytes:
 
 
 def data(stream: int, body: bytes, end: bool = False) -> bytes:
-    """One DATA frame."""
     return http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, body)
 
 
@@ -76,7 +73,6 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def http_post(path: str, body: bytes) -> bytes:
-    """Return a request of JSON over HTTP/1.1."""
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -118,7 +114,6 @@ def bomb(nbytes: int, start: bytes = b"") -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """Return a number as protobuf encodes it."""
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)

@@ -25,6 +25,7 @@ from gpuserve.bench import http2_client as http2
 
 _CROWD: Final = 100
 _DRIP_S: Final = 0.25
+_PING: Final = http2.frame(http2.PING, payload=bytes(8))
 #: Left for the attacker's own files.
 _SPARE_DESCRIPTORS: Final = 64
 _MOST_IDLE: Final = 30_000
@@ -122,24 +123,14 @@ def half_requests(victim: Victim) -> None:
     """Thousands of calls on each connection whose bodies do not end."""
     start = framed(message(1000))[:-1]
     calls = b"".join(begin(one, call_headers()) + data(one, start) for one in range(1, 2 * _STREAMS, 2))
-    _dripping(
-        victim,
-        http2.connection_preface({}) + calls,
-        http2.frame(http2.PING, payload=bytes(8)),
-        http2_port=True,
-    )
+    _dripping(victim, http2.connection_preface({}) + calls, _PING, http2_port=True)
 
 
 def open_streams(victim: Victim) -> None:
     """Streams of ModelStreamInfer that are opened and not used."""
     block = call_headers("ModelStreamInfer")
     calls = b"".join(begin(one, block) for one in range(1, 2 * _STREAMS, 2))
-    _dripping(
-        victim,
-        http2.connection_preface({}) + calls,
-        http2.frame(http2.PING, payload=bytes(8)),
-        http2_port=True,
-    )
+    _dripping(victim, http2.connection_preface({}) + calls, _PING, http2_port=True)
 
 
 def large_heads(victim: Victim) -> None:
@@ -150,7 +141,7 @@ def large_heads(victim: Victim) -> None:
         calls = (begin(one, call_headers() + field) for one in range(1, 2 * _STREAMS, 2))
         with Attack(victim.grpc, victim) as attack:
             attack.pour(itertools.chain([http2.connection_preface({})], calls))
-            attack.drip(http2.frame(http2.PING, payload=bytes(8)), _DRIP_S)
+            attack.drip(_PING, _DRIP_S)
 
     crowd(victim, 8, talk)
 
@@ -203,18 +194,7 @@ def _unread(victim: Victim, requests: bytes, address: tuple[str, int], start: by
     crowd(victim, 8, talk)
 
 
-ATTACKS: Final = {
-    "none": none,
-    "idle": idle,
-    "tls-stopped": tls_stopped,
-    "tls-handshakes": tls_handshakes,
-    "slow-heads": slow_heads,
-    "slow-bodies": slow_bodies,
-    "half-requests": half_requests,
-    "open-streams": open_streams,
-    "large-heads": large_heads,
-    "closed-windows": closed_windows,
-    "unread-http2": unread_http2,
-    "unread-http1": unread_http1,
-    "unread-small": unread_small,
-}
+ATTACKS: Final = (
+    none, idle, tls_stopped, tls_handshakes, slow_heads, slow_bodies, half_requests, open_streams,
+    large_heads, closed_windows, unread_http2, unread_http1, unread_small,
+)  # fmt: skip

@@ -19,13 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.catalog import PART_BUDGET_S, PARTS, SECTIONS, stretched
-from benchmarks.gpu.places import ROOT
-from benchmarks.gpu.running.machine import GPU, NoMachine, describe
+from benchmarks.gpu import ROOT, simulated
+from benchmarks.gpu.running.machine import GPU, NoMachine, describe, warmed
 from benchmarks.gpu.running.one_by_one import Listener, run_sections
 from benchmarks.gpu.running.report import JSON_FILE, MARKDOWN_FILE, Report, earlier
-from benchmarks.gpu.running.section import Effort, Found, Outcome, Section, Site
-from benchmarks.gpu.running.warming import warmed
+from benchmarks.gpu.running.section import (
+    PART_BUDGET_S,
+    PARTS,
+    SECTIONS,
+    Effort,
+    Found,
+    Outcome,
+    Section,
+    Site,
+    stretched,
+)
 
 _DOCUMENTS: Final = ("gpu_report.md", "gpu_timeline.md", "gpu_timeline.svg", "gpu_overlap.svg")
 #: In ``--out``: a folder for each section, with its log and those of its servers.
@@ -34,20 +42,7 @@ _FILES: Final = "files"
 _COLD_PART: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line said. ``others`` are sections that an earlier run may have left in ``out``."""
-
-    sections: tuple[Section, ...]
-    others: tuple[Section, ...]
-    budget_s: float
-    out: Path
-    stand_in: bool
-    docs: bool
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Run the check; returns the exit code."""
     began_at = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     options = parse(arguments)
@@ -67,8 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         return _Check(options, {**machine, "first imports": cold}, environment, began_at).run()
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    """The options; ends the program with 2 on a usage error."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     names = ", ".join(one.name for one in SECTIONS)
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_check", description="Check this server on a machine with an NVIDIA GPU."
@@ -94,10 +88,10 @@ def parse(arguments: Sequence[str]) -> Options:
         sys.exit(publish(given.publish))
     if given.parse_only:
         sys.exit(0)
-    sections = given.only or tuple(one for one in SECTIONS if given.part in (None, one.part))
-    others = tuple(one for one in SECTIONS if one not in sections)
-    budget_s = given.budget_s or PART_BUDGET_S * len({one.part for one in sections})
-    return Options(sections, others, budget_s, given.out.absolute(), given.stand_in, given.docs)
+    given.sections = given.only or tuple(one for one in SECTIONS if given.part in (None, one.part))
+    given.budget_s = given.budget_s or PART_BUDGET_S * len({one.part for one in given.sections})
+    given.out = given.out.absolute()
+    return given
 
 
 def publish(folder: Path) -> int:
@@ -112,14 +106,11 @@ def publish(folder: Path) -> int:
         why = "is of the stand-in" if document["stand_in"] else f"lacks {', '.join(missing)}"
         say(f"error: the report in {folder} {why}; expected one of all sections, run on a GPU")
         return 1
-    for name in _DOCUMENTS:
-        if (folder / name).exists():
-            shutil.copyfile(folder / name, ROOT / "docs" / name)
+    _copy_documents(folder, ROOT / "docs")
     return 0
 
 
 def say(line: str) -> None:
-    """One line of progress on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -131,24 +122,25 @@ def _is_whole(sections: Mapping[str, Any], name: str) -> bool:
 class _Check:
     """A run of the options' sections, whose report is in ``out`` from the first finding on."""
 
-    options: Options
+    options: argparse.Namespace
     machine: Mapping[str, str]
     environment: Mapping[str, str]
     began_at: float
     found: dict[str, Found] = field(default_factory=dict)
 
     def run(self) -> int:
-        """The exit code."""
         options, left_s = self.options, self.options.budget_s - (time.monotonic() - self.began_at)
         files = options.out / _FILES
         files.mkdir(parents=True, exist_ok=True)
-        for one in earlier(options.out, self.machine, options.others, stand_in=options.stand_in):
+        # An earlier run may have left other sections in ``out``.
+        others = tuple(one for one in SECTIONS if one not in options.sections)
+        for one in earlier(options.out, self.machine, others, stand_in=options.stand_in):
             self.found[one.section.name] = one
         sections = stretched(options.sections, left_s)
         site = Site(files, self._effort, options.stand_in)
         for one in run_sections(sections, site, left_s, Listener(say, self._report), self.environment):
             self._report(one)
-            _keep_documents(files / one.section.name, options.out)
+            _copy_documents(files / one.section.name, options.out)
             if one.outcome is Outcome.FAILED:
                 say(f"FAILED: {one.section.name}: {one.reason}")
         say(f"report: {options.out / MARKDOWN_FILE}")
@@ -168,21 +160,18 @@ class _Check:
         Report(self.machine, self._effort, self.options.stand_in, took_s, known).write(self.options.out)
 
 
-def _keep_documents(folder: Path, out: Path) -> None:
-    """What a section made for the docs lies beside the report."""
+def _copy_documents(folder: Path, out: Path) -> None:
     for name in _DOCUMENTS:
         if (folder / name).exists():
             shutil.copyfile(folder / name, out / name)
 
 
 @contextmanager
-def _environment(options: Options) -> Iterator[Mapping[str, str]]:
+def _environment(options: argparse.Namespace) -> Iterator[Mapping[str, str]]:
     """What the sections' processes get besides the environment of this one."""
     if not options.stand_in:
         yield {}
         return
-    from benchmarks.gpu.running.stand_in import simulated
-
     with simulated() as environment:
         yield environment
 

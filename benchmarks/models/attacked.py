@@ -30,13 +30,10 @@ class Talker:
     """Answers with the beginning of what it is asked, ``max_tokens`` times; each is one token."""
 
     def chat(self, request: ChatRequest) -> Iterator[str]:
-        """Yield the tokens."""
         yield from repeat(request.messages[-1].text[:MOST_LETTERS], request.token_limit or 1)
 
     def complete(self, request: CompletionRequest) -> Iterator[str]:
-        """Yield the tokens."""
         yield from repeat(request.text[:MOST_LETTERS], request.token_limit or 1)
 
     def embed(self, request: EmbeddingRequest) -> np.ndarray:
-        """Return a vector of zeros for each input."""
         return np.zeros((len(request.inputs), 4), np.float32)

@@ -12,13 +12,10 @@ import numpy as np
 
 
 class Echo(litserve.LitAPI):
-    """The array of each request, answered as it came."""
-
     def setup(self, device: str) -> None:
         """Do nothing, as there is nothing to load."""
 
     def decode_request(self, request):  # type: ignore[no-untyped-def] # a type would make it a query parameter
-        """The FP32 array of one request."""
         return np.asarray(request["x"], np.float32)
 
     def batch(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -26,15 +23,12 @@ class Echo(litserve.LitAPI):
         return inputs
 
     def predict(self, x: list[np.ndarray]) -> list[np.ndarray]:
-        """A batch: the array of each request."""
         return x
 
     def unbatch(self, output: list[np.ndarray]) -> list[np.ndarray]:
-        """The rows as they are, one for each request."""
         return output
 
     def encode_response(self, output: np.ndarray) -> dict[str, list[float]]:
-        """The body of one response."""
         return {"y": output.tolist()}
 
 

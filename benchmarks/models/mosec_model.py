@@ -12,15 +12,12 @@ class Echo(Worker):
     """The array of each request, answered as it came."""
 
     def deserialize(self, data: bytes) -> np.ndarray:
-        """The FP32 array of one request."""
         return np.frombuffer(data, np.float32)
 
     def forward(self, data: list[np.ndarray]) -> list[np.ndarray]:
-        """A batch: the array of each request."""
         return data
 
     def serialize(self, data: np.ndarray) -> bytes:
-        """The body of one response."""
         return data.tobytes()
 
 
@@ -28,20 +25,16 @@ class EchoJson(Worker):
     """The list ``x`` of each request as an array, answered as the list ``y``."""
 
     def deserialize(self, data: bytes) -> np.ndarray:
-        """The FP32 array of one request."""
         return np.asarray(super().deserialize(data)["x"], np.float32)
 
     def forward(self, data: list[np.ndarray]) -> list[np.ndarray]:
-        """A batch: the array of each request."""
         return data
 
     def serialize(self, data: np.ndarray) -> bytes:
-        """The body of one response."""
         return super().serialize({"y": data.tolist()})
 
 
 def runtime(worker: type[Worker]) -> Runtime:
-    """One process, which takes what is there."""
     return Runtime(worker, num=1, max_batch_size=64, max_wait_time=1)
 
 

@@ -39,72 +39,27 @@ def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
         yield {"token": np.full_like(count, number)}
 
 
-def bind_echo(triton: Triton, name: str = "echo", dtype: type[np.generic] = np.float32) -> None:
-    """The model echo, under this name."""
-    triton.bind(
-        model_name=name,
-        infer_func=echo,
-        inputs=[Tensor(name="x", dtype=dtype, shape=(-1,))],
-        outputs=[Tensor(name="y", dtype=dtype, shape=(-1,))],
-        config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher()),
-    )
+def tensors(
+    *names: str, dtype: type[np.generic] = np.float32, shape: tuple[int, ...] = (-1,)
+) -> list[Tensor]:
+    return [Tensor(name=name, dtype=dtype, shape=shape) for name in names]
 
 
-def bind_tokens(triton: Triton) -> None:
-    """The model tokens, which streams."""
-    triton.bind(
-        model_name="tokens",
-        infer_func=tokens,
-        inputs=[Tensor(name="count", dtype=np.int32, shape=(1,))],
-        outputs=[Tensor(name="token", dtype=np.int32, shape=(1,))],
-        config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher(), decoupled=True),
-    )
-
-
-def bind_eight_inputs(triton: Triton) -> None:
-    """The model with eight inputs, of which it returns the first."""
-    triton.bind(
-        model_name="eight-inputs",
-        infer_func=eight_inputs,
-        inputs=[Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in "abcdefgh"],
-        outputs=[Tensor(name="y", dtype=np.float32, shape=(-1,))],
-        config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher()),
-    )
-
-
-def bind_echo_read_only(triton: Triton) -> None:
-    """The model echo again: here nothing is known of inputs that are only read."""
-    bind_echo(triton, "echo-read-only")
-
-
-def bind_echo_bytes(triton: Triton) -> None:
-    """Bind the model echo for strings."""
-    bind_echo(triton, "echo-bytes", np.bytes_)
-
-
-def bind_echo_unbatched(triton: Triton) -> None:
-    """Bind the model echo without batching."""
-    triton.bind(
-        model_name="echo-unbatched",
-        infer_func=echo_one,
-        inputs=[Tensor(name="x", dtype=np.float32, shape=(-1,))],
-        outputs=[Tensor(name="y", dtype=np.float32, shape=(-1,))],
-        config=ModelConfig(batching=False),
-    )
-
-
-BIND = {
-    "echo": bind_echo,
-    "echo-read-only": bind_echo_read_only,
-    "echo-bytes": bind_echo_bytes,
-    "echo-unbatched": bind_echo_unbatched,
-    "eight-inputs": bind_eight_inputs,
-    "tokens": bind_tokens,
+_X, _Y, _BATCHED = tensors("x"), tensors("y"), {"max_batch_size": 64, "batcher": DynamicBatcher()}
+_BYTES = tensors("x", dtype=np.bytes_), tensors("y", dtype=np.bytes_)
+_TOKENS = tensors("count", dtype=np.int32, shape=(1,)), tensors("token", dtype=np.int32, shape=(1,))
+#: By name: the callable, inputs, outputs and configuration. Inputs that are only read are not known here.
+MODELS = {
+    "echo": (echo, _X, _Y, ModelConfig(**_BATCHED)),
+    "echo-read-only": (echo, _X, _Y, ModelConfig(**_BATCHED)),
+    "echo-bytes": (echo, *_BYTES, ModelConfig(**_BATCHED)),
+    "echo-unbatched": (echo_one, _X, _Y, ModelConfig(batching=False)),
+    "eight-inputs": (eight_inputs, tensors(*"abcdefgh"), _Y, ModelConfig(**_BATCHED)),
+    "tokens": (tokens, *_TOKENS, ModelConfig(**_BATCHED, decoupled=True)),
 }
 
 
 def main(http_port: int, grpc_port: int, metrics_port: int, models: list[str]) -> None:
-    """Serve the models until SIGTERM."""
     config = TritonConfig(
         http_address="127.0.0.1",
         http_port=http_port,
@@ -114,7 +69,8 @@ def main(http_port: int, grpc_port: int, metrics_port: int, models: list[str]) -
     )
     with Triton(config=config) as triton:
         for name in models:
-            BIND[name](triton)
+            function, inputs, outputs, settings = MODELS[name]
+            triton.bind(model_name=name, infer_func=function, inputs=inputs, outputs=outputs, config=settings)
         triton.serve()
 
 

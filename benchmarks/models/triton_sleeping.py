@@ -16,13 +16,11 @@ class TritonPythonModel:
     """y = x after so many seconds, once a batch. The requests of a batch come unmerged."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read how long to sleep from the configuration."""
         parameters = json.loads(args["model_config"])["parameters"]
         self._seconds = float(parameters["seconds"]["string_value"])
         self._precise = False
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response for each request."""
         if not self._precise:  # the thread that sleeps asks for it itself
             self._precise = True
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -1,1 +1,1 @@
-"""What one small request costs in the front and in a worker, without a network server around them."""
+"""The Python calls of one small request in the front."""

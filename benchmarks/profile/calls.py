@@ -90,7 +90,6 @@ VARIANTS: Final[dict[str, tuple[dict[str, Any], tuple[tuple[str, str], ...], str
 
 
 def message(model: str = "echo", shape: Sequence[int] = (1, 16)) -> bytes:
-    """A request of 64 bytes."""
     request = pb.ModelInferRequest(model_name=model)
     request.inputs.add(name="x", datatype="FP32", shape=shape)
     request.raw_input_contents.append(bytes(64))
@@ -231,7 +230,6 @@ def _front_of(supervisor: int) -> int:
 
 
 def main() -> None:
-    """Count, and print one line a variant."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile.calls")
     parser.add_argument("--by-function", action="store_true", help="print every function, too")
     by_function = parser.parse_args().by_function

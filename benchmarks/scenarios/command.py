@@ -7,79 +7,111 @@ reached is a result.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from benchmarks.figures import Figure, cells, detail, document, table
 from benchmarks.load import LoadFailed
 from benchmarks.peers import PeerCache, ServerMissing
-from benchmarks.scenarios.connections import Connections
-from benchmarks.scenarios.deadlines import Deadlines
-from benchmarks.scenarios.deployment import DEPLOYABLE
-from benchmarks.scenarios.endurance import Endurance
-from benchmarks.scenarios.fairness import Fairness
-from benchmarks.scenarios.many_models import ManyModels
-from benchmarks.scenarios.report import ScenarioReport, markdown, write_json
-from benchmarks.scenarios.scaling import Scaling
-from benchmarks.scenarios.scenario import Effort, Scenario, Site
+from benchmarks.report import names_of
+from benchmarks.scenarios.closed_loop import Endurance, ManyModels, Scaling
+from benchmarks.scenarios.open_loop import Connections, Deadlines, Fairness, Tail
+from benchmarks.scenarios.scenario import DEPLOYABLE, Effort, Scenario, Site
 from benchmarks.scenarios.starting import Starting
-from benchmarks.scenarios.tail import Tail
-from benchmarks.servers import ServerFailed
+from benchmarks.servers.server import ServerFailed
 
 _BENCHMARKS = Path(__file__).parent.parent
-SCENARIOS: tuple[Scenario, ...] = (
-    Tail(),
-    Scaling(),
-    ManyModels(),
-    Connections(),
-    Endurance(),
-    Starting(),
-    Deadlines(),
-    Fairness(),
-)
+_CLASSES = (Tail, Scaling, ManyModels, Connections, Endurance, Starting, Deadlines, Fairness)
+SCENARIOS: tuple[Scenario, ...] = tuple(one() for one in _CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The options of the command line."""
+class ScenarioReport:
+    """What was found. ``found`` and ``failed`` by scenario, then by the server's title."""
 
-    scenarios: tuple[str, ...]
-    servers: tuple[str, ...]
+    machine: Mapping[str, str]
     effort: Effort
-    json: Path
-    cache: PeerCache
-    real_time: bool
+    scenarios: Sequence[Scenario]
+    found: dict[str, dict[str, list[Figure]]] = field(default_factory=dict)
+    failed: dict[str, dict[str, str]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def markdown(report: ScenarioReport) -> str:
+    machine = ", ".join(f"{name} {value}" for name, value in report.machine.items())
+    effort = report.effort
+    parts = [f"Medians of {effort.rounds} rounds of {effort.seconds:g} s. {machine}."]
+    for scenario in report.scenarios:
+        found, failed = report.found.get(scenario.name, {}), report.failed.get(scenario.name, {})
+        if found or failed:
+            parts.append(f"### {scenario.title[0].upper()}{scenario.title[1:]}\n\nGoal: {scenario.goal}.")
+        parts += [_table(title, list(map(document, figures))) for title, figures in found.items()]
+        parts += [f"{title}: FAILED." for title in failed]
+    parts += [f"Skipped: {name}: {reason}." for name, reason in report.skipped.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_json(report: ScenarioReport, path: Path) -> None:
+    scenarios = {
+        one.name: {
+            "title": one.title,
+            "goal": one.goal,
+            "servers": {
+                title: list(map(document, figures))
+                for title, figures in report.found.get(one.name, {}).items()
+            },
+            "failed": list(report.failed.get(one.name, {})),
+        }
+        for one in report.scenarios
+    }
+    whole = {
+        "machine": dict(report.machine),
+        "effort": asdict(report.effort),
+        "skipped": report.skipped,
+        "scenarios": scenarios,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+
+
+def _table(title: str, figures: Sequence[Mapping[str, Any]]) -> str:
+    details = list(dict.fromkeys(name for one in figures for name in one["details"]))
+    lines = [[*cells(one), *(detail(one, name) for name in details)] for one in figures]
+    return table([title, "median (range)", "goal", "reached", *details], lines)
 
 
 def main(arguments: Sequence[str], machine: dict[str, str], say: Callable[[str], None]) -> int:
-    """Run the scenarios and print; returns the exit code."""
-    options = parse(arguments)
-    if options.real_time and not _take_precedence():
+    given = parse(arguments)
+    if given.real_time and not _take_precedence():
         say("error: --real-time needs the right to real-time priorities (CAP_SYS_NICE)")
         return 1
-    chosen = [one for one in SCENARIOS if one.name in options.scenarios]
-    report = ScenarioReport(machine, options.effort, chosen)
+    chosen = [one for one in SCENARIOS if one.name in given.scenarios]
+    effort = Effort(max(1, given.rounds), given.seconds, given.requests)
+    report = ScenarioReport(machine, effort, chosen)
+    cache = PeerCache(given.cache.absolute(), given.peer_python)
     for scenario in chosen:
-        for server in options.servers:
-            _run(scenario, server, options, report, say)
+        for server in given.servers:
+            _run(scenario, server, cache, report, say)
     print(markdown(report), end="")
-    write_json(report, options.json)
+    write_json(report, given.json)
     for name, failed in report.failed.items():
         for title, text in failed.items():
             say(f"error: {name}, {title}: {text}")
     return 1 if report.failed or not report.found else 0
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    """The options; ends the program with 2 on a usage error."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     names = tuple(one.name for one in SCENARIOS)
     parser = argparse.ArgumentParser(
         prog="scripts/bench --scenarios", description="Hold servers against what is possible, over time."
     )
-    parser.add_argument("scenarios", type=_names(names), nargs="?", default=names, help=", ".join(names))
-    parser.add_argument("--servers", type=_names(tuple(DEPLOYABLE)), default=("gpuserve",))
+    parser.add_argument("scenarios", type=names_of(names), nargs="?", default=names, help=", ".join(names))
+    parser.add_argument("--servers", type=names_of(DEPLOYABLE), default=("gpuserve",))
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run; default: %(default)s")
     parser.add_argument("--requests", type=int, default=1_000_000, help="of the scenario endurance")
@@ -91,10 +123,7 @@ def parse(arguments: Sequence[str]) -> Options:
         action="store_true",
         help="server and load before all other programs: for a machine that does other things as well",
     )
-    given = parser.parse_args(arguments)
-    cache = PeerCache(given.cache.absolute(), given.peer_python)
-    effort = Effort(max(1, given.rounds), given.seconds, given.requests)
-    return Options(given.scenarios, given.servers, effort, given.json, cache, given.real_time)
+    return parser.parse_args(arguments)
 
 
 def _take_precedence() -> bool:
@@ -107,7 +136,7 @@ def _take_precedence() -> bool:
 
 
 def _run(
-    scenario: Scenario, server: str, options: Options, report: ScenarioReport, say: Callable[[str], None]
+    scenario: Scenario, server: str, cache: PeerCache, report: ScenarioReport, say: Callable[[str], None]
 ) -> None:
     kind = DEPLOYABLE[server]
     reason = scenario.servers[server]
@@ -118,23 +147,10 @@ def _run(
         return
     say(f"scenario {scenario.name}, {kind.title}")
     try:
-        figures = scenario.run(Site(kind, options.cache, options.effort, say))
+        figures = scenario.run(Site(kind, cache, report.effort, say))
     except ServerMissing as error:
         report.skipped[f"{scenario.name}, {server}"] = str(error)
     except (ServerFailed, LoadFailed) as error:
         report.failed.setdefault(scenario.name, {})[kind.title] = str(error)
     else:
         report.found.setdefault(scenario.name, {})[kind.title] = figures
-
-
-def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    """A list of names, parted by commas, each one of those that exist."""
-
-    def names(text: str) -> tuple[str, ...]:
-        given = tuple(text.split(","))
-        for name in given:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-        return given
-
-    return names

@@ -22,13 +22,13 @@ import select
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.wire_clients import Calls, ClientFailed
 from gpuserve.bench import http2_client as http2
 
 _RECEIVE_NBYTES: Final = 1 << 18
@@ -39,10 +39,6 @@ _LEAD_S: Final = 0.2
 _PR_SET_TIMERSLACK: Final = 29
 #: Above the lowest, at which a server may run.
 _PRIORITY: Final = 10
-
-
-class PacedFailed(Exception):
-    """The server refused a request, answered wrongly, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,86 +56,7 @@ class Paced:
     took_s: float
 
 
-class Calls:
-    """The calls of one connection. Bytes go in, bytes come out; there is no socket and no clock here.
-
-    A call is named by a number of the caller's. What flow control does not let go yet waits inside.
-    """
-
-    def __init__(self, method: str, request: bytes, answer: bytes, headers: Iterable[str] = ()) -> None:
-        more = [(name, value) for name, _, value in (one.partition(":") for one in headers)]
-        block = http2.grpc_headers(method, more=more)
-        self._headers = http2.frame(http2.HEADERS, http2.END_HEADERS, 0, block)
-        self._data = http2.frame(http2.DATA, http2.END_STREAM, 0, request)
-        self._request_nbytes = len(request)
-        self._window_nbytes = http2.FIRST_WINDOW_NBYTES
-        self._answer = answer
-        self._next_stream = 1
-        self._calls: dict[int, int] = {}
-        self._bodies: dict[int, bytes] = {}
-        self._waiting: deque[int] = deque()
-        self._reader = http2.FrameReader()
-        self._replies = bytearray()
-
-    def ask(self, call: int) -> bytes:
-        """One more call: what to send for it now."""
-        if self._waiting or self._window_nbytes < self._request_nbytes:
-            self._waiting.append(call)
-            return b""
-        return self._open(call)
-
-    def take(self, data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
-        """What was received: the calls that end with it, each with whether it was answered, and what the
-        connection owes. A call that ends without a body was refused, by a status in trailers that are not
-        decoded or by a reset.
-
-        Raises:
-            PacedFailed: the body of a call is not the right one.
-        """
-        ended = list[tuple[int, bool]]()
-        for kind, flags, stream, payload in self._reader.read(data):
-            if kind == http2.DATA:
-                self._bodies[stream] = self._bodies.get(stream, b"") + payload
-            elif kind == http2.RESET:
-                self._bodies.pop(stream, None)
-                if stream in self._calls:  # not where it only tells that no more of the request is wanted
-                    ended.append((self._calls.pop(stream), False))
-            elif kind != http2.HEADERS:
-                self._take_control(kind, flags, payload, stream)
-            if flags & http2.END_STREAM and kind in {http2.DATA, http2.HEADERS}:
-                ended.append(self._end(stream))
-        owed = bytes(self._replies)
-        self._replies.clear()
-        return ended, owed
-
-    def _open(self, call: int) -> bytes:
-        stream = self._next_stream
-        self._next_stream += 2
-        self._calls[stream] = call
-        self._window_nbytes -= self._request_nbytes
-        number, headers, data = stream.to_bytes(4), self._headers, self._data
-        return b"".join((headers[:5], number, headers[9:], data[:5], number, data[9:]))
-
-    def _end(self, stream: int) -> tuple[int, bool]:
-        body = self._bodies.pop(stream, b"")
-        if body and body != self._answer:
-            raise PacedFailed(f"an answer of {len(body)} bytes is not the right one of {len(self._answer)}")
-        return self._calls.pop(stream), bool(body)
-
-    def _take_control(self, kind: int, flags: int, payload: bytes, stream: int) -> None:
-        if kind == http2.WINDOW_UPDATE and stream == 0:
-            self._window_nbytes += int.from_bytes(payload)
-            while self._waiting and self._window_nbytes >= self._request_nbytes:
-                self._replies += self._open(self._waiting.popleft())
-        elif kind in {http2.SETTINGS, http2.PING}:
-            self._replies += http2.acknowledge(kind, flags, payload)
-        elif kind == http2.GOAWAY:
-            raise PacedFailed("the server sent GOAWAY")
-
-
 class Connection:
-    """A socket and the calls on it."""
-
     def __init__(self, port: int, calls: Calls, epoll: select.epoll) -> None:
         self.calls = calls
         self.unsent = bytearray()
@@ -152,7 +69,6 @@ class Connection:
         epoll.register(self.fileno(), select.EPOLLIN)
 
     def fileno(self) -> int:
-        """The descriptor that the epoll tells of."""
         return self._socket.fileno()
 
     def flush(self) -> None:
@@ -166,18 +82,14 @@ class Connection:
             self._epoll.modify(self.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._is_full else 0))
 
     def receive(self) -> bytes:
-        """What is there.
-
-        Raises:
-            PacedFailed: the server closed the connection.
-        """
+        """What is there. Raises ClientFailed: the server closed the connection."""
         try:
             data = self._socket.recv(_RECEIVE_NBYTES)
         except BlockingIOError:
             return b""
         if data:
             return data
-        raise PacedFailed("the server closed the connection")
+        raise ClientFailed("the server closed the connection")
 
     def close(self) -> None:
         self._socket.close()
@@ -200,11 +112,8 @@ class Run:
     def run(
         self, port: int, method: str, request: bytes, answer: bytes, headers: Iterable[str] = ()
     ) -> Paced:
-        """Connect, send everything and wait for every answer.
-
-        Raises:
-            PacedFailed: not every request was answered right.
-            OSError: the server is not there.
+        """Connect, send everything and wait for every answer. Raises ClientFailed: not every request was
+        answered right; OSError: the server is not there.
         """
         for _ in range(max(self._connection) + 1):
             one = Connection(port, Calls(method, request, answer, headers), self._epoll)
@@ -229,7 +138,7 @@ class Run:
         if ready:
             self._take_ready(began_at)
         elif self._next == len(self._at_s):
-            raise PacedFailed(f"{self._left} requests were not answered within {_PATIENCE_S:.0f} s")
+            raise ClientFailed(f"{self._left} requests were not answered within {_PATIENCE_S:.0f} s")
 
     def _send_due(self, began_at: float) -> None:
         at_s, now = self._at_s, time.perf_counter() - began_at
@@ -261,7 +170,6 @@ class Run:
 
 
 def main(port: str, method: str, request_file: str, answer_file: str, *headers: str) -> int:
-    """Run and print; returns the exit code."""
     request, answer = Path(request_file).read_bytes(), Path(answer_file).read_bytes()
     schedule = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -274,7 +182,7 @@ def main(port: str, method: str, request_file: str, answer_file: str, *headers: 
     try:
         run = Run(schedule["at_s"], schedule["connection"])
         paced = run.run(int(port), method, request, answer, headers)
-    except (PacedFailed, OSError) as error:
+    except (ClientFailed, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     json.dump(asdict(paced), sys.stdout)

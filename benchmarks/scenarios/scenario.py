@@ -1,26 +1,96 @@
-"""What a scenario is, and where it runs: a server of one kind with the models that the scenario asks for."""
+"""A scenario, the models that it asks for, the server of one kind that has them, and what is read of it."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from benchmarks import processes
+from benchmarks.figures import Figure, Goal
+from benchmarks.load import GrpcLoad
+from benchmarks.payloads import RawPayload, Tensor
 from benchmarks.peers import PeerCache
-from benchmarks.scenarios.deployment import DeployedGpuServe, DeployedTriton, SleepingModel
-from benchmarks.scenarios.figures import Figure
-from benchmarks.servers import RunningServer, ServerFailed, running
+from benchmarks.rounds import Clocks
+from benchmarks.servers import ConfiguredGpuServe, PlainTriton
+from benchmarks.servers.server import MODELS_FOLDER, Ports, RunningServer, ServerFailed, running
 
 #: The seed of the first round; the next one counts on from it.
 FIRST_SEED = 20
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SleepingModel:
+    """y = x, FP32 [-1, n], after ``batch_s`` a batch; 0 for one that only echoes."""
+
+    name: str
+    batch_s: float
+    instances: int = 1
+    max_batch_size: int = 32
+    fairness_header: str = ""  #: of models that are fair to their clients; this server only
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        sleeping = {"callable": f"{MODELS_FOLDER}/sleeping.py:sleeping", "kwargs": {"seconds": self.batch_s}}
+        queue = {"queue": {"fairness": "client", "fairness_header": self.fairness_header}}
+        return {
+            "name": self.name,
+            **(sleeping if self.batch_s else {"callable": f"{MODELS_FOLDER}/model.py:echo"}),
+            "instances": [{"device": "cpu", "count": self.instances}],
+            "inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}],
+            "outputs": [{"name": "y", "dtype": "float32", "shape": [-1]}],
+            "max_batch_size": self.max_batch_size,
+            **(queue if self.fairness_header else {}),
+        }
+
+    @property
+    def triton_config(self) -> str:
+        return f"""backend: "python"
+max_batch_size: {self.max_batch_size}
+input [{{ name: "x", data_type: TYPE_FP32, dims: [-1] }}]
+output [{{ name: "y", data_type: TYPE_FP32, dims: [-1] }}]
+instance_group [{{ count: {self.instances}, kind: KIND_CPU }}]
+dynamic_batching {{}}
+parameters {{ key: "seconds", value: {{ string_value: "{self.batch_s}" }} }}
+"""
+
+
+class DeployedGpuServe(ConfiguredGpuServe):
+    def __init__(self, cache: PeerCache, models: Sequence[SleepingModel], folder: Path) -> None:
+        super().__init__(cache, folder, [one.entry for one in models])
+
+
+class DeployedTriton(PlainTriton):
+    """Plain Triton with the models of a scenario."""
+
+    def __init__(self, cache: PeerCache, models: Sequence[SleepingModel], folder: Path) -> None:
+        super().__init__(cache)
+        self._deployed = tuple(models)
+        self._repository = folder / "repository"
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        """As ``PlainTriton``; the repository of models is made in the folder first."""
+        for one in self._deployed:
+            version = self._repository / one.name / "1"
+            version.mkdir(parents=True)
+            shutil.copy(MODELS_FOLDER / "triton_sleeping.py", version / "model.py")
+            (version.parent / "config.pbtxt").write_text(one.triton_config)
+        mine = f"--model-repository={self._repository}"
+        command = super().command(ports, models)
+        return [mine if word.startswith("--model-repository=") else word for word in command]
+
+
+#: Servers that scenarios can be run on, by the names that --servers takes.
+DEPLOYABLE: dict[str, type[DeployedGpuServe | DeployedTriton]] = {
+    one.name: one for one in (DeployedGpuServe, DeployedTriton)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +113,52 @@ class Site:
 
     @contextmanager
     def serving(self, models: Sequence[SleepingModel], label: str = "scenario") -> Iterator[RunningServer]:
-        """A server with these models, while the context lasts. ``label`` names its log.
-
-        Raises:
-            ServerFailed: it did not come up.
-        """
-        logs = self.cache.folder / "logs" / label
+        """Run a server with these models; ``label`` names its log. Raises ServerFailed."""
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             server = self.kind(self.cache, models, Path(folder))
             server.prepare()
-            with running(server, logs, [one.name for one in models]) as one:
+            names = [one.name for one in models]
+            with running(server, self.cache.folder / "logs" / label, names) as one:
                 yield one
 
 
-class Scenario(Protocol):
-    """One scenario. ``goal`` is its goal in words; ``servers`` are those that it is run on."""
+class Scenario:
+    """One scenario. ``goal`` is its goal in words; ``program`` is needed on PATH. ``servers`` are those that
+    the scenario is run on, with the reason where it is not run on that one.
+    """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    goal: ClassVar[str]
-    program: ClassVar[str | None]  #: needed on PATH
-    servers: ClassVar[dict[str, str | None]]  #: by name; the reason where it is not run on that one
+    name: str
+    title: str
+    goal: str
+    program: str | None = None
+    servers: ClassVar[Mapping[str, str | None]] = {"gpuserve": None, "triton": None}
 
     def run(self, site: Site) -> list[Figure]:
-        """All of its cases.
+        """Measure all cases. Raises ServerFailed or LoadFailed if a server or a request does."""
+        raise NotImplementedError
 
-        Raises:
-            ServerFailed: the server did not come up or did not answer right.
-            LoadFailed: requests failed under load.
-        """
+
+def row(model: str) -> RawPayload:
+    """Return a payload of one row of 16 FP32 for a model that echoes it."""
+    return RawPayload(model, (Tensor.fp32("x", 1, 16),))
+
+
+#: What was seen in one run, by the column that shows it.
+Seen = dict[str, float]
+
+
+def figure(case: str, unit: str, rounds: Sequence[Seen], goal: Goal | None = None) -> Figure:
+    """Return a figure of all rounds: the first column has the samples, the others are details."""
+    (_, samples), *details = [(name, tuple(seen[name] for seen in rounds)) for name in rounds[0]]
+    return Figure(case, unit, samples, goal, dict(details))
+
+
+def timed(load: GrpcLoad, one: RunningServer, answer: bytes, seconds: float) -> tuple[float, float]:
+    """Return requests a second, and CPU microseconds of the server for each; raise LoadFailed as the load."""
+    before = Clocks.read(one.pid)
+    result = load.run(one, seconds, answer)
+    used_s = Clocks.read(one.pid).server_cpu_s - before.server_cpu_s
+    return result.answers_per_s, used_s / result.answers * 1e6
 
 
 class Executions(NamedTuple):
@@ -83,11 +170,7 @@ class Executions(NamedTuple):
 
     @classmethod
     def read(cls, one: RunningServer, model: str) -> Executions:
-        """Ask the server.
-
-        Raises:
-            ServerFailed: it has no statistics of the model.
-        """
+        """Ask the server. Raises ServerFailed if the server has no statistics of the model."""
         connection = http.client.HTTPConnection("127.0.0.1", one.ports.http, timeout=30)
         try:
             connection.request("GET", f"/v2/models/{model}/stats")
@@ -96,42 +179,22 @@ class Executions(NamedTuple):
             connection.close()
         try:
             stats = json.loads(body)["model_stats"][0]
-            batches = stats["batch_stats"]
-            compute_ns = sum(int(batch["compute_infer"]["ns"]) for batch in batches)
+            compute_ns = sum(int(batch["compute_infer"]["ns"]) for batch in stats["batch_stats"])
             return cls(int(stats["execution_count"]), int(stats["inference_count"]), compute_ns / 1e9)
         except (KeyError, IndexError, ValueError):
             text = body.decode(errors="replace")
             raise ServerFailed(f"{one.server.title} has no statistics of {model}: {text}") from None
 
     def since(self, before: Executions) -> Executions:
-        """The difference to an earlier reading."""
-        return Executions(
-            self.batches - before.batches, self.rows - before.rows, self.compute_s - before.compute_s
-        )
-
-
-class Usage(NamedTuple):
-    """CPU seconds: of the server's processes, and of the whole machine."""
-
-    server_s: float
-    machine_s: float
-
-    @classmethod
-    def read(cls, one: RunningServer) -> Usage:
-        """Read the counters now."""
-        return cls(sum(processes.cpu_by_pid(one.pid).values()), processes.machine_busy_s())
-
-    def share_of_others(self, before: Usage, known_s: float, took_s: float) -> float:
-        """The part of the machine that neither the server nor the load (``known_s``) used since."""
-        others_s = self.machine_s - before.machine_s - (self.server_s - before.server_s) - known_s
-        return max(0.0, others_s / took_s / (os.cpu_count() or 1))
+        batches, rows = self.batches - before.batches, self.rows - before.rows
+        return Executions(batches, rows, self.compute_s - before.compute_s)
 
 
 def rss_nbytes(one: RunningServer) -> int:
-    """Resident memory of all processes of a server together."""
+    """Return the resident memory of all processes of a server together."""
     return sum(process.memory.rss_nbytes for process in processes.tree(one.pid))
 
 
 def pss_nbytes(one: RunningServer) -> int:
-    """The same, a shared page counted once."""
+    """Return the same with a shared page counted once."""
     return sum(process.memory.pss_nbytes for process in processes.tree(one.pid))

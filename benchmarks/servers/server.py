@@ -9,15 +9,40 @@ from __future__ import annotations
 import abc
 import copy
 import enum
+import http.client
+import os
 import signal
 import socket
-from collections.abc import Sequence
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
+from benchmarks import processes
 from benchmarks.peers import PeerCache
-from benchmarks.servers.certificate import Certificate, certificate
+from benchmarks.processes import is_left
+
+_SUBJECT = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3650")
+
+
+class Certificate(NamedTuple):
+    path: Path
+    key: Path
+
+
+def certificate(folder: Path) -> Certificate:
+    made = Certificate(folder / "certificate.pem", folder / "key.pem")
+    if not made.path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        files = ("-keyout", str(made.key), "-out", str(made.path))
+        command = ("openssl", "req", "-x509", *_KEY, *_SUBJECT, *files)
+        subprocess.run(command, check=True, capture_output=True)
+    return made
+
 
 ECHO, ECHO_READ_ONLY, ECHO_BYTES, TOKENS = "echo", "echo-read-only", "echo-bytes", "tokens"
 ECHO_UNBATCHED, EIGHT_INPUTS = "echo-unbatched", "eight-inputs"
@@ -132,11 +157,7 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Install what is missing.
-
-        Raises:
-            ServerMissing: it cannot be had here.
-        """
+        """Install what is missing. Raises ServerMissing: it cannot be had here."""
 
     @abc.abstractmethod
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
@@ -154,3 +175,128 @@ class Server(abc.ABC):
         """What a process of this server does, by its command line; the program where that is not known."""
         program = command.partition(" ")[0].rpartition("/")[2]
         return next((role for mark, role in self.roles if mark in command), program)
+
+
+_READY_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.005
+
+
+class ServerFailed(Exception):
+    """A server that is installed did not come up or did not answer as it should; the text has its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answers. Borrowed from ``running``, which ends it."""
+
+    server: Server
+    ports: Ports
+    pid: int
+    ready_s: float  #: from the start of the command until the server and its models said ready
+
+
+@contextmanager
+def running(
+    server: Server, logs: Path, models: Sequence[str] = MODELS, ready_timeout_s: float = _READY_TIMEOUT_S
+) -> Iterator[RunningServer]:
+    """Start a prepared server with these models, wait until it is ready, and end all of it afterwards. Raises
+    ServerFailed: it ended, or was not ready in time.
+    """
+    ports = Ports.free()
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{server.log_name}.log"
+    with log.open("wb") as output:
+        began = time.perf_counter()
+        process = subprocess.Popen(
+            server.command(ports, models),
+            env={**os.environ, **server.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the server in order
+        )
+    try:
+        if not _is_ready_within(ready_timeout_s, server, process, ports, models):
+            how = f"was not ready in {ready_timeout_s:.0f} s"
+            if process.poll() is not None:
+                how = f"ended with {process.returncode}"
+            raise ServerFailed(f"{server.title} {how}:\n{_tail(log)}")
+        yield RunningServer(server, ports, process.pid, time.perf_counter() - began)
+    finally:
+        with _signals_held_back():
+            _stop(process, server.stop_signal)
+
+
+def _is_ready_within(
+    seconds: float, server: Server, process: subprocess.Popen[bytes], ports: Ports, models: Sequence[str]
+) -> bool:
+    """False where it has ended, too."""
+    deadline = time.monotonic() + seconds
+    while not _is_ready(server, ports, models):
+        if process.poll() is not None or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _is_ready(server: Server, ports: Ports, models: Sequence[str]) -> bool:
+    paths = server.ready_paths(models)
+    return all(_says_ok(ports.http, path) for path in paths) if paths else _takes_connections(ports.grpc)
+
+
+def _takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _says_ok(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
+    """The signal to the first process; what of the tree is left after the timeout is killed."""
+    members = {one.pid: one for one in processes.tree(process.pid)}
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    process.send_signal(stop_signal)
+    while any(map(is_left, members.values())) and time.monotonic() < deadline:
+        process.poll()
+        members |= {one.pid: one for one in processes.tree(process.pid)}  # it may have been starting some
+        time.sleep(_POLL_S)
+    for member in filter(is_left, members.values()):
+        os.kill(member.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """SIGINT and SIGTERM wait: a server that is half stopped would stay behind.
+
+    By handlers, not by a mask: gRPC's threads would take the signal, and Python hand it to this one.
+    """
+    caught: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+    if caught:
+        signal.raise_signal(caught[0])
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-20:])

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from serving import REPOSITORY
 
-from benchmarks.attacks.cases import Judgement
-from benchmarks.attacks.limits import MIB, Finding, Limits, compared, markdown
-from benchmarks.attacks.watched import Held
+from benchmarks.attacks.attacked import Held
+from benchmarks.attacks.limits import MIB, Finding, Judgement, Limits, compared, markdown
 
 #: The tests share the machine with others: a client that waits is no failure here, one without an answer is.
 PATIENCE_MS = "4000"

@@ -18,7 +18,8 @@ from benchmarks import load
 from benchmarks.peers import PeerCache
 from benchmarks.rounds import LoadedServer
 from benchmarks.rows import ROWS, WITHOUT, Row
-from benchmarks.servers import GpuServe, running
+from benchmarks.servers import GpuServe
+from benchmarks.servers.server import running
 
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 _PLAIN = [row for row in ROWS if row.load.option is None]

@@ -21,10 +21,21 @@ import pytest
 from gpu_machine import GpuMachine
 from processes import descendants, wait_ended, wait_until
 
-from benchmarks.gpu.catalog import FACTS, PART_BUDGET_S, PARTS, SECTIONS, stretched
 from benchmarks.gpu.running.one_by_one import Listener, run_sections
 from benchmarks.gpu.running.report import Report, earlier
-from benchmarks.gpu.running.section import Effort, Findings, Found, Outcome, Section, Site
+from benchmarks.gpu.running.section import (
+    FACTS,
+    PART_BUDGET_S,
+    PARTS,
+    SECTIONS,
+    Effort,
+    Findings,
+    Found,
+    Outcome,
+    Section,
+    Site,
+    stretched,
+)
 from benchmarks.gpu.sections.device_tests import Batch, batches, run_batch
 from benchmarks.processes import Process
 

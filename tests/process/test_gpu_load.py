@@ -9,8 +9,8 @@ import pytest
 from processes import children
 
 from benchmarks.gpu.running.section import Effort, Findings, SectionFailed, Site
+from benchmarks.gpu.served.client import with_bytes
 from benchmarks.gpu.served.load import Loaded, load_clients
-from benchmarks.gpu.served.messages import with_bytes
 from benchmarks.gpu.served.serving import Model, serving, tensor
 
 _SECONDS = 0.1

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.load import LoadFailed
+from benchmarks.load import GrpcLoad, LoadFailed, missing
 from benchmarks.peers import PeerCache
-from benchmarks.scenarios.arrivals import Schedule, periodic
-from benchmarks.scenarios.closed_loop import PROGRAM, InFlight
-from benchmarks.scenarios.deployment import DeployedGpuServe, SleepingModel
-from benchmarks.scenarios.open_loop import paced
-from benchmarks.scenarios.payload import RowPayload
-from benchmarks.scenarios.scenario import Effort, Executions, Site
-from benchmarks.servers import RunningServer, ServerFailed
+from benchmarks.scenarios.loads import Schedule, paced, periodic
+from benchmarks.scenarios.scenario import (
+    DeployedGpuServe,
+    Effort,
+    Executions,
+    Site,
+    SleepingModel,
+    row,
+)
+from benchmarks.servers.server import RunningServer, ServerFailed
 
 _BATCH_S = 0.02
-_SLEEP, _ECHO = RowPayload("sleep"), RowPayload("echo")
+_SLEEP, _ECHO = row("sleep"), row("echo")
+_LOAD = GrpcLoad(_ECHO, 2, 4, requests=200)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +66,13 @@ def test_a_wrong_answer_fails_the_run(one: RunningServer) -> None:
         paced(one, _ECHO, b"no!", Schedule((0.0,), (0,)))
 
 
-@pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not on PATH")
+@pytest.mark.skipif(missing(_LOAD) is not None, reason="h2load is not on PATH")
 def test_so_many_requests_are_answered_in_a_closed_loop(one: RunningServer) -> None:
-    result = InFlight(2, 4).run(one, _ECHO, _ECHO.check(one), requests=200)
+    result = _LOAD.run(one, 0.0, _ECHO.check(one))
     assert result.answers == 200
 
 
 @pytest.mark.thorough
 def test_a_model_that_is_not_there_is_no_answer(one: RunningServer) -> None:
     with pytest.raises(ServerFailed, match="model nobody"):
-        RowPayload("nobody").check(one)
+        row("nobody").check(one)

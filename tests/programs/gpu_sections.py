@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.figures import Figure, Goal
 from benchmarks.gpu.running.section import Findings, SectionSkipped, Site
-from benchmarks.scenarios.figures import Figure, Goal
 
 _DEAF = """
 import signal, time

@@ -7,24 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plots
 from benchmarks.__main__ import SECTIONS, parse
-from benchmarks.comparison import Comparison, Ratio
+from benchmarks.figures import Goal
 from benchmarks.load import GrpcLoad
 from benchmarks.payloads import EchoPayload
-from benchmarks.plots import Plot, Style
-from benchmarks.redraw import sweeps_of
 from benchmarks.report import Report
 from benchmarks.request_section import RequestPart, cpu_cell
-from benchmarks.rounds import Sample, Samples
-from benchmarks.rows import WITHOUT, Goals, Measure, Row, Target
-from benchmarks.servers import SERVERS, Kind
-from benchmarks.sweeps import SWEEPS, SweepPart
+from benchmarks.rounds import Comparison, Ratio, Sample, Samples
+from benchmarks.rows import WITHOUT, Goals, Measure, Row
+from benchmarks.servers import SERVERS
+from benchmarks.servers.server import Kind
+from benchmarks.sweeps import SWEEPS, SweepPart, draw
 
 KINDS = {name: server.kind for name, server in SERVERS.items()} | {WITHOUT: Kind.BASELINE}
 LOAD = GrpcLoad(EchoPayload(64), 1, 1)
-THROUGHPUT = Row("fast", "Fast", LOAD, Measure.THROUGHPUT, Goals(Target(2.0), (("pytriton", Target(7.0)),)))
-LATENCY = Row("soon", "Soon", LOAD, Measure.LATENCY, Goals(Target(0.9, at_most=True)))
+THROUGHPUT = Row(
+    "fast",
+    "Fast",
+    LOAD,
+    Measure.THROUGHPUT,
+    Goals(Goal(2.0, at_least=True), (("pytriton", Goal(7.0, at_least=True)),)),
+)
+LATENCY = Row("soon", "Soon", LOAD, Measure.LATENCY, Goals(Goal(0.9)))
 
 
 def sample(value: float, **by_role: float) -> Sample:
@@ -46,8 +50,8 @@ def test_a_ratio_is_taken_inside_each_round() -> None:
 
 
 def test_a_latency_target_is_met_from_below() -> None:
-    assert Target(0.3, at_most=True).met_by(0.2)
-    assert not Target(0.9).met_by(0.8)
+    assert Goal(0.3).met_by(0.2)
+    assert not Goal(0.9, at_least=True).met_by(0.8)
 
 
 def test_the_best_peer_is_the_one_with_the_best_median_and_never_a_floor() -> None:
@@ -77,7 +81,7 @@ def test_a_goal_against_a_server_that_was_not_measured_is_open() -> None:
 
 
 def test_a_row_with_an_option_is_held_against_this_server_without_it() -> None:
-    goals = Goals(Target(2.0), ((WITHOUT, Target(0.9)),))
+    goals = Goals(Goal(2.0, at_least=True), ((WITHOUT, Goal(0.9, at_least=True)),))
     row = Row("guarded", "Guarded", LOAD, Measure.THROUGHPUT, goals)
     best, without = comparison(row, gpuserve=[30.0], triton=[10.0], without=[40.0]).verdicts(row)
     assert (best.against, best.reached) == ("triton", True)
@@ -89,7 +93,13 @@ def test_a_row_without_us_has_no_verdicts() -> None:
 
 
 def test_a_peer_that_is_named_and_the_best_has_one_line_where_the_goal_is_the_same() -> None:
-    row = Row("x", "X", LOAD, Measure.THROUGHPUT, Goals(Target(1.2), (("mosec", Target(1.2)),)))
+    row = Row(
+        "x",
+        "X",
+        LOAD,
+        Measure.THROUGHPUT,
+        Goals(Goal(1.2, at_least=True), (("mosec", Goal(1.2, at_least=True)),)),
+    )
     assert len(comparison(row, gpuserve=[3.0], mosec=[2.0]).verdicts(row)) == 1
 
 
@@ -143,13 +153,8 @@ def sweep_part() -> SweepPart:
 
 def test_a_sweep_is_a_curve_for_each_server_that_has_points() -> None:
     part = sweep_part()
-    ours, theirs = part.plot(SWEEPS[0]).curves
-    assert (ours.title, ours.style, ours.at[-1], ours.throughput[-1]) == (
-        "gpuserve",
-        Style.OURS,
-        256,
-        25600.0,
-    )
+    ours, theirs = part.curves(SWEEPS[0])
+    assert (ours.title, ours.kind, ours.at[-1], ours.throughput[-1]) == ("gpuserve", Kind.OURS, 256, 25600.0)
     assert (theirs.at[-1], theirs.median_ms[0], theirs.p99_ms[0]) == (128, 1.0, 2.0)
     assert "| 256 | 2.56e+04 (1) | - |" in part.markdown()
 
@@ -179,17 +184,8 @@ def test_plots_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
     assert b"<svg" in svg.read_bytes()
 
 
-def test_the_document_of_a_run_is_enough_to_draw_its_plots_anew() -> None:
-    part = sweep_part()
-    document = {"servers": dict(part.titles), part.key: json.loads(json.dumps(part.document()))}
-    again = sweeps_of(document)
-    for sweep in part.sweeps:
-        drawn = [(one.title, one.at, one.throughput, one.p99_ms) for one in again.plot(sweep).curves]
-        assert drawn == [(one.title, one.at, one.throughput, one.p99_ms) for one in part.plot(sweep).curves]
-
-
 def test_a_plot_without_curves_is_not_drawn(tmp_path: Path) -> None:
-    assert plots.write(Plot("a", "A", "x", {}, "req/s", []), tmp_path) == []
+    assert draw(SWEEPS[0], [], tmp_path) == []
 
 
 def test_the_command_line_takes_the_rows_of_every_section() -> None:

@@ -6,22 +6,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from benchmarks import processes
-from benchmarks.in_stream_client import InStreamFailed, Stream
+from benchmarks import payloads, processes
 from benchmarks.load import LoadFailed, LoadResult, api_between, parse_h2load, parse_wrk
-from benchmarks.memcpy import copy
-from benchmarks.payloads import EchoPayload, StringsPayload, TensorsPayload
+from benchmarks.payloads import EchoPayload
 from benchmarks.peers import PeerCache
 from benchmarks.request_section import options_of
+from benchmarks.rounds import copy
 from benchmarks.rows import ROWS, WITHOUT
-from benchmarks.servers import ECHO, SERVERS, Api, Kind, Option, Ports, Server
-from benchmarks.stream_client import StreamFailed, Streams
+from benchmarks.servers import SERVERS
+from benchmarks.servers.server import ECHO, Api, Kind, Option, Ports, Server
 from benchmarks.sweeps import SWEEPS
+from benchmarks.wire_clients import Calls, ClientFailed, Stream, first_responses
 
 H2LOAD = """\
 finished in 2.00s, 852.00 req/s, 115.78KB/s
@@ -103,48 +104,54 @@ def http2(kind: int, stream: int, payload: bytes = b"", flags: int = 0) -> bytes
     return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
 
 
-def opened(calls: int) -> Streams:
-    streams = Streams("/a.Service/Method", b"request", b"the answer")
-    assert streams.open(calls, now=10.0).count(b"request") == calls
-    return streams
+def opened(calls: int) -> Calls:
+    made = Calls("/a.Service/Method", b"request", b"the answer")
+    assert b"".join(map(made.ask, range(calls))).count(b"request") == calls
+    return made
 
 
-def test_the_stream_client_times_the_first_message_of_each_call() -> None:
-    streams = opened(2)
-    streams.take(http2(HEADERS, 1) + http2(HEADERS, 3), now=10.1)
-    streams.take(http2(DATA, 3, b"the "), now=10.25)
-    streams.take(http2(DATA, 3, b"answer") + http2(DATA, 1, b"the answer"), now=10.5)
-    assert (streams.first_s, streams.ended, streams.under_way) == ([0.25, 0.5], 0, 2)
-    streams.take(http2(HEADERS, 1, flags=END_STREAM) + http2(DATA, 3, flags=END_STREAM), now=10.75)
-    assert (len(streams.first_s), streams.ended, streams.under_way) == (2, 2, 0)
+def test_a_client_tells_when_the_first_message_of_each_call_has_come() -> None:
+    calls = opened(2)
+    assert calls.take(http2(HEADERS, 1) + http2(HEADERS, 3)) == ([], b"")
+    assert calls.begun == []
+    calls.take(http2(DATA, 3, b"the "))
+    assert calls.begun == [1]
+    calls.take(http2(DATA, 3, b"answer") + http2(DATA, 1, b"the answer"))
+    assert calls.begun == [0]
+    ended, _ = calls.take(http2(HEADERS, 1, flags=END_STREAM) + http2(DATA, 3, flags=END_STREAM))
+    assert (calls.begun, ended) == ([], [(0, True), (1, True)])
 
 
-def test_the_stream_client_takes_frames_in_any_pieces() -> None:
-    streams = opened(1)
-    received = (
-        http2(PING, 0, b"12345678") + http2(DATA, 1, b"the answer") + http2(HEADERS, 1, flags=END_STREAM)
-    )
-    owed = b"".join(streams.take(received[at : at + 1], now=11.0) for at in range(len(received)))
-    assert owed == http2(PING, 0, b"12345678", flags=ACK)
-    assert (streams.first_s, streams.ended) == ([1.0], 1)
+def first_of(received: bytes) -> dict[str, Any]:
+    sent: list[bytes] = []
+    calls = Calls("/a.Service/Method", b"request", b"the answer")
+    found = first_responses(calls, 1, 0.0, sent.append, iter([received]).__next__)
+    assert b"".join(sent).count(b"request") == 1
+    return found
+
+
+def test_the_client_of_first_responses_times_each_call() -> None:
+    found = first_of(http2(DATA, 1, b"the answer") + http2(HEADERS, 1, flags=END_STREAM))
+    assert found["calls"] == 1
+    assert len(found["first_s"]) == 1
 
 
 @pytest.mark.parametrize(
     ("received", "text"),
     [
-        (http2(HEADERS, 1, flags=END_STREAM), "an answer of 0 bytes is not the right one of 10"),
+        (http2(HEADERS, 1, flags=END_STREAM), "the server refused a call"),
         (http2(DATA, 1, b"another an", END_STREAM), "an answer of 10 bytes is not the right one of 10"),
-        (http2(RESET, 1, b"\0\0\0\1"), "the server sent RST_STREAM"),
+        (http2(RESET, 1, b"\0\0\0\1"), "the server refused a call"),
     ],
 )
-def test_the_stream_client_takes_no_wrong_answer(received: bytes, text: str) -> None:
-    with pytest.raises(StreamFailed, match=text):
-        opened(1).take(received, now=11.0)
+def test_the_client_of_first_responses_takes_no_wrong_answer(received: bytes, text: str) -> None:
+    with pytest.raises(ClientFailed, match=text):
+        first_of(received)
 
 
 def in_stream(window: int = 65_535) -> Stream:
     stream = Stream("/a.Service/Method", b"request", b"answer")
-    assert stream.open()[:3] == b"PRI"
+    assert stream.open()[3:5] == bytes((HEADERS, 4))
     setting = b"\0\4" + window.to_bytes(4)
     assert stream.take(http2(SETTINGS, 0, setting)) == http2(SETTINGS, 0, flags=ACK)
     return stream
@@ -181,7 +188,7 @@ def test_the_in_stream_client_keeps_to_the_flow_control() -> None:
 def test_the_in_stream_client_takes_no_wrong_answer(received: bytes, text: str) -> None:
     stream = in_stream()
     stream.ask(2)
-    with pytest.raises(InStreamFailed, match=text):
+    with pytest.raises(ClientFailed, match=text):
         stream.take(received)
 
 
@@ -278,7 +285,7 @@ def test_an_http_request_holds_the_tensor_as_the_server_takes_it(api: Api) -> No
 
 
 def test_strings_are_sent_with_their_lengths() -> None:
-    payload = StringsPayload(2, 5)
+    payload = payloads.strings(2, 5)
     request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
     length = (5).to_bytes(4, "little")
     assert list(request.raw_input_contents) == [length + b"00000" + length + b"00001"]
@@ -286,7 +293,7 @@ def test_strings_are_sent_with_their_lengths() -> None:
 
 
 def test_eight_inputs_have_names_and_values_of_their_own() -> None:
-    payload = TensorsPayload.eight_inputs(8)
+    payload = payloads.eight_inputs(8)
     request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
     assert [one.name for one in request.inputs] == list("abcdefgh")
     assert {tuple(one.shape) for one in request.inputs} == {(1, 2)}
@@ -295,7 +302,7 @@ def test_eight_inputs_have_names_and_values_of_their_own() -> None:
 
 
 def test_a_batch_of_the_client_is_one_tensor() -> None:
-    payload = TensorsPayload.echo_rows(32, 64)
+    payload = payloads.echo_rows(32, 64)
     request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
     assert [tuple(one.shape) for one in request.inputs] == [(32, 16)]
     assert payload.nbytes == 2048

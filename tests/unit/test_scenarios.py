@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.figures import Figure, Goal, percentile, slope
 from benchmarks.peers import PeerCache
 from benchmarks.scenarios import command
-from benchmarks.scenarios.arrivals import periodic, poisson
-from benchmarks.scenarios.deployment import DeployedGpuServe, DeployedTriton, SleepingModel
-from benchmarks.scenarios.figures import Figure, Goal, percentile, slope
+from benchmarks.scenarios.command import ScenarioReport, markdown, write_json
 from benchmarks.scenarios.ideal import capacity_hz, ideal_latencies
-from benchmarks.scenarios.paced_client import Calls, PacedFailed
-from benchmarks.scenarios.report import ScenarioReport, markdown, write_json
-from benchmarks.scenarios.scenario import Effort
-from benchmarks.servers import Ports
+from benchmarks.scenarios.loads import periodic, poisson
+from benchmarks.scenarios.scenario import DeployedGpuServe, DeployedTriton, Effort, SleepingModel
+from benchmarks.servers.server import Ports
+from benchmarks.wire_clients import Calls, ClientFailed
 from gpuserve.bench import http2_client as http2
 
 ARRIVALS = st.lists(st.floats(0, 2), min_size=1, max_size=80).map(sorted)
@@ -166,7 +165,7 @@ def test_answers_may_come_in_pieces() -> None:
 def test_a_wrong_answer_is_an_error() -> None:
     one = calls()
     one.ask(5)
-    with pytest.raises(PacedFailed, match="an answer of 7 bytes is not the right one"):
+    with pytest.raises(ClientFailed, match="an answer of 7 bytes is not the right one"):
         one.take(answer(1, b"\0\0\0\0\2no"))
 
 
@@ -199,7 +198,7 @@ def test_a_call_that_is_reset_was_refused() -> None:
 
 
 def test_a_server_that_goes_away_is_an_error() -> None:
-    with pytest.raises(PacedFailed, match="GOAWAY"):
+    with pytest.raises(ClientFailed, match="GOAWAY"):
         calls().take(http2.frame(http2.GOAWAY, 0, 0, bytes(8)))
 
 

@@ -50,7 +50,6 @@ class Echo:
 
     @batch
     def __call__(self, x: Any) -> dict[str, Any]:
-        """Without a copy of its own."""
         if self._spin is not None:
             self._spin.launch()
         return {"y": x}

@@ -36,7 +36,6 @@ class Encoder(nn.Module):
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         known = (tokens != 0).unsqueeze(-1)
         places = torch.arange(tokens.shape[1], device=tokens.device)
         features = self.layers(self.tokens(tokens) + self.positions(places))
@@ -60,7 +59,6 @@ def network(kind: str, size: str) -> nn.Module:
 
 
 def example(kind: str, rows: int) -> NDArray[Any]:
-    """An input of so many rows."""
     random = np.random.default_rng(rows)
     if kind == "mlp":
         return random.standard_normal((rows, MLP_FEATURES), np.float32)
@@ -79,11 +77,9 @@ class Network:
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """On the device, of a tensor there."""
         answer: torch.Tensor = self._network(x)
         return answer
 
     @batch
     def __call__(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the server calls: a tensor on the device in, one out."""
         return {"y": self.forward(x)}

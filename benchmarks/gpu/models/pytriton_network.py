@@ -15,7 +15,6 @@ from benchmarks.gpu.models.networks import Network, example
 
 
 def main(http_port: str, grpc_port: str, metrics_port: str, kind: str, size: str, device: str) -> None:
-    """Serves it until SIGINT."""
     network = Network(kind, size, device)
 
     @batch

@@ -14,16 +14,12 @@ from benchmarks.gpu.models.networks import Network
 
 
 class TritonPythonModel:
-    """What Triton calls."""
-
     def initialize(self, args: dict[str, str]) -> None:
-        """Triton's hook."""
         told = json.loads(args["model_config"])["parameters"]
         kind, size, self._device = (told[name]["string_value"] for name in ("kind", "size", "device"))
         self._network = Network(kind, size, self._device)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Triton's hook: a response for each request, in their order."""
         return [triton.InferenceResponse([self._answer(one)]) for one in requests]
 
     def _answer(self, request: Any) -> Any:

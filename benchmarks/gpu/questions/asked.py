@@ -10,20 +10,19 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks.gpu.questions import copies, handles, locking, machine, threads, with_torch
+from benchmarks.gpu.questions import asking, memory, threads
 from benchmarks.gpu.questions.asking import Answer
 
 #: In the order in which they are asked: what is cold first, what hurts last.
 QUESTIONS: Final[tuple[Callable[..., Answer], ...]] = (
-    machine.imports, machine.context, machine.kernels, machine.nvml, machine.host_memory,
-    copies.page_locks, locking.locking, copies.calls, copies.allocations, copies.bandwidth,
-    threads.waits, threads.full_queue, threads.lock, handles.own_handle, handles.handles,
-    handles.bad_handle, threads.captures, with_torch.torch_facts, with_torch.torch_loop,
+    asking.imports, asking.context, asking.kernels, asking.nvml, asking.host_memory,
+    memory.page_locks, memory.locking, memory.calls, memory.allocations, memory.bandwidth,
+    threads.waits, threads.full_queue, threads.lock, memory.own_handle, memory.handles,
+    memory.bad_handle, threads.captures, threads.torch_facts, threads.torch_loop,
 )  # fmt: skip
 
 
 def main(name: str, *arguments: str) -> None:
-    """Ask, and print."""
     ask = {one.__name__: one for one in QUESTIONS}[name]
     print(json.dumps(ask(*arguments)))
 

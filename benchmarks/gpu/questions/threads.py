@@ -1,4 +1,4 @@
-"""What threads of one process do to each other: captures of graphs, the interpreter's lock, the driver's."""
+"""What threads of one process do to each other, and how torch and cupy live in one process."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.gpu.questions.asking import (
-    EVENTS,
     MIB,
-    NON_BLOCKING,
     TO_DEVICE,
     Answer,
     address_of,
+    beside,
+    median_us,
     memfd,
     ms_of,
+    records,
     runtime_of_device,
+    sleeps,
     status_of,
+    stream_and_event,
 )
-from benchmarks.gpu.questions.handles import EXPORTER, close_by_driver, open_by_driver
+from benchmarks.gpu.questions.memory import EXPORTER, close_by_driver, open_by_driver
 
 _RELAXED: Final = 2
 
@@ -35,10 +38,7 @@ _RELAXED: Final = 2
 def captures() -> Answer:
     """Whether a thread that tolerates captures spoils none, and how a plain one ends it."""
     runtime, found = runtime_of_device(), {}
-    stream, event = (
-        runtime.streamCreateWithFlags(NON_BLOCKING),
-        runtime.eventCreateWithFlags(EVENTS["sleep"]),
-    )
+    stream, event = stream_and_event(runtime)
     for name in ("relaxed", "plain"):
         seen: Answer = {}
         runtime.streamBeginCapture(stream, 0)
@@ -77,57 +77,20 @@ def lock() -> Answer:
         assert exporter.stdout is not None
         made = [bytes.fromhex(one) for one in json.loads(exporter.stdout.readline())]
         for way, (opens, closes) in ways.items():
-            for other in (_sleeps, _records):
-                opened, closed = _opened_beside(opens, closes, made.pop(), other)
-                beside = f"by {way}, beside a thread that {other.__name__[1:]}"
-                found |= {f"open {beside}": opened, f"close {beside}": closed}
+            for other in (sleeps, records):
+                opened, closed = _openedbeside(opens, closes, made.pop(), other)
+                how = f"by {way}, beside a thread that {other.__name__}"
+                found |= {f"open {how}": opened, f"close {how}": closed}
         exporter.kill()
     return found
 
 
-def _opened_beside(
+def _openedbeside(
     opens: Callable[[bytes], int], closes: Callable[[int], object], handle: bytes, other: Callable[..., Any]
 ) -> tuple[Answer, Answer]:
     at: list[int] = []
-    opened = _beside(lambda: at.append(opens(handle)), other)
-    return opened, _beside(lambda: closes(at[0]), other)
-
-
-def _sleeps() -> Callable[[], object]:
-    """What a thread of Python needs: the interpreter."""
-    return lambda: None
-
-
-def _records() -> Callable[[], object]:
-    """What a thread that uses the device needs: the driver, too."""
-    runtime = runtime_of_device()
-    stream = runtime.streamCreateWithFlags(NON_BLOCKING)
-    event = runtime.eventCreateWithFlags(EVENTS["sleep"])
-    return lambda: runtime.eventRecord(event, stream)
-
-
-def _beside(call: Callable[[], object], other: Callable[[], Callable[[], object]]) -> Answer:
-    """How long a call takes, and how long another thread was without a turn meanwhile, in ms."""
-    longest_s, stop, begun = [0.0], threading.Event(), threading.Event()
-
-    def run() -> None:
-        step, ended_at = other(), time.perf_counter()
-        begun.set()
-        while not stop.is_set():
-            time.sleep(0.0001)
-            step()
-            began_at, ended_at = ended_at, time.perf_counter()
-            longest_s[0] = max(longest_s[0], ended_at - began_at)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    begun.wait()
-    time.sleep(0.02)
-    longest_s[0] = 0.0
-    took_ms = ms_of(call)
-    stop.set()
-    thread.join()
-    return {"took_ms": took_ms, "without_a_turn_ms": round(1e3 * longest_s[0], 3)}
+    opened = beside(lambda: at.append(opens(handle)), other)
+    return opened, beside(lambda: closes(at[0]), other)
 
 
 def waits() -> Answer:
@@ -137,7 +100,7 @@ def waits() -> Answer:
     mapped = mmap.mmap(memfd(nbytes), nbytes)
     at, plain = address_of(mapped), np.ones(nbytes, np.uint8)
     pinned, device = cupy.cuda.alloc_pinned_memory(nbytes), runtime.malloc(nbytes)
-    stream, event = runtime.streamCreateWithFlags(NON_BLOCKING), runtime.eventCreateWithFlags(EVENTS["sleep"])
+    stream, event = stream_and_event(runtime)
     calls: dict[str, Callable[[], object]] = {
         "hostRegister of 256 MiB": lambda: runtime.hostRegister(at, nbytes, 0),
         "hostUnregister": lambda: runtime.hostUnregister(at),
@@ -154,7 +117,7 @@ def waits() -> Answer:
             for _ in range(4):
                 runtime.memcpyAsync(device, pinned.ptr, nbytes, TO_DEVICE, stream)
             runtime.eventRecord(event, stream)
-        found[name] = _beside(call, _sleeps)
+        found[name] = beside(call, sleeps)
     return found
 
 
@@ -163,10 +126,7 @@ def full_queue() -> Answer:
     runtime, longest, stop = runtime_of_device(), dict[str, float](), threading.Event()
     cupy = importlib.import_module("cupy")
     array = cupy.zeros(64 * MIB, cupy.float32)
-    stream, event = (
-        runtime.streamCreateWithFlags(NON_BLOCKING),
-        runtime.eventCreateWithFlags(EVENTS["sleep"]),
-    )
+    stream, event = stream_and_event(runtime)
 
     def queues() -> None:
         runtime.setDevice(0)
@@ -190,3 +150,88 @@ def full_queue() -> Answer:
     stop.set()
     thread.join()
     return dict(longest)
+
+
+#: Milliseconds; the first is Python's own.
+_SWITCH_INTERVALS_MS: Final = (5.0, 1.0, 0.2, 0.05)
+
+
+def torch_facts() -> Answer:
+    """How torch and cupy share arrays, and how torch counts who uses a storage."""
+    torch = importlib.import_module("torch")
+    runtime_of_device()
+    cupy = importlib.import_module("cupy")
+    array = cupy.arange(1024, dtype=cupy.float32)
+    tensor = torch.from_dlpack(array)
+    new = torch.zeros(4, device="cuda") + 1
+    count = torch._C._storage_Use_Count
+    found: Answer = {
+        "same memory": tensor.data_ptr() == array.data.ptr,
+        "to torch, us": median_us(lambda: torch.from_dlpack(array), 500),
+        "to cupy, us": median_us(lambda: cupy.from_dlpack(tensor), 500),
+        "storage users": int(count(new.untyped_storage()._cdata)),
+    }
+    view = new[:2]
+    found["storage users with a view"] = int(count(view.untyped_storage()._cdata))
+    found["graph trees came with torch"] = "torch._inductor.cudagraph_trees" in sys.modules
+    found["types that come back as they went"] = _types(torch, cupy)
+    return {**found, **_asked_too_early(torch, cupy)}
+
+
+def _types(torch: Any, cupy: Any) -> list[str]:
+    """Of the types that requests have; bfloat16 goes as bits."""
+    names = ["bool", "float16", "float32", "float64"]
+    names += [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    right = []
+    for name in names:
+        try:
+            back = cupy.from_dlpack(torch.from_dlpack(cupy.ones(4, name)))
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            continue
+        right += [name] if back.dtype == name and bool(back.all()) else []
+    bits = torch.from_dlpack(cupy.zeros(4, "int16")).view(torch.bfloat16).view(torch.int16)
+    return right + (["bfloat16"] if cupy.from_dlpack(bits).dtype == "int16" else [])
+
+
+def _asked_too_early(torch: Any, cupy: Any) -> Answer:
+    """Whether torch takes an event that was not there yet for an error of its own."""
+    runtime = cupy.cuda.runtime
+    stream, event = stream_and_event(runtime)
+    host, device = cupy.cuda.alloc_pinned_memory(256 * MIB), runtime.malloc(256 * MIB)
+    runtime.memcpyAsync(device, host.ptr, 256 * MIB, TO_DEVICE, stream)
+    runtime.eventRecord(event, stream)
+    code = int(runtime.eventQuery(event))
+    return {"eventQuery, too early": code, "torch then": float((torch.ones(3, device="cuda") * 2).sum())}
+
+
+def torch_loop() -> Answer:
+    """A small network in a bare loop, alone and beside threads that want the interpreter now and then."""
+    torch = importlib.import_module("torch")
+    layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, activation="gelu", batch_first=True)
+    network = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).eval().cuda()
+    x, stop = torch.randn(1, 128, 512), threading.Event()
+
+    def rate() -> int:
+        with torch.inference_mode():
+            for _ in range(20):
+                network(x.cuda()).cpu()
+            count, began_at = 0, time.perf_counter()
+            while (took_s := time.perf_counter() - began_at) < 1.0:
+                network(x.cuda()).cpu()
+                count += 1
+        return round(count / took_s)
+
+    def wants_the_lock() -> None:
+        while not stop.wait(0.0005):
+            sum(range(2000))
+
+    found: Answer = {"alone": rate()}
+    threads = [threading.Thread(target=wants_the_lock, daemon=True) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for interval_ms in (*_SWITCH_INTERVALS_MS, *_SWITCH_INTERVALS_MS):  # twice, since clocks go up and down
+        sys.setswitchinterval(interval_ms / 1e3)
+        name = f"beside two threads, switch interval {interval_ms:g} ms"
+        found[name] = max(found.get(name, 0), rate())
+    stop.set()
+    return found

@@ -17,7 +17,7 @@ import venv
 from pathlib import Path
 from typing import Final
 
-from benchmarks.gpu.places import ROOT
+from benchmarks.gpu import ROOT
 
 _LOOK: Final = """
 import sys
@@ -36,26 +36,32 @@ class EnvironmentMissing(Exception):
 
 
 def make(folder: Path, wheels: Path | None) -> Path:
-    """The interpreter of a new environment in this folder.
-
-    Raises:
-        EnvironmentMissing: the server needs a package that is in none of its places.
+    """The interpreter of a new environment in this folder. Raises EnvironmentMissing: the server needs a
+    package that is in none of its places.
     """
     venv.EnvBuilder(with_pip=False, symlinks=True, clear=True).create(folder)
     places = [_install(wheels, folder / "wheels")] if wheels is not None else []
-    places += [*map(Path, site.getsitepackages()), *_of_the_user(), ROOT]
-    names = {"base": str(folder), "platbase": str(folder)}
-    own = Path(sysconfig.get_path("purelib", scheme="venv", vars=names))
+    user = [Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else []
+    places += [*map(Path, site.getsitepackages()), *user, ROOT]
+    bases = {"base": str(folder), "platbase": str(folder)}
+    own = Path(sysconfig.get_path("purelib", scheme="venv", vars=bases))
     # cuda-pathfinder looks for CUDA's libraries in the places of ``site`` alone, not in all of ``sys.path``.
     lines = [f"import site; site.PREFIXES.append({sys.prefix!r})"]
     # By addsitedir, because a .pth file of those places would not be read otherwise.
     lines += [f"import site; site.addsitedir({str(place)!r})" for place in places]
     (own / "gpu_check.pth").write_text("\n".join(lines) + "\n")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    _tell_version(own, project["version"])
-    _write_command(folder)
-    python = folder / "bin/python"
-    if missing := _missing(python, project["dependencies"]):
+    # A checkout has no metadata, and ``gpuserve version`` asks for it.
+    version = project["version"]
+    metadata = own / f"gpuserve-{version}.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: gpuserve\nVersion: {version}\n")
+    python, command = folder / "bin/python", folder / "bin/gpuserve"
+    command.write_text(f"#!{python}\nfrom gpuserve.cli import main\n\nmain()\n")
+    command.chmod(0o755)
+    names = [match[0] for one in project["dependencies"] if (match := _NAME.match(one))]
+    look = [str(python), "-c", _LOOK, *names]
+    if missing := subprocess.run(look, capture_output=True, text=True, check=True).stdout.split():
         raise EnvironmentMissing(
             f"{sys.executable} lacks {', '.join(missing)}: expected them there, or as wheels in --wheels DIR"
         )
@@ -75,33 +81,7 @@ def _install(wheels: Path, target: Path) -> Path:
     return target
 
 
-def _of_the_user() -> list[Path]:
-    """Where the packages of ``pip install --user`` are, if the interpreter sees them."""
-    return [Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else []
-
-
-def _tell_version(own: Path, version: str) -> None:
-    """A checkout has no metadata, and ``gpuserve version`` asks for it."""
-    metadata = own / f"gpuserve-{version}.dist-info/METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text(f"Metadata-Version: 2.1\nName: gpuserve\nVersion: {version}\n")
-
-
-def _write_command(folder: Path) -> None:
-    command = folder / "bin/gpuserve"
-    command.write_text(f"#!{folder / 'bin/python'}\nfrom gpuserve.cli import main\n\nmain()\n")
-    command.chmod(0o755)
-
-
-def _missing(python: Path, requirements: list[str]) -> list[str]:
-    """Those that the interpreter does not find."""
-    names = [match[0] for one in requirements if (match := _NAME.match(one))]
-    done = subprocess.run([str(python), "-c", _LOOK, *names], capture_output=True, text=True, check=True)
-    return done.stdout.split()
-
-
 def main(folder: str, wheels: str | None = None) -> int:
-    """Make it and print; the exit status."""
     try:
         print(make(Path(folder).absolute(), None if wheels is None else Path(wheels)))
     except EnvironmentMissing as error:

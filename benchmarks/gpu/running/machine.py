@@ -1,6 +1,6 @@
-"""What the machine is: ``python -m benchmarks.gpu.running.machine`` prints it as one line of JSON.
-
-In a process of its own, because a driver may hang.
+"""What the machine is: ``python -m benchmarks.gpu.running.machine`` prints it as one line of JSON, in a
+process of its own, because a driver may hang. With ``warm`` it imports and computes what is cold on a fresh
+machine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.places import ROOT
+from benchmarks.gpu import ROOT
 
 _TIMEOUT_S: Final = 60.0
 _MIB: Final = 1 << 20
@@ -35,20 +36,13 @@ class NoMachine(Exception):
 
 
 def describe(environment: Mapping[str, str]) -> dict[str, str]:
-    """By what is told: GPU, driver, CUDA, libraries, CPU. "GPU" is missing where there is none.
-
-    Raises:
-        NoMachine: the driver hangs, or the program broke.
+    """By what is told: GPU, driver, CUDA, libraries, CPU. "GPU" is missing where there is none. Raises
+    NoMachine: the driver hangs, or the program broke.
     """
-    command = [sys.executable, "-m", "benchmarks.gpu.running.machine"]
+    command, env = [sys.executable, "-m", "benchmarks.gpu.running.machine"], {**os.environ, **environment}
     try:
         done = subprocess.run(
-            command,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
+            command, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except subprocess.TimeoutExpired:
         raise NoMachine(f"the NVIDIA driver did not answer in {_TIMEOUT_S:.0f} s") from None
@@ -59,19 +53,24 @@ def describe(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def found() -> dict[str, str]:
-    """As ``describe``, by asking in this process."""
     machine = {**_gpus(), **_libraries()}
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    shared = os.statvfs("/dev/shm")
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available_nbytes = int(fields["MemAvailable"].split()[0]) << 10
+    shared, locked = os.statvfs("/dev/shm"), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    cpus = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs usable"
+    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
     return {
         **machine,
-        "CPU": f"{(models or [platform.machine()])[0]}, {_usable_cpus()}, {_nodes()}",
-        "memory": f"{_size(memory_nbytes)}, {_size(_available_nbytes())} of it available",
+        "CPU": f"{(models or [platform.machine()])[0]}, {cpus}, {nodes} NUMA node{'s' * (nodes > 1)}",
+        "memory": f"{_size(memory_nbytes)}, {_size(available_nbytes)} of it available",
         "huge pages": _first_line(_HUGE_PAGES / "enabled"),
         "huge pages of shared memory": _first_line(_HUGE_PAGES / "shmem_enabled"),
-        "memory that a process may lock": _locked_limit(),
+        "memory that a process may lock": "any"
+        if locked == resource.RLIM_INFINITY
+        else f"{locked >> 10} KiB",
         "files that a process may open": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         "/dev/shm": f"{_size(shared.f_bavail * shared.f_frsize)} free",
         "Linux": platform.release(),
@@ -90,19 +89,15 @@ def _gpus() -> dict[str, str]:
     if not handles:
         return {}
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    sizes = [(one, _size(nvml.nvmlDeviceGetMemoryInfo(one).total)) for one in handles]
     return {
-        GPU: ", ".join(_gpu(nvml, handle) for handle in handles),
+        GPU: ", ".join(f"{_text(nvml.nvmlDeviceGetName(one))} ({size})" for one, size in sizes),
         "PCIe": ", ".join(_link(nvml, handle) for handle in handles),
         "modes": ", ".join(_modes(nvml, handle) for handle in handles),
         "driver": _text(nvml.nvmlSystemGetDriverVersion()),
         "kernel module": _first_line(Path("/proc/driver/nvidia/version")),
         "CUDA of the driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
     }
-
-
-def _gpu(nvml: Any, handle: Any) -> str:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-    return f"{_text(nvml.nvmlDeviceGetName(handle))} ({_size(memory)})"
 
 
 def _link(nvml: Any, handle: Any) -> str:
@@ -128,26 +123,11 @@ def _modes(nvml: Any, handle: Any) -> str:
     return ", ".join(told)
 
 
-def _available_nbytes() -> int:
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) << 10
-
-
 def _size(nbytes: float) -> str:
     return f"{nbytes / _GIB:.0f} GiB" if nbytes >= 10 * _GIB else f"{nbytes / _MIB:.0f} MiB"
 
 
-def _usable_cpus() -> str:
-    return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs usable"
-
-
-def _nodes() -> str:
-    count = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
-    return f"{count} NUMA node{'s' * (count > 1)}"
-
-
 def _version() -> str:
-    """Of this checkout, with its commit where git knows it."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     try:
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
@@ -162,11 +142,6 @@ def _first_line(file: Path) -> str:
         return file.read_text().partition("\n")[0]
     except OSError as error:
         return f"not told: {error.strerror}"
-
-
-def _locked_limit() -> str:
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return "any" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
 
 
 def _text(value: str | bytes) -> str:
@@ -186,5 +161,62 @@ def _libraries() -> dict[str, str]:
     return found
 
 
+_COLD: Final = ("numpy", "grpc", "cupy", "torch")
+
+
+def warmed(environment: Mapping[str, str], timeout_s: float) -> str:
+    """Read what is cold on a fresh machine, so that no section pays for that: the first import of each large
+    library, and its first kernel. Return the seconds of each, and what did not come in time.
+    """
+    began_at = time.monotonic()
+    command = [sys.executable, "-m", "benchmarks.gpu.running.machine", "warm"]
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, timeout=timeout_s, check=False
+        )
+        output, rest = done.stdout, [f"then status {done.returncode}"] if done.returncode else []
+    except subprocess.TimeoutExpired as error:
+        output, rest = error.stdout or b"", [f"no more in {timeout_s:.0f} s"]
+    lines = [f"{name} {told}" for name, told in map(json.loads, output.splitlines())]
+    return f"{time.monotonic() - began_at:.1f} s in all: {', '.join(lines + rest)}"
+
+
+def _warm() -> None:
+    """Print a line of JSON for each thing that is cold on a fresh machine, as it is there."""
+    for name in _COLD:
+        _tell(name, importlib.import_module, name)
+        if name in _KERNELS and name in sys.modules:
+            _tell(f"first kernel of {name}", _KERNELS[name], sys.modules[name])
+
+
+def _of_cupy(cupy: Any) -> None:
+    (cupy.zeros(4, cupy.float32) * 2).get()
+
+
+def _of_torch(torch: Any) -> None:
+    """A product of matrices brings cuBLAS, too."""
+    if not torch.cuda.is_available():
+        raise ImportError("torch sees no GPU")
+    one = torch.ones(64, 64, device="cuda")
+    (one @ one).sum().item()
+
+
+_KERNELS: Final[dict[str, Callable[[Any], None]]] = {"cupy": _of_cupy, "torch": _of_torch}
+
+
+def _tell(name: str, call: Callable[..., object], *args: object) -> None:
+    began_at = time.monotonic()
+    try:
+        call(*args)
+    except Exception as error:  # what is not there is told by the sections that need it
+        told = f"failed ({error})"
+    else:
+        told = f"{time.monotonic() - began_at:.1f} s"
+    print(json.dumps([name, told]), flush=True)
+
+
 if __name__ == "__main__":
-    print(json.dumps(found()))
+    if sys.argv[1:] == ["warm"]:
+        _warm()
+    else:
+        print(json.dumps(found()))

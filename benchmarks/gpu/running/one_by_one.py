@@ -1,10 +1,14 @@
 """Runs sections one after the other, each in its process, and ends those that take too long.
 
-Nothing of a section is left when it has ended: neither its process nor those that it started.
+Nothing of a section is left when it has ended: neither its process nor those that it started. ``python -m
+benchmarks.gpu.running.one_by_one PLACE SITE RESULT`` is such a process. ``SITE`` is JSON; what is found goes
+to the file ``RESULT``, stdout and stderr are a log, and the exit status says nothing that the file does not.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import json
 import os
 import shutil
@@ -12,15 +16,24 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import processes
-from benchmarks.gpu.running.section import Found, Outcome, Section, Site
-from benchmarks.gpu.running.section_process import site_text
-from benchmarks.processes import Process
+from benchmarks.gpu.running.section import (
+    Effort,
+    Findings,
+    Found,
+    Outcome,
+    Section,
+    SectionFailed,
+    SectionSkipped,
+    Site,
+)
+from benchmarks.processes import Process, is_left
 
 #: For a section that was told to end, to stop its servers.
 _GRACE_S: Final = 10.0
@@ -28,6 +41,7 @@ _GRACE_S: Final = 10.0
 _LEAST_S: Final = 5.0
 _POLL_S: Final = 0.2
 _REASON_LINES: Final = 6
+_PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +82,13 @@ def run_sections(
 def _run(section: Section, site: Site, listener: Listener, environment: Mapping[str, str]) -> Found:
     shutil.rmtree(site.folder, ignore_errors=True)
     site.folder.mkdir(parents=True)
+    effort = site.effort
+    told = [str(site.folder), effort.rounds, effort.seconds, effort.largest_nbytes, site.stand_in]
     result, log = site.folder / "found.json", site.folder / "section.log"
-    command = [sys.executable, "-m", "benchmarks.gpu.running.section_process"]
+    command = [sys.executable, "-m", "benchmarks.gpu.running.one_by_one"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, section.place, site_text(site), str(result)],
+            [*command, section.place, json.dumps(told), str(result)],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -84,15 +100,11 @@ def _run(section: Section, site: Site, listener: Listener, environment: Mapping[
     if not in_time:
         reason = f"it was ended when its budget of {section.budget_s:.0f} s was spent"
         return running.found(Outcome.FAILED, reason)
-    return _ended(running, process.returncode, log)
-
-
-def _ended(running: _Running, status: int, log: Path) -> Found:
-    ended = running.findings().get("ended")
-    if ended is None:
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        return running.found(Outcome.FAILED, f"its process ended with {how}: {_tail(log)}")
-    return running.found(Outcome(ended["outcome"]), ended["reason"])
+    if (ended := running.findings().get("ended")) is not None:
+        return running.found(Outcome(ended["outcome"]), ended["reason"])
+    status = process.returncode
+    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    return running.found(Outcome.FAILED, f"its process ended with {how}: {_tail(log)}")
 
 
 @dataclass(slots=True)
@@ -116,11 +128,10 @@ class _Running:
             self._ends_within(_GRACE_S)
             return False
         finally:  # also where this very program is ended
-            _kill([member for member in self.members.values() if _is_left(member)])
+            _kill([member for member in self.members.values() if is_left(member)])
             self.process.wait()
 
     def found(self, outcome: Outcome, reason: str) -> Found:
-        """What it has found, with this outcome."""
         took_s = time.monotonic() - self.began_at
         return Found(self.section, outcome, reason, took_s, self.findings())
 
@@ -154,15 +165,42 @@ def _kill(members: Sequence[Process]) -> None:
     for member in members:
         os.kill(member.pid, signal.SIGKILL)
     deadline = time.monotonic() + _GRACE_S
-    while any(map(_is_left, members)) and time.monotonic() < deadline:
+    while any(map(is_left, members)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-
-
-def _is_left(member: Process) -> bool:
-    now = Process.read(member.pid)
-    return now is not None and now.started_ticks == member.started_ticks
 
 
 def _tail(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return " / ".join(lines[-_REASON_LINES:]) or "its log is empty"
+
+
+# ---- the process of a section ---------------------------------------------------------------------
+
+
+def main(place: str, site: str, result: str) -> int:
+    # Its servers are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+    folder, rounds, seconds, largest_nbytes, stand_in = json.loads(site)
+    findings = Findings(Path(result))
+    try:
+        module, _, function = place.partition(":")
+        run = getattr(importlib.import_module(module), function)
+        run(Site(Path(folder), Effort(rounds, seconds, largest_nbytes), stand_in), findings)
+        if findings.wrong:
+            raise SectionFailed("; ".join(findings.wrong))
+    except SectionSkipped as skipped:
+        findings.end(Outcome.SKIPPED, str(skipped))
+    except Exception as error:  # whatever it is, the other sections go on and the report says it
+        traceback.print_exc()
+        text = str(error) or "no text"
+        is_told = isinstance(error, SectionFailed)
+        findings.end(Outcome.FAILED, text if is_told else f"{type(error).__name__}: {text}")
+        return 1
+    else:
+        findings.end(Outcome.DONE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -7,11 +7,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
+from benchmarks.figures import cells, detail, rounded, table, yes_or_no
 from benchmarks.gpu.running.section import Effort, Found, Outcome, Section
-from benchmarks.tables import rounded, table
 
 MARKDOWN_FILE: Final = "gpu_report.md"
 JSON_FILE: Final = "gpu_report.json"
@@ -43,11 +42,9 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether a required section failed."""
         return any(one.failed for one in self.found)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """``gpu_report.md`` and ``gpu_report.json`` in this folder."""
         markdown_file, json_file = folder / MARKDOWN_FILE, folder / JSON_FILE
         document = json.dumps(rounded(self.document()), indent=1, ensure_ascii=False)
         for file, text in ((json_file, f"{document}\n"), (markdown_file, self.markdown())):
@@ -57,7 +54,6 @@ class Report:
         return markdown_file, json_file
 
     def markdown(self) -> str:
-        """For people."""
         mark = _MARK if self.stand_in else ""
         title = "the stand-in" if self.stand_in else self.machine.get("GPU", "an unknown GPU")
         blocks = [f"# GPU check on {title}"]
@@ -71,7 +67,6 @@ class Report:
         return "\n\n".join(blocks) + "\n"
 
     def document(self) -> dict[str, Any]:
-        """Every sample, for JSON."""
         return {
             "machine": dict(self.machine),
             "stand_in": self.stand_in,
@@ -125,7 +120,7 @@ def _in_short(found: Sequence[Found], stand_in: bool) -> Iterator[str]:
         reached = sum(bool(figure["reached"]) for _, figure in wanted)
         yield f"{reached} of {len(wanted)} goals reached."
     if wanted:
-        lines = ((one.section.name, *_figure(figure, stand_in)[:-1]) for one, figure in wanted)
+        lines = ((one.section.name, *cells(figure, is_judged=not stand_in)) for one, figure in wanted)
         yield table(("section", "case", "median (range)", "goal", "reached"), lines, left=2)
     checks = [(one, check) for one in found for check in one.findings.get("checks", ())]
     wrong = [(one, check) for one, check in checks if not check["right"]]
@@ -159,7 +154,6 @@ class _Shown:
     mark: str
 
     def blocks(self) -> Iterator[str]:
-        """Heading, sentences and tables."""
         title, found = self.one.section.title, self.one.findings
         yield f"## {self.mark}{title[0].upper()}{title[1:]}"
         if self.one.outcome is not Outcome.DONE:
@@ -171,7 +165,7 @@ class _Shown:
             header = ("question", "", "answer")
             yield table(header, (line for item in answers.items() for line in self._answers(*item)), left=3)
         if checks := found.get("checks"):
-            lines = ((one["name"], _yes_or_no(one["right"]), self.mark + one["seen"]) for one in checks)
+            lines = ((one["name"], yes_or_no(one["right"]), self.mark + one["seen"]) for one in checks)
             yield table(("what", "right", "seen"), map(_cells, lines), left=3)
         for case, reason in found.get("skipped", {}).items():
             yield f"{self.mark}Skipped: {case}: {_sentence(reason)}"
@@ -186,35 +180,13 @@ class _Shown:
 
 
 def _figures(figures: Sequence[Mapping[str, Any]], stand_in: bool) -> str:
-    details = list(dict.fromkeys(name for one in figures for name in one["details"]))
+    names = list(dict.fromkeys(name for one in figures for name in one["details"]))
     lines = [
-        (*_figure(one, stand_in), *(_detail(one["details"].get(name)) for name in details)) for one in figures
+        (*cells(one, is_judged=not stand_in), str(one["rounds"]), *(detail(one, name) for name in names))
+        for one in figures
     ]
     where = ", on the stand-in" if stand_in else ""
-    return table((f"case{where}", "median (range)", "goal", "reached", "rounds", *details), lines)
-
-
-def _figure(one: Mapping[str, Any], stand_in: bool) -> tuple[str, ...]:
-    samples = [sample for sample in one["samples"] if sample is not None]
-    shown = _number(one["median"])
-    if len(samples) > 1:
-        shown += f" ({_number(min(samples))} to {_number(max(samples))})"
-    reached = "-" if one["reached"] is None or stand_in else _yes_or_no(one["reached"])
-    return f"{one['case']} ({one['unit']})", shown, one["goal"] or "-", reached, str(one["rounds"])
-
-
-def _yes_or_no(right: bool) -> str:
-    return "yes" if right else "**no**"
-
-
-def _detail(samples: Sequence[float] | None) -> str:
-    return _number(median(samples)) if samples else "-"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return table((f"case{where}", "median (range)", "goal", "reached", "rounds", *names), lines)
 
 
 def _cells(texts: Sequence[str]) -> tuple[str, ...]:

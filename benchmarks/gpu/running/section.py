@@ -1,19 +1,17 @@
-"""What a section is, what it is given, and what it finds. Nothing is measured and nothing started here."""
+"""The sections of a check in their order, the input of a section, and its findings."""
 
 from __future__ import annotations
 
 import enum
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.scenarios.figures import Figure, Goal
-from benchmarks.tables import rounded
+from benchmarks.figures import Figure, Goal, document
 
 
 class SectionSkipped(Exception):
@@ -59,7 +57,6 @@ class Effort:
 
     @classmethod
     def full(cls) -> Effort:
-        """For a GPU."""
         return cls(3, 0.4, 1 << 28)
 
     @classmethod
@@ -82,7 +79,6 @@ class Site:
         return "cpu" if self.stand_in else "cuda:0"
 
     def say(self, line: str) -> None:
-        """A line of the section's log."""
         print(line, file=sys.stderr, flush=True)
 
 
@@ -108,7 +104,6 @@ class Findings:
     answers: dict[str, Any] = field(default_factory=dict)
 
     def add(self, *figures: Figure) -> None:
-        """Figures, one sample a round."""
         self.figures += figures
         self._write()
 
@@ -124,12 +119,10 @@ class Findings:
         self._write()
 
     def note(self, text: str) -> None:
-        """A sentence for whoever reads the figures."""
         self.notes.append(text)
         self._write()
 
     def skip(self, case: str, reason: str) -> None:
-        """A case that cannot be run here."""
         self.skipped[case] = reason
         self._write()
 
@@ -144,18 +137,16 @@ class Findings:
         self._write()
 
     def end(self, outcome: Outcome, reason: str = "") -> None:
-        """Nothing comes any more."""
         self._write({"outcome": outcome.value, "reason": reason})
 
     @property
     def wrong(self) -> list[str]:
-        """What the failed checks saw."""
         return [f"{one.name}: {one.seen}" for one in self.checks if not one.right]
 
     def _write(self, ended: Mapping[str, str] | None = None) -> None:
-        document = {
+        whole = {
             "ended": ended,
-            "figures": [_figure_document(one) for one in self.figures],
+            "figures": [document(one) for one in self.figures],
             "checks": [asdict(one) for one in self.checks],
             "notes": self.notes,
             "skipped": self.skipped,
@@ -163,7 +154,7 @@ class Findings:
             "answers": self.answers,
         }
         partial = self.file.with_suffix(".partial")
-        partial.write_text(json.dumps(document, ensure_ascii=False))
+        partial.write_text(json.dumps(whole, ensure_ascii=False))
         os.replace(partial, self.file)
 
 
@@ -182,7 +173,6 @@ class Found:
 
     @property
     def failed(self) -> bool:
-        """Whether the run fails because of it."""
         return self.section.required and self.outcome in _NOT_WHOLE
 
 
@@ -194,26 +184,41 @@ def ratio_figure(
     return Figure(case, unit, ratios, goal, {name: tuple(values) for name, values in details.items()})
 
 
-def _figure_document(one: Figure) -> object:
-    document = {
-        "case": one.case,
-        "unit": one.unit,
-        "median": one.value,
-        "goal": None if one.goal is None else str(one.goal),
-        "reached": one.reached,
-        "rounds": len(one.samples),
-        "samples": one.samples,
-        "details": one.details,
-    }
-    return rounded(_finite(document))
+#: Each fits into ten minutes.
+FACTS: Final = "facts"
+REPORT: Final = "report"
+PARTS: Final = (FACTS, REPORT)
+#: For a part, with what comes before its first section; starting the check and reporting come on top.
+PART_BUDGET_S: Final = 550.0
 
 
-def _finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return value
+def _section(
+    name: str, title: str, budget_s: float, place: str = "", *, part: str = REPORT, required: bool = True
+) -> Section:
+    place = place or f"{name.replace('-', '_')}:run"
+    return Section(name, title, f"benchmarks.gpu.sections.{place}", budget_s, required, part)
+
+
+SECTIONS: Final = (
+    _section("facts", "what the device, its driver and its libraries do", 75, part=FACTS),
+    _section("bandwidth", "copies of the worker against copies from page-locked memory", 25),
+    _section("overlap", "copies and compute at the same time", 35, "overlap:overlap"),
+    _section("networks", "networks in torch, through the server and in a bare loop", 70, "networks:networks"),
+    _section("instances", "1, 2 and 4 instances on one GPU", 40, "networks:instances"),
+    _section("cuda-ipc", "requests whose tensors stay on the device", 35),
+    _section(
+        "sentences", "sentence embeddings, through the server and in a bare loop", 30, "networks:sentences"
+    ),
+    _section(
+        "peers", "other servers and a bare loop on the same network", 60, "networks:peers", required=False
+    ),
+    _section("profile", "streams and copies of requests on a timeline", 25, "overlap:profile"),
+    _section("device-tests", "the tests of tests/device on this machine", 260, part=FACTS),
+    _section("faults", "what goes wrong on a device, and what is left of it", 50, part=FACTS),
+)
+
+
+def stretched(sections: Sequence[Section], budget_s: float) -> tuple[Section, ...]:
+    """The same, each with so much more time as there is for all: on a fresh machine everything is cold."""
+    factor = max(1.0, budget_s / sum(one.budget_s for one in sections))
+    return tuple(replace(one, budget_s=one.budget_s * factor) for one in sections)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.figures import Figure, Goal
 from benchmarks.gpu.running.section import Findings, Site, ratio_figure
-from benchmarks.scenarios.figures import Figure, Goal
 from gpuserve_worker.cuda.copies.cuda_session import CudaSession, StagedInputs, Staging
 from gpuserve_worker.cuda.copies.output_copies import CudaOutputCopies
 from gpuserve_worker.cuda.cuda_path import CudaPath
@@ -41,7 +41,6 @@ Mover = Callable[[int], None]
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     findings.note("From 16 MiB on there is a goal; below, the beginning of a copy is a part of what it takes")
     device = open_device(warn=findings.note)
     for nbytes in _SIZES:
@@ -100,7 +99,6 @@ class _RawCopy:
         self._pairs = pairs if kind is Copy.HOST_TO_DEVICE else [(to, source) for source, to in pairs]
 
     def move(self, count: int) -> None:
-        """See ``Mover``."""
         for index in range(count):
             to, source = self._pairs[index % _UNDER_WAY]
             self._runtime.copy(to, source, self._nbytes, self._kind, self._stream)
@@ -118,17 +116,16 @@ class _Bringing:
         self._nbytes = nbytes
 
     def move(self, count: int) -> None:
-        """See ``Mover``."""
         under_way: deque[tuple[Any, StagedInputs]] = deque()
         for index in range(count):
             block = self._blocks[index % _UNDER_WAY]
             payload = Ref(block.segment, block.offset, self._nbytes)
             tensors = [WireTensor("x", "UINT8", (self._nbytes,), payload)]
-            under_way.append(self._staging.bring(self._session, tensors, {}))
+            under_way.append(self._staging.start_transfer(self._session, tensors, {}))
             if len(under_way) > _UNDER_WAY:
-                under_way.popleft()[1].settle()
+                under_way.popleft()[1].wait_idle()
         while under_way:
-            under_way.popleft()[1].settle()
+            under_way.popleft()[1].wait_idle()
 
 
 class _Taking:
@@ -143,7 +140,6 @@ class _Taking:
         ]
 
     def move(self, count: int) -> None:
-        """See ``Mover``."""
         under_way: deque[CudaOutputCopies] = deque()
         for index in range(count):
             answers = BatchAnswers([self._outputs[index % _UNDER_WAY]], None)

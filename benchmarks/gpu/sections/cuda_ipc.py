@@ -16,12 +16,21 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.figures import Figure, Goal
 from benchmarks.gpu.running.section import Findings, SectionFailed, SectionSkipped, Site, ratio_figure
-from benchmarks.gpu.served.calls import Caller, calling
-from benchmarks.gpu.served.client_memory import DeviceRegion, HostRegion, device_region, host_region
-from benchmarks.gpu.served.messages import InRegion, answer_array, in_regions, with_bytes
+from benchmarks.gpu.served.client import (
+    Caller,
+    DeviceRegion,
+    HostRegion,
+    InRegion,
+    answer_array,
+    calling,
+    device_region,
+    host_region,
+    in_regions,
+    with_bytes,
+)
 from benchmarks.gpu.served.serving import Model, serving, tensor
-from benchmarks.scenarios.figures import Figure, Goal
 
 _SIZES: Final = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 _MODEL: Final = "echo"
@@ -37,7 +46,6 @@ Region = HostRegion | DeviceRegion
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     findings.note("Median latency of one request at a time; the model answers the input it is given")
     with serving(site, "cuda-ipc", [_model()]) as one, calling(one) as caller:
         for nbytes in _SIZES:
@@ -152,9 +160,7 @@ def _through_regions(caller: Caller, pair: tuple[Region, ...], data: Any) -> Cal
     given, answered = pair
     shape = (data.nbytes,)
     message = in_regions(
-        _MODEL,
-        {"x": InRegion(given.name, shape, "uint8")},
-        {"y": InRegion(answered.name, shape, "uint8")},
+        _MODEL, {"x": InRegion(given.name, shape, "uint8")}, {"y": InRegion(answered.name, shape, "uint8")}
     )
     given.write(data)
     answered.write(~data)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.places import ROOT
+from benchmarks.gpu import ROOT
 from benchmarks.gpu.running.section import Check, Findings, SectionFailed, SectionSkipped, Site
 
 _TESTS: Final = ROOT / "tests/device"
@@ -47,11 +47,8 @@ class Batch:
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``.
-
-    Raises:
-        SectionSkipped: pytest is missing.
-        SectionFailed: a test failed, or there was none.
+    """See ``section.py``. Raises SectionSkipped: pytest is missing; SectionFailed: a test failed, or there
+    was none.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise SectionSkipped(f"{' and '.join(missing)} cannot be imported")

@@ -26,11 +26,7 @@ _FOR_THE_STAND_IN: Final = frozenset(
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``.
-
-    Raises:
-        SectionFailed: no question was answered.
-    """
+    """See ``section.py``. Raises SectionFailed: no question was answered."""
     answers = 0
     for name, asked, arguments in _asked(site):
         answer = _answer(name, *arguments)
@@ -45,7 +41,6 @@ def run(site: Site, findings: Findings) -> None:
 
 
 def _asked(site: Site) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Name, what is asked, and the arguments of each question."""
     for one in QUESTIONS:
         name, asked = one.__name__, (one.__doc__ or "").partition("\n")[0]
         if not site.stand_in or name in _FOR_THE_STAND_IN:

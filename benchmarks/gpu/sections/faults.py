@@ -16,12 +16,20 @@ import grpc
 import numpy as np
 
 from benchmarks.gpu.running.section import Findings, SectionFailed, Site
-from benchmarks.gpu.served.calls import Caller, calling, status_text
-from benchmarks.gpu.served.client_memory import device_region, host_region
-from benchmarks.gpu.served.device_memory import used_nbytes
-from benchmarks.gpu.served.messages import InRegion, answer_array, in_regions, with_bytes
+from benchmarks.gpu.served.client import (
+    Caller,
+    InRegion,
+    answer_array,
+    calling,
+    device_region,
+    host_region,
+    in_regions,
+    status_text,
+    used_nbytes,
+    with_bytes,
+)
 from benchmarks.gpu.served.serving import Model, serving, tensor
-from benchmarks.servers import RunningServer
+from benchmarks.servers.server import RunningServer
 
 _FAULTY, _HUNGRY, _SLOW = "faulty", "hungry", "slow"
 _SLOW_S: Final = 0.5
@@ -34,7 +42,6 @@ _SLACK_NBYTES: Final = 64 << 20
 
 
 def run(site: Site, findings: Findings) -> None:
-    """See ``section.py``."""
     _open_context()
     before_nbytes = used_nbytes()
     with serving(site, "faults", _models()) as one, calling(one) as caller:
@@ -63,27 +70,17 @@ def _open_context() -> None:
 
 def _models() -> list[Model]:
     x, y, pid = tensor("x", "float32", -1), tensor("y", "float32", -1), tensor("pid", "int32", 1)
+    once = {"retry_on_worker_death": False}
+    delay = {"batching": {"max_queue_delay_us": 50_000}}
     return [
-        Model(
-            _FAULTY,
-            "device_models.py:Faulty",
-            [x],
-            [y, pid],
-            max_batch_size=4,
-            array="cupy",
-            settings={"retry_on_worker_death": False},
-        ),
-        Model(
-            _HUNGRY,
-            "device_models.py:Hungry",
-            [x],
-            [y],
-            max_batch_size=2,
-            array="cupy",
-            settings={"batching": {"max_queue_delay_us": 50_000}},
-        ),
-        Model(_SLOW, "device_models.py:Echo", [x], [y], array="cupy", kwargs={"seconds": _SLOW_S}),
+        _model("Faulty", _FAULTY, [x], [y, pid], max_batch_size=4, settings=once),
+        _model("Hungry", _HUNGRY, [x], [y], max_batch_size=2, settings=delay),
+        _model("Echo", _SLOW, [x], [y], kwargs={"seconds": _SLOW_S}),
     ]
+
+
+def _model(callable_: str, name: str, inputs: Any, outputs: Any, **more: Any) -> Model:
+    return Model(name, f"device_models.py:{callable_}", inputs, outputs, array="cupy", **more)
 
 
 def _killed(site: Site, one: RunningServer, caller: Caller) -> str:
@@ -115,7 +112,6 @@ def _illegal_access(_site: Site, _one: RunningServer, caller: Caller) -> str:
 
 
 def _too_much_memory(_site: Site, _one: RunningServer, caller: Caller) -> str:
-    """More memory is asked for than there is."""
     before = _pid(caller)
     failure = caller.failure(_command(2))
     if failure is None or not failure.startswith("RESOURCE_EXHAUSTED"):
@@ -185,11 +181,7 @@ def _pid(caller: Caller, timeout_s: float = _SUCCESSOR_S) -> int:
 
 
 def _await_successor(caller: Caller, before: int) -> int:
-    """The process that answers once another one does.
-
-    Raises:
-        SectionFailed: none does in time.
-    """
+    """The process that answers once another one does. Raises SectionFailed: none does in time."""
     deadline = time.monotonic() + _SUCCESSOR_S
     while time.monotonic() < deadline:
         try:
@@ -203,7 +195,6 @@ def _await_successor(caller: Caller, before: int) -> int:
 
 
 def _metric(one: RunningServer, name: str, model: str) -> float:
-    """A counter of a model, on the metrics page."""
     with urllib.request.urlopen(f"http://127.0.0.1:{one.ports.metrics}/metrics", timeout=10) as page:
         lines = page.read().decode().splitlines()
     of_model = (line for line in lines if line.startswith(f"{name}{{") and f'model="{model}"' in line)

@@ -1,18 +1,18 @@
-"""A server of a section's models, on free ports, while a block lasts."""
+"""This server with the models of a section, on free ports."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.places import MODELS
+from benchmarks.gpu import MODELS
 from benchmarks.gpu.running.section import Site
 from benchmarks.peers import PeerCache
-from benchmarks.servers import GpuServe, Ports, RunningServer, running
+from benchmarks.servers import ConfiguredGpuServe
+from benchmarks.servers.server import RunningServer, running
 
 #: On a fresh machine each worker opens a context of CUDA and reads gigabytes of libraries.
 _READY_TIMEOUT_S: Final = 120.0
@@ -38,7 +38,6 @@ class Model:
     settings: Mapping[str, Any] | None = None
 
     def entry(self) -> dict[str, Any]:
-        """The entry of ``models``."""
         given = {"array": self.array, "kwargs": self.kwargs}
         return {
             "name": self.name,
@@ -58,25 +57,12 @@ def tensor(name: str, dtype: str, *shape: int) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": list(shape)}
 
 
-class _Server(GpuServe):
-    """This server with the models of a section."""
-
+class _Server(ConfiguredGpuServe):
     def __init__(self, models: Sequence[Model], folder: Path, environment: Mapping[str, str]) -> None:
-        super().__init__(PeerCache(folder))
-        self._served = models
-        self._folder = folder
+        super().__init__(PeerCache(folder), folder, [one.entry() for one in models])
         self._environment = environment
 
-    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        """As ``GpuServe``; the configuration is written to the folder first."""
-        config = self._folder / f"{models[0]}.json"
-        entries = [one.entry() for one in self._served]
-        config.write_text(json.dumps({"server": {"host": "127.0.0.1"}, "models": entries}, indent=1))
-        flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
-        return [str(self._program), "serve", str(config), *map(str, flags)]
-
     def environment(self) -> dict[str, str]:
-        """As ``GpuServe``, and the section's own."""
         return {**super().environment(), **self._environment}
 
 
@@ -84,10 +70,8 @@ class _Server(GpuServe):
 def serving(
     site: Site, label: str, models: Sequence[Model], environment: Mapping[str, str] | None = None
 ) -> Iterator[RunningServer]:
-    """A server with these models, while the context lasts. ``label`` names its log.
-
-    Raises:
-        ServerFailed: it did not come up.
+    """A server with these models, while the context lasts. ``label`` names its log. Raises ServerFailed: it
+    did not come up.
     """
     folder = site.folder / label
     folder.mkdir(parents=True, exist_ok=True)

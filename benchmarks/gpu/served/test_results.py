@@ -10,7 +10,6 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Pytest's hook."""
     parser.addoption("--results-file")
 
 
@@ -22,13 +21,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Writer:
-    """Appends to the file."""
-
     def __init__(self, file: str) -> None:
         self._file = file
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Pytest's hook."""
         if report.passed and report.when != "call":
             return
         line = {"test": report.nodeid, "outcome": report.outcome, "reason": _reason(report)}

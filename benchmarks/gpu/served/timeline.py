@@ -54,10 +54,8 @@ def spans(lines: Iterable[str]) -> list[Span]:
 def window(found: Sequence[Span], calls: int) -> list[Span]:
     """So many calls from the middle, and what runs from the first one's input to the last one's output.
 
-    Each call has one large copy before it and one after it, and all are made in the same order.
-
-    Raises:
-        ValueError: there are not so many calls, or copies that are not theirs.
+    Each call has one large copy before it and one after it, and all are made in the same order. Raises
+    ValueError: there are not so many calls, or copies that are not theirs.
     """
     largest = max((one.nbytes for one in found), default=0)
     lanes = {
@@ -119,7 +117,6 @@ def overlapped(shown: Sequence[Span]) -> float:
 
 
 def _merged(found: Sequence[Span]) -> list[tuple[int, int]]:
-    """The times in which any of them runs."""
     merged: list[tuple[int, int]] = []
     for one in sorted(found, key=lambda one: one.start_ns):
         if merged and one.start_ns <= merged[-1][1]:

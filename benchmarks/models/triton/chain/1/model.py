@@ -11,16 +11,13 @@ class TritonPythonModel:
     """The model y = x, by way of two requests to echo."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response for each request."""
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:
         y = pb_utils.get_input_tensor_by_name(request, "x")
         for _ in range(2):
             asked = pb_utils.InferenceRequest(
-                model_name="echo",
-                requested_output_names=["y"],
-                inputs=[pb_utils.Tensor("x", y.as_numpy())],
+                model_name="echo", requested_output_names=["y"], inputs=[pb_utils.Tensor("x", y.as_numpy())]
             )
             response = asked.exec()
             if response.has_error():

@@ -15,7 +15,6 @@ class TritonPythonModel:
     """The model y = x, request by request."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response for each request."""
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:

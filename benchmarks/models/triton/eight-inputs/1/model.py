@@ -11,7 +11,6 @@ class TritonPythonModel:
     """The model y = a, request by request. Every input is read, as ``@batch`` reads them."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response for each request."""
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:
