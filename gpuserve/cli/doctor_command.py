@@ -19,6 +19,7 @@ from gpuserve.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from gpuserve.cli.doctor_facts import Facts
+    from gpuserve.config.load import Configuration
     from gpuserve.config.problems import Problem
 
 
