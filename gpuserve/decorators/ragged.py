@@ -147,7 +147,9 @@ def join_ragged(requests: Any, padding: Padding | None) -> Batch:
     if not axes and padding is not None and data:
         given = padding.lengths if isinstance(padding.lengths, Mapping) else ()
         differ = [name for name in data[0] if len({np.shape(one.get(name, ()))[1:] for one in data}) > 1]
-        axes = dict.fromkeys(given or differ or list(data[0])[:1])
+        axes = dict.fromkeys(given or differ or (list(data[0])[:1] if padding.lengths else ()))
+        if not axes:
+            return join_requests(requests, "@batch")
     alike = join_data([{name: one[name] for name in one if name not in axes} for one in data])
     arrays = {}
     for name in data[0] if data else ():
