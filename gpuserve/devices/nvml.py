@@ -129,8 +129,15 @@ def _ask(nvml: Any, question: Callable[[], _Value], unknown: _Value) -> _Value:
     """Return the result of a question that not every GPU, driver or version of the module supports."""
     try:
         return question()
-    except (nvml.NVMLError, AttributeError, IndexError):
+    except (nvml.NVMLError, IndexError, *_absent_functions(nvml)):
         return unknown
+
+
+def _absent_functions(nvml: Any) -> tuple[type[Exception], ...]:
+    """Return the errors that are not NVMLErrors: of a function that the module does not have, and of one of
+    the module's unversioned functions whose version the driver's library does not have.
+    """
+    return AttributeError, getattr(nvml, "NVMLLibraryMismatchError", AttributeError)
 
 
 class _Handle(NamedTuple):
@@ -223,7 +230,7 @@ class Nvml:
                 if nvml.nvmlDeviceGetSupportedEventTypes(whole) & kind:
                     nvml.nvmlDeviceRegisterEvents(whole, kind, events)
                     listened += 1
-        except (nvml.NVMLError, AttributeError):  # no permission, or a machine without events
+        except (nvml.NVMLError, *_absent_functions(nvml)):  # no permission, or a machine without events
             return
         if listened:
             self._events = events
@@ -310,7 +317,7 @@ class Nvml:
         """
         try:
             return question()
-        except AttributeError:  # an older module
+        except _absent_functions(self._nvml):
             return None
         except self._nvml.NVMLError as error:
             code = _code(error)

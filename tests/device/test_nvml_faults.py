@@ -47,16 +47,24 @@ def test_nvml_that_answers_again(shared_server: Watched, shared_machine: GpuMach
     assert not any("is lost" in text for _, text in shared_server.said()[lines:])
 
 
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        ({"failures": {"nvmlDeviceGetCount": 999}}, "Unknown Error"),
+        ({"driver_version": None}, "Driver Not Loaded"),
+    ],
+)
 def test_a_gpu_comes_back_though_nvml_could_not_be_opened_for_a_while(
-    server: Watched, two_gpus: GpuMachine
+    server: Watched, two_gpus: GpuMachine, machine: dict[str, Any], reason: str
 ) -> None:
     """NVML looks anew only after it was shut down as often as it was initialised."""
+    version = two_gpus.now.driver_version
     two_gpus.lose(GPU_0.uuid)
     server.wait_state(GPU_0.uuid, "LOST")
-    two_gpus.change(failures={"nvmlDeviceGetCount": 999})
-    server.wait_log("failed to open NVML, GPUs are not monitored now: Unknown Error")
+    two_gpus.change(**machine)
+    server.wait_log(f"failed to open NVML, GPUs are not monitored now: {reason}")
     wait_until(lambda: server.get("/v2/gpus")["stale"], "nothing is heard")
-    two_gpus.change(failures={})
+    two_gpus.change(failures={}, driver_version=version)
     wait_until(lambda: not server.get("/v2/gpus")["stale"], "GPUs are watched again")
     two_gpus.change_gpu(GPU_0.uuid, lost=False)
     server.wait_state(GPU_0.uuid, "HEALTHY")
@@ -68,8 +76,9 @@ def test_a_gpu_that_tells_little_is_healthy(
 ) -> None:
     """Also by codes that no list has: drivers have more of them than their documentation."""
     untold = ("GetUtilizationRates", "GetTotalEccErrors")
-    unheard_of = ("GetRemappedRows", "GetComputeRunningProcesses", "GetFieldValues")
+    unheard_of = ("GetRemappedRows", "GetFieldValues")
     failures = {f"nvmlDevice{one}": 3 for one in untold} | {f"nvmlDevice{one}": 999 for one in unheard_of}
+    failures["nvmlDeviceGetComputeRunningProcesses"] = 13  # raises NVMLLibraryMismatchError, no NVMLError
     two_gpus.change(failures=failures | {"nvmlEventSetCreate": 4})
     with watched(two_gpus, tmp_path, monkeypatch) as server:
         server.wait_ready()

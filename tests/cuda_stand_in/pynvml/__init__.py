@@ -6,7 +6,7 @@ from pynvml import _installed  # isort: skip - before all else, which needs a ma
 from pynvml import _devices, _events, _readings
 from pynvml._errors import CLASSES as _CLASSES
 from pynvml._errors import CODES as _CODES
-from pynvml._errors import NVMLError
+from pynvml._errors import NVMLError, NVMLLibraryMismatchError
 from pynvml._structures import c_nvmlDevice_t
 
 globals().update(_CODES)
@@ -22,4 +22,4 @@ globals().update(
 nvmlSystemGetCudaDriverVersion_v2 = _devices.nvmlSystemGetCudaDriverVersion
 nvmlDeviceGetPciInfo_v3 = _devices.nvmlDeviceGetPciInfo
 
-__all__ = ["NVMLError", "_installed", "c_nvmlDevice_t"]
+__all__ = ["NVMLError", "NVMLLibraryMismatchError", "_installed", "c_nvmlDevice_t"]

@@ -72,6 +72,14 @@ class NVMLError(Exception):
     __hash__ = Exception.__hash__
 
 
+class NVMLLibraryMismatchError(Exception):
+    """An unversioned function whose version the driver's library lacks; no NVMLError, as in the library."""
+
+
+#: Functions of the library that raise ``NVMLLibraryMismatchError`` in place of FUNCTION_NOT_FOUND.
+_UNVERSIONED = frozenset({"nvmlDeviceGetComputeRunningProcesses"})
+
+
 def _subclass(code: int, name: str) -> type[NVMLError]:
     """A class of one code, which is made without an argument."""
     return type(f"NVMLError_{name}", (NVMLError,), {"value": code, "__init__": lambda self, *_: None})
@@ -138,7 +146,10 @@ class Library:
         machine = self.view.now
         time.sleep(machine.nvml_hang_s)
         if name in machine.failures:
-            raise NVMLError(machine.failures[name])
+            code = machine.failures[name]
+            if code == CODES["NVML_ERROR_FUNCTION_NOT_FOUND"] and name in _UNVERSIONED:
+                raise NVMLLibraryMismatchError
+            raise NVMLError(code)
         if not self._initialised and not name.startswith("nvmlInit"):
             raise NVMLError(CODES["NVML_ERROR_UNINITIALIZED"])
 

@@ -22,7 +22,7 @@ from gpuserve.devices.names import VARIABLE, number_of
 from gpuserve.devices.nvml import Nvml, NvmlMissing, NvmlUnresponsive
 from gpuserve.front.observability.gpu_health import gpu_metrics
 from gpuserve.front.observability.gpu_health.gpu_metrics import ModelMemory
-from gpuserve.front.observability.gpu_health.gpu_states import GpuSet, GpuState, LostGpu
+from gpuserve.front.observability.gpu_health.gpu_states import NON_FENCING_XIDS, GpuSet, GpuState, LostGpu
 from gpuserve.front.observability.metrics.prometheus import Family
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,10 @@ class GpuMonitor:
             nvml = Nvml(self._load)
             if self._names is None:
                 self._names = names_of_gpus(self._load)
-        except NvmlUnresponsive as silent:
+        except (NvmlMissing, NvmlUnresponsive) as silent:
+            # A driver that is reloaded is absent for a moment. Absence is final only if NVML never opened.
+            if isinstance(silent, NvmlMissing) and self._names is None and not self.is_gpu_lost:
+                raise
             if not self._has_logged_failure:
                 logger.warning("failed to open NVML, GPUs are not monitored now: %s", silent)
             self._has_logged_failure = True
@@ -149,6 +152,7 @@ class GpuWatch:
                 loop.call_soon_threadsafe(self._on_news, news)
 
         self._monitor = GpuMonitor(self._interval_s, publish_news)
+        self._monitor.is_gpu_lost = bool(self._reported_lost)
         self._monitor.start()
         self._timer = loop.call_later(self._interval_s, self._on_timer)
 
@@ -163,6 +167,8 @@ class GpuWatch:
         self._reported_lost = tuple(lost)
         self._gpus.restore(self._reported_lost, time.monotonic())
         self._publish_changes()
+        if self._absence and self._reported_lost:  # NVML worked in an earlier front
+            self.start()
 
     # ---- models and workers -----------------------------------------------------------------
 
@@ -238,7 +244,10 @@ class GpuWatch:
                 self._gpus.update(news, now)
             case Xid(uuids, number):
                 self._gpus.count_xid(news, now)
-                logger.warning("driver reported Xid %d for %s", number, ", ".join(uuids) or "a lost GPU")
+                gpus, kept = ", ".join(uuids) or "a lost GPU", NON_FENCING_XIDS.get(number, "")
+                logger.warning(
+                    "driver reported Xid %d for %s%s", number, gpus, kept and f", which stays in use ({kept})"
+                )
             case NvmlMissingEvent(reason):
                 self.stop()
                 self._absence = reason

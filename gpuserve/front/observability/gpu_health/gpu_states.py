@@ -26,8 +26,24 @@ from typing import Final, NamedTuple
 from gpuserve.core.states import EventTable
 from gpuserve.devices.machine import GpuReading, GpuReport, NvmlRound, Xid
 
-#: Errors caused by a program, not by the GPU; NVIDIA's device plugin for Kubernetes ignores the same ones.
-APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
+#: Xids after which the GPU stays in use, by source: the list ``ignoredXids`` of NVIDIA's
+#: k8s-device-plugin (internal/rm/health.go), or the immediate action in NVIDIA's Xid catalog.
+NON_FENCING_XIDS: Final[Mapping[int, str]] = {
+    number: source
+    for source, numbers in {
+        "Xid catalog: IGNORE": (14, 37, 38, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153,
+                                157, 160, 161),
+        "Xid catalog: RESTART_APP": (8, 11, 25, 32, *range(39, 42), 60, *range(69, 73), 75, 76, 77, 80,
+                                     *range(82, 87), 88, 89, 94, *range(96, 106), *range(126, 136), 139),
+        "Xid catalog: informational, the driver's recovery action decides": (154,),
+        "k8s-device-plugin: fault of an application": (13, 31, 43, 45, 68, 109),
+    }.items()
+    for number in numbers
+}  # fmt: skip
+#: An uncorrectable memory error that the driver contained: only the processes that used the memory fail.
+CONTAINED_XID: Final = 94
+#: NVML's count of uncorrectable errors includes a contained error by then.
+CONTAINED_S: Final = 10.0
 #: A lost GPU returns after this many rounds of good answers, and twice as many if it is lost again soon.
 PROBATION_READINGS: Final = 5
 MAX_PROBATION_S: Final = 600.0
@@ -81,9 +97,10 @@ class GpuLife:
         self._good_since = math.inf
         self._back_at = -math.inf
         self._uncorrected: int | None = None
+        self._contained_at = -math.inf
 
     def on_report(self, report: GpuReport, now: float) -> None:
-        fault = report.fault or self._memory_fault(report.reading)
+        fault = report.fault or self._memory_fault(report.reading, now)
         if fault:
             self.fault(fault, now)
         elif report.reading is None:
@@ -96,8 +113,10 @@ class GpuLife:
                 self.reason, self._back_at = "", now
 
     def xid(self, number: int, now: float) -> None:
-        """Process an error that the driver reported. Errors caused by programs change nothing."""
-        if number not in APPLICATION_XIDS:
+        """Process an error that the driver reported. ``NON_FENCING_XIDS`` leave the state as it is."""
+        if number == CONTAINED_XID:
+            self._contained_at = now
+        if number not in NON_FENCING_XIDS:
             self.fault(f"its driver reported Xid {number}", now)
 
     def fault(self, reason: str, now: float) -> None:
@@ -114,13 +133,13 @@ class GpuLife:
         self._good_since = math.inf
         self._apply(GpuEvent.SILENT)
 
-    def _memory_fault(self, reading: GpuReading | None) -> str:
-        """Return a text about new uncorrectable memory errors since the first reading, or ""."""
+    def _memory_fault(self, reading: GpuReading | None, now: float) -> str:
+        """Return a text about new memory errors, or "" for none and for those that the driver contained."""
         count = None if reading is None else reading.ecc_uncorrected
         if count is None:
             return ""
         before, self._uncorrected = self._uncorrected, count
-        if before is None or count <= before:
+        if before is None or count <= before or now - self._contained_at <= CONTAINED_S:
             return ""
         return f"its memory had {count - before} uncorrectable error{'s' * (count - before > 1)}"
 
