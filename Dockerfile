@@ -5,8 +5,8 @@
 #       --build-arg REQUIREMENTS="cupy-cuda13x[ctk]" .
 #
 # EXTRAS        of pyproject.toml, with commas: cuda12, cuda13, otel, quickstart
-# REQUIREMENTS  what the models import, with spaces: "torch==2.11.0"; cupy's [ctk] brings the libraries of CUDA.
-#               The driver is the node's.
+# REQUIREMENTS  what the models import, with spaces: "torch==2.11.0"; cupy's [ctk] brings the libraries of CUDA,
+#               as "onnxruntime-gpu[cuda,cudnn]" does for ONNX files. The driver is the node's.
 # BASE          a Debian or Ubuntu with Python of at least 3.11 as python3
 ARG BASE=python:3.12-slim-bookworm
 

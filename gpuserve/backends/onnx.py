@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -49,6 +50,8 @@ _LEVELS: Final = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
+#: Combinations of input shapes whose bindings are kept.
+_MAX_BINDINGS: Final = 64
 _MODES: Final = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
 _NOT_SPINNING: Final = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 
@@ -83,7 +86,13 @@ class OnnxModel:
         runtime = _onnxruntime()
         given = {"intra_op_num_threads": threads_per_instance(instances)} | options
         settings = _session_settings(runtime, given, _NOT_SPINNING | dict(session_config or {}))
-        self._session = _session(runtime, file, settings, _providers(runtime, device, providers))
+        on_gpu = device != "cpu"
+        if on_gpu and hasattr(runtime, "preload_dlls"):
+            # The provider's library has no RUNPATH, so the dynamic loader does not find the wheels of CUDA.
+            runtime.preload_dlls()
+        self._stream = None if providers or not on_gpu else _new_stream()
+        chosen = _providers(runtime, device, providers, self._stream)
+        self._session = _session(runtime, file, settings, chosen)
         self._runtime = runtime
         self._device = device
         self._inputs = {one.name: _datatype_of(one, file) for one in self._session.get_inputs()}
@@ -94,6 +103,8 @@ class OnnxModel:
         self._is_single = is_one_row_per_request(
             {one.name: len(one.shape) for one in self._session.get_inputs()}
         )
+        place = ("cuda", _device_number(device))
+        self._on_device = BoundRuns(runtime, self._session, self._inputs, self._outputs, place, self._stream)
 
     @classmethod
     def declare(
@@ -143,7 +154,9 @@ class OnnxModel:
         if self._is_single:
             arrays = {name: array[None] for name, array in arrays.items()}
         if any(map(_is_on_device, arrays.values())):
-            answers = self._run_on_device(arrays)
+            if self._stream is None:
+                _synchronize(arrays.values())
+            answers = self._on_device.run(arrays)
         else:
             answers = self._run_on_host(arrays)
         if self._is_single:
@@ -169,34 +182,89 @@ class OnnxModel:
             return make.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
         return make.ortvalue_from_numpy(array)
 
-    def _run_on_device(self, arrays: dict[str, Any]) -> list[Any]:
-        """Run on inputs that are on the GPU, and leave the outputs there. Not yet run on a GPU."""
-        binding = self._session.io_binding()
-        _synchronize(arrays.values())
+
+accept_batch(OnnxModel.__call__)
+
+
+class BoundRuns:
+    """Runs of a session on arrays in device memory, whose outputs stay there. Not yet run on a GPU.
+
+    All runs with the same shapes share one binding, in which a run replaces only the addresses that changed,
+    and the outputs, which else would be written over. With a ``stream`` the host waits for nothing.
+
+    Args:
+        runtime: Module onnxruntime.
+        session: Session to run.
+        inputs: Datatype of each input by name.
+        outputs: Datatype of each output by name.
+        place: Device as onnxruntime names it, such as ("cuda", 0).
+        stream: Stream of CuPy in which the session computes, or None if onnxruntime has a stream of its own.
+    """
+
+    def __init__(
+        self,
+        runtime: Any,
+        session: Any,
+        inputs: Mapping[str, str],
+        outputs: Mapping[str, str],
+        place: tuple[str, int],
+        stream: Any = None,
+    ) -> None:
+        self._session = session
+        self._inputs = inputs
+        # numpy has no bfloat16, and a device no texts.
+        self._outputs = {
+            name: ("cpu", 0) if datatype in {BYTES, BF16} else place for name, datatype in outputs.items()
+        }
+        self._place = place
+        self._stream = stream
+        self._options = runtime.RunOptions()
+        self._is_awaited = stream is None or set(self._outputs.values()) != {place}
+        if not self._is_awaited:
+            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        #: The binding and the bound addresses for each combination of shapes, least recently used first.
+        self._bindings: dict[Any, tuple[Any, dict[str, int]]] = {}
+
+    def run(self, arrays: Mapping[str, Any]) -> list[Any]:
+        """Return the outputs for inputs of which at least one is in device memory."""
+        binding, addresses = self._binding(tuple([(name, *one.shape) for name, one in arrays.items()]))
         for name, array in arrays.items():
-            pointer = _device_pointer(array)
-            if pointer is None:
-                binding.bind_cpu_input(
-                    name, _decoded_strings(array, name) if array.dtype == object else array
-                )
-                continue
-            datatype = self._inputs[name]
-            element = _ONNX_BFLOAT16 if datatype == BF16 else numpy_dtype(datatype).type
-            binding.bind_input(
-                name, "cuda", _device_number(self._device), element, tuple(array.shape), pointer
-            )
-        for name, datatype in self._outputs.items():
-            on_host = datatype in {BYTES, BF16}
-            binding.bind_output(name, *(["cpu"] if on_host else ["cuda", _device_number(self._device)]))
-        self._session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
+            address = _device_pointer(array)
+            if address is None:
+                texts = array.dtype == object
+                binding.bind_cpu_input(name, _decoded_strings(array, name) if texts else array)
+            elif addresses.get(name) != address:
+                datatype = self._inputs[name]
+                element = _ONNX_BFLOAT16 if datatype == BF16 else numpy_dtype(datatype).type
+                binding.bind_input(name, *self._place, element, tuple(array.shape), address)
+                addresses[name] = address
+        for name, place in self._outputs.items():
+            binding.bind_output(name, *place)
+        if self._stream is None:
+            self._session.run_with_iobinding(binding, self._options)
+        else:
+            self._run_in_stream(binding)
+        if self._is_awaited:
+            binding.synchronize_outputs()
         return [
             _DeviceArray(one) if one.device_name() == "cuda" else _host_array(one)
             for one in binding.get_outputs()
         ]
 
+    def _run_in_stream(self, binding: Any) -> None:
+        import cupy
 
-accept_batch(OnnxModel.__call__)
+        current = cupy.cuda.get_current_stream()
+        self._stream.wait_event(current.record())
+        self._session.run_with_iobinding(binding, self._options)
+        current.wait_event(self._stream.record())
+
+    def _binding(self, shapes: Any) -> tuple[Any, dict[str, int]]:
+        found = self._bindings.pop(shapes, None) or (self._session.io_binding(), {})
+        self._bindings[shapes] = found
+        if len(self._bindings) > _MAX_BINDINGS:
+            del self._bindings[next(iter(self._bindings))]
+        return found
 
 
 def _onnxruntime() -> Any:
@@ -227,7 +295,13 @@ def _session(runtime: Any, file: str, settings: Any, providers: Sequence[Any]) -
     return session
 
 
-def _providers(runtime: Any, device: str, given: Sequence[Any]) -> list[Any]:
+def _new_stream() -> Any:
+    """Return a stream of CuPy for the session, or None if the worker has not imported CuPy."""
+    cupy = sys.modules.get("cupy")
+    return None if cupy is None else cupy.cuda.Stream(non_blocking=True)
+
+
+def _providers(runtime: Any, device: str, given: Sequence[Any], stream: Any) -> list[Any]:
     if given:
         return [one if isinstance(one, str) else (one[0], dict(one[1])) for one in given]
     if device == "cpu":
@@ -237,7 +311,10 @@ def _providers(runtime: Any, device: str, given: Sequence[Any]) -> list[Any]:
             f"device {device} needs the build of onnxruntime for CUDA: pip uninstall onnxruntime, then pip "
             "install onnxruntime-gpu"
         )
-    return [("CUDAExecutionProvider", {"device_id": _device_number(device)}), "CPUExecutionProvider"]
+    options: dict[str, Any] = {"device_id": _device_number(device)}
+    if stream is not None:
+        options["user_compute_stream"] = str(stream.ptr)
+    return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
 
 def _session_settings(runtime: Any, given: Mapping[str, Any], config: Mapping[str, str]) -> Any:

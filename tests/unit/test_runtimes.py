@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 from onnx_models import identity, mlp
 
 from gpuserve.backends.model_files import ModelFileError, threads_per_instance
-from gpuserve.backends.onnx import OnnxModel, has_batch_axis
+from gpuserve.backends.onnx import BoundRuns, OnnxModel, has_batch_axis
 from gpuserve.backends.registry import is_model_path, name_of, source_of
 from gpuserve.cli.app import run
 from gpuserve.cli.exit_codes import ExitCode
@@ -166,3 +169,33 @@ def test_instances_share_the_processors(
 ) -> None:
     monkeypatch.setattr("gpuserve.backends.model_files.n_processors", lambda: processors)
     assert threads_per_instance(instances) == threads
+
+
+class OnDevice:
+    """An array that tells its address as an array of a GPU does."""
+
+    def __init__(self, array: Any) -> None:
+        self.shape, self.dtype = array.shape, array.dtype
+        self.__cuda_array_interface__ = array.__array_interface__
+
+
+class CountedSession(onnxruntime.InferenceSession):
+    """A session that counts its bindings."""
+
+    bindings = 0
+
+    def io_binding(self) -> Any:
+        self.bindings += 1
+        return super().io_binding()
+
+
+def test_runs_of_one_shape_share_a_binding_and_no_outputs() -> None:
+    """As on a GPU, with memory of the host in place of the device's."""
+    session = CountedSession(mlp(8, 16, 4), providers=["CPUExecutionProvider"])
+    runs = BoundRuns(onnxruntime, session, {"x": "FP32"}, {"y": "FP32"}, ("cpu", 0))
+    rows = [np.random.default_rng(count).standard_normal((count, 8), np.float32) for count in (3, 5, 3, 3)]
+    rows[3] = rows[2] + 1
+    answers = [runs.run({"x": OnDevice(one)})[0] for one in rows]
+    for given, answer in zip(rows, answers, strict=True):
+        np.testing.assert_array_equal(answer, session.run(["y"], {"x": given})[0])
+    assert session.bindings == 2
