@@ -13,9 +13,6 @@ from typing import Any, Final
 #: CPU time of the loop's own thread, which other programs of the machine do not add to. Twice what a body may
 #: take, since caches and clocks of the machine differ.
 LIMIT_MS: Final = 50
-#: Turns that are known to be long, by a line of the stack: the memory of a batch of many large bodies is
-#: populated, and the bodies are copied there, in one turn.
-_KNOWN: Final = "/gpuserve/front/ipc/gather.py"
 _PATH: Final = Path(tempfile.gettempdir()) / f"gpuserve-turns-{os.getpid()}"
 _read = 0
 
@@ -33,7 +30,7 @@ def since_last() -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         lines = _PATH.read_text(encoding="utf-8").splitlines()
         new, _read = lines[_read:], len(lines)
-        return [_shown(turn) for turn in map(json.loads, new) if _KNOWN not in turn["where"]]
+        return [_shown(turn) for turn in map(json.loads, new)]
     return []
 
 

@@ -231,7 +231,7 @@ class Arena:
         """Return a block with undefined contents. Raise ``OutOfMemory`` if the arena's limit or the machine
         does not allow it.
         """
-        block = self._place(nbytes, is_claim=False)
+        block = self._place(nbytes, is_claim=False, is_sparse=False)
         assert block is not None, "only claims are bounded"
         segment = self._segments[block.segment]
         if segment.reserved_nbytes < segment.nbytes:  # the segment was made for a claim
@@ -247,16 +247,22 @@ class Arena:
         ``Block.reserve``. Return None if too many blocks are being filled. Raise ``OutOfMemory`` if the
         machine does not allow it.
         """
-        return self._place(nbytes, is_claim=True)
+        return self._place(nbytes, is_claim=True, is_sparse=True)
 
-    def reserve(self, block: Block, nbytes: int, source: Source = "") -> int:
+    def sparse(self, nbytes: int) -> Block:
+        """Return a block that is filled by ``reserve`` like a claimed one, but is needed with certainty."""
+        block = self._place(nbytes, is_claim=False, is_sparse=True)
+        assert block is not None, "only claims are bounded"
+        return block
+
+    def reserve(self, block: Block, nbytes: int, source: Source = "", *, is_body: bool = True) -> int:
         """Reserve as ``Block.reserve``. Bodies of requests need as much memory again, for joined batches and
         responses, so the check of available memory is stricter.
         """
         counts = bool(source) and self.has(block)
         if counts:
             self._check_share(block, nbytes, source)
-        there = self._reserve(block, nbytes, is_body=True)
+        there = self._reserve(block, nbytes, is_body=is_body)
         if counts:
             block.source = source
             self._count(block, there)
@@ -391,14 +397,14 @@ class Arena:
         for number in list(self._segments):
             self._drop(number)
 
-    def _place(self, nbytes: int, *, is_claim: bool) -> Block | None:
+    def _place(self, nbytes: int, *, is_claim: bool, is_sparse: bool) -> Block | None:
         size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         found = self._find(size)
         if found is None:
             sparse = [one for one in self._segments.values() if one.reserved_nbytes < one.nbytes]
             if is_claim and len(sparse) >= MAX_SPARSE_SEGMENTS:
                 return None
-            found = self._add(size, is_claim=is_claim)
+            found = self._add(size, is_claim=is_claim, is_sparse=is_sparse)
         number, offset = found
         self._allocated += 1
         self._block_nbytes += size
@@ -424,24 +430,22 @@ class Arena:
                     return number, offset
         return None
 
-    def _add(self, size: int, *, is_claim: bool) -> tuple[int, int]:
-        """Return a free range of a new segment. All of the segment is reserved unless it is made for a
-        claim.
-        """
+    def _add(self, size: int, *, is_claim: bool, is_sparse: bool) -> tuple[int, int]:
+        """Return a free range of a new segment. All of the segment is reserved unless it is sparse."""
         nbytes = max(SEGMENT_NBYTES, _page_align(size))
-        segment = self._sparse(nbytes) if is_claim else self._whole(nbytes)
+        segment = self._sparse(nbytes, is_claim=is_claim) if is_sparse else self._whole(nbytes)
         number = self._next_segment
         self._next_segment += 1
         self._segments[number] = segment
-        if not is_claim:
+        if not is_sparse:
             self._tell(number, segment)
         offset = segment.allocator.allocate(size)
         assert offset is not None, "a new segment has room for the block it was made for"
         return number, offset
 
-    def _sparse(self, nbytes: int) -> ArenaSegment:
+    def _sparse(self, nbytes: int, *, is_claim: bool) -> ArenaSegment:
         try:
-            return ArenaSegment(nbytes, is_claim=True)
+            return ArenaSegment(nbytes, is_claim=is_claim)
         except OSError as error:
             raise _no_memory(nbytes, error) from error
 

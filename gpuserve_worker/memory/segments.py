@@ -24,7 +24,10 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 class _Files(NamedTuple):
@@ -181,15 +184,32 @@ class OwnedSegment:
 
     def close(self) -> None:
         """Close the segment. The memory exists until the last view of it is deleted."""
-        unmap(self.map, self.view)
-        os.close(self.fd)
+        unmap(self.map, self.view, self.fd)
 
 
-def unmap(mapped: mmap.mmap, view: memoryview) -> None:
-    """Unmap memory now, or with the last array over it: the mapping lives as long as any reference to it."""
+def unmap(mapped: mmap.mmap, view: memoryview, fd: int = -1) -> None:
+    """Unmap memory and close ``fd``: now, or soon by a thread if the memory is large, since the kernel takes
+    1 ms to free a MiB. The mapping lives as long as any array over it.
+    """
+    if len(view) > SEGMENT_NBYTES:
+        _unmapping().submit(_unmap, mapped, view, fd)
+    else:
+        _unmap(mapped, view, fd)
+
+
+def _unmap(mapped: mmap.mmap, view: memoryview, fd: int) -> None:
     with suppress(BufferError):
         view.release()
         mapped.close()
+    if fd >= 0:
+        os.close(fd)
+
+
+@functools.cache
+def _unmapping() -> Executor:
+    from concurrent.futures import ThreadPoolExecutor  # most workers have no large tensors
+
+    return ThreadPoolExecutor(1, "unmapping")
 
 
 @functools.cache

@@ -4,16 +4,20 @@ tests (``long_turns.py``): here are the bodies that are made for it.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import expensive
 import grpc
+import numpy as np
 import pytest
 from config_file import models, write_config
+from sending import message
 from serving import GPUSERVE, Addresses, serving
 
 TIMEOUT_S = 60.0
@@ -26,14 +30,16 @@ KNOWN = {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "NOT_FOUND", "INTERNAL"
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     folder = tmp_path_factory.mktemp("expensive")
-    config = write_config(folder, models(*SERVED), host="127.0.0.1", model_control="explicit")
+    waits = {"max_queue_delay_us": 500_000, "preferred_batch_sizes": [4]}
+    joined = {**models("echo_FP32")[0], "name": "joined", "batching": waits}
+    config = write_config(folder, [*models(*SERVED), joined], host="127.0.0.1", model_control="explicit")
     with serving(GPUSERVE, "serve", str(config)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def channel(addresses: Addresses) -> Iterator[Any]:
-    options = [("grpc.max_receive_message_length", -1)]
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(addresses.grpc, options) as made:
         grpc.channel_ready_future(made).result(TIMEOUT_S)  # its connection is no test's own
         yield made
@@ -122,3 +128,29 @@ def test_settings_and_loads(addresses: Addresses, path: str, shape: str, nbytes:
         "escapes": lambda: '{"x":"' + "\\u00e9" * (nbytes // 6) + '"}',
     }[shape]()
     assert 200 <= post(addresses, f"/v2/{path}", body.encode()) < 600
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", ["unary", "http"])
+def test_batches_of_large_bodies(addresses: Addresses, channel: Any, way: str) -> None:
+    """Bodies on their way in, into a batch and out, and the return of their memory to the machine."""
+    n = 10 * MIB
+    values = np.arange(n, dtype=np.int32).view(np.float32)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, n], "parameters": {"binary_data_size": 4 * n}}
+    asked = {"inputs": [tensor], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
+    head = json.dumps(asked).encode()
+
+    def answered() -> bytes:
+        if way == "http":
+            length = {"Inference-Header-Content-Length": str(len(head))}
+            connection = http.client.HTTPConnection(addresses.http, timeout=TIMEOUT_S)
+            with contextlib.closing(connection):
+                connection.request("POST", "/v2/models/joined/infer", head + values.tobytes(), length)
+                return connection.getresponse().read()
+        body = message("joined", 1, n, raw=values.tobytes()).SerializeToString()
+        return bytes(channel.unary_unary(f"{SERVICE}ModelInfer", same, same)(body, timeout=TIMEOUT_S))
+
+    for _ in range(2):
+        with ThreadPoolExecutor(4) as threads:
+            for one in [threads.submit(answered) for _ in range(4)]:
+                assert one.result()[-4 * n :] == values.tobytes()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from worker_process import raised
 
 from gpuserve.front.ipc.batch_messages import run_message
-from gpuserve.front.ipc.gather import Gathered, gather
+from gpuserve.front.ipc.gather import ONE_TURN_NBYTES, Gathered, copy_in_parts, gather
 from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.ipc.worker_memory import LentBlock, OutputMemory
 from gpuserve.front.models.ensemble_run import ReferenceCount, lend_output
@@ -175,7 +175,11 @@ def requests_of(made: Plane, arrays: list[Any], parts: list[Part], datatype: str
 def gathered_by(made: Plane, requests: list[InferRequest], parts: list[Part]) -> Gathered:
     nbytes = sum(len(one.inputs[0].data) for one in requests)
     rows = sum(part.rows for part in parts)
-    return gather(requests, rows, True, nbytes, made.arena, made.link, made.read_only)
+    gathered = gather(requests, rows, True, nbytes, made.arena, made.link, made.read_only)
+    assert bool(gathered.joins) == (nbytes > ONE_TURN_NBYTES)
+    for _ in copy_in_parts(gathered.joins, made.arena):
+        pass
+    return gathered
 
 
 def free_all(made: Plane, requests: list[InferRequest], gathered: Gathered) -> None:
@@ -214,6 +218,23 @@ def test_a_batch_is_the_concatenation_of_its_requests(
             free_all(made, requests, gathered)
             assert made.arena.statistics().blocks == 0
             assert made.lender.statistics().blocks == 0
+
+    on_a_loop(main())
+
+
+@pytest.mark.parametrize("inner", [600_000, 1 << 20])
+def test_a_large_batch_is_copied_in_parts(inner: int) -> None:
+    async def main() -> None:
+        parts = [Part(kind, 1, n) for n, kind in enumerate(KINDS)]
+        arrays = [values(part, inner, "INT32") for part in parts]
+        with plane(read_only=False) as made:
+            requests = requests_of(made, arrays, parts, "INT32")
+            gathered = gathered_by(made, requests, parts)
+            seen = made.seen(run_message(1, [1] * len(parts), requests, gathered))
+            assert np.array_equal(seen, np.concatenate(arrays))
+            del seen
+            free_all(made, requests, gathered)
+            assert made.arena.statistics().blocks == made.lender.statistics().blocks == 0
 
     on_a_loop(main())
 

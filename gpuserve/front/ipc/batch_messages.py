@@ -5,12 +5,12 @@ sequences in it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from gpuserve.front.ipc.gather import NO_INPUTS, DeviceInputs, Gathered, gather
+from gpuserve.front.ipc.gather import NO_INPUTS, DeviceInputs, Gathered, copy_in_parts, gather
 from gpuserve.front.ipc.scatter import Answer, WholeOutputs, scatter, whole_outputs
 from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.requests import inference
@@ -63,6 +63,10 @@ class BatchMessages:
         if self.request_id is not None:
             run = run._replace(request_ids=tuple(map(self.request_id, requests)))
         return gathered, run if self._sequences is None else self._sequences.add_controls(run, batch, members)
+
+    def copies(self, gathered: Gathered) -> Iterator[None]:
+        """Return the copies that a batch needs before its message is sent, one part per step."""
+        return copy_in_parts(gathered.joins, self._arena)
 
     def whole_outputs(
         self, link: WorkerLink, batch: Batch, message: wire.Done, readers: int

@@ -6,11 +6,14 @@ in the arena, or reads it in place.
 
 An input for a device is copied there anyway, and that copy joins the parts. So data in shared memory stays
 where it is, however many requests the batch has.
+
+A batch of more than ``ONE_TURN_NBYTES`` is copied over several turns of the event loop, so that other
+clients wait at most for one part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuserve.front.ipc.worker_link import WorkerLink
@@ -69,6 +72,10 @@ class DeviceInputs:
         )
 
 
+#: The largest batch that is copied in one turn of the event loop. Reserving and copying take 1 ms per MiB.
+ONE_TURN_NBYTES: Final = 8 << 20
+#: The part of a larger batch that is copied per turn.
+_PART_NBYTES: Final = 2 << 20
 #: Datatypes whose bytes the worker must check before use, so that regions of them are copied first.
 _CHECKED: Final = frozenset({BYTES, "BOOL"})
 #: Data that the worker copies instead of the front.
@@ -77,10 +84,17 @@ _PUT_BY_WORKER: Final = (RegionSlice, LentBlock)
 _IN_PLACE: Final = (RegionSlice, Block)
 
 
+class Join(NamedTuple):
+    """A block to be filled with the bytes of all parts, except those that the worker puts there."""
+
+    block: Block
+    parts: Sequence[Data]
+
+
 class Gathered(NamedTuple):
     """A batch's tensors, and the blocks that the batch owns until its worker is done. ``in_place``: some
     blocks stay the requests', for a retry. ``fills`` are the copies that the worker makes out of regions
-    first.
+    first. ``joins`` are the blocks that ``copy_in_parts`` must fill first, each with its parts.
     """
 
     tensors: tuple[WireTensor, ...]
@@ -88,6 +102,7 @@ class Gathered(NamedTuple):
     in_place: bool
     fills: tuple[Fill, ...] = ()
     with_regions: Sequence[InferRequest] = ()
+    joins: Sequence[Join] = ()
 
 
 def gather(
@@ -114,6 +129,7 @@ def gather(
     blocks: list[Block] = []
     tensors: list[WireTensor] = []
     fills: list[Fill] = []
+    joins: list[Join] | None = [] if nbytes > ONE_TURN_NBYTES else None
     in_place = False
     with_regions: list[InferRequest] = []
     for request in requests:
@@ -126,13 +142,13 @@ def gather(
             if nbytes <= INLINE_NBYTES and not with_regions:
                 payload = _inline(parts)
             elif tensor.name in to_device and _can_stay(parts, tensor.datatype):
-                payload = _parts_payload(parts, arena, link, blocks, read_only)
+                payload = _parts_payload(parts, arena, link, blocks, joins, read_only)
                 in_place = True
             elif len(parts) == 1 and (found := _in_place(parts[0], tensor.datatype, link, read_only)):
                 in_place = in_place or isinstance(parts[0], Block)
                 payload = found
             else:
-                block = _join(parts, arena)
+                block = _join(parts, arena, joins)
                 blocks.append(block)
                 fills += _fills(requests, position, block, link)
                 payload = Ref(block.segment, block.offset, block.nbytes)
@@ -144,7 +160,7 @@ def gather(
         for block in blocks:
             arena.free(block)
         raise
-    return Gathered(tuple(tensors), blocks, in_place, tuple(fills), with_regions)
+    return Gathered(tuple(tensors), blocks, in_place, tuple(fills), with_regions, joins or ())
 
 
 def _inline(parts: Sequence[Any]) -> bytes:
@@ -180,13 +196,18 @@ def _can_stay(parts: Sequence[Data], datatype: str) -> bool:
 
 
 def _parts_payload(
-    parts: Sequence[Data], arena: Arena, link: WorkerLink, blocks: list[Block], read_only: bool
+    parts: Sequence[Data],
+    arena: Arena,
+    link: WorkerLink,
+    blocks: list[Block],
+    joins: list[Join] | None,
+    read_only: bool,
 ) -> Payload:
     """Return where a worker finds each part. Parts on the heap are joined into a block, added to
     ``blocks``.
     """
     rest = [part for part in parts if not isinstance(part, _IN_PLACE)]
-    block = _join(rest, arena) if rest else None
+    block = _join(rest, arena, joins) if rest else None
     if block is not None:
         blocks.append(block)
     places: list[Ref | Place | Loan | DeviceLoan] = []
@@ -223,9 +244,15 @@ def _fills(requests: Sequence[InferRequest], position: int, block: Block, link: 
     return fills
 
 
-def _join(parts: Sequence[Data], arena: Arena) -> Block:
-    """Return a block as long as all parts together, with the bytes of those that the front copies."""
-    block = arena.allocate(sum(map(len, parts)))
+def _join(parts: Sequence[Data], arena: Arena, joins: list[Join] | None) -> Block:
+    """Return a block as long as all parts together, with the bytes of those that the front copies. If there
+    are ``joins``, the block is added to them instead, and has no bytes yet.
+    """
+    nbytes = sum(map(len, parts))
+    if joins is not None:
+        joins.append(Join(arena.sparse(nbytes), parts))
+        return joins[-1].block
+    block = arena.allocate(nbytes)
     view, position = block.view, 0
     for part in parts:
         end = position + len(part)
@@ -233,6 +260,25 @@ def _join(parts: Sequence[Data], arena: Arena) -> Block:
             view[position:end] = _view(part)
         position = end
     return block
+
+
+def copy_in_parts(joins: Iterable[Join], arena: Arena) -> Iterator[None]:
+    """Fill the blocks, one part per step. Raises OutOfMemory if the arena or the machine has no room."""
+    copied_nbytes = 0
+    for block, parts in joins:
+        position = 0
+        for part in parts:
+            source = None if isinstance(part, _PUT_BY_WORKER) else memoryview(_view(part))
+            for start in range(0, len(part), _PART_NBYTES):
+                end = min(start + _PART_NBYTES, len(part))
+                arena.reserve(block, position + end, is_body=False)
+                if source is not None:
+                    block.view[position + start : position + end] = source[start:end]
+                copied_nbytes += end - start
+                if copied_nbytes >= _PART_NBYTES:
+                    copied_nbytes = 0
+                    yield
+            position += len(part)
 
 
 def adopt_blocks(request: InferRequest, arena: Arena) -> list[Block]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuserve.config.settings.logs import RateLimitedLog
@@ -39,7 +40,11 @@ class ModelScheduling(NamedTuple):
 
 
 class BatchRunner:
-    """Sends batches of one model to its instances. ``on_other`` gets workers' messages about other things."""
+    """Sends batches of one model to its instances. ``on_other`` gets workers' messages about other things.
+
+    The bodies of a large batch are copied over several turns of the event loop. Later batches for the same
+    instance wait behind the large batch, because an instance runs its batches in the order of dispatch.
+    """
 
     def __init__(
         self,
@@ -61,6 +66,8 @@ class BatchRunner:
         self.in_flight = InFlightBatches()
         self._is_ragged = any(one.ragged for one in spec.inputs)
         self._no_memory = RateLimitedLog(logger)
+        #: Batches that are not sent yet, with their messages and the copies to make first.
+        self._unsent: deque[tuple[InFlightBatch, wire.Run, Iterator[None]]] = deque()
         self._loop = asyncio.get_running_loop()
         self.pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
@@ -114,9 +121,7 @@ class BatchRunner:
         try:
             gathered, run = self._messages.pack(batch, link)
         except OutOfMemory as error:
-            self._no_memory.say("model %s: %s", self._spec.name, error)
-            self._scheduling.source.complete(batch.batch_id, None, now)
-            self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
+            self._refuse(batch, error, now)
             return None
         flight = InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
         self.in_flight.add(flight)
@@ -130,8 +135,46 @@ class BatchRunner:
             self._answers.tracer.on_dispatched(batch)
         if gathered.with_regions:
             self._answers.announce_regions(link, gathered.with_regions)
-        link.post(run)
+        if gathered.joins or (self._unsent and any(one.link is link for one, *_ in self._unsent)):
+            flight.is_sent = False
+            self._unsent.append((flight, run, self._messages.copies(gathered)))
+            if len(self._unsent) == 1:
+                self._loop.call_soon(self._copy)
+        else:
+            link.post(run)
         return link
+
+    def _refuse(self, batch: Batch, error: OutOfMemory, now: float) -> None:
+        self._no_memory.say("model %s: %s", self._spec.name, error)
+        self._scheduling.source.complete(batch.batch_id, None, now)
+        self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
+
+    def _copy(self) -> None:
+        """Copy one part of the oldest unsent batch, or send the batch if all parts are copied."""
+        flight, run, copies = self._unsent[0]
+        batch, link = flight.batch, flight.link
+        if self.in_flight.find(batch.batch_id) is not flight:  # its worker has died
+            self._unsent.popleft()
+        else:
+            try:
+                if next(copies, self) is self:
+                    self._unsent.popleft()
+                    self._send(flight, run)
+            except OutOfMemory as error:
+                self._unsent.popleft()
+                self.in_flight.complete(link, batch.batch_id, inputs_free=True)
+                self._refuse(batch, error, time.monotonic())
+                self.pump_soon()
+        if self._unsent:
+            self._loop.call_soon(self._copy)
+
+    def _send(self, flight: InFlightBatch, run: wire.Run) -> None:
+        flight.is_sent, flight.sent_at = True, time.monotonic()
+        flight.link.post(run)
+        for pending in flight.requests:
+            if pending.is_over:  # it was cancelled, or too late, while the batch was copied
+                self.in_flight.cancel_at_worker(pending)
+        flight.link.flush()
 
     def _set_deadline_timer(self, flight: InFlightBatch) -> None:
         """Set a timer for the next deadline of the batch's requests."""

@@ -42,7 +42,7 @@ class RunningCall(NamedTuple):
 @dataclass(eq=False, slots=True)
 class InFlightBatch:
     """A batch at a worker since ``sent_at``. ``blocks`` are its own; ``in_place`` blocks are the request's.
-    ``timer`` fires when the deadline of a request passes.
+    ``timer`` fires when the deadline of a request passes. ``is_sent``: the worker knows the batch.
     """
 
     batch: Batch
@@ -53,6 +53,7 @@ class InFlightBatch:
     sent_at: float
     account: StreamAccount | None = None
     timer: TimerHandle | None = None
+    is_sent: bool = True
     _gone: int = 0
     #: The messages of responses received so far, and the messages that the worker may send in all.
     _yields: int = 0
@@ -123,7 +124,8 @@ class InFlightBatches:
         """Notify the worker that runs this request, if any, that the request was cancelled."""
         for batch_id, flight in self._flights.items():
             if pending in flight.batch.requests:
-                flight.link.send(Cancel(batch_id, flight.batch.position_of(pending)))
+                if flight.is_sent:
+                    flight.link.send(Cancel(batch_id, flight.batch.position_of(pending)))
                 return
 
     def complete(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> InFlightBatch:
