@@ -292,3 +292,36 @@ def test_a_mistake_is_told_where_it_stands_before_anything_starts(files: Files, 
     )
     assert done.returncode != 0
     assert "--tls-certfile: tls_certfile and tls_keyfile go together; tls_keyfile is missing" in done.stderr
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_large_responses_are_encrypted_part_by_part(server: Addresses, files: Files, keeps: bool) -> None:
+    """The turns of the event loop stay short, and later responses and the end come after the last part."""
+    n = 6 << 20
+    described = {"name": "x", "datatype": "FP32", "shape": [1, n], "parameters": {"binary_data_size": 4 * n}}
+    asked = {"inputs": [described], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
+    head, values = json.dumps(asked).encode(), np.arange(n, dtype=np.int32).tobytes()
+    lines = [
+        "POST /v2/models/m/infer HTTP/1.1",
+        "Host: localhost",
+        f"Inference-Header-Content-Length: {len(head)}",
+        f"Content-Length: {len(head) + len(values)}",
+        "Connection: keep-alive" if keeps else "Connection: close",
+    ]
+    request = "\r\n".join([*lines, "", ""]).encode() + head + values
+    host, port = server.http.split(":")
+    with (
+        socket.create_connection((host, int(port)), TIMEOUT_S) as plain,
+        client_context(files.trusted).wrap_socket(plain, server_hostname="localhost") as sock,
+    ):
+        sock.sendall(request + b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n" * keeps)
+        answer = http.client.HTTPResponse(sock)
+        answer.begin()
+        assert answer.read().endswith(values)
+        if keeps:
+            later = http.client.HTTPResponse(sock)
+            later.begin()
+            assert later.status == 200
+        else:
+            assert sock.recv(1) == b""
+

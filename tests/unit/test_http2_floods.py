@@ -15,6 +15,7 @@ from http2_peer import (
     PING_FRAME,
     POST,
     PRIORITY,
+    REFUSED_STREAM,
     SETTINGS,
     Peer,
     data,
@@ -180,3 +181,21 @@ def test_refusals_that_are_not_read_are_bounded() -> None:
     assert talk.way.unsent_nbytes < 100_000
     talk.way.take()
     assert talk.way.reading
+
+
+def test_long_heads_of_requests_whose_bodies_do_not_come() -> None:
+    """They share a budget over all connections, which is empty after these."""
+    block = Peer().encoder.encode([(*one, True) for one in POST]) + b"\0\x01a\x7f\xe1\xd3\x03" + b"v" * 60_000
+    talks = [Talk() for _ in range(20)]
+    for talk in talks:
+        talk.way.admission = talks[0].way.admission
+    for talk in talks:
+        talk.feed(b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, block) for n in range(60)))
+    answered = [one.peer.response(119).reset for one in talks]
+    assert (answered[0], answered[-1]) == (None, REFUSED_STREAM)
+    assert sum(len(one.http2.unanswered) for one in talks) * 60_000 < 66 << 20
+    talks[-1].feed(talks[-1].peer.headers(121))
+    assert talks[-1].peer.response(121).reset is None
+    for talk in talks:
+        talk.http2.lost()
+    assert talks[0].way.admission.heads_nbytes == 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve.front.models.response_cache import CacheKey, ResponseCache, cache_key
+from gpuserve.front.models.response_cache import MAX_CACHED_NBYTES, CacheKey, ResponseCache, cache_key
 from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor, OutputTensor
 from gpuserve_worker.memory.arena import Arena
 
@@ -157,6 +157,13 @@ def test_what_is_larger_than_the_cache_is_not_kept_and_displaces_nothing() -> No
     assert cache.statistics() == before
     assert cache.lookup(key(1), "") is None
     assert cache.lookup(key(0), "") is not None
+
+
+def test_a_response_that_takes_long_to_copy_is_not_kept() -> None:
+    cache = ResponseCache(4 * MAX_CACHED_NBYTES)
+    for number, nbytes in enumerate((MAX_CACHED_NBYTES, MAX_CACHED_NBYTES + 1)):
+        cache.store(key(number), response(nbytes))
+    assert (cache.lookup(key(0), "") is not None, cache.lookup(key(1), "")) == (True, None)
 
 
 def test_a_cache_of_no_size_keeps_nothing() -> None:

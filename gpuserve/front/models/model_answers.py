@@ -14,7 +14,7 @@ from gpuserve.front.ipc.shared_memory import RegionTable
 from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.in_flight import InFlightBatch, StreamAccount
 from gpuserve.front.models.pending_request import PendingRequest, RequestObserver
-from gpuserve.front.models.response_cache import ResponseCache, cache_key
+from gpuserve.front.models.response_cache import MAX_CACHED_NBYTES, ResponseCache, cache_key
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.inference import InferRequest, InferResponse
 from gpuserve.front.requests.statistics import FailureReason, Phases
@@ -49,6 +49,8 @@ class ModelAnswers:
     def answer_from_cache(self, pending: PendingRequest) -> bool:
         """Answer a new request from the cache. Returns False if it has to run, and is to be cached."""
         if self._cache is None or pending.request.regions:  # the front does not read regions
+            return False
+        if pending.nbytes > MAX_CACHED_NBYTES:
             return False
         started_at = time.monotonic()
         pending.cache_key = cache_key(self._spec.name, self._spec.version, pending.request)

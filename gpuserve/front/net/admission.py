@@ -79,6 +79,8 @@ class Admission:
         self.late = dict.fromkeys(("idle", "head", "body", "answer", "handshake"), 0)
         #: Response bytes of all connections that wait for HTTP/2 windows.
         self.held_nbytes = 0
+        #: Bytes of long HTTP/2 heads of open streams.
+        self.heads_nbytes = 0
         #: Response bytes that clients have not read as of the last check, by group of connections.
         self.unsent_nbytes: dict[object, int] = {}
         n = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if n_descriptors is None else n_descriptors

@@ -144,6 +144,8 @@ _SMALL_NBYTES: Final = 32 << 10
 _TIMED_NBYTES: Final = 4 << 10
 #: Unsent bytes above which a protocol stops producing output.
 HIGH_WATER_NBYTES: Final = 256 << 10
+#: The most bytes that are encrypted in one iteration: some milliseconds.
+_ENCRYPTED_NBYTES: Final = 256 << 10
 #: The number of small writes that triggers a flush before the end of the iteration.
 _MANY_WRITES: Final = 1024
 #: The time limit for a connection without any input.
@@ -214,6 +216,10 @@ class Connection(asyncio.BufferedProtocol):
         #: Output of this iteration of the loop.
         self._out: list[bytes] = []
         self._releases: list[Release] = []
+        #: Output that waits to be encrypted, and whether ``_encrypt`` is scheduled.
+        self._unencrypted: deque[Piece] = deque()
+        self._is_encrypting = False
+        self._is_writable = True
         self._transport = cast("asyncio.Transport", None)
 
     # ---- for asyncio --------------------------------------------------------------------------
@@ -270,15 +276,20 @@ class Connection(asyncio.BufferedProtocol):
             if self._release_place is not None:
                 self._release_place()
         self._write_closed = self._lost = True
+        self._unencrypted.clear()
         self._call_releases()
         if self._protocol is not None:
             self._protocol.lost()
         self._drop_protocol_if_lost()
 
     def pause_writing(self) -> None:
-        self.full = True
+        self.full, self._is_writable = True, False
 
     def resume_writing(self) -> None:
+        self._is_writable = True
+        if self._unencrypted:
+            self._encrypt_soon()
+            return
         self.full = False
         if self._releases:
             self._call_releases()
@@ -303,7 +314,10 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 # The client may have gone in this iteration.
                 if not (self._write_closed or self._transport.is_closing()):
-                    self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+                    if self._unencrypted:
+                        self._unencrypted.extend(out)
+                    else:
+                        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
             except Exception:  # must not affect the connections flushed next
                 self._abort_on_defect()
 
@@ -316,17 +330,60 @@ class Connection(asyncio.BufferedProtocol):
             self.flush()
         if pieces and not self._write_closed:
             if self.endpoints.tls:
-                transport.write(b"".join(pieces))
+                is_next = not self._unencrypted
+                self._unencrypted.extend(pieces)
+                if is_next:
+                    self._encrypt()
             else:
                 transport.writelines(pieces)
         if release is None:
             return
-        if self._lost or self.endpoints.tls or not transport.get_write_buffer_size():
+        if self._unencrypted:
+            self._releases.append(release)
+        elif self._lost or self.endpoints.tls or not transport.get_write_buffer_size():
             release()
         else:
             self._releases.append(release)
             # With a low-water mark of 0 ``resume_writing`` is called when nothing is unsent any more.
             transport.set_write_buffer_limits(0, 0)
+
+    def _encrypt(self) -> None:
+        """Encrypt one part of the output. The next part follows in a later iteration, once the client has read
+        enough.
+        """
+        unencrypted, part, room_nbytes = self._unencrypted, [], _ENCRYPTED_NBYTES
+        while unencrypted and room_nbytes:
+            piece = unencrypted.popleft()
+            if len(piece) > room_nbytes:
+                unencrypted.appendleft(memoryview(piece)[room_nbytes:])
+                piece = memoryview(piece)[:room_nbytes]
+            part.append(piece)
+            room_nbytes -= len(piece)
+        self._transport.write(b"".join(part))
+        if unencrypted:
+            self.full = True
+            if self._is_writable:
+                self._encrypt_soon()
+
+    def _encrypt_soon(self) -> None:
+        if not self._is_encrypting:
+            self._is_encrypting = True
+            self._loop.call_soon(self._encrypt_more)
+
+    def _encrypt_more(self) -> None:
+        self._is_encrypting = False
+        if not self._unencrypted:  # the client has gone
+            return
+        try:
+            self._encrypt()
+            if self._unencrypted:
+                return
+            if self._write_closed:
+                self._transport.close()
+            if self._is_writable:
+                self.resume_writing()
+        except Exception:
+            self._abort_on_defect()
 
     def defers(self) -> bool:
         """Return whether the rest of the input is to be buffered until ``resume`` is called."""
@@ -364,7 +421,7 @@ class Connection(asyncio.BufferedProtocol):
         """The written bytes that the kernel does not have yet."""
         if self._lost:
             return 0
-        return self._transport.get_write_buffer_size() + sum(map(len, self._out))
+        return self._transport.get_write_buffer_size() + sum(map(len, (*self._out, *self._unencrypted)))
 
     def end_writing(self) -> None:
         """Write nothing more, and close the write side once all is sent. TLS cannot do that in asyncio."""
@@ -377,7 +434,10 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self.flush()
         self._write_closed = True
-        self._transport.close()
+        if self._unencrypted:  # the transport is closed after the last part
+            self.pause_reading()
+        else:
+            self._transport.close()
 
     # ---- for the server -----------------------------------------------------------------------
 

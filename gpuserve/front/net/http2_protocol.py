@@ -230,7 +230,10 @@ class Http2:
         stream_id, end = block.stream_id, bool(block.flags & h2.END_STREAM)
         if stream_id > self._last_id:
             self._last_id = stream_id
-            self._open(stream_id, self._blocks.head(block), end)
+            head = self._blocks.head(block)
+            if not self._table.hold_head(stream_id, len(block.data)):
+                raise StreamFailed(stream_id, ErrorCode.REFUSED_STREAM)
+            self._open(stream_id, head, end)
             return
         stream = self._streams.get(stream_id)
         if stream is None and stream_id not in self._table.reset_ids:
@@ -249,6 +252,7 @@ class Http2:
     def _open(self, stream_id: int, head: Head, end: bool) -> None:
         self._last_id = stream_id
         if self._draining or len(self._streams) >= MAX_CONCURRENT_STREAMS:
+            self._table.drop_head(stream_id)
             self._fail_stream(StreamFailed(stream_id, ErrorCode.REFUSED_STREAM))
             return
         stream = self._streams[stream_id] = Stream(self._table, stream_id, head)

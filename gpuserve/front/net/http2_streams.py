@@ -40,6 +40,12 @@ RECEIVE_WINDOW: Final = 4 << 20
 UNSENT_NBYTES: Final = 256 << 10
 #: Bytes that one stream sends before the next stream sends.
 TURN_NBYTES: Final = 1 << 20
+#: The most bytes that a connection sends in one iteration of the loop.
+_FLUSHED_NBYTES: Final = 16 << 20
+#: Heads from this size on are counted. All connections of the process may hold so many bytes of them: heads
+#: of requests whose bodies do not come would otherwise take any memory.
+LONG_HEAD_NBYTES: Final = 4 << 10
+_LONG_HEADS_NBYTES: Final = 64 << 20
 #: A client that has accepted nothing for this long counts as not reading, in seconds.
 STUCK_S: Final = 0.5
 #: Up to this size data is copied and joined with other writes: a system call costs more.
@@ -96,7 +102,10 @@ _CLOSED_RECEIVER: Final = _ClosedReceiver()
 class StreamTable:
     """The open streams of a connection, and its receive window. ``on_empty``: called when the last closes."""
 
-    __slots__ = ("_uncredited", "connection", "on_empty", "open", "output", "receive_window", "reset_ids")
+    __slots__ = (
+        *("_long_heads", "_uncredited", "connection", "on_empty", "open", "output", "receive_window"),
+        "reset_ids",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -107,6 +116,21 @@ class StreamTable:
         self.receive_window = CONNECTION_WINDOW
         self.on_empty: Callable[[], None] | None = None
         self._uncredited = 0
+        #: The sizes of long heads of open streams.
+        self._long_heads: dict[int, int] = {}
+
+    def hold_head(self, stream_id: int, nbytes: int) -> bool:
+        """Count the head of a stream until the stream closes. Return False if long heads take too much memory."""
+        admission = self.connection.admission
+        if nbytes >= LONG_HEAD_NBYTES:
+            if admission.heads_nbytes + nbytes > _LONG_HEADS_NBYTES:
+                return False
+            admission.heads_nbytes += nbytes
+            self._long_heads[stream_id] = nbytes
+        return True
+
+    def drop_head(self, stream_id: int) -> None:
+        self.connection.admission.heads_nbytes -= self._long_heads.pop(stream_id, 0)
 
     def credit(self, nbytes: int) -> None:
         """Allow the client to send as many bytes again as were consumed."""
@@ -122,6 +146,8 @@ class StreamTable:
         if self._uncredited >= CONNECTION_WINDOW // 2:
             self.credit(0)
         self.open.pop(stream.id, None)
+        if self._long_heads:
+            self.drop_head(stream.id)
         if self.on_empty is not None and not self.open:
             self.on_empty()
 
@@ -170,8 +196,14 @@ class Http2Output:
         self.flush_all()
 
     def flush_all(self) -> None:
-        """Send everything that the windows let through, stream by stream."""
+        """Send everything that the windows let through, stream by stream. A client that reads as fast as the
+        server writes gets the rest in a later iteration of the loop.
+        """
+        most_nbytes = self.sent_nbytes + _FLUSHED_NBYTES
         while not self.connection.full:
+            if self.sent_nbytes >= most_nbytes:
+                asyncio.get_running_loop().call_soon(self.flush_all)
+                return
             if self._ending:
                 stream, _ = self._ending.popitem(last=False)
             elif self._sendable and self.window > 0:
