@@ -324,4 +324,3 @@ def test_large_responses_are_encrypted_part_by_part(server: Addresses, files: Fi
             assert later.status == 200
         else:
             assert sock.recv(1) == b""
-

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from processes import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import wait_until
 
 from gpuserve_worker.memory.arena import (
     ALIGNMENT,

@@ -239,8 +239,8 @@ class ServerSettings:
         "Bytes of clients' system shared memory that each worker on a GPU may page-lock, so that the GPU "
         "copies from and to it directly. 0 locks none.", least=0, live="workers that start later")
     response_cache_nbytes: int = option(0,
-        "Memory for the responses of models with response_cache, in bytes; 0 switches the cache off. Requests "
-        "with more than 8 MiB of inputs or outputs are not cached.",
+        "Memory for the responses of models with response_cache, in bytes; 0 switches the cache off. "
+        "Requests with more than 8 MiB of inputs or outputs are not cached.",
         least=0)
     http_header_forward_pattern: str = option("",
         "HTTP headers that match this regular expression are copied to Request.parameters.",

@@ -14,8 +14,8 @@ from gpuserve.front.requests.inference import InferRequest, InferResponse, Outpu
 from gpuserve_worker.memory.arena import Block
 
 _DIGEST_NBYTES: Final = 16
-#: The most bytes of inputs, and of outputs, of a response that is cached: the event loop takes 1.5 ms per MiB to
-#: digest inputs, and 1 ms per MiB to copy outputs.
+#: The most bytes of inputs, and of outputs, of a response that is cached: the event loop takes 1.5 ms per MiB
+#: to digest inputs, and 1 ms per MiB to copy outputs.
 MAX_CACHED_NBYTES: Final = 8 << 20
 #: The size of an entry and of each of its outputs besides the tensors' bytes, measured and rounded up.
 #: Without these the smallest responses would take many times the limit.

@@ -348,9 +348,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.set_write_buffer_limits(0, 0)
 
     def _encrypt(self) -> None:
-        """Encrypt one part of the output. The next part follows in a later iteration, once the client has read
-        enough.
-        """
+        """Encrypt one part of the output. The next part follows later, once the client has read enough."""
         unencrypted, part, room_nbytes = self._unencrypted, [], _ENCRYPTED_NBYTES
         while unencrypted and room_nbytes:
             piece = unencrypted.popleft()

@@ -120,7 +120,7 @@ class StreamTable:
         self._long_heads: dict[int, int] = {}
 
     def hold_head(self, stream_id: int, nbytes: int) -> bool:
-        """Count the head of a stream until the stream closes. Return False if long heads take too much memory."""
+        """Count the head of a stream until the stream closes. Return False if long heads hold too much."""
         admission = self.connection.admission
         if nbytes >= LONG_HEAD_NBYTES:
             if admission.heads_nbytes + nbytes > _LONG_HEADS_NBYTES:
