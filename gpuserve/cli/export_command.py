@@ -1,4 +1,4 @@
-"""``gpuserve export``: manifests for clusters, a balancer, a dashboard and alerts, from a config file."""
+"""``gpuserve export``: files for clusters and machines, a balancer, a dashboard and alerts, from a config."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ Mount = Annotated[
     str,
     option(None, "Folder of the config, relative to the files; default its present folder.", metavar="DIR"),
 ]
+User = Annotated[
+    str, option(None, "Account of the service; default the user of this command.", metavar="NAME")
+]
 Folder = Annotated[str, option(None, "Folder for the files.", metavar="DIR")]
 Plain = Annotated[
     bool, typer.Option("--plain", help="Write a rule file for Prometheus without its operator.")
@@ -50,7 +53,7 @@ Out = Annotated[str | None, option(None, "Folder for the files; default is stdou
 def export_app() -> typer.Typer:
     text = "Write manifests for Kubernetes or KServe, a balancer, a dashboard, alerts, from a config file."
     app = typer.Typer(name="export", help=text, no_args_is_help=True)
-    for verb in (kubernetes, kserve, compose, envoy, grafana, alerts):
+    for verb in (kubernetes, kserve, compose, systemd, envoy, grafana, alerts):
         app.command(epilog=help_text())(verb)
     return app
 
@@ -155,6 +158,25 @@ def compose(
     options = ExportOptions(image=image, name=name)
     mount = mount or os.path.relpath(os.path.dirname(os.path.abspath(config)), out)
     _write_files(out, rendering.compose_files(_load_config(config), options, config, mount))
+
+
+def systemd(config: Config, name: Name = "", user: User = "", out: Out = None) -> None:
+    """Write a service and a socket unit for systemd, on one machine.
+
+    The socket unit keeps the ports: connections wait while the service restarts, so a restart
+    or an upgrade refuses no client. The service runs the gpuserve of this command.
+
+    Examples:
+      gpuserve export systemd config.yaml --out /etc/systemd/system
+      systemctl daemon-reload && systemctl enable --now gpuserve.socket gpuserve.service
+    """
+    from gpuserve.export import rendering
+
+    options = ExportOptions(name=name)
+    files = rendering.systemd_files(_load_config(config), options, config, user)
+    if out is None:
+        files = {"": "\n".join(f"# {file}\n{text}" for file, text in files.items())}
+    _write_files(out, files)
 
 
 def envoy(

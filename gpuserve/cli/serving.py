@@ -98,6 +98,7 @@ def serve_configuration(
     from gpuserve.model.placement import ServerDevices
     from gpuserve.supervisor.models.declared_models import loaded_at_start
     from gpuserve.supervisor.processes.child_process import front_process
+    from gpuserve.supervisor.processes.service_manager import ServiceManager
     from gpuserve.supervisor.reload.file_polling import FileWatch
     from gpuserve.supervisor.supervisor import Supervisor
 
@@ -128,6 +129,7 @@ def serve_configuration(
                 devices=devices,
                 config=repository,
                 watch=None if reload_mode is ReloadMode.NONE else FileWatch(),
+                manager=ServiceManager(os.environ),
             )
             install_signal_handlers(supervisor)
             if reload_mode is ReloadMode.FILES_AND_KEYS:

@@ -26,6 +26,7 @@ from gpuserve.export.export_options import (
 )
 from gpuserve.export.manifest_values import WORKING_FOLDER
 from gpuserve.export.pod_sizing import InstanceGroup, ServerPorts, gpu_memory, probe_port, readable_size
+from gpuserve.export.systemd_units import port_findings
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -57,6 +58,12 @@ def compose_violations(configuration: Configuration, options: ExportOptions) -> 
         text = "null switches off HTTP, which the container's health check uses"
         yield ExportFinding(("server", "http_port"), text)
     yield from _reach_findings(configuration.settings)
+
+
+def systemd_violations(configuration: Configuration, options: ExportOptions) -> Iterator[ExportFinding]:
+    """Yield findings for a service of systemd and the socket unit with its ports."""
+    yield from _name_findings(configuration, options)
+    yield from port_findings(configuration.settings)
 
 
 def balancer_violations(

@@ -19,11 +19,13 @@ from gpuserve.export.export_checks import (
     compose_violations,
     fit_violations,
     monitoring_violations,
+    systemd_violations,
 )
 from gpuserve.export.export_options import export_name, problems_of
 from gpuserve.export.manifest_templates import fill_template, yaml_text
 from gpuserve.export.manifest_values import alert_values, compose_values, dashboard_text
 from gpuserve.export.pod_sizing import compute_sizes, gpu_count, instance_groups
+from gpuserve.export.systemd_units import systemd_units
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -138,6 +140,14 @@ def compose_files(
         "rules.yaml": rules_text(configuration, options),
         "dashboard.json": grafana_text(configuration, options),
     }
+
+
+def systemd_files(
+    configuration: Configuration, options: ExportOptions, config: str, user: str
+) -> ExportFiles:
+    """Return the unit files for systemd, or raise ConfigProblems for a malformed name, host or port."""
+    _raise_if_any(configuration, systemd_violations(configuration, options))
+    return systemd_units(configuration, options, config, user)
 
 
 def _alerts(configuration: Configuration, options: ExportOptions) -> list[Any]:

@@ -46,6 +46,7 @@ from gpuserve.supervisor.processes.lifecycle import LiveSettings, ServerLifecycl
 from gpuserve.supervisor.processes.listeners import Listeners
 from gpuserve.supervisor.processes.log_lines import LogLines
 from gpuserve.supervisor.processes.server_core import BackgroundThreads, ServerCore
+from gpuserve.supervisor.processes.service_manager import ServiceManager
 from gpuserve.supervisor.reload.config_reload import ConfigReload, ConfigWork
 from gpuserve.supervisor.reload.file_polling import FilePolling, FileWatch
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
@@ -107,7 +108,8 @@ class ServerShutdown:
                 self.start_stop()
                 return
             timeout_s = min(timeout_s, core.settings.current.drain_timeout_s)
-            core.front.send(messages.Drain(timeout_s, lame_duck_s, whole_s > 0))
+            keeps_ports = core.listeners.are_inherited
+            core.front.send(messages.Drain(timeout_s, lame_duck_s, whole_s > 0 or keeps_ports, keeps_ports))
             core.reactor.call_later(lame_duck_s + timeout_s + 1.0, self.start_stop)
 
     def front_drained(self, unfinished: int) -> None:
@@ -257,6 +259,7 @@ class Supervisor:
         devices: places the models that clients load.
         config: the config file, if it can be read again.
         watch: if given, the files of the config and of its models are watched for changes.
+        manager: the service manager that started this process.
     """
 
     def __init__(
@@ -271,7 +274,9 @@ class Supervisor:
         devices: ServerDevices | None = None,
         config: ConfigSource | None = None,
         watch: FileWatch | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
+        self._manager = manager
         self.started: Future[dict[str, str]] = Future()
         self._observer = observer
         self._failure: GpuserveError | None = None
@@ -311,7 +316,12 @@ class Supervisor:
         The result is logged. Safe in signal handlers.
         """
         config = self._parts.config
-        request = config.request_all if reload_all else config.request_by_signal
+
+        def request() -> None:
+            if self._manager is not None and config.path and self.state is ServerState.SERVING:
+                self._manager.reload_started()
+            (config.request_all if reload_all else config.request_by_signal)()
+
         self._core.reactor.call_soon_threadsafe(request)
 
     def request_status(self, answer: OnOutcome) -> None:
@@ -359,9 +369,12 @@ class Supervisor:
         core, parts = self._core, self._parts
         parts.events.open()
         core.lines.open()
+        if self._manager is not None:
+            core.events.recent.subscribe(self._manager.on_event)
+            self._beat(self._manager)
         core.lifecycle.move(ServerState.STARTING)
         try:
-            core.listeners.open(core.settings.current)
+            core.listeners.open(core.settings.current, self._manager.listeners if self._manager else ())
             parts.control.open(core.listeners, required=core.settings.current.require_control)
             core.front.start(self, parts.on_front_message)
             parts.models.start()
@@ -374,6 +387,12 @@ class Supervisor:
             parts.publication.close()
             core.lines.close()
             core.reactor.close()
+
+    def _beat(self, manager: ServiceManager) -> None:
+        """Reset the service manager's watchdog three times within its time, as long as the reactor runs."""
+        if manager.watchdog_s:
+            manager.heartbeat()
+            self._core.reactor.call_later(manager.watchdog_s / 3, partial(self._beat, manager))
 
     def _kill_all(self) -> None:
         self._parts.control.close()

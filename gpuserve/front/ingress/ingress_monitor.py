@@ -104,8 +104,7 @@ class IngressMonitor(ProtocolServer):
         if self._next_check is not None:
             self._next_check.cancel()
         await asyncio.sleep(0)  # accepts connections of the backlog, which closing would reset
-        while self._acceptors:
-            self._acceptors.pop().close()
+        self.stop_accepting()
         for fd in self._listeners:
             os.close(fd)
         self._refuse_while(lambda _: True)
@@ -116,6 +115,10 @@ class IngressMonitor(ProtocolServer):
             process.kill()
         await self._until(self._have_ended, _END_S)
         await self._requests.stop()
+
+    def stop_accepting(self) -> None:
+        while self._acceptors:
+            self._acceptors.pop().close()
 
     def announce(self) -> None:
         for process in self._processes:

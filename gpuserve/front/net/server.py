@@ -63,6 +63,9 @@ class ProtocolServer(abc.ABC):
     async def stop(self) -> None:
         """Stop accepting, and close the connections."""
 
+    def stop_accepting(self) -> None:  # noqa: B027
+        """Accept no more connections, and serve those that are open."""
+
     def announce(self) -> None:  # noqa: B027
         """Ask each client, once, to send no more requests. Requests in flight are served."""
 
@@ -282,6 +285,10 @@ class NativeServer(ProtocolServer):
         self._servers = [await self._listen(*one) for one in self._listeners.items()]
         self._connections.open()
 
+    def stop_accepting(self) -> None:
+        for server in self._servers:
+            server.close()
+
     def announce(self) -> None:
         self._connections.announce()
 
@@ -304,8 +311,7 @@ class NativeServer(ProtocolServer):
 
     async def stop(self) -> None:
         await asyncio.sleep(0)  # accept clients that have connected by now: closing would reset them
-        for server in self._servers:
-            server.close()
+        self.stop_accepting()
         for fd in self._listeners:
             os.close(fd)
         await self._connections.close()

@@ -285,6 +285,9 @@ class Draining:
         if message.lame_duck_s:
             await asyncio.sleep(message.lame_duck_s)
         deadline = time.monotonic() + message.timeout_s
+        if message.keeps_ports:
+            await asyncio.sleep(0)  # accept clients that have connected by now
+            self._front_listeners.stop_accepting()
         if message.notice:
             notice_end = min(deadline, time.monotonic() + NOTICE_S)
             self._front_listeners.announce()

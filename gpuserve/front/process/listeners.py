@@ -98,6 +98,10 @@ class FrontListeners:
         for transport in self._transports:
             await transport.stop()
 
+    def stop_accepting(self) -> None:
+        for transport in self._transports:
+            transport.stop_accepting()
+
     def announce(self) -> None:
         for transport in self._transports:
             transport.announce()

@@ -132,11 +132,13 @@ class Serving(NamedTuple):
 class Drain(NamedTuple):
     """Report not ready. After ``lame_duck_s`` accept no new requests, and finish queued requests within
     ``timeout_s``. Then answer ``Drained``. With ``notice`` clients are told to close connections in between.
+    With ``keeps_ports`` another process keeps the listeners for the next server: new connections wait there.
     """
 
     timeout_s: float
     lame_duck_s: float = 0.0
     notice: bool = False
+    keeps_ports: bool = False
 
 
 class Quiesce(NamedTuple):

@@ -20,6 +20,7 @@ from gpuserve.core.errors import StartupError
 from gpuserve.supervisor.control.attach_protocol import may_attach, peer_credentials
 from gpuserve.supervisor.control.operator_client import holder_of
 from gpuserve.supervisor.control.reactor import Reactor
+from gpuserve.supervisor.processes.service_manager import InheritedListener
 from gpuserve_worker.protocol.datagram import SpareDescriptor
 
 logger = logging.getLogger(__name__)
@@ -40,12 +41,20 @@ class Listeners:
 
     def __init__(self) -> None:
         self.sockets: dict[str, socket.socket] = {}
+        #: Whether another process keeps the ports open after the end of this server.
+        self.are_inherited = False
 
-    def open(self, settings: ServerSettings) -> None:
-        """Open every port of the settings. Raise ``StartupError``, with no port open, if one is taken."""
+    def open(self, settings: ServerSettings, inherited: Sequence[InheritedListener] = ()) -> None:
+        """Open every port of the settings that is not among the inherited listeners.
+
+        Raises:
+            StartupError: a port is taken, or an inherited listener has no use. No port is open.
+        """
+        self.sockets.update(_by_role(settings, inherited))
+        self.are_inherited = bool(inherited)
         for role in _FORMS:
             port = getattr(settings, f"{role}_port")
-            if port is not None:
+            if port is not None and role not in self.sockets:
                 host = settings.host_of(role)
                 # grpc.aio binds the port itself, beside our socket, which reserves the port.
                 reserve_only = role == "grpc" and settings.transport == "grpcio"
@@ -71,6 +80,24 @@ class Listeners:
         for listener in self.sockets.values():
             listener.close()
         self.sockets.clear()
+
+
+def _by_role(settings: ServerSettings, inherited: Sequence[InheritedListener]) -> dict[str, socket.socket]:
+    """Return the inherited listeners by role: that of their name, else the role with their port."""
+    roles = {getattr(settings, f"{role}_port"): role for role in _FORMS}
+    found: dict[str, socket.socket] = {}
+    for listener in inherited:
+        role = listener.name if listener.name in _FORMS else roles.get(listener.port)
+        if role is None or role in found:
+            problem = "has no role" if role is None else f"is a second one for {role}"
+            raise StartupError(
+                f"the inherited listener of port {listener.port} {problem}: expected a port of the settings, "
+                f"or one of the names {', '.join(_FORMS)}"
+            )
+        if role == "grpc" and settings.transport == "grpcio":
+            raise StartupError("transport grpcio opens its port itself, and cannot use an inherited listener")
+        found[role] = listener.sock
+    return found
 
 
 def _holder_of_port(error: OSError, port: int) -> str:

@@ -1,0 +1,137 @@
+"""Unit files for systemd: a socket unit that keeps the ports, and the service that serves a config file.
+
+Connections that arrive while the service restarts wait in the backlog of the socket unit, so no client is
+refused. The options need systemd 240 or later.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Final
+
+from gpuserve.export.export_options import ExportFinding, export_name
+from gpuserve.export.pod_sizing import gpu_count, instance_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.settings.server import ServerSettings
+    from gpuserve.export.export_options import ExportOptions
+
+#: Time for the server's processes to end after the drain.
+_END_S: Final = 30
+#: The server is killed and restarted if its supervisor does not respond for this long.
+_WATCHDOG_S: Final = 30
+_ROLES: Final = ("http", "grpc", "metrics", "health")
+
+_SOCKET: Final = """\
+# The ports of {name}. systemd keeps them open while the service restarts.
+[Unit]
+Description=Ports of the inference server {name}
+
+[Socket]
+{listen}
+NoDelay=true
+
+[Install]
+WantedBy=sockets.target
+"""
+_SERVICE: Final = """\
+[Unit]
+Description=Inference server {name}
+Documentation=man:systemd.service(5)
+Requires={name}.socket
+After=network.target {name}.socket
+
+[Service]
+# The server reports when it is ready, reloads and stops, and resets the watchdog.
+Type=notify
+ExecStart={command}
+ExecReload=/bin/kill -HUP $MAINPID
+WorkingDirectory={folder}
+User={user}
+WatchdogSec={watchdog_s}
+# A model may take long to load; the server itself ends if a model fails.
+TimeoutStartSec=infinity
+# Queued requests are finished first: lame_duck_s and drain_timeout_s of the config, and the end of processes.
+TimeoutStopSec={stop_s}
+KillMode=mixed
+Restart=on-failure
+RestartSec=1
+LimitNOFILE=65536
+{memory_lock}\
+NoNewPrivileges=true
+ProtectSystem=full
+PrivateTmp=true
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def systemd_units(
+    configuration: Configuration, options: ExportOptions, config: str, user: str
+) -> dict[str, str]:
+    """Return the texts of NAME.socket and NAME.service.
+
+    Args:
+        configuration: the config that is served.
+        options: the options, of which ``name`` is used; checked by ``port_findings``.
+        config: the path of the config file.
+        user: the account of the service, or "" for that of this process.
+    """
+    settings, name, path = (
+        configuration.settings,
+        export_name(configuration, options),
+        os.path.abspath(config),
+    )
+    listen = [f"ListenStream={_address(settings.host_of(role))}:{port}" for role, port in _ports(settings)]
+    program = os.path.join(os.path.dirname(sys.executable), "gpuserve")
+    on_gpu = gpu_count(instance_groups(configuration, options)) > 0
+    service = _SERVICE.format(
+        name=name,
+        command=" ".join(map(_quoted, (program, "serve", path))),
+        folder=os.path.dirname(path).replace("%", "%%"),
+        user=user or getpass.getuser(),
+        watchdog_s=_WATCHDOG_S,
+        stop_s=round((settings.lame_duck_s or 0) + settings.drain_timeout_s) + _END_S,
+        memory_lock="# Memory that GPUs read is locked.\nLimitMEMLOCK=infinity\n" if on_gpu else "",
+    )
+    return {f"{name}.socket": _SOCKET.format(name=name, listen="\n".join(listen)), f"{name}.service": service}
+
+
+def _ports(settings: ServerSettings) -> list[tuple[str, int]]:
+    """Return the roles and ports that systemd can keep; transport grpcio opens its port itself."""
+    ports = [(role, getattr(settings, f"{role}_port")) for role in _ROLES]
+    own = "grpc" if settings.transport == "grpcio" else ""
+    return [(role, port) for role, port in ports if port is not None and role != own]
+
+
+def port_findings(settings: ServerSettings) -> Iterator[ExportFinding]:
+    """Yield findings for ports that a socket unit cannot keep."""
+    for role, port in _ports(settings):
+        if port == 0:
+            yield ExportFinding(
+                ("server", f"{role}_port"), "expected a fixed port for a socket unit, given 0"
+            )
+        try:
+            _address(settings.host_of(role))
+        except OSError as error:
+            text = f"expected a host with an address, given {settings.host_of(role)!r}: {error.strerror}"
+            yield ExportFinding(("server", "host"), text)
+
+
+def _address(host: str) -> str:
+    """Return a host as the numeric address that ``ListenStream`` needs. Raise OSError."""
+    family, *_, address = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)[0]
+    return f"[{address[0]}]" if family is socket.AF_INET6 else str(address[0])
+
+
+def _quoted(word: str) -> str:
+    """Return a word of ``ExecStart`` without specifiers, variables and separators of systemd."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if any(character in " \\\"'" for character in word) else escaped
