@@ -73,6 +73,7 @@ class ServerKeywords(TypedDict, total=False):
     access_rules: Sequence[AccessRule]
     remote_control: Sequence[ControlGroup]
     allowed_hosts: Sequence[str]
+    cors_origins: Sequence[str]
     admin_api: bool
     dashboard: Literal["local", "on", "off"]
     attachable: bool

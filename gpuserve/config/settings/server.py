@@ -40,6 +40,7 @@ NO_CONTROL: Final = "none"
 EXPLICIT: Final = "explicit"
 POLL: Final = "poll"
 _URL: Final = re.compile(r"https?://[^\s/]")
+_ORIGIN: Final = re.compile(r"https?://[^\s/?#@]+", re.IGNORECASE)
 #: The value of ``grpc_response_compression`` that switches compression off.
 NO_COMPRESSION: Final = "none"
 GRPC_COMPRESSIONS: Final = (NO_COMPRESSION, "low", "medium", "high")
@@ -97,6 +98,13 @@ def read_resource(text: Any) -> str:
     """Return the text of a ``ResourceLimit``; raise ValueError if it has another form."""
     ResourceLimit.parse(str(text))
     return str(text)
+
+
+def read_origin(text: Any) -> str:
+    """Return an origin of browser pages, or "*"; raise ValueError with the expected form for other texts."""
+    if not isinstance(text, str) or (text != "*" and _ORIGIN.fullmatch(text) is None):
+        raise ValueError(f"expected an origin such as 'https://app.example' or '*', given {text!r:.200}")
+    return text.lower()
 
 
 def _checked_url(url: Any, path: str) -> str:
@@ -272,6 +280,9 @@ class ServerSettings:
         "Host names that browser pages may use for this server, besides addresses, localhost, the machine's"
         " name and names that cannot be registered, such as names without a dot; * allows any name. Empty: "
         "only requests from this machine are checked.")
+    cors_origins: tuple[str, ...] = option((),
+        "Origins of browser pages that may read answers, such as https://app.example; * allows any origin.",
+        read=read_origin)
     admin_api: bool = option(False,
         "Whether operators may observe and control the server over HTTP, by /v2/admin/….")
     dashboard: str = option(LOCAL,

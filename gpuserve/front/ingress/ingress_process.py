@@ -34,6 +34,7 @@ from gpuserve.front.observability.access_log import AccessLog
 from gpuserve.front.process_setup import on_callback_error
 from gpuserve.front.protocols import router
 from gpuserve.front.protocols.access_log_middleware import with_access_log
+from gpuserve.front.protocols.cors import with_cors
 from gpuserve.supervisor.control.front_messages import CONTROL
 from gpuserve_worker.memory.arena import ORPHANS
 from gpuserve_worker.protocol import datagram
@@ -160,7 +161,7 @@ class IngressProcess:
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
         limit = router.make_rate_limit(settings, admission)
         entrance = router.IngressRouter(grpc, http, forwarding.accept, limit)
-        accept = with_access_log(AccessLog.of(settings), entrance.accept)
+        accept = with_access_log(AccessLog.of(settings), with_cors(settings.cors_origins, entrance.accept))
         tls, on_closed = tls_files(settings), self._on_connection_closed
         receiver = ConnectionReceiver(connections, accept, admission, tls, on_closed)
         reporter = StatusReporter(self._status, self._report)

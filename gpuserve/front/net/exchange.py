@@ -162,6 +162,51 @@ class Exchange(Protocol):
         """Wait until little enough output is unsent. Raise ConnectionResetError if the client is gone."""
 
 
+class WrappedExchange:
+    """An exchange around another one, for subclasses that change a part of it."""
+
+    __slots__ = ("_inner", "endpoints", "head")
+
+    def __init__(self, inner: Exchange) -> None:
+        self._inner = inner
+        self.head = inner.head
+        self.endpoints = inner.endpoints
+
+    @property
+    def started(self) -> bool:
+        return self._inner.started
+
+    @property
+    def ended(self) -> bool:
+        return self._inner.ended
+
+    def answer(
+        self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
+    ) -> None:
+        self._inner.answer(head, body, nbytes, release)
+
+    def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
+        self._inner.start(status, headers, end)
+
+    def send(self, data: bytes, end: bool = False) -> None:
+        self._inner.send(data, end)
+
+    def finish(self, trailers: Iterable[Header] = ()) -> None:
+        self._inner.finish(trailers)
+
+    def drop_unsent(self) -> None:
+        self._inner.drop_unsent()
+
+    def reset(self) -> None:
+        self._inner.reset()
+
+    def consumed(self, nbytes: int) -> None:
+        self._inner.consumed(nbytes)
+
+    async def room(self) -> None:
+        await self._inner.room()
+
+
 #: Handles a request whose head is complete and returns the receiver of its body. Must not raise.
 RequestHandler: TypeAlias = Callable[[Exchange], BodyReceiver]
 

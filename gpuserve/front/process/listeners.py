@@ -31,6 +31,7 @@ from gpuserve.front.observability.metrics.prometheus import Family, family
 from gpuserve.front.protocols import router
 from gpuserve.front.protocols.access.endpoints import ADMIN_PREFIX, DASHBOARD_PREFIX
 from gpuserve.front.protocols.access_log_middleware import with_access_log
+from gpuserve.front.protocols.cors import with_cors
 from gpuserve.front.protocols.grpc.unary_rpcs import HEALTH_WATCH
 from gpuserve.front.protocols.health_port import HealthPort
 from gpuserve.front.service.control import NotifySupervisor
@@ -222,7 +223,8 @@ def _native(
     http, grpc = router.make_handlers(service, settings, requests, admission, live)
     log = AccessLog.of(settings)
     limit = router.make_rate_limit(settings, admission)
-    accept = with_access_log(log, router.RequestRouter(grpc, http, limit).accept)
+    accept = with_cors(settings.cors_origins, router.RequestRouter(grpc, http, limit).accept)
+    accept = with_access_log(log, accept)
     metrics = with_access_log(log, http.accept_metrics)
     accepts = {fd: metrics if role == "metrics" else accept for role, fd in fds.items()}
     connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from gpuserve.front.net import exchange as net
-from gpuserve.front.net.exchange import BodyReceiver, Exchange, Header, RequestHandler
+from gpuserve.front.net.exchange import BodyReceiver, Exchange, Header, RequestHandler, WrappedExchange
 from gpuserve.front.observability.access_log import REQUEST_ID, AccessLog
 from gpuserve.front.protocols.access.clients import address_of
 
@@ -26,34 +26,24 @@ def with_access_log(log: AccessLog | None, accept: RequestHandler) -> RequestHan
     return logged_accept
 
 
-class LoggedExchange:
+class LoggedExchange(WrappedExchange):
     """An exchange that counts bytes and logs a line at the end of the response. Handlers add ``notes``."""
 
     __slots__ = (
-        "_grpc_status", "_inner", "_is_written", "_log", "_sent_nbytes", "_started_at", "_status",
-        "endpoints", "head", "notes", "received_nbytes",
+        "_grpc_status", "_is_written", "_log", "_sent_nbytes", "_started_at", "_status", "notes",
+        "received_nbytes",
     )  # fmt: skip
 
     def __init__(self, inner: Exchange, log: AccessLog, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(inner)
         self._started_at = clock()
-        self._inner = inner
         self._log = log
-        self.head = inner.head
-        self.endpoints = inner.endpoints
         self.notes = log.notes(next((value for name, value in inner.head.headers if name == REQUEST_ID), b""))
         self.received_nbytes = 0
         self._sent_nbytes = 0
         self._status: int | None = None
         self._grpc_status: int | None = None
         self._is_written = False
-
-    @property
-    def started(self) -> bool:
-        return self._inner.started
-
-    @property
-    def ended(self) -> bool:
-        return self._inner.ended
 
     def answer(
         self, head: net.AnswerHead, body: Sequence[net.Piece], nbytes: int, release: net.Release | None = None
@@ -85,18 +75,9 @@ class LoggedExchange:
         self._inner.finish(trailers)
         self.write_line()
 
-    def drop_unsent(self) -> None:
-        self._inner.drop_unsent()
-
     def reset(self) -> None:
         self.write_line(aborted=True)
         self._inner.reset()
-
-    def consumed(self, nbytes: int) -> None:
-        self._inner.consumed(nbytes)
-
-    async def room(self) -> None:
-        await self._inner.room()
 
     def write_line(self, *, aborted: bool = False) -> None:
         """Write the log line, once."""

@@ -64,7 +64,7 @@ class Quiescence:
         """Return the length of the lame duck period; unless set, only a platform's SIGTERM has one."""
         if (lame_duck_s := self._core.settings.current.lame_duck_s) is not None:
             return lame_duck_s
-        # If the process has a terminal, the SIGTERM may come from a person. If the listeners are inherited, new
+        # If the process has a terminal, the SIGTERM may come from a person. With inherited listeners, new
         # connections wait for the next server.
         is_platforms = terminated and not (os.isatty(0) or os.isatty(2) or self._core.listeners.are_inherited)
         return TERMINATED_LAME_DUCK_S if is_platforms else 0.0

@@ -5,8 +5,8 @@ The JSON part of a request is read in ``infer_json.py``; a large body that arriv
     Inference-Header-Content-Length: 142
     {"inputs":[{"name":"x", …, "parameters":{"binary_data_size":64}}]} │ 64 bytes of x │ …
 
-Without that header the whole body is JSON; with the value 0 the whole body is the only tensor of a model that
-has a single input (a raw binary request).
+Without that header the whole body is JSON. With the value 0, or with the content type of a file (an image),
+the whole body is the only tensor of a model that has a single input (a raw binary request).
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ Body: TypeAlias = bytes | bytearray | memoryview
 #: Head, body, and the size of the body in bytes.
 Encoded: TypeAlias = tuple[AnswerHead, list[bytes | memoryview], int]
 
+#: The bytes before each element of a BYTES tensor, its length.
+LENGTH_NBYTES: Final = 4
 _INT32_MIN: Final = -(1 << 31)
 _INT32_MAX: Final = (1 << 31) - 1
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
@@ -147,7 +149,7 @@ def raw_header(
         )
     declared = spec.inputs[0]
     shape = _raw_shape(declared, nbytes)
-    prefix = nbytes.to_bytes(4, "little") if declared.datatype == BYTES else b""
+    prefix = nbytes.to_bytes(LENGTH_NBYTES, "little") if declared.datatype == BYTES else b""
     batch = (1,) if spec.max_batch_size > 0 else ()
     one = HeaderInput(declared.name, declared.datatype, batch + shape, len(prefix) + nbytes)
     form = OutputForm(everything=True)
@@ -165,6 +167,26 @@ def encode_infer_response(response: InferResponse, form: OutputForm) -> Encoded:
             head, json_text, nbytes = around
             return head, [json_text, *[one.data for one in outputs]], nbytes
     return _encode_any(response, form)
+
+
+def encode_file(response: InferResponse, media_type: str) -> Encoded:
+    """Return a response that is the bytes of the only output; of a BYTES output, those of its only element.
+    Raise InvalidArgument if there are more.
+    """
+    data = response.outputs[0].data if len(response.outputs) == 1 else b""
+    is_one = len(response.outputs) == 1 and not response.outputs[0].placed
+    if is_one and response.outputs[0].datatype == BYTES:
+        length = int.from_bytes(data[:LENGTH_NBYTES], "little")
+        data = memoryview(data)[LENGTH_NBYTES:]
+        is_one = length == len(data)
+    if not is_one:
+        raise InvalidArgument(
+            f"accept: {media_type} needs an answer with one output, and with one element if its datatype is "
+            f"BYTES, but model '{shown(response.model_name)}' answered with "
+            f"{', '.join(f'{one.name} {one.datatype} {list(one.shape)}' for one in response.outputs)}"
+        )
+    head = AnswerHead(200, ((b"content-type", media_type.encode("latin-1")),))
+    return head, [data], len(data)
 
 
 @functools.lru_cache(1024)

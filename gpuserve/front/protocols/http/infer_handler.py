@@ -34,17 +34,30 @@ from gpuserve_worker.protocol.tensor import BYTES
 
 #: A whole body up to this size is credited to the client with its response, as in gRPC.
 _UNCREDITED_NBYTES: Final = 8 << 10
+_JSON_STARTS: Final = (b"{", b" ", b"\t", b"\r", b"\n")
 _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
+#: Content types of bodies that are the only tensor of a model, as a file: a raw binary request.
+_FILE_TYPES: Final = ("image/", "audio/", "video/", "application/pdf")
+#: Content type of a body that is a file or, as some clients send, JSON.
+_OCTETS: Final = "application/octet-stream"
+_WHOLE_BODY: Final = "0"
+
+
 class InferHead(NamedTuple):
-    """The parts of a head for inference. ``coding``: the client's, ``response_coding``: negotiated."""
+    """The parts of a head for inference. ``coding``: the client's, ``response_coding``: negotiated.
+    ``media_type``: the type of the only output's bytes if the client accepts nothing else. ``is_octets``: the
+    first byte of the body shows whether the body is a file or JSON.
+    """
 
     model_name: str
     model_version: str
     header_length: str | None = None
     coding: str = ""
     response_coding: str = IDENTITY
+    media_type: str = ""
+    is_octets: bool = False
 
 
 def read_infer_head(head: Head) -> InferHead | None:
@@ -53,12 +66,20 @@ def read_infer_head(head: Head) -> InferHead | None:
     if not isinstance(route, Route) or route.endpoint is not Endpoint.MODEL_INFER:
         return None
     headers = {name: value.decode("latin-1") for name, value in head.headers}
+    length = headers.get(b"inference-header-content-length")
+    sent = headers.get(b"content-type", "").partition(";")[0].strip().lower() if length is None else ""
+    if sent.startswith(_FILE_TYPES):
+        length = _WHOLE_BODY
+    accepted = headers.get(b"accept", "").partition(";")[0].strip().lower()
+    is_file = accepted.startswith(_FILE_TYPES) or (accepted == _OCTETS and length == _WHOLE_BODY)
     return InferHead(
         route.model_name,
         route.model_version,
-        headers.get(b"inference-header-content-length"),
+        length,
         headers.get(b"content-encoding", ""),
         encoding.negotiate_coding(headers.get(b"accept-encoding")),
+        accepted if is_file and not accepted.endswith("*") and "," not in accepted else "",
+        sent == _OCTETS,
     )
 
 
@@ -67,7 +88,7 @@ class InferHandler(InferenceContext):
 
     def accept(self, exchange: Exchange, head: InferHead) -> BodyReceiver:
         """Return the body receiver of a request, or of its refusal if the head alone shows that."""
-        name, version, _, coding_header, _ = head
+        name, version, _, coding_header, *_ = head
         try:
             driver = self.service.models.find(name, version)
             if driver.spec.decoupled:
@@ -76,7 +97,7 @@ class InferHandler(InferenceContext):
             coding = encoding.request_coding(coding_header) if coding_header else IDENTITY
         except RequestError as error:
             return ImmediateReceiver(exchange, partial(error_answer, error))
-        receiver = InferReceiver(self, exchange, driver, head)
+        receiver = (OctetsReceiver if head.is_octets else InferReceiver)(self, exchange, driver, head)
         if coding == IDENTITY:
             return receiver
         return CompressedReceiver(exchange, Inflater(coding, self.inflation), receiver, self.service.intake)
@@ -133,7 +154,7 @@ class InferReceiver(InferenceCall):
         most = self._context.max_request_nbytes
         if len(body) > most:
             raise body_too_large(len(body), most)
-        name, version, length, _, _ = self._head
+        name, version, length, *_ = self._head
         request, self._form = codec.parse_infer_request(name, version, body, length, self._driver.spec)
         self._submit(request)
 
@@ -142,7 +163,7 @@ class InferReceiver(InferenceCall):
         if scanner is None:
             if end and len(data) > most:
                 raise body_too_large(len(data), most)
-            name, version, length, _, _ = self._head
+            name, version, length, *_ = self._head
             head = BodyHead(name, version, length, content_length, self._driver.spec)
             self._share = self._new_share()
             scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, self._share)
@@ -184,6 +205,9 @@ class InferReceiver(InferenceCall):
         try:
             if pending.request.class_counts:
                 self._context.service.inference.classify(answer, pending)
+            if self._head.media_type:
+                self._send_encoded(answer, codec.encode_file(answer, self._head.media_type))
+                return
             if not form.everything and _is_long(answer):
                 work = partial(codec.encode_infer_response, answer, form)
                 run_off_loop(SHORT_NBYTES, work, partial(self._on_encoded, answer), self._context.executor)
@@ -230,6 +254,25 @@ class InferReceiver(InferenceCall):
         scanner, self._scanner = self._scanner, None
         if scanner is not None:
             self._driver.free(scanner.blocks)
+
+
+class OctetsReceiver(InferReceiver):
+    """The receiver of a body without a type: JSON if the body begins like an object, else a file."""
+
+    __slots__ = ()
+
+    def receive_body(self, data: Piece, end: bool) -> None:
+        self._decide(data)
+        super().receive_body(data, end)
+
+    def read(self, data: Piece, end: bool, content_length: int | None) -> None:
+        self._decide(data)
+        super().read(data, end, content_length)
+
+    def _decide(self, data: Piece) -> None:
+        if self._head.is_octets and len(data):
+            is_json = bytes(data[:1]) in _JSON_STARTS
+            self._head = self._head._replace(header_length=None if is_json else _WHOLE_BODY, is_octets=False)
 
 
 def _is_long(answer: InferResponse) -> bool:
