@@ -14,6 +14,7 @@ from gpuserve_worker.execution.lifecycle import Reporter, SupervisorReceiver
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.loading import close_model, is_unusable, load_model, new_loop, warm_up
 from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.sealed_memory import SealedMemory, split
 from gpuserve_worker.protocol.stack_signals import block_forced_signal, show_on_signal
 from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
 
@@ -35,9 +36,17 @@ def run() -> int:
     lifecycle.prepare_process()
     lifecycle.close_in_children(boot, link)
     received = boot.receive()
-    if received is None or not isinstance(received[0], Init):
+    if received is None:
         return lifecycle.EXIT_FAILED
-    return _serve(received[0], boot, link)
+    init, fds = received
+    if not isinstance(init, Init):
+        return lifecycle.EXIT_FAILED
+    if fds:
+        source = init.source
+        # Copy-on-write, because a callable may write to its own arrays.
+        memory = SealedMemory(fds[0]).map_private()
+        source["pickle"], *source["buffers"] = split(memory, source.pop("ranges"))
+    return _serve(init, boot, link)
 
 
 def _serve(init: Init, boot: Link, link: Link) -> int:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from gpuserve.api.pickled_callables import described, pickled_source
+from gpuserve.api.pickled_callables import described, pickled_sources
 from gpuserve.core.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.model import openai_declaration as openai
@@ -163,9 +163,13 @@ def _instances(
     """Return an instance for each element. A callable that occurs several times is pickled once."""
     distinct = {id(one): one for one in callables}
     adapted = {"adapter": adapter} if adapter else {}
-    sources = {key: _source(model_name, one, isolation) | adapted for key, one in distinct.items()}
+    if isolation == "thread":
+        sources = [{"object": one} for one in distinct.values()]
+    else:
+        sources = pickled_sources(model_name, [*distinct.values()])
+    source_of = {key: source | adapted for key, source in zip(distinct, sources, strict=True)}
     return tuple(
-        InstanceSpec(f"{number}", device, sources[id(one)], rate)
+        InstanceSpec(f"{number}", device, source_of[id(one)], rate)
         for number, (one, device) in enumerate(zip(callables, devices, strict=True))
     )
 
@@ -220,7 +224,3 @@ def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]],
         kind = f"{described(yielding[0])} is {kind_of(yielding[0]).value}"
         advice = "say decoupled=True in ModelConfig, or return one response"
         raise BindError(f"{kind}, which gives any number of responses to a request: {advice}")
-
-
-def _source(model_name: str, infer_func: Callable[..., Any], isolation: str) -> dict[str, Any]:
-    return {"object": infer_func} if isolation == "thread" else pickled_source(model_name, infer_func)

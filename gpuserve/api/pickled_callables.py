@@ -20,7 +20,7 @@ import sys
 import types
 import weakref
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet, Sequence
 from contextlib import suppress
 from logging import Logger, LoggerAdapter
 from types import FunctionType, MethodType, ModuleType
@@ -28,8 +28,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import BindError
 
-#: msgpack, which carries the pickle, has 32-bit lengths; the rest of the message is small.
-MAX_PICKLE_NBYTES: Final = (4 << 30) - (1 << 20)
 MAX_DEPTH: Final = 32
 #: Maximum number of parts to pickle, which bounds the time of the search.
 MAX_TRIED: Final = 1000
@@ -42,25 +40,34 @@ _WAYS_OUT: Final = (
 )
 
 
-def pickled_source(model_name: str, infer_func: Any) -> dict[str, Any]:
-    """Return the callable as ``wire.Init.source``: its pickle, and the import path of this program. Raise
-    BindError, with the cause and the remedies, if it cannot be pickled, or is too large to be sent.
+def pickled_sources(model_name: str, callables: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return each callable as ``InstanceSpec.source``: its pickle, and the import path of this program. Large
+    pickles are in sealed memory together, so the callables share their arrays. Raise BindError, with the
+    cause and the remedies, if a callable cannot be pickled, or if memory is short.
     """
-    import cloudpickle  # here, because a server with a config file does not need it
+    from gpuserve_worker.memory import sealed_pickles  # here: a server with a config file does not need it
 
-    where = f"model {model_name!r}: {described(infer_func)} cannot be sent to a worker process"
-    try:
-        data = cloudpickle.dumps(infer_func)
-    except Exception as error:  # objects of the user may raise anything
-        why = f"{type(error).__name__}: {error}"
-        path, value = find_fault(infer_func)
-        kind = f"its {path!r} is of type {type(value).__qualname__}, which" if path else "it"
-        raise BindError(f"{where}: {kind} cannot be pickled ({why}). {_WAYS_OUT}.") from error
-    if len(data) > MAX_PICKLE_NBYTES:
-        raise BindError(f"{where}: it takes {len(data)} bytes, over {MAX_PICKLE_NBYTES}. {_WAYS_OUT}.")
+    objects = []
+    for infer_func in callables:
+        where = f"model {model_name!r}: {described(infer_func)} cannot be sent to a worker process"
+        try:
+            objects.append(sealed_pickles.PickledObject(infer_func))
+        except Exception as error:  # objects of the user may raise anything
+            why = f"{type(error).__name__}: {error}"
+            path, value = find_fault(infer_func)
+            kind = f"its {path!r} is of type {type(value).__qualname__}, which" if path else "it"
+            raise BindError(f"{where}: {kind} cannot be pickled ({why}). {_WAYS_OUT}.") from error
     # Absolute paths, because the worker may run in another directory.
     paths = dict.fromkeys(os.path.abspath(path) for path in sys.path if isinstance(path, str))
-    return {"pickle": data, "sys_path": list(paths)}
+    common = {"sys_path": list(paths)}
+    if all(one.is_small for one in objects):
+        return [{"pickle": bytes(one.data), **common} for one in objects]
+    try:
+        memory, ranges = sealed_pickles.seal_pickles(objects)
+    except (sealed_pickles.NoMemory, OSError) as error:
+        text = f"model {model_name!r}: no memory for the arrays of its callables: {error}"
+        raise BindError(text) from error
+    return [{"memory": memory, "ranges": one, **common} for one in ranges]
 
 
 def described(infer_func: Any) -> str:
@@ -98,10 +105,10 @@ def find_fault(whole: Any) -> PicklingFault:
 
 def can_be_pickled(value: Any) -> bool:
     """Return whether cloudpickle can pickle a value."""
-    import cloudpickle
+    from gpuserve_worker.memory.sealed_pickles import SealedPickler
 
     try:
-        cloudpickle.Pickler(_NullFile()).dump(value)
+        SealedPickler(_NullFile()).dump(value)
     except Exception:  # objects of the user may raise anything
         return False
     return True

@@ -385,7 +385,8 @@ class DeclaredInstances:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One worker process: its name, its device, and the source of its callable (``wire.Init.source``).
+    """One worker process: its name, its device, and the source of its callable (``wire.Init.source``, with
+    the ``SealedMemory`` of a large pickle as ``memory``).
 
     ``device`` is the declared device until the instance is placed, and "cpu" or "cuda:N" afterwards. ``rate``
     is the resources that the instance needs before it may execute, on a server with ``rate_limit``.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Final, TypeAlias, Unpack
 
-from gpuserve.api.pickled_callables import described, pickled_source
+from gpuserve.api.pickled_callables import described, pickled_sources
 from gpuserve.api.server import Server
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.problems import ConfigProblems
@@ -91,7 +91,7 @@ def callable_spec(
             f"give the callable types (gpuserve.typed) or an attribute {missing[0]} = [Tensor(…)]"
         )
     (spec,) = load_data({"models": [entry]}, name, os.getcwd(), {}).models
-    source = pickled_source(name, target) if pickled else {"object": target}
+    source = pickled_sources(name, [target])[0] if pickled else {"object": target}
     adapter = {key: spec.instances[0].source[key] for key in ("adapter",) if key in spec.instances[0].source}
     whole = {**source, "kwargs": dict(kwargs), **adapter}
     instances = tuple(dataclasses.replace(one, source=whole) for one in spec.instances)

@@ -27,8 +27,9 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pickle
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib.machinery import SourceFileLoader
 from types import FunctionType, ModuleType
 from typing import Any, Final, NoReturn, TypeAlias
@@ -69,7 +70,7 @@ def locate(source: MutableMapping[str, Any]) -> Any:
     if "pickle" in source:
         # The user's paths come last: a user module must not replace one that the worker needs.
         sys.path += [path for path in source.get("sys_path", ()) if path not in sys.path]
-        return _unpickle(source.pop("pickle"))
+        return _unpickle(source.pop("pickle"), source.pop("buffers", ()))
     return _import(source["path"], source.get("base_dir") or os.getcwd())
 
 
@@ -174,11 +175,9 @@ def _names(kwargs: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, kwargs)) + (" was" if len(kwargs) == 1 else " were")
 
 
-def _unpickle(data: bytes) -> Any:
+def _unpickle(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
     try:
-        import cloudpickle  # not needed by a worker whose callable comes by import path
-
-        return cloudpickle.loads(data)
+        return pickle.loads(data, buffers=buffers)
     except (Exception, SystemExit) as error:  # unpickling imports the user's modules
         raise LoadError(
             f"unpickling the inference callable raised {log_text(error)}", log_traceback(error)

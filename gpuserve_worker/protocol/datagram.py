@@ -15,13 +15,14 @@ import _socket
 import array
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgpack
+
+from gpuserve_worker.protocol.sealed_memory import seal
 
 #: Larger messages are sent in a memfd. The limit is half of a socket's default send buffer
 #: (net.core.wmem_default, 208 KiB).
@@ -37,7 +38,6 @@ _ANCILLARY_NBYTES: Final = _socket.CMSG_SPACE(MAX_FDS * _FD_NBYTES)
 _CUT_OFF: Final = int(_socket.MSG_TRUNC | _socket.MSG_CTRUNC)
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _CLOEXEC: Final = int(_socket.MSG_CMSG_CLOEXEC)
-_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def send(sock: _socket.socket, data: bytes, fds: Sequence[int] = (), flags: int = 0) -> None:
@@ -48,11 +48,11 @@ def send(sock: _socket.socket, data: bytes, fds: Sequence[int] = (), flags: int 
         else:
             sock.send(data, flags)
         return
-    spill = _spill(data)
+    spill = seal([data], "gpuserve-message")
     try:
-        _send_with(sock, bytes([SPILLED]), [spill, *fds], flags)
+        _send_with(sock, bytes([SPILLED]), [spill.fd, *fds], flags)
     finally:
-        os.close(spill)
+        spill.close()
 
 
 def receive_buffer() -> memoryview:
@@ -105,13 +105,6 @@ def read_spill(fd: int) -> bytes:
         os.close(fd)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write all data: one ``write`` writes at most 2 GiB."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
@@ -128,17 +121,6 @@ def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % _FD_NBYTES])
     return list(fds)
-
-
-def _spill(data: bytes) -> int:
-    fd = os.memfd_create("gpuserve-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        write_all(fd, data)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 #: First byte of a msgpack array of up to 15 elements, and of up to 65,535 elements.

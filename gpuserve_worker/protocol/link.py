@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuserve_worker.protocol import datagram
-from gpuserve_worker.protocol.wire import WORKER, Lend, Message, Region, Segment, WireError
+from gpuserve_worker.protocol.wire import WORKER, Init, Lend, Message, Region, Segment, WireError
 
-#: Messages that carry exactly one descriptor. All others carry none.
+#: Messages that carry exactly one descriptor, as does ``Init`` with ``ranges``. All others carry none.
 _WITH_MEMORY: Final = frozenset({Segment, Region, Lend})
 
 
@@ -60,7 +60,8 @@ class Link:
                 datagram.close_all(fds)
                 return None
             message, *more = WORKER.decode_all(data)
-            expected = 1 if type(message) in _WITH_MEMORY else 0
+            is_sealed = isinstance(message, Init) and "ranges" in message.source
+            expected = 1 if is_sealed or type(message) in _WITH_MEMORY else 0
             if len(fds) != expected:
                 raise WireError(f"{type(message).__name__} came with {len(fds)} descriptors, not {expected}")
             if more:

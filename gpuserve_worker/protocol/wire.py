@@ -57,7 +57,7 @@ __all__ += ["MessageCodec", "WireError", "WireFailure", "WireRequest", "WireTens
 __all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Protocol version: incremented when a field changes its meaning or a worker must support a new message.
-PROTOCOL: Final = 11
+PROTOCOL: Final = 12
 
 #: Limit of ``Yield`` messages of one batch that clients have not received; then the worker waits for
 #: ``Credit``. The window starts at one: the front gives credit for the rest when it has sent the first
@@ -70,10 +70,13 @@ class Init(NamedTuple):
 
     ``source`` is ``{"path": "linear.py:Linear", "base_dir": "/models", "kwargs": {…}}``, or ``{"pickle":
     b"…", "sys_path": […]}`` (cloudpickle, written by ``bind()`` of the same user, never by a client; the
-    paths are the module paths of that program), or empty for a worker thread, which has its callable. Tensors
-    are ``[name, datatype, shape, optional, memory]``. ``concurrency`` 0 means the default of the callable's
-    kind. ``inference/outputs.py`` documents ``strict`` and ``exact``. If ``all_lines``, clients receive every
-    line of the callable's exceptions.
+    paths are the module paths of that program), or empty for a worker thread, which has its callable. A large
+    pickle is in sealed memory, whose descriptor is sent beside this message: ``ranges`` in the place of
+    ``pickle`` has the offset and length of the pickle and of each of its buffers.
+
+    Tensors are ``[name, datatype, shape, optional, memory]``. ``concurrency`` 0 means the default of the
+    callable's kind. ``inference/outputs.py`` documents ``strict`` and ``exact``. If ``all_lines``, clients
+    receive every line of the callable's exceptions.
 
     A warm-up is ``(name, batch size, count, inputs)``, with ``(name, datatype, shape, "zero", "random" or
     "file", path)`` for each input. ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array``

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from bound import (
     infer,
     status,
 )
-from processes import children, command_line
+from processes import children, command_line, wait_ended
 
 from gpuserve import DynamicBatcher, ModelConfig, Request, Server, Tensor
 from gpuserve.core.errors import BindError, StartupError
@@ -138,22 +139,37 @@ def test_a_list_is_one_worker_an_element_and_requests_go_to_whichever_has_room(s
     assert len({pid for _, pid in answers}) == 2
 
 
-@pytest.mark.thorough
-def test_a_closure_over_a_large_array_is_held_once_by_its_worker(server: Server) -> None:
-    nbytes = 200 << 20
-    weights = np.ones(nbytes, np.uint8)
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_instances_and_restarts_map_one_copy_of_an_array(
+    server: Server, library: str, attached: bool
+) -> None:
+    nbytes = 64 << 20
+    weights: Any = np.ones(nbytes, np.uint8)
+    if library == "torch":
+        weights = pytest.importorskip("torch").from_numpy(weights)
+    # Tensors over one storage share it in the worker as well.
+    tied = weights if library == "numpy" else weights.view(2, -1)[0]
 
     @batch
     def resident(INPUT_1: Any) -> Any:
+        """Return the process id, the own bytes, and two elements. Write to one of them."""
+        first = int(weights[1]) + int(weights[:: 1 << 12].sum()) * 0
+        tied[1] = 7
         status = Path("/proc/self/status").read_text()
         anonymous_kib = int(status.split("RssAnon:")[1].split()[0])
-        return np.full((len(INPUT_1), 2), (anonymous_kib << 10, int(weights[-1])), np.int64)
+        row = os.getpid(), anonymous_kib << 10, first, int(weights[1])
+        return np.full((len(INPUT_1), 4), row, np.int64)
 
-    server.bind("large", resident, inputs=[FLOATS], outputs=[Tensor((2,), np.int64)])
     server.run()
-    held_nbytes, last = ask(server, "large", 0.0)
-    assert last == 1
-    assert nbytes <= held_nbytes < 1.5 * nbytes
+    with Server.attach(server.addresses["http"]) if attached else server as host:
+        host.bind("large", [resident, resident], inputs=[FLOATS], outputs=[Tensor((4,), np.int64)])
+        for _ in range(2):
+            pid, own_nbytes, before, after = ask(server, "large", 0.0)
+            assert own_nbytes < nbytes + (0 if library == "numpy" else 200 << 20)
+            assert (before, after) == (1, 7)  # a write is seen by its own instance, and by no successor
+            os.kill(pid, signal.SIGKILL)
+            assert not wait_ended([pid], TIMEOUT_S)
 
 
 # ---- what it is given, what the client gets -----------------------------------------------------

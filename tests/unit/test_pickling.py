@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.api.pickled_callables import MAX_DEPTH, MAX_TRIED, find_fault, pickled_source
+from gpuserve.api.pickled_callables import MAX_DEPTH, MAX_TRIED, find_fault, pickled_sources
 from gpuserve.core.errors import BindError
 
 LOCK = threading.Lock()
@@ -122,7 +122,7 @@ def test_the_search_is_bounded_in_width() -> None:
 
 def test_the_text_names_the_model_the_path_the_type_and_both_ways_out() -> None:
     with pytest.raises(BindError) as error:
-        pickled_source("m", closure(Part(encoder=Part(lock=LOCK))))
+        pickled_sources("m", [closure(Part(encoder=Part(lock=LOCK)))])
     text = str(error.value)
     assert text.startswith(
         "model 'm': the callable 'closure.<locals>.infer' cannot be sent to a worker process: "
@@ -136,4 +136,4 @@ def test_a_callable_that_is_the_culprit_itself_is_named() -> None:
     with pytest.raises(
         BindError, match=r"the Stubborn object .*: it cannot be pickled \(ValueError: I stay here\)"
     ):
-        pickled_source("m", Stubborn())
+        pickled_sources("m", [Stubborn()])

@@ -129,7 +129,8 @@ class WorkerMonitor:
         self.child.open(self._on_boot, self._on_died)
         self._last_words, self._load_failed = "", False
         self._move(InstanceEvent.SPAWNED, STARTING)
-        self._send(_init(self.spec, self.instance, self._context))
+        memory = self.instance.source.get("memory")
+        self._send(_init(self.spec, self.instance, self._context), () if memory is None else (memory.fd,))
         on_slow = partial(self._context.events.load_slow, self)
         self._load = LoadWatchdog(self.child, reactor, settings.load_timeout_s, self._fields, on_slow)
         self._load.start()
@@ -207,8 +208,8 @@ class WorkerMonitor:
         self.kill()
         self.close()
 
-    def _send(self, message: wire.Message) -> None:
-        if self.child is not None and not self.child.send(message):
+    def _send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
+        if self.child is not None and not self.child.send(message, fds):
             self._kill_broken("it does not read its boot socket")
 
     def _move(self, event: InstanceEvent, phase: str = "") -> None:
@@ -349,7 +350,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wi
         spec.version,
         instance.name,
         instance.device if instance.device == CPU or in_thread else OWN_GPU,
-        {} if in_thread else instance.source,
+        {} if in_thread else {key: one for key, one in instance.source.items() if key != "memory"},
         spec.inputs,
         spec.outputs,
         spec.max_batch_size,

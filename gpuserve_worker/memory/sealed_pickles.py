@@ -1,0 +1,107 @@
+"""Pickles in sealed memory. The buffers of arrays (numpy, torch on the CPU, and all others that support
+pickle protocol 5) lie beside the pickle, so every process that loads the object maps one copy of them.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+
+from gpuserve_worker.memory.segments import SPARED_NBYTES, available_nbytes
+from gpuserve_worker.protocol.sealed_memory import Ranges, SealedMemory, aligned, seal
+
+#: Smaller buffers stay in the pickle: a page of memory for each would cost more than a copy.
+LEAST_NBYTES: Final = 16 << 10
+
+
+class NoMemory(Exception):
+    """The machine has not enough memory for the buffers."""
+
+
+class SealedPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """A pickler that moves large buffers out of the pickle to ``buffers``."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._keep_in_pickle)
+        self.buffers: list[memoryview] = []
+
+    def _keep_in_pickle(self, buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < LEAST_NBYTES:
+            return True
+        self.buffers.append(view)
+        return False
+
+    def reducer_override(self, value: Any) -> Any:
+        """Pickle storages of torch as arrays, because torch's own reduction copies them into the pickle, once
+        for each tensor over the storage.
+        """
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            # A tensor's state has a TypedStorage, whose public attributes warn that users should not have it.
+            if isinstance(value, torch.TypedStorage) and value._untyped_storage.device.type == "cpu":
+                return typed_storage, (value._untyped_storage, value.dtype)
+            if isinstance(value, torch.UntypedStorage) and value.device.type == "cpu" and value.nbytes():
+                return untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(value).numpy(),)
+        return super().reducer_override(value)
+
+
+def untyped_storage(array: Any) -> Any:
+    """Return a torch storage over the bytes of an array, which must be writable."""
+    import torch  # only pickles of torch's storages call this function
+
+    return torch.from_numpy(array).untyped_storage()
+
+
+def typed_storage(storage: Any, dtype: Any) -> Any:
+    """Return a torch storage with a dtype."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+class PickledObject:
+    """A pickle and its buffers, before they are sealed."""
+
+    def __init__(self, value: Any) -> None:
+        """Pickle ``value``. Raise whatever its objects raise."""
+        file = io.BytesIO()
+        pickler = SealedPickler(file)
+        pickler.dump(value)
+        self.data = file.getbuffer()
+        self.buffers = pickler.buffers
+
+    @property
+    def is_small(self) -> bool:
+        """Return whether the object fits into a message."""
+        return not self.buffers and self.data.nbytes < LEAST_NBYTES
+
+
+def seal_pickles(objects: Sequence[PickledObject]) -> tuple[SealedMemory, list[Ranges]]:
+    """Return sealed memory with the objects, and the ranges of each. A buffer that several objects have is
+    there once. Raise ``NoMemory``, or ``OSError``.
+    """
+    parts: list[memoryview] = []
+    known: dict[tuple[int, int], tuple[int, int]] = {}
+    end = 0
+
+    def place(buffer: memoryview) -> tuple[int, int]:
+        nonlocal end
+        key = (np.frombuffer(buffer, np.uint8).ctypes.data, buffer.nbytes)
+        if key not in known:
+            known[key] = (aligned(end), buffer.nbytes)
+            end = aligned(end) + buffer.nbytes
+            parts.append(buffer)
+        return known[key]
+
+    ranges = [tuple([place(buffer) for buffer in (one.data, *one.buffers)]) for one in objects]
+    available = available_nbytes()
+    if available is not None and available < end + SPARED_NBYTES:
+        raise NoMemory(f"{end} bytes are needed, and {available} are available")
+    return seal(parts, "gpuserve-weights"), ranges
