@@ -109,6 +109,21 @@ def test_a_rare_shape_goes_next_once_its_delay_is_over_beside_full_batches_of_an
     assert model.must_next().requests == [rare]
 
 
+@pytest.mark.parametrize("delay_us", [0, 1000])
+def test_a_rare_shape_is_not_passed_by_batches_that_an_instance_holds(delay_us: int) -> None:
+    model = Model(max_batch_size=4, prefetch=1, delay_us=delay_us)
+    model.submit_many(8, key="b")
+    running = [model.must_next(), model.must_next()]
+    rare = model.submit(key="a")
+    model.at_us = delay_us
+    for _ in range(2):
+        model.submit_many(4, key="b")
+        model.scheduler.complete(running.pop(0).batch_id)
+        running.append(model.must_next())
+        model.at_us += 300
+    assert rare in [one for batch in running for one in batch.requests]
+
+
 def test_b4_the_largest_preferred_size_that_the_walk_hits_is_best() -> None:
     model = Model(max_batch_size=16, preferred=(2, 4, 8), delay_us=1000)
     model.submit_many(7)

@@ -411,6 +411,7 @@ def test_statistics_of_a_moment() -> None:
         "expired": 0,
         "retried": 0,
         "lost": 0,
+        "shape_groups": 0,
     }
     with pytest.raises(AttributeError):
         statistics.queued = 0  # type: ignore[misc]

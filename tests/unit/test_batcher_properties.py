@@ -28,11 +28,12 @@ INSTANCES = ("a", "b", "c")
 
 
 def expected_batch(
-    waiting: list[QueuedRequest], now: float, max_batch_size: int, batching: BatchingSpec
+    waiting: list[QueuedRequest], now: float, is_held: bool, max_batch_size: int, batching: BatchingSpec
 ) -> list[QueuedRequest]:
-    """B-1 and B-3 … B-5 over a list; [] is to wait. At ``-inf`` no delay has run out, not even one of 0.
+    """B-1 and B-3 … B-5 over a list; [] is to wait. No delay has run out for a batch that is only held.
 
-    The shape whose first request is next goes first; if it is to wait, the first shape that fills a batch.
+    The shape whose first request is next goes first. If it is to wait, the first shape of the same lane that
+    fills a batch goes; but the first request gives way to no younger one once its delay has run out.
     """
     if not batching.merge or max_batch_size == 0:
         return waiting[:1]
@@ -40,12 +41,18 @@ def expected_batch(
     for request in waiting:
         groups.setdefault(request.merge_key, []).append(request)
     leading, *others = groups.values()
-    found = expected_batch_of_one_shape(leading, now, max_batch_size, batching)
+    found = expected_batch_of_one_shape(leading, -math.inf if is_held else now, max_batch_size, batching)
     full_rows = max(batching.preferred_batch_sizes or (max_batch_size,))
-    for group in others:
-        if not found and sum(one.rows for one in group) >= full_rows:
-            found = expected_batch_of_one_shape(group, -math.inf, max_batch_size, batching)
-    return found
+    full = [group for group in others if sum(one.rows for one in group) >= full_rows]
+    if found or not full or lane_of(full[0][0]) != lane_of(leading[0]):
+        return found
+    return expected_batch_of_one_shape(leading, now, max_batch_size, batching) or expected_batch_of_one_shape(
+        full[0], -math.inf, max_batch_size, batching
+    )
+
+
+def lane_of(request: QueuedRequest) -> Any:
+    return getattr(request, "lane", None)
 
 
 def expected_batch_of_one_shape(
@@ -266,10 +273,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         expired = bool(self._due() or self._to_be_delayed())
         expected: list[QueuedRequest] = []
         if room and not expired and self.queued:
-            # What an instance would only hold must not be able to grow.
-            now = self.now if self._idle() else -math.inf
             expected = self.retried[:1] or expected_batch(
-                self.in_order(), now, self.max_batch_size, self.batching
+                self.in_order(), self.now, not self._idle(), self.max_batch_size, self.batching
             )
         loads = {instance: self._load(instance) for instance in self.up}
         batch = self.scheduler.next_batch(self.now)
@@ -283,10 +288,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert batch.rows == sum(request.rows for request in batch.requests)
         assert len(batch.requests) == 1 if batch.alone else batch.rows <= self.max_batch_size
         assert len({request.merge_key for request in batch.requests}) == 1
+        self._check_that_nobody_starves(batch)
         self.running[batch.batch_id] = batch
         for request in batch.requests:
             (self.retried or self.waiting).remove(request)
         return batch
+
+    def _check_that_nobody_starves(self, batch: Batch) -> None:
+        """No request whose delay has run out gives way to a batch whose first request stands behind it."""
+        if self.retried:
+            return
+        delay_s = self.batching.max_queue_delay_us * US
+        order = self.in_order()
+        before = order[: order.index(batch.requests[0])]
+        assert all(self.now < one.enqueued_at + delay_s for one in before)
+        same = [one for one in order if one.merge_key == batch.requests[0].merge_key]
+        assert batch.requests == same[: len(batch.requests)], "a shape keeps its order"
 
     def _idle(self) -> bool:
         """Whether an instance would run a batch at once."""
@@ -372,6 +389,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         actual = statistics._asdict()
         del actual["retried"], actual["sequences"], actual["seats"]
+        n_shapes = len({one.merge_key for one in self.waiting})
+        assert actual.pop("shape_groups") in {0, n_shapes}
         assert actual == expected
 
     @invariant()

@@ -48,8 +48,12 @@ class BatchFormer:
     request by itself, at once. ``by_age`` states that the first waiting request is always the oldest.
 
     If the queue has groups (``ShapeGroups``), the walk starts with the leading group. If rule 4 applies to
-    this group, the first full group goes instead. ``regroup`` gives the queue groups when the walk meets
-    another merge key for the first time; without ``regroup`` another merge key closes the batch.
+    this group, the first full group of the same lane goes instead, unless the delay has expired: no request
+    waits longer than the delay because of requests behind it. ``regroup`` gives the queue groups when the
+    walk meets another merge key for the first time; without ``regroup`` another merge key closes the batch.
+
+    A batch that an instance would only hold (``is_held``) must not be able to grow, so rule 3 does not apply.
+    If a full group waits behind a leading group whose delay has expired, the leading group goes all the same.
 
     Taken requests stay here while they wait, so that a request is walked once, not once for each later
     arrival. Only a new request that stands before one of them, by its priority, restarts the walk. Rule 4
@@ -76,7 +80,7 @@ class BatchFormer:
         self._by_age = by_age
         self._regroup = regroup
 
-    def form(self, waiting: WaitingRequests, now: float) -> list[QueuedRequest] | None:
+    def form(self, waiting: WaitingRequests, now: float, is_held: bool = False) -> list[QueuedRequest] | None:
         """Take the next batch off the queue, in which at least one request waits. None: not yet."""
         if not self.merges:
             first_queued(waiting)
@@ -96,23 +100,30 @@ class BatchFormer:
                 best, closed = self._walk_group(waiting)
         # The same sum as in ready_at(): a difference could be rounded to the other side of the delay.
         oldest = self._collected[0] if self._by_age else min(self._collected, key=_ENQUEUED_AT)
-        overdue = now >= oldest.enqueued_at + self._delay_s
-        if best and not (overdue and self._delay_s > 0):
+        is_overdue = now >= oldest.enqueued_at + self._delay_s
+        if best and (is_held or not is_overdue or not self._delay_s):
             return self._cut(best, waiting)
-        if closed or overdue or self._rows >= self._largest_preferred:
-            batch, self._collected, self._rows = self._collected, [], 0
-            return batch
-        if type(waiting) is ShapeGroups and waiting.full() is not None:
-            self.dissolve(waiting)
-            best, _ = self._walk_group(waiting, waiting.full())
-            return self._cut(best or len(self._collected), waiting)
-        return None
+        if not (closed or (is_overdue and not is_held) or self._rows >= self._largest_preferred):
+            if type(waiting) is not ShapeGroups or (full := waiting.full_behind(self._collected[0])) is None:
+                return None
+            if not is_overdue:
+                self.dissolve(waiting)
+                best, _ = self._walk_group(waiting, full)
+                return self._cut(best or len(self._collected), waiting)
+        batch, self._collected, self._rows = self._collected, [], 0
+        return batch
 
     def has_full(self, groups: GroupedRequests) -> bool:
-        """Return whether a batch exists that cannot grow, collected requests included."""
+        """Return whether a batch exists that may be held."""
         if self._collected and self._rows + groups.rows_of(self._collected[0].merge_key) >= self.full_rows:
             return True
-        return groups.has_full()
+        first = self.first(groups)
+        return first is not None and groups.full_behind(first) is not None
+
+    def n_groups(self, groups: GroupedRequests) -> int:
+        """Return the number of groups in which requests wait, collected requests included."""
+        apart = self._collected and not groups.rows_of(self._collected[0].merge_key)
+        return groups.n_groups + bool(apart)
 
     def first(self, waiting: WaitingRequests) -> QueuedRequest | None:
         return self._collected[0] if self._collected else first_queued(waiting)
@@ -230,21 +241,20 @@ class Eviction:
             self._evict(hopeless, RemovalReason.HOPELESS)
 
     def in_time(
-        self, requests: list[QueuedRequest], begins_at: float, formed_at: float
+        self, requests: list[QueuedRequest], begins_at: float, now: float, is_held: bool
     ) -> list[QueuedRequest] | None:
         """Return the next batch without requests that cannot be in time, or None if no batch is ready.
 
-        ``formed_at`` is the time as of which batches are formed, minus infinity for a batch that begins
-        behind others.
+        A batch that is held begins behind others.
         """
-        queue, is_held = self._queue, formed_at == -math.inf
+        queue = self._queue
         while late := self._late(requests, begins_at, 2 if is_held else 1):
             if len(late) == queue.requests and not is_held:
                 break
             queue.waiting.extendleft(reversed(requests))
             for one in late:
                 self._evict(one, RemovalReason.HOPELESS)
-            again = self._former.form(queue.waiting, formed_at) if queue.requests else None
+            again = self._former.form(queue.waiting, now, is_held) if queue.requests else None
             if again is None:
                 return None
             requests = again

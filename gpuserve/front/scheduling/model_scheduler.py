@@ -49,8 +49,6 @@ from gpuserve.front.scheduling.slots import LEAD_S, Batch, InstanceSlots
 from gpuserve.front.scheduling.suspects import Blame, Suspects
 from gpuserve.model.spec import CLIENT, ModelSpec
 
-#: As of this time no delay has expired, so that only a batch that cannot grow is formed.
-_BEFORE_EVER: Final = -math.inf
 #: Answers to batches that take less time may leave their worker together.
 _SHORT_S: Final = 2e-4
 #: A timer of the event loop may be one millisecond late, or half a millisecond early.
@@ -229,11 +227,10 @@ class ModelScheduler(Scheduler):
         else:
             # A batch that an instance would only hold does not grow there, and cannot go elsewhere.
             among = None if instance is None else (instance,)
-            is_held = not slots.room or (self._prefetch and not slots.begins_at_once(among))
-            formed_at = _BEFORE_EVER if is_held else now
-            requests = self._former.form(queue.waiting, formed_at)
+            is_held = not slots.room or (self._prefetch > 0 and not slots.begins_at_once(among))
+            requests = self._former.form(queue.waiting, now, is_held)
             if requests is not None and queue.due_from < math.inf and self._foresees:
-                requests = self._eviction.in_time(requests, slots.begins_at(now, instance), formed_at)
+                requests = self._eviction.in_time(requests, slots.begins_at(now, instance), now, is_held)
         if requests is None:
             return None
         if queue.groups is not None and not queue.groups:  # until requests differ again
@@ -394,7 +391,9 @@ class ModelScheduler(Scheduler):
     def statistics(self) -> SchedulerStatistics:
         statistics = statistics_of(self._queue, self._counts, self._slots)
         groups = self._queue.groups
-        return statistics if groups is None else statistics._replace(shape_groups=groups.n_groups)
+        return (
+            statistics if groups is None else statistics._replace(shape_groups=self._former.n_groups(groups))
+        )
 
 
 def can_lead(spec: ModelSpec) -> bool:

@@ -224,8 +224,8 @@ class GroupedRequests(WaitingRequests, Protocol):
     def discard(self, request: QueuedRequest) -> None:
         """Subtract a request that no longer waits; its place is dropped later."""
 
-    def has_full(self) -> bool:
-        """Return whether a group has the rows of a full batch."""
+    def full_behind(self, first: QueuedRequest) -> object | None:
+        """Return the first group in the lane of ``first`` that has the rows of a full batch, or None."""
 
     def rows_of(self, key: Hashable) -> int:
         """Return the rows that wait in the group of a merge key."""

@@ -98,7 +98,11 @@ class ShapeGroups:
             self._add(group, request)
 
     def discard(self, request: QueuedRequest) -> None:
-        self._groups[request.merge_key].rows -= request.rows
+        group = self._groups[request.merge_key]
+        group.rows -= request.rows
+        if not group.rows:
+            self._n_places -= len(group.places)
+            del self._groups[group.key]
 
     @property
     def n_groups(self) -> int:
@@ -131,8 +135,9 @@ class ShapeGroups:
                 heapq.heappop(self._full)
         return None
 
-    def has_full(self) -> bool:
-        return self.full() is not None
+    def full_behind(self, first: QueuedRequest) -> ShapeGroup | None:
+        group = self.full()
+        return group if group is not None and _lane(group.places[0]) == _lane(first) else None
 
     def group(self, key: Hashable) -> ShapeGroup | None:
         """Return the group of a merge key; None if none of its requests waits."""
@@ -191,8 +196,12 @@ class ShapeGroups:
         return False
 
 
+def _lane(request: QueuedRequest) -> Any:
+    return getattr(request, "lane", None)
+
+
 def _position(request: QueuedRequest) -> _Position:
-    return getattr(request, "lane", None), request.place
+    return _lane(request), request.place
 
 
 class MixedShapes:
