@@ -23,12 +23,25 @@ from benchmarks.report import Part, Plan, Report, Section, names_of
 from benchmarks.request_section import Requests
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Server
+from benchmarks.shapes import Shapes, ShapesModelPy
 from benchmarks.sweeps import Sweeps
 
 _ROOT = Path(__file__).parent.parent
 _RESULTS = _ROOT / "benchmarks/results"
 #: In the order in which they are measured: the quiet ones first.
-SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy(), Events(), Sweeps(), ModelFiles())
+SECTIONS: tuple[Section, ...] = (
+    *(
+        Imports(),
+        Starts(),
+        Requests(),
+        ModelPy(),
+        Events(),
+        Shapes(),
+        ShapesModelPy(),
+        Sweeps(),
+        ModelFiles(),
+    ),
+)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -18,10 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.payloads import EchoInStreamPayload, Payload, SharedMemoryPayload, TokensPayload, framed
+from benchmarks.payloads import (
+    EchoInStreamPayload,
+    LengthsPayload,
+    Payload,
+    SharedMemoryPayload,
+    TokensPayload,
+    framed,
+)
 from benchmarks.servers.server import Api, Option, RunningServer, Server
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
+_WRK_MIXED_SCRIPT = Path(__file__).parent / "wrk_mixed.lua"
 _GRACE_S = 30.0  # for a generator to end after its time
 _REQUEST_S = 0.003  # which one of a number of requests takes at most
 
@@ -156,19 +164,41 @@ class HttpLoad(Load):
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One wrk run; see ``Load``. wrk counts whole seconds, so the time is rounded up."""
         del answer  # an error over HTTP has a status of its own
+        api = api_between(self, one.server)
+        assert api is not None, f"{one.server.title} cannot be asked over HTTP"
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            api = api_between(self, one.server)
-            assert api is not None, f"{one.server.title} cannot be asked over HTTP"
-            request = self.payload.http_request(api)
-            body = Path(folder) / "http.bin"
-            body.write_bytes(request.body)
-            headers = [word for header in request.headers.items() for word in header]
+            script, path, arguments = self._script(api, Path(folder))
             command = [
                 *(self.program, "-t", "1", "-c", str(self.connections), "-d", f"{-int(-seconds // 1)}s"),
-                *("-s", str(_WRK_SCRIPT), f"http://127.0.0.1:{one.ports.http}{request.path}"),
-                *("--", str(body), *headers),
+                *("-s", str(script), f"http://127.0.0.1:{one.ports.http}{path}", "--", *arguments),
             ]
             return parse_wrk(_output(command, seconds))
+
+    def _script(self, api: Api, folder: Path) -> tuple[Path, str, list[str]]:
+        """Write what is sent; return the script, the path of the requests and the script's arguments."""
+        request = self.payload.http_request(api)
+        body = folder / "http.bin"
+        body.write_bytes(request.body)
+        headers = [word for header in request.headers.items() for word in header]
+        return _WRK_SCRIPT, request.path, [str(body), *headers]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedHttpLoad(HttpLoad):
+    """The same with several requests in turn."""
+
+    payload: LengthsPayload
+    apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_BINARY, Api.BYTES)
+
+    def _script(self, api: Api, folder: Path) -> tuple[Path, str, list[str]]:
+        arguments: list[str] = []
+        path = ""
+        for number, request in enumerate(self.payload.http_requests(api)):
+            body, path = folder / f"{number}.bin", request.path
+            body.write_bytes(request.body)
+            headers = [word for header in request.headers.items() for word in header]
+            arguments += [str(body), str(len(request.headers)), *headers]
+        return _WRK_MIXED_SCRIPT, path, arguments
 
 
 @dataclass(frozen=True, slots=True)

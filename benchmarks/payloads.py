@@ -97,7 +97,7 @@ class EchoPayload(Payload):
                 inputs = [{**tensor, "data": self.array[0].tolist()}]
                 return json_request(f"/v2/models/{ECHO}/infer", {"inputs": inputs})
             case _:
-                return self._binary_request()
+                return binary_request(ECHO, self.array)
 
     def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         """Infer this tensor; with v2's binary data a batch of three as well. See ``Payload``."""
@@ -115,13 +115,6 @@ class EchoPayload(Payload):
                     title = running.server.title
                     raise ServerFailed(f"{title} does not echo {self.nbytes} bytes over HTTP")
         return b""
-
-    def _binary_request(self) -> HttpRequest:
-        tensor = http_client.InferInput("x", list(self.array.shape), "FP32")
-        tensor.set_data_from_numpy(self.array)
-        body, json_nbytes = http_client.InferenceServerClient.generate_request_body([tensor])
-        headers = {"Inference-Header-Content-Length": str(json_nbytes)}
-        return HttpRequest(f"/v2/models/{ECHO}/infer", bytes(body), headers)
 
     def _check_client(self, running: RunningServer, protocol: str, library: Any, infer: _Infer) -> None:
         one_row, title = self.array, running.server.title
@@ -151,6 +144,48 @@ class EchoInStreamPayload(EchoPayload):
     """The same request as one message of ModelStreamInfer."""
 
     path = STREAM_INFER
+
+
+@dataclass(frozen=True, slots=True)
+class LengthsPayload(Payload):
+    """Requests of one row of FP32 each, of these lengths in turn, for a model that echoes x as y."""
+
+    model: str
+    lengths: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * sum(self.lengths) // len(self.lengths)
+
+    def http_requests(self, api: Api) -> list[HttpRequest]:
+        return [self._request(api, length) for length in self.lengths]
+
+    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
+        for length in sorted(set(self.lengths)):
+            answer = post(running, self._request(api, length))
+            if answer[-4 * length :] != _numbers(length).tobytes():
+                what = f"{self.model} with {length} numbers"
+                raise ServerFailed(f"{running.server.title}, {what}, answers wrong: {answer[:200]!r}")
+        return b""
+
+    def _request(self, api: Api, length: int) -> HttpRequest:
+        array = _numbers(length)
+        if api is Api.BYTES:
+            return HttpRequest("/inference", array.tobytes(), {})
+        return binary_request(self.model, array)
+
+
+def _numbers(length: int) -> npt.NDArray[np.float32]:
+    return np.arange(length, dtype=np.float32)[None]
+
+
+def binary_request(model: str, array: npt.NDArray[np.float32]) -> HttpRequest:
+    """Return a request with the input x over HTTP with the binary extension."""
+    tensor = http_client.InferInput("x", list(array.shape), "FP32")
+    tensor.set_data_from_numpy(array)
+    body, json_nbytes = http_client.InferenceServerClient.generate_request_body([tensor])
+    headers = {"Inference-Header-Content-Length": str(json_nbytes)}
+    return HttpRequest(f"/v2/models/{model}/infer", bytes(body), headers)
 
 
 class Tensor(NamedTuple):

@@ -50,11 +50,12 @@ class Measure(enum.Enum):
     THROUGHPUT = "req/s"
     TOKENS = "responses/s"  #: of all streams together
     LATENCY = "ms"  #: the median over the requests of one run
+    TAIL = "ms at p99"
     BANDWIDTH = "MB/s"  #: tensor bytes in one direction; the same number comes back
 
     @property
     def less_is_better(self) -> bool:
-        return self is Measure.LATENCY
+        return self in {Measure.LATENCY, Measure.TAIL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,9 @@ class Row:
             case Measure.LATENCY:
                 assert result.median_latency_s is not None, f"{self.name}: the load keeps no latencies"
                 return result.median_latency_s * 1e3
+            case Measure.TAIL:
+                assert result.p99_latency_s is not None, f"{self.name}: the load keeps no latencies"
+                return result.p99_latency_s * 1e3
 
     @property
     def copied_nbytes(self) -> int | None:
@@ -109,7 +113,7 @@ class Row:
         return nbytes if nbytes >= COPIED_NBYTES and self.measure is not Measure.THROUGHPUT else None
 
 
-THROUGHPUT, TOKENS, LATENCY, BANDWIDTH = Measure
+THROUGHPUT, TOKENS, LATENCY, _, BANDWIDTH = Measure
 _GRPC_1, _GRPC_128 = GrpcLoad(_SMALL, 1, 1, latency=True), GrpcLoad(_SMALL, 8, 16)
 # Goals are ratios to the best peer. A peer with a goal of its own has it because the issue of speed names it.
 _SMALL_GOALS = _at_least(2.0, pytriton=7.0)

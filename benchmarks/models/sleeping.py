@@ -13,11 +13,11 @@ from gpuserve.decorators import batch
 _PR_SET_TIMERSLACK = 29
 
 
-def sleeping(seconds: float) -> Callable[..., object]:
-    """The model ``y = x`` that sleeps so long in every batch. x: [rows, n] FP32."""
+def sleeping(seconds: float, *, ragged: bool = False) -> Callable[..., object]:
+    """The model ``y = x`` that sleeps so long in every batch. x: [rows, n] FP32, padded if it is ragged."""
     precise = False
 
-    @batch
+    @(batch(pad=0) if ragged else batch)
     def sleep(x: np.ndarray) -> dict[str, np.ndarray]:
         nonlocal precise
         if not precise:  # the thread that sleeps asks for it itself; without, each sleep is 50 µs longer

@@ -35,17 +35,19 @@ class SleepingModel:
     instances: int = 1
     max_batch_size: int = 32
     fairness_header: str = ""  #: of models that are fair to their clients; this server only
+    ragged: bool = False  #: whether requests of any length share a batch
 
     @property
     def entry(self) -> dict[str, Any]:
-        sleeping = {"callable": f"{MODELS_FOLDER}/sleeping.py:sleeping", "kwargs": {"seconds": self.batch_s}}
+        kwargs = {"seconds": self.batch_s, "ragged": self.ragged}
+        sleeping = {"callable": f"{MODELS_FOLDER}/sleeping.py:sleeping", "kwargs": kwargs}
         queue = {"queue": {"fairness": "client", "fairness_header": self.fairness_header}}
         return {
             "name": self.name,
             **(sleeping if self.batch_s else {"callable": f"{MODELS_FOLDER}/model.py:echo"}),
             "instances": [{"device": "cpu", "count": self.instances}],
-            "inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}],
-            "outputs": [{"name": "y", "dtype": "float32", "shape": [-1]}],
+            "inputs": [{"name": "x", "dtype": "float32", "shape": [-1], "ragged": self.ragged}],
+            "outputs": [{"name": "y", "dtype": "float32", "shape": [-1], "ragged": self.ragged}],
             "max_batch_size": self.max_batch_size,
             **(queue if self.fairness_header else {}),
         }
@@ -54,7 +56,7 @@ class SleepingModel:
     def triton_config(self) -> str:
         return f"""backend: "python"
 max_batch_size: {self.max_batch_size}
-input [{{ name: "x", data_type: TYPE_FP32, dims: [-1] }}]
+input [{{ name: "x", data_type: TYPE_FP32, dims: [-1], allow_ragged_batch: {str(self.ragged).lower()} }}]
 output [{{ name: "y", data_type: TYPE_FP32, dims: [-1] }}]
 instance_group [{{ count: {self.instances}, kind: KIND_CPU }}]
 dynamic_batching {{}}
@@ -77,14 +79,19 @@ class DeployedTriton(PlainTriton):
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         """As ``PlainTriton``; the repository of models is made in the folder first."""
-        for one in self._deployed:
-            version = self._repository / one.name / "1"
-            version.mkdir(parents=True)
-            shutil.copy(MODELS_FOLDER / "triton_sleeping.py", version / "model.py")
-            (version.parent / "config.pbtxt").write_text(one.triton_config)
+        write_repository(self._repository, self._deployed)
         mine = f"--model-repository={self._repository}"
         command = super().command(ports, models)
         return [mine if word.startswith("--model-repository=") else word for word in command]
+
+
+def write_repository(folder: Path, models: Sequence[SleepingModel]) -> None:
+    """Write a repository of Triton with these models."""
+    for one in models:
+        version = folder / one.name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        shutil.copy(MODELS_FOLDER / "triton_sleeping.py", version / "model.py")
+        (version.parent / "config.pbtxt").write_text(one.triton_config)
 
 
 #: Servers that scenarios can be run on, by the names that --servers takes.

@@ -39,6 +39,10 @@ _OPTIONS: Final = (
     keyword(_VALUES, "delays_us", str | None, None, "Values of max_queue_delay_us.", metavar="LIST"),
     keyword(_VALUES, "instances", str | None, None, "Numbers of instances.", metavar="LIST"),
     keyword(_VALUES, "prefetch", str | None, None, None, metavar="LIST"),
+    keyword(_VALUES, "batch_elements", str | None, None,
+            "Values of max_batch_elements of models with ragged inputs.", metavar="LIST"),
+    keyword(_VALUES, "bucket_boundaries", str | None, None,
+            "Lengths at which two buckets of a ragged input meet; 0: one bucket.", metavar="LIST"),
     keyword(_LOAD, "concurrency", str, "1:256:x2", "Requests in flight, ascending.", metavar="LEVELS"),
     keyword(_LOAD, "duration_s", float, 3.0, "Length of each level: 3s, 1m.", "--duration"),
     keyword(_LOAD, "warmup_s", float, 0.5, "Load before each level, without measurement.", "--warmup"),
@@ -53,7 +57,8 @@ _OPTIONS: Final = (
 
 @partial(with_options, options=_OPTIONS)
 def tune(ctx: typer.Context, config: _Config, **_options: Any) -> None:
-    """Search max_batch_size, batching delay, instances and prefetch of each model for the most throughput.
+    """Search max_batch_size, batching delay, instances and prefetch of each model for the most throughput,
+    and limits of elements and buckets of ragged inputs.
 
     Every trial starts its own server on free ports and raises the load, until the latency exceeds the
     limit or the throughput stops growing. Ctrl-C ends the search with the best settings so far.
@@ -81,7 +86,7 @@ def _run_tune(given: dict[str, Any]) -> int:
     configuration = load_file(given["config"], os.environ)
     tuned_models = [_tuned_model(given, configuration, name) for name in _model_names(given, configuration)]
     deadline_s = time.monotonic() + goal.budget_s
-    chosen: dict[Path, int] = {}
+    chosen: dict[Path, Any] = {}
     values: dict[Path, Any] = {}
     found = missed = False
     for model in tuned_models:
@@ -167,7 +172,7 @@ def _check_output(path: str | None) -> None:
         raise BenchOptionError("--output", f"there is no folder {os.path.dirname(path)!r}")
 
 
-def _report_changes(given: dict[str, Any], chosen: dict[Path, int]) -> None:
+def _report_changes(given: dict[str, Any], chosen: dict[Path, Any]) -> None:
     from gpuserve.config.problems import dotted
 
     values = ", ".join(f"{dotted(path)}: {value}" for path, value in chosen.items())
@@ -179,7 +184,7 @@ def _report_changes(given: dict[str, Any], chosen: dict[Path, int]) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _write_config(given: dict[str, Any], chosen: dict[Path, int]) -> None:
+def _write_config(given: dict[str, Any], chosen: dict[Path, Any]) -> None:
     from gpuserve.bench.tune.tune_output import config_with_values
 
     if given["output"] is None:

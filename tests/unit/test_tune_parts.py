@@ -120,6 +120,21 @@ def spec(**more: object) -> ModelSpec:
     return load_data({"models": [entry]}, "config", ".", {}).models[0]
 
 
+def test_ragged_inputs_have_axes_for_elements_and_one_boundary() -> None:
+    tensors = [{"name": "x", "dtype": "float32", "shape": [-1], "ragged": True}]
+    model = spec(max_batch_size=8, inputs=tensors, outputs=tensors, batching={"max_batch_elements": 400})
+    axes = {one.option: one for one in tunable_axes(model, [1], 1, 1, RequestedValues())}
+    assert axes["--batch-elements"].values == (100, 200, 400, 800, 1600)
+    boundaries = axes["--bucket-boundaries"]
+    assert [boundaries.setting(one) for one in boundaries.values[:3]] == [[], [32], [64]]
+    requested = RequestedValues(bucket_boundaries=(7, 70))
+    axes = {one.option: one for one in tunable_axes(model, [1], 1, 1, requested)}
+    assert axes["--bucket-boundaries"].values == (7, 70)
+    assert "--batch-elements" not in {
+        one.option for one in tunable_axes(spec(max_batch_size=8), [1], 1, 1, requested)
+    }
+
+
 def test_axes_are_around_the_files_values() -> None:
     model = spec(max_batch_size=8, batching={"max_queue_delay_us": 300})
     axes = {one.option: one for one in tunable_axes(model, [3], 4, 1, RequestedValues())}

@@ -245,7 +245,7 @@ class ImageClassification:
     @classmethod
     def declare(cls, settings: ModelSettings, config: Mapping[str, Any]) -> dict[str, Any]:
         if settings.image == "array":
-            image = {"name": "image", "dtype": "uint8", "shape": [-1, -1, 3]}
+            image = {"name": "image", "dtype": "uint8", "shape": [-1, -1, 3], "ragged": True}
         else:
             image = {"name": "image", "dtype": "bytes", "shape": [1]}
         return task_declaration([image], _score_outputs(labels_of(config)), _MAX_IMAGES)
@@ -294,7 +294,7 @@ class SpeechRecognition:
                 raise ModelFileError("audio: encoded needs the program ffmpeg, which is not installed")
             audio = {"name": "audio", "dtype": "bytes", "shape": [1]}
         else:
-            audio = {"name": "audio", "dtype": "float32", "shape": [-1]}
+            audio = {"name": "audio", "dtype": "float32", "shape": [-1], "ragged": True}
         return task_declaration([audio], [_TEXT], _MAX_RECORDINGS)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:

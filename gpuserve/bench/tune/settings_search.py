@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from gpuserve.bench.level_results import LatencySummary, LevelResult
 from gpuserve.bench.load_plan import BenchOptionError
 from gpuserve.model.options import parse_duration
-from gpuserve.model.spec import MAX_INSTANCES, ModelSpec
+from gpuserve.model.spec import MAX_INSTANCES, RAGGED_BATCH_ELEMENTS, ModelSpec
 
 #: The value of each axis, in the order of the axes.
 Settings: TypeAlias = tuple[int, ...]
 
 _DELAYS_US: Final = (0, 100, 500, 1000, 2000, 5000)
+#: Values of ``max_batch_elements`` of a model that has its default.
+_ELEMENTS: Final = (1 << 12, 1 << 14, 1 << 16, 1 << 18)
+#: Lengths of a ragged input at which one bucket ends and the next begins; 0: one bucket.
+_BOUNDARIES: Final = (0, 32, 64, 128, 256, 512, 1024)
 _PREFETCH: Final = (0, 1, 2)
 _MAX_PREFETCH: Final = 16
 
@@ -33,6 +37,12 @@ class Axis:
     keys: tuple[str | int, ...]
     values: tuple[int, ...]
     start: int
+
+    def setting(self, value: int) -> Any:
+        """Return a value of the axis as the value of its key."""
+        if self.keys[-1] == "bucket_boundaries":
+            return [value] if value else []
+        return value
 
     @property
     def title(self) -> str:
@@ -48,6 +58,8 @@ class RequestedValues:
     delays_us: tuple[int, ...] | None = None
     instances: tuple[int, ...] | None = None
     prefetch: tuple[int, ...] | None = None
+    batch_elements: tuple[int, ...] | None = None
+    bucket_boundaries: tuple[int, ...] | None = None
 
 
 def tunable_axes(
@@ -59,12 +71,20 @@ def tunable_axes(
     batch, delay = model.max_batch_size, model.batching.max_queue_delay_us
     found = []
     if batch:
-        sizes = [one for one in requested.max_batch_sizes or _values_around(batch) if one >= least_batch]
         wanted = requested.max_batch_sizes
         sizes = [one for one in wanted or _values_around(batch) if one >= least_batch]
         found.append(_make_axis("--max-batch-sizes", ("max_batch_size",), sizes, batch, wanted))
         keys, wanted = ("batching", "max_queue_delay_us"), requested.delays_us
         found.append(_make_axis("--delays-us", keys, wanted or _DELAYS_US, delay, wanted))
+    if any(one.ragged for one in model.inputs):
+        elements, boundaries = model.batching.max_batch_elements, model.batching.bucket_boundaries
+        keys, wanted = ("batching", "max_batch_elements"), requested.batch_elements
+        around = wanted or (_ELEMENTS if elements == RAGGED_BATCH_ELEMENTS else _values_around(elements))
+        found.append(_make_axis("--batch-elements", keys, around, elements, wanted))
+        keys, wanted = ("batching", "bucket_boundaries"), requested.bucket_boundaries
+        if len(boundaries) < 2 or wanted:
+            first = boundaries[0] if boundaries else 0
+            found.append(_make_axis("--bucket-boundaries", keys, wanted or _BOUNDARIES, first, wanted))
     if len(counts) == 1:
         numbers, wanted = requested.instances or _instances(counts[0], cores), requested.instances
         found.append(_make_axis("--instances", ("instances", 0, "count"), numbers, counts[0], wanted))
@@ -100,12 +120,14 @@ def parse_values(option: str, text: str | None, least: int, most: int) -> tuple[
 
 
 def parse_requested(texts: Mapping[str, str | None]) -> RequestedValues:
-    """Return the values of the options of the four axes; raise BenchOptionError for another form."""
+    """Return the values of the options of the axes; raise BenchOptionError for another form."""
     bounds = {
         "max_batch_sizes": (1, 1 << 20),
         "delays_us": (0, 60_000_000),
         "instances": (1, MAX_INSTANCES),
         "prefetch": (0, _MAX_PREFETCH),
+        "batch_elements": (1, 1 << 40),
+        "bucket_boundaries": (0, 1 << 30),
     }
     options = {name: f"--{name.replace('_', '-')}" for name in bounds}
     found = {name: parse_values(options[name], texts.get(name), *bound) for name, bound in bounds.items()}

@@ -71,12 +71,12 @@ class TunedModel:
             if axis.keys[0] == "instances":  # the whole list, because the file may omit it
                 found["models", self.index, "instances"] = [{**self.instances[0], "count": value}]
             else:
-                found["models", self.index, *axis.keys] = value
+                found["models", self.index, *axis.keys] = axis.setting(value)
         return found
 
-    def changes(self, settings: Settings) -> dict[Path, int]:
+    def changes(self, settings: Settings) -> dict[Path, Any]:
         return {
-            ("models", self.index, *axis.keys): value
+            ("models", self.index, *axis.keys): axis.setting(value)
             for axis, value in zip(self.axes, settings, strict=True)
             if value != axis.start
         }
