@@ -6,6 +6,7 @@ Requests are checked as the front checks a client's.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -184,13 +185,12 @@ def batch_answers(
     """Yield the answer to each request of a batch: outputs, an error, or None for no response."""
     parameters: Sequence[Mapping[str, Any]] = checked.parameters or [{} for _ in requests]
     if checked.whole is not None:
-        arrays = {one.name: _output_array(one) for one in checked.whole}
-        start = 0
-        for request, given in zip(requests, parameters, strict=True):
-            stop = start + request.rows
-            rows = arrays if len(requests) == 1 else {name: one[start:stop] for name, one in arrays.items()}
-            yield _requested_outputs(rows, request, given)
-            start = stop
+        columns = {
+            one.name: _request_arrays(one, [request.rows for request in requests]) for one in checked.whole
+        }
+        for position, (request, given) in enumerate(zip(requests, parameters, strict=True)):
+            arrays = {name: column[position] for name, column in columns.items()}
+            yield _requested_outputs(arrays, request, given)
         return
     for one, request, given in zip(checked.each or (), requests, parameters, strict=True):
         if isinstance(one, WireFailure):
@@ -208,6 +208,16 @@ def _requested_outputs(
 ) -> Outputs:
     wanted = request.requested_outputs or tuple(arrays)
     return Outputs({name: arrays[name] for name in wanted if name in arrays}, parameters)
+
+
+def _request_arrays(output: CheckedOutput, rows: Sequence[int]) -> list[Any]:
+    """Return the part of each request of an output of the whole batch."""
+    if output.shape and not isinstance(output.shape[0], int):
+        return [np.array(part, dtype=output.dtype) for part in output.parts]
+    whole, ends = _output_array(output), list(itertools.accumulate(rows))
+    if len(rows) == 1:  # which may have no batch axis
+        return [whole]
+    return [whole[start:end] for start, end in zip((0, *ends), ends, strict=False)]
 
 
 def _output_array(output: CheckedOutput) -> Any:

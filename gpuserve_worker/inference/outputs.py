@@ -46,7 +46,6 @@ from gpuserve_worker.inference.inference_request import (
 from gpuserve_worker.protocol.tensor import (
     BYTES,
     TensorSpec,
-    element_count,
     encode_bytes,
     fits_shape,
     numpy_dtype,
@@ -93,14 +92,15 @@ class DeviceReader(Protocol):
 
 class CheckedOutput(NamedTuple):
     """One checked output. ``parts`` are its elements along axis 0: arrays ``[rows, …]`` that only need a
-    numeric cast to ``dtype``, or encoded BYTES. ``shape`` is the shape of the whole, with the batch axis;
-    ``nbytes`` is its size as ``dtype``. For parts on a device, ``is_kept`` says that the callable may write
-    to them again, and ``source`` must live until they are copied.
+    numeric cast to ``dtype``, or encoded BYTES. ``shape`` is the shape of the whole, with the batch axis, or
+    a tuple with the shape of each request's part if these differ; ``nbytes`` is its size as ``dtype``. For
+    parts on a device, ``is_kept`` says that the callable may write to them again, and ``source`` must live
+    until they are copied.
     """
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     nbytes: int
     dtype: np.dtype[Any]
     parts: list[Any]
@@ -469,9 +469,9 @@ def _holds(dtype: np.dtype[Any], array: NDArray[Any]) -> bool:
     return bool(limits.min <= array.min() and array.max() <= limits.max)
 
 
-def _joined(spec: TensorSpec, shape: tuple[int, ...], parts: list[Any]) -> CheckedOutput:
+def _joined(spec: TensorSpec, shape: tuple[Any, ...], parts: list[Any]) -> CheckedOutput:
     dtype = parts[0].dtype
-    nbytes = element_count(shape) * dtype.itemsize
+    nbytes = sum([one.nbytes for one in parts])
     return CheckedOutput(spec.name, spec.datatype, shape, nbytes, dtype, parts)
 
 
@@ -544,9 +544,9 @@ def alike_columns(
     requests: Sequence[WireRequest],
     specs: Sequence[TensorSpec],
     dtypes: Mapping[str, np.dtype[Any]],
-) -> list[tuple[TensorSpec, tuple[int, ...], list[Any]]] | None:
-    """Return each output of the batch with its shape and the arrays of all requests, or None unless all
-    responses are plain dicts of equally typed arrays as declared.
+) -> list[tuple[TensorSpec, tuple[Any, ...], list[Any]]] | None:
+    """Return each output of the batch with its shape, or those of all requests if they differ, and the arrays
+    of all requests. None unless all responses are plain dicts of equally typed arrays as declared.
 
     This is the fast path of ``OutputRules.check``: one step for each name instead of one for each request.
     """
@@ -569,15 +569,17 @@ def alike_columns(
 
 def _column(
     answers: Sequence[dict[str, Any]], spec: TensorSpec, dtype: np.dtype[Any], rows: Sequence[int]
-) -> tuple[TensorSpec, tuple[int, ...], list[Any]] | None:
+) -> tuple[TensorSpec, tuple[Any, ...], list[Any]] | None:
     name = spec.name
     arrays = [one.get(name) for one in answers]
     if spec.datatype == BYTES or set(map(type, arrays)) != _ARRAYS:
         return None
     shapes = [one.shape for one in arrays]  # type: ignore[union-attr]  # all elements are arrays
-    inner = shapes[0][1:]
-    if shapes != [(count, *inner) for count in rows] or not fits_shape(inner, spec.shape):
-        return None
     if {one.dtype for one in arrays} != {dtype}:  # type: ignore[union-attr]
         return None
-    return spec, (sum(rows), *inner), arrays
+    if [shape[:1] for shape in shapes] != [(count,) for count in rows]:
+        return None
+    inner = {shape[1:] for shape in shapes}
+    if not all(fits_shape(one, spec.shape) for one in inner):
+        return None
+    return spec, (sum(rows), *inner.pop()) if len(inner) == 1 else tuple(shapes), arrays

@@ -352,9 +352,8 @@ def as_bytes(output: CheckedOutput) -> bytes:
     parts = output.parts
     if output.datatype == BYTES:
         return b"".join(parts)
-    if len(parts) == 1 and parts[0].dtype == output.dtype:
-        one: bytes = parts[0].tobytes()
-        return one
+    if all(part.dtype == output.dtype for part in parts):
+        return b"".join([part.tobytes() for part in parts])
     memory = bytearray(output.nbytes)
     fill(memoryview(memory), output)
     return bytes(memory)
@@ -368,8 +367,10 @@ def fill(memory: memoryview, output: CheckedOutput) -> None:
             memory[position : position + len(part)] = part
             position += len(part)
         return
-    parts, dtype = output.parts, output.dtype
-    whole = np.ndarray(output.shape, dtype, memory)
+    parts, dtype, shape = output.parts, output.dtype, output.shape
+    if shape and not isinstance(shape[0], int):  # the parts differ in shape
+        parts, shape = [part.reshape(-1) for part in parts], (output.nbytes // dtype.itemsize,)
+    whole = np.ndarray(shape, dtype, memory)
     if len(parts) == 1 and parts[0].dtype == dtype:  # the usual case, without a cast
         copy(whole, parts[0])
         return

@@ -91,7 +91,7 @@ Payload: TypeAlias = bytes | Ref | Place | Loan | Parts | Exported | DeviceLoan
 class WireTensor(NamedTuple):
     """One tensor of a whole batch. ``shape`` is complete, with the batch dimension.
 
-    A ragged input has the elements of all requests one after the other. Its ``shape`` is a tuple with the
+    A ragged tensor has the elements of all requests one after the other. Its ``shape`` is a tuple with the
     shape of each request.
     """
 

@@ -51,7 +51,6 @@ def test_the_result_is_that_of_looking_at_each(wanted: tuple[str, ...], strict: 
     "other",
     [
         answer(3),
-        answer(2, width=5),
         {"y": answer(2)["y"]},
         {**answer(2), "more": 1},
         {**answer(2), "y": [[1.0, 2.0]] * 2},
@@ -60,10 +59,16 @@ def test_the_result_is_that_of_looking_at_each(wanted: tuple[str, ...], strict: 
         ValueError("this one"),
         None,
     ],
-    ids=["rows", "width", "left out", "more", "a list", "float64", "byte order", "an error", "none"],
+    ids=["rows", "left out", "more", "a list", "float64", "byte order", "an error", "none"],
 )
 def test_one_that_is_not_alike_has_each_looked_at(other: Any) -> None:
     assert alike_columns([answer(2), other], requests(2, 2), SPECS, DTYPES) is None
+
+
+def test_columns_of_different_widths_have_the_shape_of_each_request() -> None:
+    columns = alike_columns([answer(2), answer(1, width=5)], requests(2, 1), SPECS, DTYPES)
+    assert columns is not None
+    assert [shape for _, shape, _ in columns] == [((2, 2), (1, 5)), (3,)]
 
 
 def test_strings_are_looked_at_each() -> None:

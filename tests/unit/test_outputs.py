@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gpuserve.front.ipc.scatter import split_outputs
+from gpuserve.front.requests.inference import OutputTensor
 from gpuserve_worker.inference.inference_request import BatchedOutputs, Request, Response
 from gpuserve_worker.inference.outputs import BatchAnswers, OutputError, OutputRules
 from gpuserve_worker.memory.arena import Arena, OutOfMemory
@@ -90,9 +92,23 @@ def test_one_mapping_for_each_request_is_joined(front: Front) -> None:
     np.testing.assert_array_equal(whole(front, answers)["y"], expected)
 
 
-def test_answers_of_different_widths_stay_apart(front: Front) -> None:
-    answers = rules().check([{"y": floats(1, 2)}, {"y": floats(1, 3)}], requests(1, 1))
-    assert [one["y"].shape for one in each(front, answers)] == [(1, 2), (1, 3)]
+@pytest.mark.parametrize("width", [3, 30_000])
+def test_answers_of_different_widths_are_one_tensor_with_the_shape_of_each(front: Front, width: int) -> None:
+    given = [floats(1, 2), floats(2, width), floats(1, 0)]
+    answers = rules().check([{"y": one} for one in given], requests(1, 2, 1))
+    outputs, responses, _ = front.writer.write(answers, ())
+    assert responses is None
+    assert outputs is not None
+    (sent,) = outputs
+    assert sent.shape == ((1, 2), (2, width), (1, 0))
+    payload = sent.payload
+    if isinstance(payload, wire.Ref):
+        payload = bytes(front.writer._blocks[payload.segment, payload.offset].view)
+    tensor = OutputTensor(sent.name, sent.datatype, sent.shape, payload)
+    parts = [one for (one,) in split_outputs([tensor], [1, 2, 1])]
+    assert [(one.shape, bytes(one.data)) for one in parts] == [(one.shape, one.tobytes()) for one in given]
+    with pytest.raises(ValueError, match="for requests of"):
+        split_outputs([tensor], [2, 1, 1])
 
 
 def test_answers_with_different_outputs_stay_apart(front: Front) -> None:

@@ -244,10 +244,9 @@ class ImageClassification:
 
     @classmethod
     def declare(cls, settings: ModelSettings, config: Mapping[str, Any]) -> dict[str, Any]:
+        image: dict[str, Any] = {"name": "image", "dtype": "bytes", "shape": [1]}
         if settings.image == "array":
             image = {"name": "image", "dtype": "uint8", "shape": [-1, -1, 3], "ragged": True}
-        else:
-            image = {"name": "image", "dtype": "bytes", "shape": [1]}
         return task_declaration([image], _score_outputs(labels_of(config)), _MAX_IMAGES)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
@@ -292,7 +291,7 @@ class SpeechRecognition:
         if settings.audio == "encoded":
             if shutil.which("ffmpeg") is None:
                 raise ModelFileError("audio: encoded needs the program ffmpeg, which is not installed")
-            audio = {"name": "audio", "dtype": "bytes", "shape": [1]}
+            audio: dict[str, Any] = {"name": "audio", "dtype": "bytes", "shape": [1]}
         else:
             audio = {"name": "audio", "dtype": "float32", "shape": [-1], "ragged": True}
         return task_declaration([audio], [_TEXT], _MAX_RECORDINGS)

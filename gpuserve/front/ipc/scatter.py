@@ -90,11 +90,13 @@ def whole_outputs(
     spec: ModelSpec, link: WorkerLink, batch: Sequence[Any], message: wire.Done, readers: int
 ) -> WholeOutputs | None:
     """Return the unsplit outputs of a batch for ``readers`` readers, each of which splits them; None if every
-    request has outputs of its own. Raises as ``scatter``.
+    request has outputs of its own, or an output is ragged. Raises as ``scatter``.
     """
     if message.outputs is None or message.parameters:
         return None
     tensors = wire.tensors(message.outputs)
+    if any(map(is_ragged, tensors)):
+        return None
     for one in tensors:
         _data(one, link)
         if len(batch) > 1:
@@ -222,6 +224,11 @@ def _check_kept(batch: Sequence[Any], per_request: Sequence[_Outputs]) -> None:
                 raise ValueError(f"output {output.name!r} was kept, which nobody asked for")
 
 
+def is_ragged(tensor: wire.WireTensor | OutputTensor) -> bool:
+    """Return whether the shape of a tensor of a batch is a sequence with the shape of each request."""
+    return bool(tensor.shape) and not isinstance(tensor.shape[0], int)
+
+
 def _blocks(tensors: Sequence[wire.WireTensor]) -> tuple[tuple[int, int], ...]:
     """Return the blocks that outputs lie in, each once: (segment, offset) in the worker's arena."""
     places = set()
@@ -241,8 +248,8 @@ def _data(tensor: wire.WireTensor, link: WorkerLink) -> bytes | memoryview:
         data = link.outputs.view(*payload)
     else:
         raise ValueError(f"output {tensor.name!r} is in memory that is not the worker's")
-    itemsize = ITEMSIZE[tensor.datatype]
-    if itemsize and len(data) != itemsize * element_count(tensor.shape):
+    itemsize, shapes = ITEMSIZE[tensor.datatype], tensor.shape if is_ragged(tensor) else (tensor.shape,)
+    if itemsize and len(data) != itemsize * sum(map(element_count, shapes)):
         raise ValueError(
             f"output {tensor.name!r} of shape {tensor.shape} has {len(data)} bytes of {tensor.datatype}"
         )
@@ -260,7 +267,7 @@ def _output(tensor: wire.WireTensor, link: WorkerLink) -> OutputTensor:
 
 def _split(tensors: Sequence[wire.WireTensor], batch: Sequence[Any], link: WorkerLink) -> list[_Outputs]:
     """Return tensors of the whole batch, none of them in a region, as a list of tensors for each request."""
-    if len(batch) == 1:
+    if len(batch) == 1 and not any(map(is_ragged, tensors)):
         whole = []
         for one in tensors:
             whole.append(OutputTensor(one.name, one.datatype, one.shape, _data(one, link)))  # noqa: PERF401
@@ -286,6 +293,8 @@ def _check_rows(name: str, shape: tuple[int, ...], rows: int) -> None:
 
 def _split_tensor(tensor: OutputTensor, rows: Sequence[int]) -> list[OutputTensor]:
     name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
+    if is_ragged(tensor):
+        return _split_ragged(tensor, rows)
     _check_rows(name, shape, sum(rows))
     inner = shape[1:]
     shapes = {count: (count, *inner) for count in set(rows)}
@@ -302,5 +311,24 @@ def _split_tensor(tensor: OutputTensor, rows: Sequence[int]) -> list[OutputTenso
     for count in rows:
         end = start + count * row_nbytes
         column.append(OutputTensor(name, datatype, shapes[count], data[start:end]))
+        start = end
+    return column
+
+
+def _split_ragged(tensor: OutputTensor, rows: Sequence[int]) -> list[OutputTensor]:
+    name, datatype, data = tensor.name, tensor.datatype, tensor.data
+    of_requests: Iterable[Any] = tensor.shape
+    shapes = [tuple(one) for one in of_requests]
+    if [one[0] for one in shapes] != list(rows) or any(min(one) < 0 for one in shapes):
+        raise ValueError(f"output {name!r} of shapes {shapes} for requests of {rows} rows")
+    counts = [element_count(one) for one in shapes]
+    if datatype == BYTES:
+        ends: Iterable[int] = element_ends(data, counts)
+    else:
+        ends = itertools.accumulate([count * ITEMSIZE[datatype] for count in counts])
+    column: list[OutputTensor] = []
+    start = 0
+    for shape, end in zip(shapes, ends, strict=True):
+        column.append(OutputTensor(name, datatype, shape, data[start:end]))
         start = end
     return column
