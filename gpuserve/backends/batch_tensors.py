@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuserve.decorators.ragged import join_ragged
 from gpuserve_worker.inference.inference_request import Batch, RequestBatch
-from gpuserve_worker.inference.ragged import RaggedInput, Shape
+from gpuserve_worker.inference.ragged import RaggedTensor, Shape
 from gpuserve_worker.protocol.tensor import numpy_dtype
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class BatchTensors:
         """
         batch = requests if isinstance(requests, Batch) else join_ragged(requests, None)
         arrays = {
-            name: one.flat if isinstance(one, RaggedInput) else one for name, one in batch.arrays.items()
+            name: one.flat if isinstance(one, RaggedTensor) else one for name, one in batch.arrays.items()
         }
         for one in self._inputs:
             arrays[one.name] = np.concatenate(one.values(_shapes(batch, one.source)))
@@ -172,6 +172,6 @@ def batch_tensors_in(config: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 
 def _shapes(batch: Batch, name: str) -> list[Shape]:
     array = batch.arrays[name]
-    if isinstance(array, RaggedInput):
+    if isinstance(array, RaggedTensor):
         return list(array.shapes)
     return [(count, *array.shape[1:]) for count in batch.rows]

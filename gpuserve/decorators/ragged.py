@@ -6,6 +6,7 @@ Padding costs one copy of each row. Rows that have one shape already are not cop
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -21,12 +22,14 @@ from gpuserve.decorators.batch_data import (
     row_count,
 )
 from gpuserve.decorators.wrapping import BatchError, RequestError
-from gpuserve_worker.inference.inference_request import Batch
-from gpuserve_worker.inference.ragged import NOTHING_RAGGED, Axes, RaggedInput, RaggedNames, Shape
+from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs
+from gpuserve_worker.inference.ragged import NOTHING_RAGGED, Axes, RaggedNames, RaggedTensor, Shape
 from gpuserve_worker.protocol.payloads import WireRequest
 from gpuserve_worker.protocol.tensor import element_count
 
 _RIGHT: Final = "right"
+#: Kinds of numpy's numbers, and of those of ml_dtypes.
+_NUMERIC: Final = "biufV"
 _SIDES: Final = (_RIGHT, "left")
 
 
@@ -81,6 +84,7 @@ class Lengths(NamedTuple):
     sizes: Any
     padded: Shape
     side: str
+    is_longer: bool
 
 
 NO_LENGTHS: Final[Sequence[Lengths]] = ()
@@ -94,7 +98,7 @@ def arguments(batch: Batch, padding: Padding | None) -> tuple[dict[str, Any], Se
     given: dict[str, Any] = {}
     found: list[Lengths] = []
     for name, array in batch.arrays.items():
-        if not isinstance(array, RaggedInput):
+        if not isinstance(array, RaggedTensor):
             given[name] = array
         elif padding is None:
             given[name] = array.rows()
@@ -116,7 +120,7 @@ def refusals(batch: Batch, padding: Padding | None) -> list[RequestError | None]
         return []
     found: list[RequestError | None] = [None] * len(batch.requests)
     for name, array in batch.arrays.items():
-        if not isinstance(array, RaggedInput):
+        if not isinstance(array, RaggedTensor):
             continue
         for position, shape in enumerate(array.shapes):
             longest = max([shape[axis + 1] for axis in array.axes], default=0)
@@ -159,13 +163,13 @@ def join_ragged(requests: Any, padding: Padding | None) -> Batch:
         if any(name not in one for one in data):
             raise BatchError(f"Cannot batch requests of which some have no input {name!r}")
         arrays[name] = ragged_input(name, [one[name] for one in data], axes[name])
-    known = {name: one.axes for name, one in arrays.items() if isinstance(one, RaggedInput)}
+    known = {name: one.axes for name, one in arrays.items() if isinstance(one, RaggedTensor)}
     wire = [WireRequest(row_count(one), {}, ()) for one in data]
     output_names = tuple(getattr(requests, "output_names", ()))
     return Batch(arrays, wire, output_names, is_batching(requests), RaggedNames(known, ragged.outputs))
 
 
-def ragged_input(name: str, arrays: Sequence[Any], axes: Axes | None) -> RaggedInput:
+def ragged_input(name: str, arrays: Sequence[Any], axes: Axes | None) -> RaggedTensor:
     """Return the arrays ``[rows, …]`` of requests as a ragged input; by default, axes that differ vary.
 
     Raises:
@@ -184,15 +188,15 @@ def ragged_input(name: str, arrays: Sequence[Any], axes: Axes | None) -> RaggedI
     library = library_of(arrays[0])
     flat = [one.reshape(-1) for one in arrays]
     if library == "numpy":
-        return RaggedInput(np.concatenate(flat), shapes, axes)
+        return RaggedTensor(np.concatenate(flat), shapes, axes)
     module = sys.modules[library]
-    return RaggedInput((module.cat if library == "torch" else module.concatenate)(flat), shapes, axes)
+    return RaggedTensor((module.cat if library == "torch" else module.concatenate)(flat), shapes, axes)
 
 
 # ---- padding --------------------------------------------------------------------------------------
 
 
-def padded(given: RaggedInput, padding: Padding) -> tuple[Any, Lengths]:
+def padded(given: RaggedTensor, padding: Padding) -> tuple[Any, Lengths]:
     """Return the rows of an input as one padded array ``[rows, …]``, and their lengths."""
     axes = given.axes
     columns = [[shape[axis + 1] for shape in given.shapes for _ in range(shape[0])] for axis in axes]
@@ -200,10 +204,11 @@ def padded(given: RaggedInput, padding: Padding) -> tuple[Any, Lengths]:
     for axis, column in zip(axes, columns, strict=True):
         target[axis] = padding.size(max(column))
     sizes = np.array(columns, np.int64).T
-    lengths = Lengths(sizes, tuple([target[axis] for axis in axes]), padding.side)
+    is_longer = any(min(column) < target[axis] for axis, column in zip(axes, columns, strict=True))
+    lengths = Lengths(sizes, tuple([target[axis] for axis in axes]), padding.side, is_longer)
     flat = given.flat
     if padding.dtype is None:
-        if all(min(column) == target[axis] for axis, column in zip(axes, columns, strict=True)):
+        if not is_longer:
             return flat.reshape((len(columns[0]), *target)), lengths
         if axes == (0,) and isinstance(flat, np.ndarray) and flat.dtype.kind != "O":
             return _joined_rows(flat, columns[0], target, padding), lengths
@@ -232,7 +237,7 @@ def _joined_rows(flat: Any, row_lengths: Sequence[int], target: Sequence[int], p
     return np.ndarray((len(row_lengths), *target), flat.dtype, bytearray().join(parts))
 
 
-def _assigned_rows(given: RaggedInput, target: Sequence[int], padding: Padding) -> Any:
+def _assigned_rows(given: RaggedTensor, target: Sequence[int], padding: Padding) -> Any:
     """Return padded rows of any library and with any variable axes."""
     flat, library, rows = given.flat, library_of(given.flat), given.rows()
     if library == "numpy":
@@ -257,7 +262,7 @@ def _assigned_rows(given: RaggedInput, target: Sequence[int], padding: Padding) 
 
 def cut_outputs(
     outputs: Mapping[str, Any], rows: Sequence[int], ragged: Mapping[str, Axes], lengths: Sequence[Lengths]
-) -> list[dict[str, Any] | BatchError]:
+) -> Sequence[Any]:
     """Return the outputs of each request. A ragged output is a list with one array for each row, or a padded
     array, which is cut to the lengths of the input that was padded to its sizes.
 
@@ -268,30 +273,38 @@ def cut_outputs(
     columns: dict[str, Any] = {}
     for name, value in outputs.items():
         is_list = isinstance(value, list | tuple)
-        count = (
-            len(value)
-            if is_list
-            else row_count({name: value if hasattr(value, "shape") else np.asarray(value)})
-        )
+        array = value if is_list or hasattr(value, "shape") else np.asarray(value)
+        count = len(value) if is_list else row_count({name: array})
         if count != total:
             raise BatchError(f"Received output {name!r} with {count} rows, but the batch has {total}")
-        is_cut = name in ragged and not is_list
-        columns[name] = _cut_rows(name, value, ragged[name], lengths) if is_cut else value
+        is_cut = name in ragged and not is_list and lengths
+        columns[name] = _cut_rows(name, array, ragged[name], lengths, rows) if is_cut else array
+    if not any(isinstance(one, list | tuple) for one in columns.values()):
+        return BatchedOutputs(columns, rows)
+    apart = {name: list(one) for name, one in columns.items() if isinstance(one, RaggedTensor)}
     answers: list[dict[str, Any] | BatchError] = []
     start = 0
-    for count in rows:
+    for position, count in enumerate(rows):
         end = start + count
         try:
-            answers.append({name: _own_rows(name, one[start:end]) for name, one in columns.items()})
+            answers.append(
+                {
+                    name: apart[name][position] if name in apart else _own_rows(name, one[start:end])
+                    for name, one in columns.items()
+                }
+            )
         except BatchError as error:
             answers.append(error)
         start = end
     return answers
 
 
-def _cut_rows(name: str, value: Any, axes: Axes, lengths: Sequence[Lengths]) -> list[Any]:
-    if not lengths:
-        return list(value)
+def _cut_rows(
+    name: str, value: Any, axes: Axes, lengths: Sequence[Lengths], rows: Sequence[int]
+) -> RaggedTensor | list[Any] | Any:
+    """Return the rows of a padded output without their padding: of each request, or a list, or the output
+    itself if nothing was added.
+    """
     sizes = tuple([value.shape[axis + 1] for axis in axes])
     found = next((one for one in lengths if one.padded == sizes), None)
     if found is None:
@@ -300,13 +313,33 @@ def _cut_rows(name: str, value: Any, axes: Axes, lengths: Sequence[Lengths]) -> 
             f"The ragged output {name!r} has the sizes {list(sizes)}, but inputs were padded to {given}: "
             "return such an array, or a list with one array for each row"
         )
-    rows = []
+    if not found.is_longer:
+        return value
+    if axes == (0,) and type(value) is np.ndarray and value.dtype.kind in _NUMERIC and len(rows) > 1:
+        return _cut_bytes(value, found, rows)
+    cut = []
     for row, row_sizes in zip(value, found.sizes.tolist(), strict=True):
         part = [slice(None)] * (axes[-1] + 1)
         for axis, size, end in zip(axes, row_sizes, found.padded, strict=True):
             part[axis] = slice(size) if found.side == _RIGHT else slice(end - size, end)
-        rows.append(row[tuple(part)])
-    return rows
+        cut.append(row[tuple(part)])
+    return cut
+
+
+def _cut_bytes(value: Any, lengths: Lengths, rows: Sequence[int]) -> RaggedTensor:
+    """Return rows whose first axis is the only variable one: each row is one range of bytes."""
+    inner = value.shape[2:]
+    step = element_count(inner) * value.dtype.itemsize
+    source = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    row_nbytes = value.shape[1] * step
+    sizes = lengths.sizes[:, 0].tolist()
+    parts: list[memoryview] = []
+    for number, size in enumerate(sizes):
+        start = number * row_nbytes + (0 if lengths.side == _RIGHT else row_nbytes - size * step)
+        parts.append(source[start : start + size * step])
+    firsts = itertools.accumulate(rows[:-1], initial=0)
+    shapes = [(count, sizes[first], *inner) for count, first in zip(rows, firsts, strict=True)]
+    return RaggedTensor(np.frombuffer(b"".join(parts), value.dtype), shapes, (0,))
 
 
 def _own_rows(name: str, rows: Any) -> Any:

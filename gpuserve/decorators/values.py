@@ -36,7 +36,7 @@ from gpuserve.decorators.wrapping import (
 )
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.model_context import ModelContext
-from gpuserve_worker.inference.ragged import RaggedInput
+from gpuserve_worker.inference.ragged import RaggedTensor
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of
 
 _ARGUMENT: Final = "model_context"
@@ -226,7 +226,7 @@ def _filled(requests: Any, values: Mapping[str, Any], model: ModelContext) -> An
             if name in requests.ragged.inputs:
                 shapes = [(count, *arrays[name].shape[1:]) for count in requests.rows]
                 flat = arrays[name].reshape(-1)
-                arrays[name] = RaggedInput(flat, shapes, requests.ragged.inputs[name])
+                arrays[name] = RaggedTensor(flat, shapes, requests.ragged.inputs[name])
         return requests.with_arrays(arrays)
 
     def fill(data: Data) -> dict[str, Any]:

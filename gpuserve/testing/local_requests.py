@@ -21,7 +21,7 @@ from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.model_calls import ModelCallError
 from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
-from gpuserve_worker.inference.ragged import RaggedInput, ragged_names
+from gpuserve_worker.inference.ragged import RaggedTensor, ragged_names
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from gpuserve_worker.protocol.wire import WireFailure, WireRequest
 
@@ -110,7 +110,7 @@ def worker_batch(
 
         merged = {name: as_tensor(one) for name, one in merged.items()}
     for name, of_requests in shapes.items():
-        merged[name] = RaggedInput(merged[name], of_requests, ragged.inputs[name])
+        merged[name] = RaggedTensor(merged[name], of_requests, ragged.inputs[name])
     names = tuple(one.name for one in spec.outputs)
     return Batch(merged, described, names, spec.max_batch_size > 0, ragged), described
 
@@ -213,7 +213,8 @@ def _requested_outputs(
 def _request_arrays(output: CheckedOutput, rows: Sequence[int]) -> list[Any]:
     """Return the part of each request of an output of the whole batch."""
     if output.shape and not isinstance(output.shape[0], int):
-        return [np.array(part, dtype=output.dtype) for part in output.parts]
+        flat = np.concatenate([np.asarray(part, dtype=output.dtype).reshape(-1) for part in output.parts])
+        return list(RaggedTensor(flat, output.shape, ()))
     whole, ends = _output_array(output), list(itertools.accumulate(rows))
     if len(rows) == 1:  # which may have no batch axis
         return [whole]

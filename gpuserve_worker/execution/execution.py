@@ -30,7 +30,7 @@ from gpuserve_worker.inference.failure import (
 )
 from gpuserve_worker.inference.inference_request import Batch, accepts_batch
 from gpuserve_worker.inference.outputs import BatchAnswers, OutputError, OutputRules
-from gpuserve_worker.inference.ragged import RaggedInput, ragged_names, split_ragged
+from gpuserve_worker.inference.ragged import RaggedTensor, ragged_names, split_ragged
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
@@ -239,7 +239,7 @@ class Execution:
         if self._on_host is not None:
             arrays = {name: self._on_host(array) for name, array in arrays.items()}
         for name, of_requests in shapes.items():
-            arrays[name] = RaggedInput(arrays[name], of_requests, self._ragged.inputs[name])
+            arrays[name] = RaggedTensor(arrays[name], of_requests, self._ragged.inputs[name])
         batch = Batch(arrays, requests, self._output_names, self._batching, self._ragged)
         return BatchInputs(batch, failures, in_place, arrival)
 
@@ -254,7 +254,7 @@ class Execution:
             arrays = {name: self._on_host(array) for name, array in arrays.items()}
         for name, axes in self._ragged.inputs.items():
             if name in arrays:
-                arrays[name] = RaggedInput(arrays[name].reshape(-1), [tuple(arrays[name].shape)], axes)
+                arrays[name] = RaggedTensor(arrays[name].reshape(-1), [tuple(arrays[name].shape)], axes)
         return Batch(arrays, batch.requests, batch.output_names, batch.batching, self._ragged)
 
     def check(

@@ -7,13 +7,14 @@ result.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from gpuserve_worker.inference.ragged import NOTHING_RAGGED, RaggedNames
+from gpuserve_worker.inference.ragged import NOTHING_RAGGED, RaggedNames, RaggedTensor
 from gpuserve_worker.protocol import payloads
 from gpuserve_worker.protocol.payloads import WireRequest
 
@@ -149,7 +150,7 @@ class RequestBatch(list[Request]):
 
 class Batch:
     """One call's inputs before they are split into requests. ``arrays`` has one array for each input, with
-    the rows of all requests, or a ``RaggedInput``; ``rows`` is the number of rows of each request.
+    the rows of all requests, or a ``RaggedTensor``; ``rows`` is the number of rows of each request.
     ``requests`` are ``WireRequest``, or plain tuples of its fields.
     """
 
@@ -210,7 +211,7 @@ def _add_optional_fields(
 
 class BatchedOutputs(Sequence["Arrays"]):
     """Outputs of a whole batch as a sequence with one mapping of arrays for each request. The arrays are
-    views.
+    views. A ragged output is a ``RaggedTensor``.
     """
 
     __slots__ = ("arrays", "rows")
@@ -223,20 +224,20 @@ class BatchedOutputs(Sequence["Arrays"]):
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Arrays]:
-        start = 0
-        for rows in self.rows:
-            yield self._cut(start, start + rows)
-            start += rows
+        return map(self._cut, range(len(self.rows)), itertools.accumulate(self.rows, initial=0))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return list(self)[index]
         position = range(len(self.rows))[index]
-        start = sum(self.rows[:position])
-        return self._cut(start, start + self.rows[position])
+        return self._cut(position, sum(self.rows[:position]))
 
-    def _cut(self, start: int, stop: int) -> Arrays:
-        return {name: array[start:stop] for name, array in self.arrays.items()}
+    def _cut(self, position: int, start: int) -> Arrays:
+        stop = start + self.rows[position]
+        return {
+            name: array[position] if isinstance(array, RaggedTensor) else array[start:stop]
+            for name, array in self.arrays.items()
+        }
 
 
 #: Description of valid parameters, for error texts.

@@ -43,10 +43,12 @@ from gpuserve_worker.inference.inference_request import (
     Response,
     is_parameter,
 )
+from gpuserve_worker.inference.ragged import RaggedTensor
 from gpuserve_worker.protocol.tensor import (
     BYTES,
     TensorSpec,
     encode_bytes,
+    fit_shape,
     fits_shape,
     numpy_dtype,
 )
@@ -322,6 +324,8 @@ class OutputRules:
         is_kept = False
         if type(value) is np.ndarray:
             array: Any = value
+        elif type(value) is RaggedTensor:
+            return self._ragged_output(spec, value)
         else:  # before another reference to the value exists
             is_kept = self._reader is not None and self._reader.is_kept(value)
             array = self._as_array(spec, value)
@@ -344,6 +348,17 @@ class OutputRules:
         if self._reader is not None and not isinstance(array, np.ndarray):
             return self._device_output(spec, array, is_kept)
         return CheckedOutput(spec.name, spec.datatype, shape, array.size * dtype.itemsize, dtype, [array])
+
+    def _ragged_output(self, spec: TensorSpec, value: RaggedTensor) -> CheckedOutput:
+        inner = {shape[1:] for shape in value.shapes}
+        if self._strict and not fit_shape(inner, spec.shape):
+            for one in inner:
+                self._check_shape(spec, one)
+        dtype, flat = self._dtypes[spec.name], value.flat
+        if flat.dtype != dtype:
+            flat = self._castable(spec, flat, dtype)
+        nbytes = flat.size * dtype.itemsize
+        return CheckedOutput(spec.name, spec.datatype, tuple(value.shapes), nbytes, dtype, [flat])
 
     def _device_output(self, spec: TensorSpec, array: Any, is_kept: bool) -> CheckedOutput:
         assert self._reader is not None, "else no array on a device comes as far as this"
@@ -580,6 +595,6 @@ def _column(
     if [shape[:1] for shape in shapes] != [(count,) for count in rows]:
         return None
     inner = {shape[1:] for shape in shapes}
-    if not all(fits_shape(one, spec.shape) for one in inner):
+    if not fit_shape(inner, spec.shape):
         return None
     return spec, (sum(rows), *inner.pop()) if len(inner) == 1 else tuple(shapes), arrays

@@ -41,8 +41,8 @@ def _variable_axes(specs: Iterable[TensorSpec]) -> dict[str, Axes]:
     }
 
 
-class RaggedInput(Sequence[Any]):
-    """A ragged input of a batch: one array ``[rows, …]`` for each request, with any sizes on ``axes``.
+class RaggedTensor(Sequence[Any]):
+    """A ragged tensor of a batch: one array ``[rows, …]`` for each request, with any sizes on ``axes``.
 
     ``flat`` has the elements of all requests, ``shapes`` the shape of each. The arrays are views of it.
     """
@@ -71,7 +71,7 @@ class RaggedInput(Sequence[Any]):
         start, stop, _ = index.indices(len(self.shapes))
         first = sum(map(element_count, self.shapes[:start]))
         chosen = self.shapes[start:stop]
-        return RaggedInput(self.flat[first : first + sum(map(element_count, chosen))], chosen, self.axes)
+        return RaggedTensor(self.flat[first : first + sum(map(element_count, chosen))], chosen, self.axes)
 
     def rows(self) -> list[Any]:
         """Return one array for each row of the batch, without the batch axis."""

@@ -378,6 +378,4 @@ def fill(memory: memoryview, output: CheckedOutput) -> None:
         if len(parts) == 1:
             np.copyto(whole, parts[0], casting="unsafe")
             return
-        for part in parts:
-            np.copyto(whole[position : position + len(part)], part, casting="unsafe")
-            position += len(part)
+        np.concatenate(parts, out=whole, casting="unsafe")

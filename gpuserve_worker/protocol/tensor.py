@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -138,6 +138,13 @@ def fits_shape(shape: Sequence[int], declared: Sequence[int]) -> bool:
     """Return whether a shape matches a declared shape, in which -1 stands for any size."""
     return len(shape) == len(declared) and all(
         want in (-1, dim) for want, dim in zip(declared, shape, strict=True)
+    )
+
+
+def fit_shape(shapes: Collection[Sequence[int]], declared: Sequence[int]) -> bool:
+    """Return whether all of several shapes match a declared shape."""
+    return {len(one) for one in shapes} == {len(declared)} and all(
+        want == -1 or {one[axis] for one in shapes} == {want} for axis, want in enumerate(declared)
     )
 
 

@@ -13,7 +13,7 @@ from gpuserve.backends.batch_tensors import KINDS, BatchOutput
 from gpuserve.decorators import BatchError, batch
 from gpuserve.front.scheduling.shape_groups import MixedShapes
 from gpuserve_worker.inference.inference_request import Batch
-from gpuserve_worker.inference.ragged import RaggedInput, RaggedNames
+from gpuserve_worker.inference.ragged import RaggedNames, RaggedTensor
 from gpuserve_worker.protocol.payloads import WireRequest
 
 
@@ -21,7 +21,7 @@ def ragged_batch(
     arrays: list[Any], outputs: dict[str, tuple[int, ...]], axes: tuple[int, ...] = (0,)
 ) -> Batch:
     flat = np.concatenate([one.ravel() for one in arrays])
-    x = RaggedInput(flat, [one.shape for one in arrays], axes)
+    x = RaggedTensor(flat, [one.shape for one in arrays], axes)
     requests = [WireRequest(len(one), {}, ()) for one in arrays]
     return Batch({"x": x}, requests, ("y",), True, RaggedNames({"x": axes}, outputs))
 
