@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from drawing.comparison import drawn_comparison
 from drawing.processes import drawn_processes
 from drawing.request import drawn_request
 from drawing.states import TABLES, drawn_states
@@ -15,6 +16,7 @@ PICTURES = Path(__file__).resolve().parents[1] / "pictures"
 
 def pictures() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file."""
+    yield "comparison.svg", drawn_comparison()
     yield "processes.svg", drawn_processes()
     yield "life-of-a-request.svg", drawn_request()
     for name, drawn in TABLES.items():
