@@ -76,14 +76,14 @@ class RareLoad(MixedHttpLoad):
 
 
 def _rows(prefix: str, model: SleepingModel, title: str, goal: float | None = None) -> tuple[Row, ...]:
-    best = None if goal is None else Goal(goal, at_least=True)
+    goals = () if goal is None else (("triton", Goal(goal, at_least=True)),)
     return tuple(
         Row(
             f"{prefix}-{name}",
             f"{title}, {_TITLES[name]}",
             MixedHttpLoad(LengthsPayload(model.name, lengths), 64),
             Measure.THROUGHPUT,
-            Goals(best),
+            Goals(named=goals),
         )
         for name, lengths in _LENGTHS.items()
     )

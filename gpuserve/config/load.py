@@ -104,10 +104,21 @@ def described_overrides(
         if answer.problem is None:
             problems += _unknown(index, models[index], {*entry, *answer.declared}, sources)
         label = str(models[index].callable)
-        values += _missing(answer.declared, entry, ("models", index), label)
+        given = without_ragged(answer.declared) if entry.get("max_batch_size") == 0 else answer.declared
+        values += _missing(given, entry, ("models", index), label)
     if problems:
         raise ConfigProblems(problems)
     return values
+
+
+def without_ragged(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the declaration of a callable for a model that does not batch."""
+    return {
+        key: [{name: part for name, part in one.items() if name != "ragged"} for one in value]
+        if key in {"inputs", "outputs"}
+        else value
+        for key, value in declared.items()
+    }
 
 
 def _question(entry: ModelEntry, base_dir: str) -> CallableQuestion:

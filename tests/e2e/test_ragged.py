@@ -122,3 +122,26 @@ def test_a_declaration_that_cannot_be(tmp_path: Path, change: tuple[str, str], t
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert text in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"), [("", "FP32 [-1], ragged"), (", max_batch_size: 0", "FP32 [-1]\n")]
+)
+def test_a_callable_that_declares_a_ragged_input_may_be_served_without_batches(
+    tmp_path: Path, entry: str, text: str
+) -> None:
+    tensors = '{"name": "x", "dtype": "float32", "shape": [-1], "ragged": True}'
+    source = f"""class Model:
+    @classmethod
+    def declare(cls):
+        return {{"inputs": [{tensors}], "outputs": [{tensors}], "max_batch_size": 8}}
+
+    def __call__(self, requests):
+        return requests
+"""
+    (tmp_path / "model.py").write_text(source)
+    (tmp_path / "config.yaml").write_text(f'models: [{{name: m, callable: "model.py:Model"{entry}}}]')
+    command = [GPUSERVE, "check", str(tmp_path / "config.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert text in done.stdout

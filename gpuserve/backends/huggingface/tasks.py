@@ -172,7 +172,14 @@ class FeatureExtraction:
         return task_declaration([_TEXT], [output], _MAX_TEXTS)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, _read_text_input, self._run)
+        answers = answer_rows(requests, _read_text_input, self._run)
+        for one in answers if self._pooling == "none" else ():
+            if isinstance(one, dict):  # without the padding of longer texts of other requests
+                longest = int(one.pop("counts").max(initial=0))
+                is_left = self._pipeline.tokenizer.padding_side == "left"
+                start = one["features"].shape[1] - longest if is_left else 0
+                one["features"] = one["features"][:, start : start + longest]
+        return answers
 
     def embed(self, requests: list[Any]) -> list[Any]:
         """Return the vectors and token counts of EmbeddingRequests, or errors if they have no texts."""
@@ -193,8 +200,8 @@ class FeatureExtraction:
         ]
 
     def _run(self, texts: list[str]) -> dict[str, NDArray[Any]]:
-        name = "features" if self._pooling == "none" else "embedding"
-        return {name: self._vectors(texts)[0]}
+        vectors, counts = self._vectors(texts)
+        return {"features": vectors, "counts": counts} if self._pooling == "none" else {"embedding": vectors}
 
     def _vectors(self, texts: list[str]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return one vector for each text or padded token, and the texts' token counts."""
@@ -291,9 +298,9 @@ class SpeechRecognition:
         if settings.audio == "encoded":
             if shutil.which("ffmpeg") is None:
                 raise ModelFileError("audio: encoded needs the program ffmpeg, which is not installed")
-            audio: dict[str, Any] = {"name": "audio", "dtype": "bytes", "shape": [1]}
+            audio = {"name": "audio", "dtype": "bytes", "shape": [1]}
         else:
-            audio = {"name": "audio", "dtype": "float32", "shape": [-1], "ragged": True}
+            audio = {"name": "audio", "dtype": "float32", "shape": [-1]}
         return task_declaration([audio], [_TEXT], _MAX_RECORDINGS)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
