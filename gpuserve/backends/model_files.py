@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gpuserve.decorators.batch_data import select_requests
-from gpuserve.devices.placement import n_processors
+from gpuserve.devices.placement import n_processors, threads_of_environment
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.model_context import ModelContext, current_model
@@ -79,8 +79,8 @@ MAX_BATCH_SIZE: Final = 32
 
 
 def threads_per_instance(instances: int) -> int:
-    """Return how many threads an instance may use: its share of the processors, at least 1."""
-    return max(1, int(n_processors() / max(1, instances)))
+    """Return how many threads an instance may use: those of its worker, else its share of the processors."""
+    return threads_of_environment() or max(1, int(n_processors() / max(1, instances)))
 
 
 def served_model() -> ModelContext | None:

@@ -17,15 +17,13 @@ class FileBackend(NamedTuple):
     """A kind of model file.
 
     ``path`` is the import path of its class, which is created with ``file`` and the model's ``kwargs``.
-    ``is_folder`` returns whether a folder is of this kind. If ``threads`` is set, the class also gets the
-    number of ``instances`` that share the processors.
+    ``is_folder`` returns whether a folder is of this kind.
     """
 
     title: str
     path: str
     suffixes: tuple[str, ...] = ()
     is_folder: Callable[[str], bool] | None = None
-    threads: bool = False
 
 
 def _is_huggingface(folder: str) -> bool:
@@ -33,12 +31,11 @@ def _is_huggingface(folder: str) -> bool:
 
 
 FILE_BACKENDS: Final = (
-    FileBackend("an ONNX model", "gpuserve.backends.onnx:OnnxModel", (".onnx", ".ort"), threads=True),
+    FileBackend("an ONNX model", "gpuserve.backends.onnx:OnnxModel", (".onnx", ".ort")),
     FileBackend(
         "a program of PyTorch",
         "gpuserve.backends.pytorch:PytorchModel",
         (".pt2", ".pt", ".pth", ".torchscript"),
-        threads=True,
     ),
     FileBackend(
         "a model of scikit-learn",
@@ -49,7 +46,6 @@ FILE_BACKENDS: Final = (
         "a folder of Hugging Face, with a config.json",
         "gpuserve.backends.huggingface:HuggingFaceModel",
         is_folder=_is_huggingface,
-        threads=True,
     ),
 )
 #: Prefix of a name on the hub of Hugging Face.
@@ -96,18 +92,13 @@ def supported_files() -> str:
     return ", ".join(shown[:-1]) + f" or {shown[-1]}"
 
 
-def source_of(
-    text: str, kwargs: Mapping[str, Any], base_dir: str, instances: int = 1
-) -> tuple[str, dict[str, Any]]:
-    """Return the import path and the arguments of a ``callable``: its own, or those of a backend's class.
-    ``instances`` is the number of instances that share the processors.
-    """
+def source_of(text: str, kwargs: Mapping[str, Any], base_dir: str) -> tuple[str, dict[str, Any]]:
+    """Return the import path and the arguments of a ``callable``: its own, or those of a backend's class."""
     path = _located(text, base_dir)
     found = backend_of(path) if is_model_path(text) else None
     if found is None:
         return text, dict(kwargs)
-    shared = {"instances": instances} if found.threads and instances > 1 else {}
-    return found.path, {"file": path, **shared, **kwargs}
+    return found.path, {"file": path, **kwargs}
 
 
 def _located(text: str, base_dir: str) -> str:

@@ -58,12 +58,15 @@ def _gather_facts(config: str | None) -> Facts:
     from gpuserve.config.problems import ConfigProblems
     from gpuserve.config.settings.server import ServerSettings
     from gpuserve.config.triton.load import load_target
+    from gpuserve.devices.placement import n_processors
     from gpuserve.model.placement import ServerDevices
+    from gpuserve.model.threads import cores_of_instances, n_threads, overload
 
     devices, settings = ServerDevices(), ServerSettings()
     problems: list[Problem] = []
     broken: list[Problem] = []
     notes: list[str] = []
+    overloads: list[str] = []
     if config is not None:
         try:
             found = load_target(config, os.environ)
@@ -74,8 +77,17 @@ def _gather_facts(config: str | None) -> Facts:
             broken = [one for error in found.broken.values() for one in error.problems]
             problems = [*trace_problems(found), *import_problems(found), *device_problems(found, devices)]
             notes = list(_shape_notes(found))
-    fatal = [*(True for _ in problems), *(settings.exit_on_error for _ in broken)]
-    texts = [str(one).partition("\n")[0] for one in (*problems, *broken)]
+            instances = [one for model in found.models for one in model.instances]
+            cores = cores_of_instances(n_processors(), settings.doors)
+            overloads = [text for text in (overload(instances, cores),) if text]
+            threads = sorted({n_threads(one, instances, cores) for one in instances})
+            notes.append(f"threads of numerical libraries in an instance: {', '.join(map(str, threads))}")
+    fatal = [
+        *(True for _ in problems),
+        *(settings.exit_on_error for _ in broken),
+        *(False for _ in overloads),
+    ]
+    texts = [str(one).partition("\n")[0] for one in (*problems, *broken, *overloads)]
     return gather_facts(settings, devices, config, list(map(ConfigProblem, texts, fatal)), notes)
 
 

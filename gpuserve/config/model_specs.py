@@ -14,6 +14,7 @@ from gpuserve.config.settings.rate_limits import check_rates
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.yaml_document import Path
 from gpuserve.core.errors import BadModelConfig, StartupError
+from gpuserve.devices.placement import ANYWHERE
 from gpuserve.model import openai_declaration as openai
 from gpuserve.model.build import build_model_spec, sequence_options, warmup_faults
 from gpuserve.model.declaration import (
@@ -78,13 +79,14 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
             if entry.openai:
                 source["adapter"] = openai.ADAPTER
             name = f"{group.device}#{numbers[group.device]}"
-            instances.append(InstanceSpec(name, group.device, source, rate))
+            place = ANYWHERE, group.threads or 0, tuple(group.cpus)
+            instances.append(InstanceSpec(name, group.device, source, rate, *place))
             numbers[group.device] += 1
     return tuple(instances)
 
 
 def callable_of(entry: ModelEntry, base_dir: str) -> tuple[str, dict[str, Any]]:
-    return source_of(entry.callable, entry.kwargs, base_dir, sum(one.count for one in entry.instances))
+    return source_of(entry.callable, entry.kwargs, base_dir)
 
 
 def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:

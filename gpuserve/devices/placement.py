@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _V2_QUOTA: Final = "sys/fs/cgroup/cpu.max"
 _V1_QUOTA: Final = ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
+#: Sets the threads of OpenMP, PyTorch, ``gpuserve.backends``, and of libraries whose own variable is not set.
+THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -66,6 +69,12 @@ def n_processors(root: str = "") -> float:
     if len(quota) != len(_V1_QUOTA) or not quota[0].isdigit():  # no quota: "max" in v2, -1 in v1
         return allowed
     return min(allowed, int(quota[0]) / int(quota[1]))
+
+
+def threads_of_environment() -> int:
+    """Return the number of threads that ``OMP_NUM_THREADS`` sets for numerical libraries, or 0."""
+    outermost = os.environ.get(THREADS_VARIABLE, "").partition(",")[0].strip()  # a list is for nested regions
+    return int(outermost) if outermost.isdecimal() else 0
 
 
 def _words_of(path: str) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -69,7 +70,7 @@ class ServerDevices:
         return [self._place(one) for one in models]
 
     def _place(self, spec: ModelSpec) -> ModelSpec:
-        if missing := missing_library(spec):
+        if missing := missing_library(spec) or _missing_cpu(spec.instances):
             raise DeviceError(f"model {spec.name!r}: {missing}")
         if not any(map(_is_unplaced, spec.instances)):
             return spec
@@ -94,6 +95,16 @@ class ServerDevices:
             if "object" in instance.source:
                 placement = Placement(device.uuid)
             yield dataclasses.replace(instance, device=device.name, placement=placement)
+
+
+def _missing_cpu(instances: Iterable[InstanceSpec]) -> str:
+    """Return a sentence about the first CPU of an instance that this process may not use, or ""."""
+    bound = [one for one in instances if one.cpus]
+    allowed = os.sched_getaffinity(0) if bound else set()
+    for one in bound:
+        if missing := [cpu for cpu in one.cpus if cpu not in allowed]:
+            return f"instance {one.name} names CPU {missing[0]}, and this process may use {sorted(allowed)}"
+    return ""
 
 
 def _is_unplaced(instance: InstanceSpec) -> bool:

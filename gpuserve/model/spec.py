@@ -380,6 +380,12 @@ class DeclaredInstances:
     rate_limiter: RateLimiter | None = option(
         None, "Resources that each instance needs while it executes, if the server has a rate_limit."
     )
+    threads: int | None = option(
+        None,
+        "Threads of numerical libraries in each process; null: OMP_NUM_THREADS, or a share of the cores.",
+        least=1,
+    )
+    cpus: tuple[int, ...] = option((), "CPUs on which the processes run; empty: all.", least=0)
     resources: Resources = option(Resources(), "Resources of one process, for gpuserve export.")
 
 
@@ -389,7 +395,8 @@ class InstanceSpec:
     the ``SealedMemory`` of a large pickle as ``memory``).
 
     ``device`` is the declared device until the instance is placed, and "cpu" or "cuda:N" afterwards. ``rate``
-    is the resources that the instance needs before it may execute, on a server with ``rate_limit``.
+    is the resources that the instance needs before it may execute, on a server with ``rate_limit``. Without
+    ``threads`` the instance has a share of the cores, and without ``cpus`` it runs on all.
     """
 
     name: str
@@ -397,6 +404,8 @@ class InstanceSpec:
     source: dict[str, Any]
     rate: RateLimiter = NO_RATE
     placement: Placement = ANYWHERE
+    threads: int = 0
+    cpus: tuple[int, ...] = ()
 
 
 # ---- the model ----------------------------------------------------------------------------------

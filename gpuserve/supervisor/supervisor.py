@@ -15,8 +15,10 @@ from typing import Any, Final
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.core.event_log import OBSERVED_BY_FRONT, EventKind, EventLog
+from gpuserve.devices.placement import n_processors
 from gpuserve.model.placement import ServerDevices
-from gpuserve.model.spec import RESTART_WORKER, ModelSpec
+from gpuserve.model.spec import RESTART_WORKER, InstanceSpec, ModelSpec
+from gpuserve.model.threads import cores_of_instances, n_threads, overload
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.control.operator_protocol import OnOutcome
@@ -287,7 +289,15 @@ class Supervisor:
         lifecycle = ServerLifecycle(events)
         self._core = ServerCore(lifecycle, live_settings, reactor, listeners, front, events, lines)
         self._declared = DeclaredModels(models)
-        context = WorkerContext(reactor, self, live_settings, relay_output, {}, lines, watch is not None)
+        cores = cores_of_instances(n_processors(), settings.doors)
+
+        def threads_of(instance: InstanceSpec) -> int:
+            return n_threads(instance, self._parts.models.table.instances(), cores)
+
+        follows_imports = watch is not None
+        context = WorkerContext(
+            reactor, self, threads_of, live_settings, relay_output, {}, lines, follows_imports
+        )
         places = devices or ServerDevices()
         self._parts = _Parts(self._core, context, repository or self._declared, places, config, watch)
         broken = {} if config is None else config.start.broken
@@ -296,6 +306,8 @@ class Supervisor:
         self._parts.models.missing += wanted_at_start(broken, settings.load_at_start)
         for spec in loaded_at_start(models, settings.load_at_start):
             self._parts.models.table.add(spec, served=True)
+        if text := overload(self._parts.models.table.instances(), cores):
+            logger.warning("%s", text)
 
     @property
     def state(self) -> ServerState:

@@ -62,10 +62,10 @@ def test_a_model_has_the_name_of_its_file(path: str, name: str) -> None:
 def test_a_file_stands_for_a_class_and_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
     file = str(tmp_path / "m.onnx")
-    found = source_of("m.onnx", {"providers": ["CPUExecutionProvider"]}, str(tmp_path), instances=2)
+    found = source_of("m.onnx", {"providers": ["CPUExecutionProvider"]}, str(tmp_path))
     assert found == (
         "gpuserve.backends.onnx:OnnxModel",
-        {"file": file, "instances": 2, "providers": ["CPUExecutionProvider"]},
+        {"file": file, "providers": ["CPUExecutionProvider"]},
     )
     assert source_of("m.py:f", {"a": 1}, str(tmp_path)) == ("m.py:f", {"a": 1})
 
@@ -75,8 +75,8 @@ def test_a_folder_of_hugging_face_and_a_name_on_its_hub_stand_for_one_class(tmp_
     (tmp_path / "bert" / "config.json").touch()
     path = "gpuserve.backends.huggingface:HuggingFaceModel"
     assert source_of("./bert", {}, str(tmp_path)) == (path, {"file": str(tmp_path / "bert")})
-    found = source_of("hf:org/name", {"task": "text-generation"}, str(tmp_path), instances=2)
-    assert found == (path, {"file": "hf:org/name", "instances": 2, "task": "text-generation"})
+    found = source_of("hf:org/name", {"task": "text-generation"}, str(tmp_path))
+    assert found == (path, {"file": "hf:org/name", "task": "text-generation"})
 
 
 def test_check_prints_what_would_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +167,7 @@ def test_a_first_axis_that_is_free_everywhere_is_the_batch(
 def test_instances_share_the_processors(
     processors: float, instances: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("gpuserve.backends.model_files.n_processors", lambda: processors)
     assert threads_per_instance(instances) == threads
 

@@ -22,7 +22,7 @@ SERVER: dict[str, Any] = {
     "doors": [],
     "config": "/srv/config.yaml",
 }
-INSTANCE = {"name": "cpu#0", "device": "cpu", "state": "READY", "pid": 12, "restarts": 0}
+INSTANCE = {"name": "cpu#0", "device": "cpu", "state": "READY", "pid": 12, "restarts": 0, "threads": 2}
 MODEL: dict[str, Any] = {
     "name": "linear",
     "version": 1,
@@ -51,8 +51,8 @@ def test_all_of_it() -> None:
         "MODEL   VERSION  STATE  QUEUED  IN FLIGHT  SLOTS  SATURATION  SOURCE\n"
         "linear  1        READY  3       2          1      1.25        config\n"
         "\n"
-        "MODEL   INSTANCE  DEVICE  STATE  PID  RESTARTS  MEMORY\n"
-        "linear  cpu#0     cpu     READY  12   0         40 MiB\n"
+        "MODEL   INSTANCE  DEVICE  STATE  PID  RESTARTS  THREADS  MEMORY\n"
+        "linear  cpu#0     cpu     READY  12   0         2        40 MiB\n"
     )
 
 
@@ -88,14 +88,14 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert "  config   -" in lines
     (row,) = [line for line in lines if "UNAVAILABLE (no live instance)" in line]
     assert row.split()[-5:] == ["-", "-", "-", "-", "config"]
-    assert lines[-1].split() == ["linear", "0", "cpu", "DOWN", "-", "-", "-"]
+    assert lines[-1].split() == ["linear", "0", "cpu", "DOWN", "-", "-", "-", "-"]
 
 
 def test_memory_of_gpus_is_a_column_where_the_driver_tells_it() -> None:
     told = {**INSTANCE, "name": "cuda:0#0", "device": "cuda:0", "gpu_memory_nbytes": 2 << 30}
     lines = status_text({"server": SERVER, "models": [{**MODEL, "instances": [INSTANCE, told]}]}).splitlines()
     assert lines[-3].endswith("MEMORY  GPU MEMORY")
-    assert [line.split()[6:] for line in lines[-2:]] == [["-", "-"], ["-", "2048", "MiB"]]
+    assert [line.split()[7:] for line in lines[-2:]] == [["-", "-"], ["-", "2048", "MiB"]]
 
 
 LONG: dict[str, Any] = {
@@ -132,9 +132,10 @@ def test_what_fits_is_a_table_and_what_does_not_is_paragraphs() -> None:
         "model linear\n"
         "  version 1, state READY, queued 3, in flight 2, slots 1,\n"
         "  saturation 1.25, source config",
-        "MODEL   INSTANCE  DEVICE  STATE  PID  RESTARTS  MEMORY\n"
-        "linear  cpu#0     cpu     READY  12   0         40 MiB\n",
+        "model linear\n  instance cpu#0, device cpu, state READY, pid 12,\n"
+        "  restarts 0, threads 2, memory 40 MiB\n",
     ]
+    assert "  PID  RESTARTS  THREADS  MEMORY\n" in status_text(document, 80)
 
 
 def test_reasons_that_have_no_room_stand_below_their_table() -> None:

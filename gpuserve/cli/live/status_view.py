@@ -10,7 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 _MODEL_HEAD: Final = ("MODEL", "VERSION", "STATE", "QUEUED", "IN FLIGHT", "SLOTS", "SATURATION", "SOURCE")
-_INSTANCE_HEAD: Final = ("MODEL", "INSTANCE", "DEVICE", "STATE", "PID", "RESTARTS", "MEMORY", "GPU MEMORY")
+_INSTANCE_HEAD: Final = (
+    "MODEL",
+    "INSTANCE",
+    "DEVICE",
+    "STATE",
+    "PID",
+    "RESTARTS",
+    "THREADS",
+    "MEMORY",
+    "GPU MEMORY",
+)
 _INGRESS_HEAD: Final = ("INGRESS", "PID", "STATE", "CONNECTIONS", "REQUESTS", "CPU", "RESTARTS")
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 _SERVICE: Final = {"LEAVING": ", draining", "OUT_OF_SERVICE": ", drained"}
@@ -95,7 +105,8 @@ def _model_row(model: Mapping[str, Any], reason: str) -> Sequence[str]:
 
 def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequence[str]:
     memory = [_mebibytes(instance.get(name)) for name in ("memory_nbytes", "gpu_memory_nbytes")]
-    return (model["name"], *_cells(instance, "name", "device", "state", "pid", "restarts"), *memory)
+    cells = _cells(instance, "name", "device", "state", "pid", "restarts", "threads")
+    return (model["name"], *cells, *memory)
 
 
 def _duration(seconds: float) -> str:
@@ -113,7 +124,7 @@ def _mebibytes(nbytes: int | None) -> str:
 
 
 def _cells(record: Mapping[str, Any], *names: str) -> list[str]:
-    return [_MISSING if record[name] is None else str(record[name]) for name in names]
+    return [_MISSING if record.get(name) is None else str(record[name]) for name in names]
 
 
 _GAP: Final = "  "

@@ -263,8 +263,7 @@ def _with_own_shapes(draft: EntryDraft, source: dict[str, Any]) -> dict[str, Any
     }
     if not source or not (inputs or outputs):
         return source
-    count = sum(one.get("count", 1) for one in draft.entry.get("instances", ()))
-    path, kwargs = source_of(source["callable"], source["kwargs"], ".", count)
+    path, kwargs = source_of(source["callable"], source["kwargs"], ".")
     arguments = {"path": path, "kwargs": kwargs, "inputs": inputs, "outputs": outputs}
     return source | {"callable": _RESHAPED, "kwargs": arguments}
 

@@ -12,7 +12,9 @@ from typing import Any, Final
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import AttachError, BindError, GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.core.states import StepTable
-from gpuserve.model.spec import RESTART_WORKER, ModelSpec
+from gpuserve.devices.placement import n_processors
+from gpuserve.model.spec import RESTART_WORKER, InstanceSpec, ModelSpec
+from gpuserve.model.threads import n_threads
 from gpuserve.supervisor.control import attach_protocol as attach
 from gpuserve.supervisor.control.attach_protocol import (
     AttachConnection,
@@ -279,7 +281,12 @@ class BoundModels:
         self.specs = {spec.name: spec for spec in models}
         self._server = server
         settings = LiveSettings(ServerSettings())
-        self._context = WorkerContext(reactor, self, settings, relay_output=False, lost_gpus={})
+
+        def threads_of(instance: InstanceSpec) -> int:  # the program does not know the server's own instances
+            instances = [one for spec in self.specs.values() for one in spec.instances]
+            return n_threads(instance, instances, n_processors())
+
+        self._context = WorkerContext(reactor, self, threads_of, settings, relay_output=False, lost_gpus={})
         self.groups: dict[str, WorkerGroup] = {}
         self._waiting: dict[str, Future[None]] = {}
         self.bound_names: set[str] = set()

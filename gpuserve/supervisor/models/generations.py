@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from gpuserve.core.states import StepTable
-from gpuserve.model.spec import ModelSpec
+from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.models.declared_models import Repository
 from gpuserve.supervisor.processes.front_monitor import FrontMonitor
@@ -163,6 +163,12 @@ class GenerationTable:
 
     def specs(self) -> list[ModelSpec]:
         return [generation.spec for generation in self]
+
+    def instances(self) -> list[InstanceSpec]:
+        """Return the instances that run or start, without those that a newer load of their model replaces."""
+        newest = {(one.spec.name, one.spec.version): one.group for one in self}
+        groups = newest.values()
+        return [worker.instance for one in groups for worker in (*one.workers, *one.coming)]
 
     def workers(self) -> Iterator[WorkerMonitor]:
         for generation in self:

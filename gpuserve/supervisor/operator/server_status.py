@@ -193,6 +193,7 @@ def _instances(sources: StatusSources) -> dict[tuple[str, int], list[dict[str, A
         state = _LEAVING if is_finishing else worker.lifecycle.state.value
         pid = None if worker.process is None else worker.process.pid
         row = _instance_row(worker.instance, state, pid, worker.lifecycle.restarts, gpu_memory)
+        row["threads"] = worker.threads
         found[worker.spec.name, worker.spec.version].append(row)
     for _, model in sources.attached:
         pids = {one.name: one.pid for one in model.live.values()}

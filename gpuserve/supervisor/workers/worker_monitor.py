@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -20,6 +20,7 @@ from gpuserve.core.errors import StartupError
 from gpuserve.core.event_log import EventKind, EventLog
 from gpuserve.devices.names import CPU, OWN_GPU
 from gpuserve.model.spec import InstanceSpec, ModelSpec
+from gpuserve.model.threads import thread_variables
 from gpuserve.supervisor.control.reactor import Channel, Reactor
 from gpuserve.supervisor.processes.child_process import Child, spawn
 from gpuserve.supervisor.processes.child_supervision import MonitoredChild
@@ -65,11 +66,12 @@ class WorkerEvents(Protocol):
 class WorkerContext:
     """The context that all worker monitors share. ``lost_gpus`` has the reasons why workers cannot run on
     GPUs, by UUID. ``lines`` stores the output of workers. With ``follows_imports`` workers report the files
-    that they import.
+    that they import. ``threads_of`` returns the number of threads of an instance beside all others.
     """
 
     reactor: Reactor
     events: WorkerEvents
+    threads_of: Callable[[InstanceSpec], int]
     settings: LiveSettings
     relay_output: bool
     lost_gpus: dict[str, str]
@@ -99,6 +101,8 @@ class WorkerMonitor:
         #: Number of workers in a row that ended because they could not use their device.
         self.device_failures = 0
         self._context = context
+        #: Number of threads of numerical libraries in the present worker.
+        self.threads = 0
         self.child: MonitoredChild | None = None
         self._link: socket.socket | None = None
         self._load: LoadWatchdog | None = None
@@ -120,7 +124,8 @@ class WorkerMonitor:
             self._move(InstanceEvent.FENCE)
             self._context.events.instance_lost(self, reason)
             return
-        process, (boot, self._link) = _launch(self.lifecycle.name, self.instance, self._context.relay_output)
+        self.threads = self._context.threads_of(self.instance)
+        process, (boot, self._link) = _launch(self, self._context.relay_output)
         settings = self._context.settings.current
         rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
         channel = Channel(boot, wire.WORKER)
@@ -331,12 +336,14 @@ class WorkerMonitor:
             self._lost(str(error))
 
 
-def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Child, list[socket.socket]]:
+def _launch(worker: WorkerMonitor, relay_output: bool) -> tuple[Child, list[socket.socket]]:
+    instance = worker.instance
     if "object" in instance.source:
-        return start_thread(name, instance.source)
+        return start_thread(worker.lifecycle.name, instance.source)
     python = instance.source.get("python")
     module = "gpuserve.backends.environments" if python else "gpuserve_worker"
-    arguments, environment = (python,) if python else (), instance.placement.environment()
+    arguments = (python,) if python else ()
+    environment = instance.placement.environment() | thread_variables(instance, worker.threads)
     return spawn(module, 2, arguments=arguments, environment=environment, relay_output=relay_output)
 
 
@@ -362,7 +369,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wi
         spec.read_only_inputs,
         spec.warmup,
         spec.array,
-        placement.cpus,
+        instance.cpus or placement.cpus,
         placement.numa_node,
         settings.shared_memory_locked_nbytes,
         spec.all_lines,

@@ -1,0 +1,64 @@
+"""Threads of workers: the division of a server's cores among its instances.
+
+A numerical library starts as many threads as the machine has cores, in each process. Several such processes
+mostly wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from gpuserve.devices.placement import THREADS_VARIABLE, threads_of_environment
+from gpuserve.model.spec import InstanceSpec
+
+_OWN: Final = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+#: The front and the ingress processes have cores of their own if these are at most this part of all cores. On
+#: smaller machines they would take more from large models than they need.
+_RESERVED_PART: Final = 1 / 8
+
+
+def cores_of_instances(processors: float, ingress_processes: int) -> float:
+    """Return the cores that the instances of a server share."""
+    needed = 1 + (ingress_processes if ingress_processes > 1 else 0)
+    return processors - min(needed, int(processors * _RESERVED_PART))
+
+
+def n_threads(instance: InstanceSpec, instances: Sequence[InstanceSpec], cores: float) -> int:
+    """Return the number of threads of an instance.
+
+    The first of these counts: ``threads`` of the config, the variable of the environment, an equal share of
+    the cores that the instance may use.
+
+    Args:
+        instance: The instance.
+        instances: All instances of the server.
+        cores: The cores that the instances share.
+    """
+    if instance.threads or (from_environment := threads_of_environment()):
+        return instance.threads or from_environment
+    sharing = [one for one in instances if not one.threads]
+    bound = {cpu for one in sharing for cpu in one.cpus}
+    left = len(instance.cpus) or cores - len(bound) - sum(one.threads for one in instances)
+    return max(1, int(left / max(1, sum(one.cpus == instance.cpus for one in sharing))))
+
+
+def thread_variables(instance: InstanceSpec, threads: int) -> dict[str, str]:
+    """Return the environment variables that set the number of threads in a worker. Only ``threads`` of the
+    config overrides variables of the user.
+    """
+    if instance.threads:
+        return dict.fromkeys((THREADS_VARIABLE, *_OWN), f"{threads}")
+    return {} if THREADS_VARIABLE in os.environ else {THREADS_VARIABLE: f"{threads}"}
+
+
+def overload(instances: Sequence[InstanceSpec], cores: float) -> str:
+    """Return a sentence about instances that together have more threads than there are cores, or ""."""
+    total = sum(n_threads(one, instances, cores) for one in instances)
+    if total <= max(cores, len(instances)):
+        return ""
+    return (
+        f"{len(instances)} instances have {total} threads for {cores:g} cores, and wait for each other: "
+        f"lower instances[].threads or {THREADS_VARIABLE}"
+    )
