@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuserve_worker.inference.model_calls import ModelCallError
     from gpuserve_worker.inference.model_context import current_model, current_request_ids
 
-from gpuserve.version import VERSION
+from gpuserve.core.version import VERSION
 
 __version__ = VERSION
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from manifests import documents
-from ruamel.yaml import YAML
 
 from gpuserve.cli.app import run
 from gpuserve.config.load import Configuration, load_file
@@ -32,8 +32,7 @@ def written(folder: Path, *models: dict[str, Any], **server: Any) -> Path:
     (folder / "double.py").write_text("def double(requests):\n    return []\n")
     config = folder / "config.yaml"
     data = {"server": server, "models": [{**MODEL, **one} for one in models or ({},)]}
-    with config.open("w") as file:
-        YAML().dump(data, file)
+    config.write_text(yaml.safe_dump(data, sort_keys=False))
     return config
 
 

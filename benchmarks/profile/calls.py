@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from ruamel.yaml import YAML
+import yaml
 from tritonclient.grpc import service_pb2 as pb
 
 REQUESTS: Final = 320
@@ -108,7 +108,7 @@ def serving(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]
     models.append({**models[0], "name": "unbatched", "callable": "model.py:echo_one", "max_batch_size": 0})
     ports = {"host": "127.0.0.1", "http_port": None, "grpc_port": 0, "metrics_port": None}
     with (folder / "config.yaml").open("w") as file:
-        YAML().dump({"server": {**ports, **settings}, "models": models}, file)
+        yaml.safe_dump({"server": {**ports, **settings}, "models": models}, file)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "CALLS_FILE": str(folder / "calls.json")}
     command = [sys.executable, "-m", "gpuserve", "serve", "config.yaml", "--log-format", "json"]

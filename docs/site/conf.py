@@ -17,7 +17,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "docs" / "site")]
 
 import generated  # noqa: E402
 
-from gpuserve.version import VERSION  # noqa: E402
+from gpuserve.core.version import VERSION  # noqa: E402
 
 project = "gpuserve"
 release = version = VERSION

@@ -136,7 +136,6 @@ def _completed(
         raise BindError(str(error)) from None
     given = {"inputs": inputs, "outputs": outputs}
     tensors = [_declared_tensors(key, declared, target) if one is None else one for key, one in given.items()]
-    tensors = [_declared_tensors(key, declared, target) if one is None else one for key, one in given.items()]
     if config is None:
         said: dict[str, Any] = {key: declared[key] for key in ("array", "decoupled") if key in declared}
         if (size := declared.get("max_batch_size")) is not None:

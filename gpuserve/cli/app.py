@@ -22,7 +22,7 @@ from gpuserve.cli.serve_options import BlockCommand
 from gpuserve.cli.triton_commands import RUN_SETTINGS, TRITONSERVER_SETTINGS, run_program, tritonserver
 from gpuserve.cli.tune_command import tune
 from gpuserve.core.errors import GpuserveError
-from gpuserve.version import VERSION
+from gpuserve.core.version import VERSION
 
 if TYPE_CHECKING:
     from gpuserve.supervisor.processes.child_process import EarlyFront

@@ -107,7 +107,7 @@ def _run_bench(given: dict[str, Any]) -> int:
     from gpuserve.bench.bench_report import BenchReport
     from gpuserve.bench.bench_session import run_bench
     from gpuserve.bench.report_output import check_output, print_report, progress_view, write_report
-    from gpuserve.version import VERSION
+    from gpuserve.core.version import VERSION
 
     outputs = given["outputs"] or ()
     for path in outputs:

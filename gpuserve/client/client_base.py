@@ -15,10 +15,16 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 from gpuserve.api.notebook_html import line, table
-from gpuserve.client import exceptions
 from gpuserve.client.client_config import ClientModelConfig, parse_model_config
 from gpuserve.client.client_settings import GRPC, ClientSettings, ServerUrl
-from gpuserve.client.exceptions import ClientClosedError, ClientValueError, inference_error
+from gpuserve.client.exceptions import (
+    ClientClosedError,
+    ClientValueError,
+    inference_error,
+    is_access_refused,
+    model_not_ready,
+    server_not_ready,
+)
 from gpuserve.client.request_builder import Arrays, RequestBuilder
 from gpuserve_worker.protocol.tensor import datatype_of
 
@@ -214,19 +220,19 @@ class ModelClientBase(AnyClient):
     async def _wait_for_server(self, timeout_s: float) -> None:
         wait = await self._poll("is_server_ready", timeout_s=timeout_s)
         if wait is not None:
-            raise exceptions.server_not_ready(wait.error)
+            raise server_not_ready(wait.error)
 
     async def _wait_for_model(self, timeout_s: float) -> None:
         wait = await self._poll("is_model_ready", *self._model, timeout_s=timeout_s)
         if wait is None:
             return
         if wait.error is not None:
-            raise exceptions.server_not_ready(wait.error)
+            raise server_not_ready(wait.error)
         try:
             await self._short_request("get_model_config", *self._model, timeout_s=_REASON_TIMEOUT_S)
         except self._library.errors as error:
-            raise exceptions.model_not_ready(self.settings.shown, error) from error
-        raise exceptions.model_not_ready(self.settings.shown, None)
+            raise model_not_ready(self.settings.shown, error) from error
+        raise model_not_ready(self.settings.shown, None)
 
     async def _poll(self, method: str, *args: Any, timeout_s: float) -> ReadinessWait | None:
         """Poll until the answer is true. Return None, or the wait that has timed out."""
@@ -237,7 +243,7 @@ class ModelClientBase(AnyClient):
                     return None
                 wait.error = None
             except self._library.errors as error:
-                if exceptions.is_access_refused(error):
+                if is_access_refused(error):
                     raise inference_error(error, timeout_s) from error
                 wait.error = error
             pause_s = wait.pause_s()

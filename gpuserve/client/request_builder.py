@@ -9,10 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve.api.notebook_html import arrays_html
-from gpuserve.client import exceptions
 from gpuserve.client.client_config import ClientModelConfig, TensorSpec
 from gpuserve.client.client_settings import ClientSettings
-from gpuserve.client.exceptions import ClientEncodingError, ClientValueError
+from gpuserve.client.exceptions import (
+    ClientEncodingError,
+    ClientInferenceServerError,
+    ClientModelDoesntSupportBatchingError,
+    ClientValueError,
+)
 from gpuserve_worker.protocol.tensor import datatype_of
 
 #: Parameters that are separate arguments of tritonclient.
@@ -157,12 +161,10 @@ class RequestBuilder:
         name = self.config.model_name
         if self.config.decoupled != decoupled:
             kind, use = ("coupled", "ModelClient") if decoupled else ("decoupled", "DecoupledModelClient")
-            raise exceptions.ClientInferenceServerError(
-                f"Model config is {kind}. Use {use} instead. Model: {name}"
-            )
+            raise ClientInferenceServerError(f"Model config is {kind}. Use {use} instead. Model: {name}")
         if not sample and not self.batches:
             text = f"Model {name} doesn't support batching - use infer_sample method instead"
-            raise exceptions.ClientModelDoesntSupportBatchingError(text)
+            raise ClientModelDoesntSupportBatchingError(text)
         options = infer_options(parameters)
         if headers is not None:
             check_values("headers", headers)

@@ -5,14 +5,14 @@ nodes, so that all duplicate keys are found.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import ReaderError
+import yaml
+from yaml import MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode, YAMLError
+from yaml.reader import ReaderError
 
 #: Keys and list positions from the root to a value: ``("models", 0, "name")``.
 Path = tuple[str | int, ...]
@@ -20,15 +20,38 @@ Path = tuple[str | int, ...]
 _TAG = "tag:yaml.org,2002:"
 #: Scalars of the YAML 1.2 core schema that are converted; any other known scalar stays text.
 _BUILT_TAGS = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float"))
-_TEXT_TAGS = frozenset(_TAG + kind for kind in ("str", "timestamp", "value", "merge"))
+_TEXT_TAGS = frozenset(_TAG + kind for kind in ("str", "timestamp", "value"))
 #: A number as a key becomes text, as in JSON.
 _KEY_TAGS = _TEXT_TAGS | {_TAG + "int"}
 _MERGE_KEY = "<<"
+#: The plain scalars of each tag, and their first characters. PyYAML's own table is of YAML 1.1.
+_CORE_SCHEMA: Final = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)"
+        r"|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+)
+_BASES: Final = {"0b": 2, "0o": 8, "0x": 16}
 #: Python prints no integer that is much longer, and no key takes one.
 _MAX_BITS: Final = 4096
 #: Bounds of a document: its values, counting each use of an alias, and its depth.
 _MAX_VALUES: Final = 1_000_000
 _MAX_DEPTH: Final = 100
+
+
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's loader by libyaml, if PyYAML was built with it, with the scalars of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+
+for _kind, _pattern, _first in _CORE_SCHEMA:
+    Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), _first)
 
 
 class Span(NamedTuple):
@@ -76,7 +99,7 @@ class Document:
         key, value = self._find(path)
         if value is None:
             return _START
-        if key is not None and isinstance(value, ScalarNode) and value.value == "" and value.style is None:
+        if key is not None and isinstance(value, ScalarNode) and value.value == "" and not value.style:
             return _span(key, self.lines)  # ``name:`` without a value: point at the key
         return _span(value, self.lines)
 
@@ -100,15 +123,17 @@ def parse(text: str, canonical_key: Callable[[Path], str] | None = None) -> Docu
     stay those of the text. Raise YamlSyntaxError if the text is not one YAML document, or nested too deeply.
     """
     lines = tuple(text.splitlines())
-    yaml = YAML(typ="safe", pure=True)
     try:
-        root = yaml.compose(text)
+        root = yaml.compose(text, Loader)
         if root is not None and canonical_key is not None:
             _rename_keys(root, (), canonical_key, set())
-        builder = _Builder(yaml.constructor, lines)
+        builder = _Builder(lines)
         data = None if root is None else builder.build(root)
     except ReaderError as error:
-        raise YamlSyntaxError(_unreadable(text, error), lines) from None
+        in_bytes = text.encode("utf-8", "surrogatepass")[: error.position]
+        raise YamlSyntaxError(_unreadable(text, len(in_bytes.decode("utf-8", "ignore"))), lines) from None
+    except UnicodeEncodeError as error:
+        raise YamlSyntaxError(_unreadable(text, error.start), lines) from None
     except MarkedYAMLError as error:
         raise YamlSyntaxError(_syntax_fault(error, lines), lines) from None
     except YAMLError as error:
@@ -146,9 +171,8 @@ def _rename_keys(node: Node, path: Path, canonical_key: Callable[[Path], str], s
 class _Builder:
     """A builder of plain data from nodes, which collects faults and leaves out the faulty values."""
 
-    def __init__(self, constructor: Any, lines: tuple[str, ...]) -> None:
+    def __init__(self, lines: tuple[str, ...]) -> None:
         self.faults: list[YamlFault] = []
-        self._constructor = constructor
         self._lines = lines
         self._open: set[int] = set()  # nodes being built: meeting one again is a cycle of aliases
         self._n_values = 0
@@ -180,13 +204,13 @@ class _Builder:
         if node.tag not in _BUILT_TAGS:
             return self._fault(f"the tag {node.tag} is not supported", node)
         try:
-            value = self._constructor.construct_object(node)
+            value = _converted(node.tag.removeprefix(_TAG), node.value)
             if isinstance(value, int) and value.bit_length() > _MAX_BITS:
                 bits = value.bit_length()
                 text = f"{self._key}: expected an integer of at most 64 bits, given one of {bits}"
                 return self._fault(text, node)
             return value
-        except (ValueError, KeyError, MarkedYAMLError):
+        except ValueError:
             return self._fault(f"{node.value!r} is no {node.tag.removeprefix(_TAG)}", node)
 
     def _mapping(self, node: MappingNode) -> dict[str, Any]:
@@ -221,6 +245,19 @@ class _Builder:
 
     def _fault(self, text: str, node: Node) -> None:
         self.faults.append(YamlFault(text, _span(node, self._lines)))
+
+
+def _converted(kind: str, text: str) -> Any:
+    """Return the value of a scalar. Raise ValueError if the text is none of this kind."""
+    text = text.lower()
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return ("false", "true").index(text) == 1
+    digits = text.replace("_", "")
+    if kind == "float":
+        return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
+    return int(digits, _BASES.get(digits.lstrip("+-")[:2], 10))
 
 
 def _merge_sources(node: MappingNode) -> list[Node]:
@@ -260,14 +297,13 @@ def _syntax_fault(error: MarkedYAMLError, lines: tuple[str, ...]) -> YamlFault:
     text = ", ".join(part for part in (error.problem, error.context) if part)
     if mark is None:
         return YamlFault(f"not valid YAML: {text}", _START)
-    if mark.line >= len(lines) and lines:  # the text ended too early: point behind its last character
+    if mark.line >= len(lines) > 0:  # the text ended too early: point behind its last character
         return YamlFault(f"not valid YAML: {text}", Span(len(lines), len(lines[-1]) + 1, 1))
     return YamlFault(f"not valid YAML: {text}", Span(mark.line + 1, mark.column + 1, 1))
 
 
-def _unreadable(text: str, error: ReaderError) -> YamlFault:
-    """Return the position of a character that YAML does not allow; the reader has its offset, not a mark."""
-    position = min(error.position, len(text))
+def _unreadable(text: str, position: int) -> YamlFault:
+    """Return the fault of a character at an offset that YAML does not allow."""
     before = text[:position]
     line = before.count("\n") + 1
     column = position - (before.rfind("\n") + 1) + 1

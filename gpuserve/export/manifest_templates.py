@@ -17,8 +17,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
-from ruamel.yaml import YAML
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+import yaml
+from yaml import MappingNode, Node, ScalarNode
+
+from gpuserve.config.yaml_document import Loader
 
 _PLACEHOLDER: Final = re.compile(r"<(\w+)>")
 
@@ -58,7 +60,7 @@ def fill_template(template: str, values: Mapping[str, Any]) -> list[Any]:
 @functools.cache
 def _parse_template(template: str) -> tuple[list[str], list[Node]]:
     text = (Path(__file__).parent / "templates" / template).read_text(encoding="utf-8")
-    return text.splitlines(), list(YAML(typ="safe", pure=True).compose_all(text))
+    return text.splitlines(), list(yaml.compose_all(text, Loader))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class _TemplateFiller:
                     yield filler._with_comment(filled, line)
 
     def _scalar(self, node: ScalarNode) -> Any:
-        if node.style is not None:
+        if node.style:
             return self._text(node.value)
         if alone := _PLACEHOLDER.fullmatch(node.value):
             return self.values[alone[1]]

@@ -21,8 +21,15 @@ from gpuserve.front.requests.validation import model_check_for
 from gpuserve.front.scheduling.refusals import no_stream
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
-from gpuserve.testing import local_requests
-from gpuserve.testing.local_requests import LocalRequest, Outputs, WrongCall, local_request, worker_batch
+from gpuserve.testing.local_requests import (
+    LocalRequest,
+    Outputs,
+    WrongCall,
+    batch_answers,
+    checked_arrays,
+    local_request,
+    worker_batch,
+)
 from gpuserve_worker.execution.execution import await_only_result, is_deferred
 from gpuserve_worker.inference import model_calls
 from gpuserve_worker.inference.callable_loading import InferenceCallable, LoadError, build, locate
@@ -244,7 +251,7 @@ class LocalModel:
         self, result: Any, requests: Sequence[WireRequest]
     ) -> list[Outputs | ModelCallError | None]:
         try:
-            return list(local_requests.batch_answers(self._rules.check(result, requests), requests))
+            return list(batch_answers(self._rules.check(result, requests), requests))
         except OutputError as error:
             raise ModelCallError("INTERNAL", str(error)) from None
 
@@ -382,7 +389,7 @@ class LocalEnsemble:
         return call_replies(self.answers([request_of_call(request)]), request)
 
     def _answer(self, request: LocalRequest) -> Outputs:
-        tensors, _ = local_requests.checked_arrays(self.spec, self._check, request)
+        tensors, _ = checked_arrays(self.spec, self._check, request)
         plan = self._plan(tuple(request.requested_outputs))
         progress = RunProgress(plan)
         parameters: dict[str, Any] = {}

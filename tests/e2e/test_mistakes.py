@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 from serving import GPUSERVE, Addresses
 
 from gpuserve.cli.app import run
@@ -54,7 +54,7 @@ class Mistake(NamedTuple):
     config: str = ""
 
 
-TABLE = YAML(typ="safe").load(Path(__file__).with_name("mistakes.yaml"))
+TABLE = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text())
 MISTAKES = [Mistake(**row) for row in TABLE["commands"]]
 REQUESTS = [WrongRequest(**row) for row in TABLE["requests"]]
 

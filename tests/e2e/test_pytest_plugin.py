@@ -109,9 +109,10 @@ def test_the_plugin_is_an_entry_point_and_imports_nothing_that_a_test_may_not_ne
     modules = done.stdout.split()
     assert sorted(one for one in modules if one.startswith("gpuserve")) == [
         "gpuserve",
+        "gpuserve.core",
+        "gpuserve.core.version",
         "gpuserve.testing",
         PLUGIN,
-        "gpuserve.version",
     ]
     assert "numpy" not in modules
 

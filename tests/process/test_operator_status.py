@@ -259,5 +259,5 @@ def test_a_command_starts_without_what_only_a_server_needs() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     code, modules = json.loads(done.stdout)
     assert code == 1
-    assert not {one.partition(".")[0] for one in modules} & {"numpy", "grpc", "asyncio", "rich", "ruamel"}
+    assert not {one.partition(".")[0] for one in modules} & {"numpy", "grpc", "asyncio", "rich", "yaml"}
     assert "gpuserve.config" not in modules

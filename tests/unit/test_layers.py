@@ -11,8 +11,8 @@ REPOSITORY = Path(__file__).parent.parent.parent
 HEAVY = frozenset(
     {
         "aiohttp", "asyncio", "cloudpickle", "concurrent", "dataclasses", "google", "grpc", "http",
-        "logging", "ml_dtypes", "multiprocessing", "prometheus_client", "rich", "ruamel", "ssl",
-        "tritonclient", "typer", "uvloop", "zmq",
+        "logging", "ml_dtypes", "multiprocessing", "prometheus_client", "rich", "ssl",
+        "tritonclient", "typer", "uvloop", "yaml", "zmq",
     }
 )  # fmt: skip
 #: What a worker loads that numpy and it have not in common: 200 of them load it 200 times. ``socket`` and
@@ -73,7 +73,8 @@ def test_what_user_code_imports_is_light() -> None:
     ours = {name for name in modules if is_below(name, "gpuserve")}
     assert {name for name in ours if not is_below(name, "gpuserve.decorators")} == {
         "gpuserve",
-        "gpuserve.version",
+        "gpuserve.core",
+        "gpuserve.core.version",
     }
 
 

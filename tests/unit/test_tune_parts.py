@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from ruamel.yaml import YAML
 
 from gpuserve.bench.level_results import LatencySummary
 from gpuserve.bench.load_plan import BenchOptionError
@@ -200,7 +200,7 @@ def test_json_is_changed_too() -> None:
 def test_a_number_of_instances_becomes_a_list_where_it_is_changed() -> None:
     text = "models:\n  - name: m\n    instances: 2  # on the CPU\n"
     changed = config_with_values(text, {("models", 0, "instances", 0, "count"): 4})
-    assert YAML(typ="safe").load(changed) == {"models": [{"name": "m", "instances": [{"count": 4}]}]}
+    assert yaml.safe_load(changed) == {"models": [{"name": "m", "instances": [{"count": 4}]}]}
 
 
 def test_each_trial_has_a_row_in_the_last_table() -> None:

@@ -9,11 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from ruamel.yaml import YAML
-
 from gpuserve.bench.bench_session import BenchObserver
 from gpuserve.bench.level_results import LevelResult, Window
-from gpuserve.bench.load_plan import LoadLevel
+from gpuserve.bench.load_plan import LoadLevel, MissingPackage
 from gpuserve.bench.tune import settings_search as search
 from gpuserve.bench.tune.settings_search import Axis, LatencyLimit, MeasuredPoint, Settings
 from gpuserve.config.schema import canonical_key
@@ -120,6 +118,10 @@ _WIDE = 10_000
 
 def config_with_values(text: str, values: Mapping[Path, Any]) -> str:
     """Return the text of a config file with these values at these paths; missing parents are created."""
+    try:
+        from ruamel.yaml import YAML
+    except ImportError:
+        raise MissingPackage("ruamel.yaml") from None
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = _WIDE

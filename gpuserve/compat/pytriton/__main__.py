@@ -17,8 +17,8 @@ from gpuserve.compat.pytriton import __version__
 from gpuserve.compat.pytriton.check.utils import find_free_port
 from gpuserve.compat.pytriton.decorators import batch
 from gpuserve.compat.pytriton.triton import Triton, TritonConfig
+from gpuserve.core.version import VERSION
 from gpuserve.model.declaration import ModelConfig, Tensor
-from gpuserve.version import VERSION
 
 
 def example_add_sub() -> None:

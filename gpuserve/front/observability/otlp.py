@@ -40,8 +40,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gpuserve.config.settings.server import TraceSettings
+from gpuserve.core.version import VERSION
 from gpuserve.front.observability.tracing.request_trace import Trace
-from gpuserve.version import VERSION
 
 #: Metrics that duplicate ours under Triton's names.
 _REPEATED: Final = ("nv_inference_", "nv_cache_", "nv_model_")

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from gpuserve.config.settings.server import OFF, ServerSettings
 from gpuserve.core.errors import RequestError
 from gpuserve.core.event_log import KEPT_BY_FRONT, Event, EventKind, RecentEvents, bounded_facts
+from gpuserve.core.version import VERSION
 from gpuserve.front.ipc.gather import free_body
 from gpuserve.front.ipc.heap_memory import Intake
 from gpuserve.front.ipc.shared_memory import RegionTable
@@ -42,7 +43,6 @@ from gpuserve.front.service.server_health import ServerHealth
 from gpuserve.model.spec import ModelSpec, StepSpec
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.control.front_messages import EventBatch, FrontEvent
-from gpuserve.version import VERSION
 from gpuserve_worker.memory.arena import Block
 
 #: The extensions of the v2 protocol that this server supports, by Triton's names.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from gpuserve.core.version import VERSION
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModel, AttachedModels
 from gpuserve.supervisor.control.front_messages import Census, RequestCensus
@@ -21,7 +22,6 @@ from gpuserve.supervisor.operator.quiescence import Quiescence
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore
 from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor
-from gpuserve.version import VERSION
 
 CENSUS_TIMEOUT_S: Final = 2.0
 #: The state of an instance that is READY but being retired.
