@@ -18,9 +18,9 @@ from benchmarks.payloads import LengthsPayload, post
 from benchmarks.report import Plan
 from benchmarks.request_section import Requests
 from benchmarks.rows import Goals, Measure, Row
-from benchmarks.scenarios.scenario import DeployedGpuServe, DeployedTriton, SleepingModel, write_repository
 from benchmarks.servers import GpuServe, Mosec, PlainTriton
 from benchmarks.servers.server import MODELS_FOLDER, Api, Ports, RunningServer, Server
+from benchmarks.sleeping_models import DeployedGpuServe, DeployedTriton, SleepingModel, write_repository
 
 _BATCH_S: Final = 0.005
 _PLAIN = SleepingModel("lengths", _BATCH_S, max_batch_size=64)
