@@ -24,32 +24,17 @@ from benchmarks.request_section import Requests
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Server
 from benchmarks.shapes import Shapes, ShapesModelPy
-from benchmarks.sweeps import Sweeps
 
 _ROOT = Path(__file__).parent.parent
 _RESULTS = _ROOT / "benchmarks/results"
 #: In the order in which they are measured: the quiet ones first.
 SECTIONS: tuple[Section, ...] = (
-    *(
-        Imports(),
-        Starts(),
-        Requests(),
-        ModelPy(),
-        Events(),
-        Shapes(),
-        ShapesModelPy(),
-        Sweeps(),
-        ModelFiles(),
-    ),
+    *(Imports(), Starts(), Requests(), ModelPy(), Events(), Shapes(), ShapesModelPy(), ModelFiles()),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     _take_signals()
-    if "--scenarios" in arguments:
-        from benchmarks.scenarios import command
-
-        return command.main([one for one in arguments if one != "--scenarios"], machine(), say)
     options = parse(arguments)
     skipped: dict[str, str] = {}
     servers = prepared(options, skipped)
@@ -62,32 +47,24 @@ def main(arguments: Sequence[str]) -> int:
     report = Report(machine(), options.rounds, options.seconds, titles, skipped, parts)
     print(report.markdown(), end="")
     report.write_json(options.json)
-    for path in (path for part in parts for path in part.write_plots(options.json.parent)):
-        say(f"drawn: {path}")
     for what, text in report.failures.items():
         say(f"error: {what}: {text}")
     return 1 if report.failures else 0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench",
-        description="Compare this server with its peers.",
-        epilog="--scenarios measures what happens over time instead: scripts/bench --scenarios --help",
-    )
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Compare this server with its peers.")
     known = tuple(name for section in SECTIONS for name in section.names)
     rows = tuple(name for section in SECTIONS if section.is_default for name in section.names)
     parser.add_argument("--rounds", type=_at_least_one, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="load in each run; default: %(default)s")
     parser.add_argument("--rows", type=names_of(known), help=", ".join(known))
-    parser.add_argument("--plots", action="store_true", help=f"the rows {', '.join(Sweeps.names)}, drawn")
     parser.add_argument("--servers", type=names_of(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
-    parser.add_argument("--json", type=Path, metavar="OUT", help="plots go into the same folder")
+    parser.add_argument("--json", type=Path, metavar="OUT", default=_RESULTS / "latest.json")
     parser.add_argument("--cache", type=Path, default=_ROOT / ".cache/bench", help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, default=Path("/usr/bin/python3"), help="runs the peers")
     given = parser.parse_args(arguments)
-    given.rows = given.rows or (Sweeps.names if given.plots else rows)
-    given.json = given.json or _RESULTS / ("sweeps.json" if given.plots else "latest.json")
+    given.rows = given.rows or rows
     given.cache = PeerCache(given.cache.absolute(), given.peer_python)
     return given
 

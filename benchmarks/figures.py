@@ -55,19 +55,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
-def slope(positions: Sequence[float], values: Sequence[float]) -> float:
-    """The rise of the straight line through the points that is nearest to them (least squares). Raises
-    ValueError: fewer than two positions.
-    """
-    mean_position = math.fsum(positions) / max(1, len(positions))
-    mean_value = math.fsum(values) / max(1, len(values))
-    spread = math.fsum((one - mean_position) ** 2 for one in positions)
-    if not spread:
-        raise ValueError("a slope needs two positions")
-    pairs = zip(positions, values, strict=True)
-    return math.fsum((one - mean_position) * (value - mean_value) for one, value in pairs) / spread
-
-
 def table(header: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
     """A table of Markdown; so many columns from the left hold words, the others numbers."""
     rule = ["---"] * left + ["---:"] * (len(header) - left)

@@ -16,22 +16,15 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from benchmarks.payloads import (
-    EchoInStreamPayload,
-    LengthsPayload,
-    Payload,
-    SharedMemoryPayload,
-    TokensPayload,
-    framed,
-)
+from benchmarks.payloads import EchoInStreamPayload, LengthsPayload, Payload, framed
 from benchmarks.servers.server import Api, Option, RunningServer, Server
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
 _WRK_MIXED_SCRIPT = Path(__file__).parent / "wrk_mixed.lua"
+_MIN_S = 2.0  # in which 64 streams at once end on a busy machine
 _GRACE_S = 30.0  # for a generator to end after its time
-_REQUEST_S = 0.003  # which one of a number of requests takes at most
 
 
 class LoadFailed(Exception):
@@ -95,16 +88,13 @@ def missing(load: Load) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GrpcLoad(Load):
-    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request.
-    With ``requests`` so many are sent, for however long that takes.
-    """
+    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request."""
 
     payload: Payload
     connections: int
     streams: int
     latency: bool = False
     option: Option | None = None
-    requests: int = 0
     program: ClassVar[str] = "h2load"
     package: ClassVar[str] = "nghttp2-client"
     apis: ClassVar[tuple[Api, ...]] = (Api.GRPC, Api.BODY_ECHO)
@@ -116,8 +106,8 @@ class GrpcLoad(Load):
             answer_nbytes = len(answer)
             if self.option is Option.COMPRESSED:  # it comes to what one answer does
                 answer_nbytes = _data_nbytes(_output([self.program, "-n", "1", *words], seconds))
-            output = _output([*self._command(seconds, log), *words], seconds + self.requests * _REQUEST_S)
-            in_flight = 0 if self.requests else self.connections * self.streams
+            output = _output([*self._command(seconds, log), *words], seconds)
+            in_flight = self.connections * self.streams
             parsed = parse_h2load(output, answer_nbytes, in_flight, self.payload.messages)
             if not self.latency:
                 return parsed
@@ -127,7 +117,7 @@ class GrpcLoad(Load):
     def _command(self, seconds: float, log: Path) -> list[str]:
         return [
             *(self.program, "-t", "1", "-c", str(self.connections), "-m", str(self.streams)),
-            *(("-n", str(self.requests)) if self.requests else ("-D", f"{round(seconds * 1000)}ms")),
+            *("-D", f"{round(seconds * 1000)}ms"),
             *(("--log-file", str(log)) if self.latency else ()),
         ]
 
@@ -209,20 +199,60 @@ class JsonLoad(HttpLoad):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstResponseLoad(Load):
-    """The stream client: ``streams`` calls at once on one connection, each followed by the next.
+class BenchLoad(Load):
+    """``gpuserve bench`` in a closed loop on one connection."""
 
-    The latencies are those of the first message of each.
-    """
-
-    payload: TokensPayload
-    streams: int
-    apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
+    payload: Payload
+    in_flight: int = 1
+    apis: ClassVar[tuple[Api, ...]]
+    #: The latency in the report.
+    latency: ClassVar[str] = "latency"
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        result = _client("first", self.payload, self.streams, one, seconds, answer)
-        answers = result["calls"] * self.payload.messages
-        return LoadResult.of_times(answers, answers / result["took_s"], result["first_s"])
+        del answer  # the payload has checked it; here each response is counted and each status read
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            report = Path(folder) / "report.json"
+            command = [
+                *(sys.executable, "-m", "gpuserve", "bench", self.payload.model, *self.content(Path(folder))),
+                *("--url", f"grpc://127.0.0.1:{one.ports.grpc}", "--concurrency", str(self.in_flight)),
+                *("--connections", "1", "--processes", "1", "--warmup", "0.1s"),
+                *("--duration", f"{max(seconds, _MIN_S)}s"),
+                *("--output", str(report)),
+            ]
+            _output(command, seconds)
+            (level,) = json.loads(report.read_text())["levels"]
+        if level["failures"] or not level["completed"]:
+            raise LoadFailed(f"of {level['completed']} requests these failed: {level['failures']}")
+        answers, per_s = (level[key] * self.payload.messages for key in ("completed", "throughput"))
+        median_s, p99_s = (level[self.latency][key] / 1e3 for key in ("p50_ms", "p99_ms"))
+        return LoadResult(answers, per_s, median_s, p99_s)
+
+    def content(self, folder: Path) -> list[str]:
+        """Return the words of the command line for the content of the requests."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class FirstResponseLoad(BenchLoad):
+    """Streams, each followed by the next. The latencies are those of the first message of each."""
+
+    apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
+    latency: ClassVar[str] = "first"
+
+    def content(self, folder: Path) -> list[str]:
+        data = folder / "data.json"
+        data.write_text(json.dumps({"data": [{"count": [[self.payload.messages]]}]}))
+        return ["--data", str(data)]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryLoad(BenchLoad):
+    """Requests whose tensors are in system shared memory, one in flight."""
+
+    apis: ClassVar[tuple[Api, ...]] = (Api.SHARED_MEMORY,)
+
+    def content(self, folder: Path) -> list[str]:
+        return ["--shape", f"x:{self.payload.nbytes // 4}", "--shared-memory", "system"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,48 +264,16 @@ class InStreamLoad(Load):
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        result = _client("in-stream", self.payload, self.in_flight, one, seconds, answer)
-        return LoadResult(result["answers"], result["answers"] / result["took_s"])
-
-
-@dataclass(frozen=True, slots=True)
-class SharedMemoryLoad(Load):
-    """The shared memory client: one request in flight, which holds no tensor; every latency is kept."""
-
-    payload: SharedMemoryPayload
-    apis: ClassVar[tuple[Api, ...]] = (Api.SHARED_MEMORY,)
-
-    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        del answer  # the client looks into its region
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            request = Path(folder) / "request.bin"
-            request.write_bytes(self.payload.grpc_message())
-            words = (
-                str(one.ports.grpc),
-                self.payload.path,
-                str(seconds),
-                str(self.payload.nbytes),
-                str(request),
-            )
-            output = _output([sys.executable, "-m", "benchmarks.shared_memory_client", *words], seconds)
-        result = json.loads(output)
-        times_s = result["latencies_s"]
-        return LoadResult.of_times(len(times_s), len(times_s) / result["took_s"], times_s)
-
-
-def _client(
-    kind: str, payload: Payload, at_once: int, one: RunningServer, seconds: float, answer: bytes
-) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        request_file, answer_file = Path(folder) / "request.bin", Path(folder) / "answer.bin"
-        request_file.write_bytes(framed(payload.grpc_message()))
-        answer_file.write_bytes(answer)
-        command = [
-            *(sys.executable, "-m", "benchmarks.wire_clients", kind, str(one.ports.grpc), payload.path),
-            *(str(at_once), str(seconds), str(request_file), str(answer_file)),
-        ]
-        result: dict[str, Any] = json.loads(_output(command, seconds))
-    return result
+            request_file, answer_file = Path(folder) / "request.bin", Path(folder) / "answer.bin"
+            request_file.write_bytes(framed(self.payload.grpc_message()))
+            answer_file.write_bytes(answer)
+            command = [
+                *(sys.executable, "-m", "benchmarks.stream_client", str(one.ports.grpc), self.payload.path),
+                *(str(self.in_flight), str(seconds), str(request_file), str(answer_file)),
+            ]
+            result = json.loads(_output(command, seconds))
+        return LoadResult(result["answers"], result["answers"] / result["took_s"])
 
 
 def parse_h2load(output: str, answer_nbytes: int, in_flight: int, messages: int = 1) -> LoadResult:

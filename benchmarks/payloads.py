@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import uuid
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,9 +19,8 @@ import numpy.typing as npt
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, shared_memory
 
-from benchmarks import shared_memory_client
 from benchmarks.servers.server import (
     CHAIN,
     ECHO,
@@ -265,19 +266,39 @@ class SharedMemoryPayload(Payload):
     nbytes: int
     model: str
 
-    def grpc_message(self) -> bytes:
-        request = service_pb2.ModelInferRequest(model_name=self.model)
-        tensor = request.inputs.add(name="x", datatype="FP32", shape=(1, self.nbytes // 4))
-        _place(tensor.parameters, shared_memory_client.INPUT, self.nbytes)
-        _place(request.outputs.add(name="y").parameters, shared_memory_client.OUTPUT, self.nbytes)
-        return bytes(request.SerializeToString())
-
     def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
-        try:
-            shared_memory_client.run(running.ports.grpc, self.path, 0.0, self.nbytes, self.grpc_message())
-        except (shared_memory_client.SharedMemoryFailed, InferenceServerException, grpc.RpcError) as error:
-            raise ServerFailed(f"{running.server.title}, {self.model} in shared memory: {error}") from None
+        """Echo the tensor once by tritonclient, from one region to the other. See ``Payload``."""
+        numbers = np.arange(self.nbytes // 4, dtype=np.float32)[None]
+        with ExitStack() as stack:
+            client = stack.enter_context(grpc_client.InferenceServerClient(f"127.0.0.1:{running.ports.grpc}"))
+            names = [f"benchmark-{one}-{uuid.uuid4()}" for one in "xy"]
+            regions = [_region(stack, client, one, self.nbytes) for one in names]
+            shared_memory.set_shared_memory_region(regions[0], [numbers])
+            shared_memory.set_shared_memory_region(regions[1], [~numbers.view(np.uint32)])
+            given = grpc_client.InferInput("x", list(numbers.shape), "FP32")
+            asked = grpc_client.InferRequestedOutput("y")
+            given.set_shared_memory(names[0], self.nbytes)
+            asked.set_shared_memory(names[1], self.nbytes)
+            try:
+                client.infer(self.model, [given], outputs=[asked])
+            except InferenceServerException as error:
+                text = f"{running.server.title}, {self.model} in shared memory: {error}"
+                raise ServerFailed(text) from None
+            written = shared_memory.get_contents_as_numpy(regions[1], np.float32, numbers.shape)
+            if not np.array_equal(written, numbers):
+                raise ServerFailed(f"{running.server.title} does not echo {self.nbytes} bytes of a region")
         return b""
+
+
+def _region(stack: ExitStack, client: Any, name: str, nbytes: int) -> Any:
+    """Return a region of shared memory under this name, registered until the stack unwinds."""
+    region = shared_memory.create_shared_memory_region(name, f"/{name}", nbytes)
+    stack.callback(shared_memory.destroy_shared_memory_region, region)
+    client.register_system_shared_memory(name, f"/{name}", nbytes)
+    # A server may answer a moment before the region is free, and refuse until then.
+    stack.enter_context(suppress(InferenceServerException))
+    stack.callback(client.unregister_system_shared_memory, name)
+    return region
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,11 +335,6 @@ def grpc_request(model: str, *inputs: Tensor, output: str = "") -> bytes:
         request.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
         request.raw_input_contents.append(one.raw)
     return bytes(request.SerializeToString())
-
-
-def _place(parameters: Any, region: str, nbytes: int) -> None:
-    parameters["shared_memory_region"].string_param = region
-    parameters["shared_memory_byte_size"].int64_param = nbytes
 
 
 def json_request(path: str, document: dict[str, object]) -> HttpRequest:

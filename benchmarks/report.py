@@ -53,11 +53,6 @@ class Part:
     def document(self) -> object:
         raise NotImplementedError
 
-    def write_plots(self, folder: Path) -> list[Path]:
-        """Draw what there is to draw; return the files."""
-        del folder
-        return []
-
 
 class Section:
     """Something to measure. ``names`` are those that --rows takes. Without --rows the sections that are

@@ -1,14 +1,9 @@
-"""Clients of gRPC on bare HTTP/2 frames, each a program of its own on one connection.
+"""A client of one gRPC stream with many requests in flight, on bare HTTP/2 frames.
 
-``python -m benchmarks.wire_clients KIND PORT METHOD AT_ONCE SECONDS REQUEST ANSWER``: the last are two files,
-the body of a request and the right body of its answer. stdout gets one line of JSON; a wrong answer ends the
-program with 1. By ``KIND``:
-
-``first``: so many calls at once, each followed by the next; the times of their first messages. ``in-stream``:
-one stream, with so many requests in flight inside it. Every request has the same answer, so it does not
-matter which one an answer is to.
-
-The status of a call lies in trailers that are not decoded; every byte of its body is compared instead.
+``python -m benchmarks.stream_client PORT METHOD AT_ONCE SECONDS REQUEST ANSWER``: the last are two files, the
+body of a request and the right body of its answer. Every request has the same answer. stdout gets one line of
+JSON; a wrong answer ends the program with 1. The status of the call is in trailers, which are not decoded;
+every byte of the answers is compared instead.
 """
 
 from __future__ import annotations
@@ -17,8 +12,7 @@ import json
 import socket
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -31,84 +25,6 @@ _STREAM: Final = 1
 
 class ClientFailed(Exception):
     """The server refused a request, answered wrongly, or not at all."""
-
-
-class Calls:
-    """The calls of one connection. Bytes go in, bytes come out; there is no socket and no clock here.
-
-    A call is named by a number of the caller's. What flow control does not let go yet waits inside. ``begun``
-    are the calls that had their first byte of an answer in the last ``take``.
-    """
-
-    def __init__(self, method: str, request: bytes, answer: bytes, headers: Iterable[str] = ()) -> None:
-        more = [(name, value) for name, _, value in (one.partition(":") for one in headers)]
-        block = http2.grpc_headers(method, more=more)
-        self._headers = http2.frame(http2.HEADERS, http2.END_HEADERS, 0, block)
-        self._data = http2.frame(http2.DATA, http2.END_STREAM, 0, request)
-        self._request_nbytes = len(request)
-        self._window_nbytes = http2.FIRST_WINDOW_NBYTES
-        self._answer = answer
-        self._next_stream = 1
-        self._calls: dict[int, int] = {}
-        self._bodies: dict[int, bytes] = {}
-        self._waiting: deque[int] = deque()
-        self._reader = http2.FrameReader()
-        self._replies = bytearray()
-        self.begun: list[int] = []
-
-    def ask(self, call: int) -> bytes:
-        if self._waiting or self._window_nbytes < self._request_nbytes:
-            self._waiting.append(call)
-            return b""
-        return self._open(call)
-
-    def take(self, data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
-        """Read received bytes. Return the calls that end with them, each with whether it was answered, and
-        what the connection owes. A call that ends without a body was refused, by a status in its trailers or
-        by a reset. Raises ClientFailed: the body of a call is not the right one.
-        """
-        ended = list[tuple[int, bool]]()
-        self.begun = []
-        for kind, flags, stream, payload in self._reader.read(data):
-            if kind == http2.DATA:
-                if (body := self._bodies.get(stream)) is None and payload:
-                    self.begun.append(self._calls[stream])
-                self._bodies[stream] = (body or b"") + payload
-            elif kind == http2.RESET:
-                self._bodies.pop(stream, None)
-                if stream in self._calls:  # not where it only tells that no more of the request is wanted
-                    ended.append((self._calls.pop(stream), False))
-            elif kind != http2.HEADERS:
-                self._take_control(kind, flags, payload, stream)
-            if flags & http2.END_STREAM and kind in {http2.DATA, http2.HEADERS}:
-                ended.append(self._end(stream))
-        owed = bytes(self._replies)
-        self._replies.clear()
-        return ended, owed
-
-    def _open(self, call: int) -> bytes:
-        stream = self._next_stream
-        self._next_stream += 2
-        self._calls[stream] = call
-        self._window_nbytes -= self._request_nbytes
-        number, headers, data = stream.to_bytes(4), self._headers, self._data
-        return b"".join((headers[:5], number, headers[9:], data[:5], number, data[9:]))
-
-    def _end(self, stream: int) -> tuple[int, bool]:
-        body = self._bodies.pop(stream, b"")
-        if body and body != self._answer:
-            raise ClientFailed(f"an answer of {len(body)} bytes is not the right one of {len(self._answer)}")
-        return self._calls.pop(stream), bool(body)
-
-    def _take_control(self, kind: int, flags: int, payload: bytes, stream: int) -> None:
-        if kind == http2.WINDOW_UPDATE and stream == 0:
-            self._window_nbytes += int.from_bytes(payload)
-            while self._waiting and self._window_nbytes >= self._request_nbytes:
-                self._replies += self._open(self._waiting.popleft())
-        elif kind in {http2.SETTINGS, http2.PING}:
-            self._replies += http2.acknowledge(kind, flags, payload)
-        elif kind == http2.GOAWAY:
-            raise ClientFailed("the server sent GOAWAY")
 
 
 class Stream:
@@ -209,33 +125,6 @@ def _connected(port: int) -> Iterator[tuple[_Send, _Receive]]:
         yield connection.sendall, receive
 
 
-def first_responses(
-    calls: Calls, at_once: int, seconds: float, send: _Send, receive: _Receive
-) -> dict[str, object]:
-    """Keep so many calls open for this long, then let them end. Raises ClientFailed: a call was not answered
-    right.
-    """
-    began_at = now = time.perf_counter()
-    began_s: dict[int, float] = {}
-    first_s: list[float] = []
-    opened = ended = 0
-    while ended < opened or not opened:
-        owed = b""
-        while (opened - ended < at_once and now < began_at + seconds) or not opened:
-            began_s[opened] = now
-            owed += calls.ask(opened)
-            opened += 1
-        send(owed)
-        over, owed = calls.take(receive())
-        now = time.perf_counter()
-        first_s += [now - began_s.pop(call) for call in calls.begun]
-        if not all(answered for _, answered in over):
-            raise ClientFailed("the server refused a call")
-        ended += len(over)
-        send(owed)
-    return {"calls": ended, "took_s": time.perf_counter() - began_at, "first_s": first_s}
-
-
 def in_stream(
     stream: Stream, in_flight: int, seconds: float, send: _Send, receive: _Receive
 ) -> dict[str, object]:
@@ -262,14 +151,11 @@ def in_stream(
     return {"answers": answers, "took_s": took_s}
 
 
-def main(kind: str, port: str, method: str, at_once: str, seconds: str, *files: str) -> int:
+def main(port: str, method: str, at_once: str, seconds: str, *files: str) -> int:
     request, answer = (Path(one).read_bytes() for one in files)
     try:
         with _connected(int(port)) as ends:
-            if kind == "first":
-                result = first_responses(Calls(method, request, answer), int(at_once), float(seconds), *ends)
-            else:
-                result = in_stream(Stream(method, request, answer), int(at_once), float(seconds), *ends)
+            result = in_stream(Stream(method, request, answer), int(at_once), float(seconds), *ends)
     except (ClientFailed, OSError) as error:
         print(error, file=sys.stderr)
         return 1

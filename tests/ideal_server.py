@@ -40,8 +40,3 @@ def ideal_latencies(
         heapq.heapreplace(free_at, ends_at)
         first = end
     return latencies
-
-
-def capacity_hz(instances: int, batch_s: float, max_rows: int) -> float:
-    """Rows a second that the ideal server can answer at most."""
-    return instances * max_rows / batch_s

@@ -17,7 +17,6 @@ from benchmarks.rounds import Comparison, Ratio, Sample, Samples
 from benchmarks.rows import WITHOUT, Goals, Measure, Row
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Kind
-from benchmarks.sweeps import SWEEPS, SweepPart, draw
 
 KINDS = {name: server.kind for name, server in SERVERS.items()} | {WITHOUT: Kind.BASELINE}
 LOAD = GrpcLoad(EchoPayload(64), 1, 1)
@@ -139,61 +138,11 @@ def test_a_failed_row_is_named_in_the_report() -> None:
     assert "| Fast (req/s) | FAILED |" in report.markdown()
 
 
-def sweep_part() -> SweepPart:
-    sweep = SWEEPS[0]
-    by_pair = {
-        (row.name, name): [sample(at * speed)]
-        for at, row in sweep.rows.items()
-        for name, speed in (("gpuserve", 100.0), ("triton", 50.0))
-        if (name, at) != ("triton", 256)
-    }
-    titles = {"gpuserve": "gpuserve", "triton": "Triton", "mosec": "mosec"}
-    return SweepPart([sweep], titles, KINDS, Samples(by_pair))
-
-
-def test_a_sweep_is_a_curve_for_each_server_that_has_points() -> None:
-    part = sweep_part()
-    ours, theirs = part.curves(SWEEPS[0])
-    assert (ours.title, ours.kind, ours.at[-1], ours.throughput[-1]) == ("gpuserve", Kind.OURS, 256, 25600.0)
-    assert (theirs.at[-1], theirs.median_ms[0], theirs.p99_ms[0]) == (128, 1.0, 2.0)
-    assert "| 256 | 2.56e+04 (1) | - |" in part.markdown()
-
-
-@pytest.fixture(scope="module")
-def _fonts_are_open(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """matplotlib opens its fonts with the first picture and keeps them, which is no leak of a test."""
-    pytest.importorskip("matplotlib")
-    sweep_part().write_plots(tmp_path_factory.mktemp("first"))
-
-
-def test_sizes_are_written_as_people_write_them() -> None:
-    sizes = next(sweep for sweep in SWEEPS if sweep.name == "size-grpc")
-    assert [sizes.tick(at) for at in (64, 1 << 10, 1 << 18, 1 << 24)] == [
-        "64 B",
-        "1 KiB",
-        "256 KiB",
-        "16 MiB",
-    ]
-    assert SWEEPS[0].tick(256) == "256"
-
-
-@pytest.mark.usefixtures("_fonts_are_open")
-def test_plots_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
-    png, svg = sweep_part().write_plots(tmp_path)
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in svg.read_bytes()
-
-
-def test_a_plot_without_curves_is_not_drawn(tmp_path: Path) -> None:
-    assert draw(SWEEPS[0], [], tmp_path) == []
-
-
 def test_the_command_line_takes_the_rows_of_every_section() -> None:
     known = {name for section in SECTIONS for name in section.names}
     usual = set(parse([]).rows)
     assert {"starts", "imports", "grpc-64-1"} <= usual < known
-    assert parse(["--plots"]).rows == tuple(sweep.name for sweep in SWEEPS)
-    assert parse(["--rows", "size-grpc,starts"]).rows == ("size-grpc", "starts")
+    assert parse(["--rows", "grpc-64-1,starts"]).rows == ("grpc-64-1", "starts")
 
 
 def test_a_row_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ from benchmarks.rounds import copy
 from benchmarks.rows import ROWS, WITHOUT
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import ECHO, Api, Kind, Option, Ports, Server
-from benchmarks.sweeps import SWEEPS
-from benchmarks.wire_clients import Calls, ClientFailed, Stream, first_responses
+from benchmarks.stream_client import ClientFailed, Stream
 
 H2LOAD = """\
 finished in 2.00s, 852.00 req/s, 115.78KB/s
@@ -102,51 +100,6 @@ ACK = END_STREAM = 1
 
 def http2(kind: int, stream: int, payload: bytes = b"", flags: int = 0) -> bytes:
     return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
-
-
-def opened(calls: int) -> Calls:
-    made = Calls("/a.Service/Method", b"request", b"the answer")
-    assert b"".join(map(made.ask, range(calls))).count(b"request") == calls
-    return made
-
-
-def test_a_client_tells_when_the_first_message_of_each_call_has_come() -> None:
-    calls = opened(2)
-    assert calls.take(http2(HEADERS, 1) + http2(HEADERS, 3)) == ([], b"")
-    assert calls.begun == []
-    calls.take(http2(DATA, 3, b"the "))
-    assert calls.begun == [1]
-    calls.take(http2(DATA, 3, b"answer") + http2(DATA, 1, b"the answer"))
-    assert calls.begun == [0]
-    ended, _ = calls.take(http2(HEADERS, 1, flags=END_STREAM) + http2(DATA, 3, flags=END_STREAM))
-    assert (calls.begun, ended) == ([], [(0, True), (1, True)])
-
-
-def first_of(received: bytes) -> dict[str, Any]:
-    sent: list[bytes] = []
-    calls = Calls("/a.Service/Method", b"request", b"the answer")
-    found = first_responses(calls, 1, 0.0, sent.append, iter([received]).__next__)
-    assert b"".join(sent).count(b"request") == 1
-    return found
-
-
-def test_the_client_of_first_responses_times_each_call() -> None:
-    found = first_of(http2(DATA, 1, b"the answer") + http2(HEADERS, 1, flags=END_STREAM))
-    assert found["calls"] == 1
-    assert len(found["first_s"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("received", "text"),
-    [
-        (http2(HEADERS, 1, flags=END_STREAM), "the server refused a call"),
-        (http2(DATA, 1, b"another an", END_STREAM), "an answer of 10 bytes is not the right one of 10"),
-        (http2(RESET, 1, b"\0\0\0\1"), "the server refused a call"),
-    ],
-)
-def test_the_client_of_first_responses_takes_no_wrong_answer(received: bytes, text: str) -> None:
-    with pytest.raises(ClientFailed, match=text):
-        first_of(received)
 
 
 def in_stream(window: int = 65_535) -> Stream:
@@ -308,14 +261,8 @@ def test_a_batch_of_the_client_is_one_tensor() -> None:
     assert payload.nbytes == 2048
 
 
-def test_sweeps_go_from_one_request_to_256_and_from_64_bytes_to_16_mib() -> None:
-    ends = {sweep.name: (min(sweep.rows), max(sweep.rows)) for sweep in SWEEPS}
-    assert ends["in-flight-grpc"] == ends["in-flight-http"] == (1, 256)
-    assert ends["size-grpc"] == ends["size-http"] == (64, 1 << 24)
-
-
 def test_row_names_are_told_apart() -> None:
-    names = [row.name for row in (*ROWS, *(row for sweep in SWEEPS for row in sweep.rows.values()))]
+    names = [row.name for row in ROWS]
     assert len(set(names)) == len(names)
 
 

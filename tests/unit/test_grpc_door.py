@@ -25,7 +25,6 @@ from gpuserve.front.protocols.access.authorization import AccessPolicy
 from gpuserve.front.protocols.grpc import grpc_protocol, model_infer, model_stream_infer, unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
 from gpuserve.front.protocols.grpc.grpc_protocol import MAX_MESSAGE_NBYTES, Unframer, frame, grpc_message
-from gpuserve.front.protocols.grpc.infer_encoder import varint
 from gpuserve.front.protocols.grpc.reflection import METHODS as REFLECTION
 from gpuserve.front.service.inference_service import inference_service
 
@@ -183,18 +182,6 @@ def test_large_messages_are_packed_and_unpacked_beside_the_loop(
     run(test, None, "high")
 
 
-def test_a_client_that_leaves_takes_its_request_back() -> None:
-    async def test(house: House) -> None:
-        for body, end in ((framed(message()), True), (framed(message())[:20], False)):
-            house.call(unary_rpcs.MODEL_INFER, body, end=end)
-            await house.settle()
-            house.leave()
-        await house.settle()
-        assert house.scene.metrics.outcomes.cancellations == 1
-
-    run(test)
-
-
 def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_stream_infer, "MAX_PENDING_NBYTES", 1)
 
@@ -206,95 +193,6 @@ def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: 
         await house.settle()
         assert house.requests.tasks == set()
         assert house.scene.metrics.outcomes.cancellations == 1
-
-    run(test)
-
-
-@pytest.mark.parametrize(
-    ("body", "fields", "code"),
-    [
-        (b"", (), 3),
-        (b"\0\0\0\0", (), 3),
-        (b"\0\0\0\0\1", (), 3),
-        (b"\1\0\0\0\0", (), 3),
-        (framed(message()) + b"x", (), 3),
-        (b"\0" + (LIMIT_NBYTES + 1).to_bytes(4), (), 8),
-        (framed(b"\xff"), (), 3),
-        (packed(b"\x3a" + varint(LIMIT_NBYTES) + bytes(LIMIT_NBYTES)), (("grpc-encoding", "gzip"),), 8),
-        (b"\1\0\0\0\1x", (("grpc-encoding", "gzip"),), 3),
-        (framed(message()), (("grpc-encoding", "br"),), 12),
-    ],
-)
-@pytest.mark.parametrize("cut", [None, 3])
-def test_messages_that_are_none(
-    body: bytes, fields: tuple[tuple[str, str], ...], code: int, cut: int | None
-) -> None:
-    async def test(house: House) -> None:
-        if cut is None:
-            response = house.call(unary_rpcs.MODEL_INFER, body, *fields)
-        else:
-            response = house.call(unary_rpcs.MODEL_INFER, body[:cut], *fields, end=False)
-            house.feed(body[cut:], end=True)
-        while not response.heads:  # what grows is inflated in a thread
-            await asyncio.sleep(0.001)
-            await house.settle()
-        assert status(response) == code
-        assert len(response.heads) == 1
-
-    run(test)
-
-
-# ---- who may call -------------------------------------------------------------------------------
-
-
-def test_a_call_without_its_token_is_told_so() -> None:
-    async def test(house: House) -> None:
-        for path in (unary_rpcs.MODEL_INFER, SERVICE + "ServerLive", unary_rpcs.MODEL_STREAM_INFER):
-            response = house.call(path, framed(b""))
-            await house.settle()
-            assert status(response) == 14
-            assert (
-                said(response) == "This protocol is restricted, expecting header 'triton-grpc-protocol-token'"
-            )
-        response = house.call(SERVICE + "ServerLive", framed(b""), ("token", "right"))
-        await house.settle()
-        assert status(response) == 0
-
-    run(test, CLOSED)
-
-
-def test_a_stream_is_refused_before_its_requests_come() -> None:
-    async def test(house: House) -> None:
-        response = house.call(unary_rpcs.MODEL_STREAM_INFER, None, end=False)
-        await house.settle()
-        assert status(response) == 14
-
-    run(test, CLOSED)
-
-
-@pytest.mark.parametrize("changes", [True, False])
-def test_settings_are_read_from_anywhere_and_changed_from_here(changes: bool) -> None:
-    request = pb.LogSettingsRequest()
-    if changes:
-        request.settings["log_info"].bool_param = True
-    body = framed(request.SerializeToString())
-
-    async def test(house: House) -> None:
-        here = house.call(SERVICE + "LogSettings", body)
-        through = house.call(SERVICE + "LogSettings", body, ("via", "a proxy"))
-        not_grpc = house.call(SERVICE + "LogSettings", body, ("via", "a proxy"), te=False)
-        await house.settle()
-        assert (status(here), status(through), status(not_grpc)) == (0, 7 if changes else 0, 3)
-
-    run(test)
-
-
-def test_what_changes_the_server_is_for_its_own_machine() -> None:
-    async def test(house: House) -> None:
-        path, body = SERVICE + "SystemSharedMemoryUnregister", framed(b"")
-        here, through = house.call(path, body), house.call(path, body, ("via", "a proxy"))
-        await house.settle()
-        assert (status(here), status(through)) == (0, 7)
 
     run(test)
 
@@ -346,42 +244,6 @@ def test_a_client_that_leaves_is_no_defect(
     with caplog.at_level(logging.INFO):
         run(test)
     assert caplog.records == []
-
-
-def test_small_replies() -> None:
-    async def test(house: House) -> None:
-        replies = [
-            house.call(SERVICE + method, framed(body))
-            for method, body in (
-                ("ServerLive", b""),
-                ("ServerMetadata", b""),
-                ("RepositoryIndex", b""),
-                ("ModelMetadata", pb.ModelMetadataRequest(name="m").SerializeToString()),
-            )
-        ]
-        await house.settle()
-        live, server, index, model = [Unframer(LIMIT_NBYTES).feed(one.body)[0] for one in replies]
-        assert pb.ServerLiveResponse.FromString(live).live
-        assert "binary_tensor_data" in pb.ServerMetadataResponse.FromString(server).extensions
-        (entry,) = pb.RepositoryIndexResponse.FromString(index).models
-        assert (entry.name, entry.version) == ("m", "1")
-        metadata = pb.ModelMetadataResponse.FromString(model)
-        assert (metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("x", [-1, 1])
-
-    run(test)
-
-
-def test_a_watch_goes_on_and_ends_with_the_server() -> None:
-    async def test(house: House) -> None:
-        response = house.call(unary_rpcs.HEALTH_WATCH, framed(b""))
-        await house.settle()
-        assert response.body == framed(b"\x08\x02")
-        house.service.health.end()
-        await house.settle()
-        assert status(response) == 14
-        assert house.requests.tasks == set()
-
-    run(test)
 
 
 def test_a_method_is_named_as_it_is() -> None:

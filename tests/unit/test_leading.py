@@ -13,9 +13,9 @@ from exploring import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from ideal_server import ideal_latencies
 from scheduled import Clocked, model_spec
 
-from benchmarks.scenarios.ideal import ideal_latencies
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
 from gpuserve.front.scheduling.slots import LEAD_S, Batch
