@@ -34,7 +34,6 @@ from benchmarks.gpu.running.section import (
     Outcome,
     Section,
     Site,
-    stretched,
 )
 from benchmarks.gpu.sections.device_tests import Batch, batches, run_batch
 from benchmarks.processes import Process
@@ -101,14 +100,6 @@ def test_what_does_not_fit_the_budget_is_not_begun(tmp_path: Path, environment: 
     (found,) = _run(tmp_path, environment, _section("good"), budget_s=1.0)
     assert found.outcome is Outcome.FAILED
     assert found.reason == "the budget of 1 s was spent before it"
-
-
-def test_a_section_that_is_not_required_does_not_fail_the_check(
-    tmp_path: Path, environment: Mapping[str, str]
-) -> None:
-    found = _run(tmp_path, environment, _section("raises", required=False))
-    assert found[0].outcome is Outcome.FAILED
-    assert not Report({}, Effort.small(), True, 1.0, found).failed
 
 
 def _check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -262,25 +253,12 @@ def test_only_a_whole_report_of_a_gpu_is_published(tmp_path: Path) -> None:
         assert (done.returncode, why in done.stderr) == (1, True), done.stderr
 
 
-def test_more_time_is_shared_out_and_less_is_not_taken_away() -> None:
-    total_s = sum(one.budget_s for one in SECTIONS)
-    twice = stretched(SECTIONS, 2 * total_s)
-    assert [one.budget_s for one in twice] == [2 * one.budget_s for one in SECTIONS]
-    assert stretched(SECTIONS, total_s / 2) == SECTIONS
-
-
 def test_a_machine_without_a_gpu_is_told(tmp_path: Path) -> None:
     done = _check("--only", "bandwidth", "--out", str(tmp_path / "out"))
     if done.returncode == 0:
         pytest.skip("this machine has a GPU")
     assert "error: this machine shows no NVIDIA GPU" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_section_is_a_usage_error() -> None:
-    done = _check("--only", "speed")
-    assert done.returncode == 2
-    assert "'speed' is not one of facts, bandwidth, " in done.stderr
 
 
 @pytest.fixture
@@ -348,7 +326,7 @@ def test_the_libraries_of_cuda_that_an_interpreter_has_are_found_in_the_environm
     command = [str(base / "bin/python"), "-m", "benchmarks.gpu.running.environment", str(tmp_path / "made")]
     made = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60)
     machine = GpuMachine(tmp_path / "gpus", libraries_looked_up=True)
-    program = [made.stdout.strip(), str(REPOSITORY / "tests/programs/cuda_unkindness.py"), "compiles"]
+    program = [made.stdout.strip(), str(REPOSITORY / "tests/programs/cuda_unkindness.py")]
     done = subprocess.run(
         program, env=os.environ | machine.environ, capture_output=True, text=True, check=True, timeout=60
     )

@@ -205,42 +205,7 @@ async def test_a_streamed_response(scene: Scene) -> None:
     assert scene.released == [0]
 
 
-@in_a_scene
-async def test_a_response_without_a_body_and_one_that_ends_with_its_last_part(scene: Scene) -> None:
-    (first, first_sink), (second, second_sink) = await scene.opened(), await scene.opened()
-    first_sink.exchange.start(204, (), end=True)
-    second_sink.exchange.start(200, ())
-    second_sink.exchange.send(b"all", end=True)
-    await scene.way.settle()
-    assert (first.status, first.ended) == (204, True)
-    assert (second.body, second.ended) == (b"all", True)
-    assert [sink.n_abandoned for sink in scene.sinks] == [1, 1]  # their bodies had not ended
-
-
-@in_a_scene
-async def test_a_response_that_is_broken_off(scene: Scene) -> None:
-    door, sink = await scene.opened()
-    sink.exchange.start(200, ())
-    sink.exchange.send(bytes(MIB))
-    sink.exchange.reset()
-    await scene.way.settle()
-    assert door.is_broken
-    assert (sink.n_abandoned, sink.exchange.ended) == (1, True)
-
-
 # ---- who goes -----------------------------------------------------------------------------------
-
-
-@in_a_scene
-async def test_an_answer_before_the_end_of_the_body(scene: Scene) -> None:
-    door, sink = await scene.opened()
-    door.come(b"abc")
-    await scene.way.settle()
-    scene.answer(sink, b"early")
-    assert sink.n_abandoned == 1
-    door.come(b"def", end=True)
-    await scene.way.settle()
-    assert (door.body, sink.body) == (b"early", b"abc")
 
 
 @in_a_scene
@@ -261,28 +226,6 @@ async def test_who_answers_when_it_accepts(scene: Scene) -> None:
     await scene.way.settle()
     assert door.body == b"at once"
     assert [(sink.n_abandoned, sink.body) for sink in scene.sinks] == [(1, b"")]
-
-
-@pytest.mark.parametrize("nbytes", [4, 4 * MIB])
-@in_a_scene
-async def test_a_client_that_leaves(scene: Scene, nbytes: int) -> None:
-    """Before its answer, while it comes, and when it has read nothing of it."""
-    for n in range(3):
-        door, sink = await scene.opened()
-        door.come(b"", end=True)
-        await scene.way.settle()
-        if n == 0:
-            door.leave()
-            await scene.way.settle()
-        scene.answer(sink, b"x" * nbytes)
-        if n == 1:
-            door.leave()
-        await scene.way.settle()
-        door.leave()
-        assert sink.exchange.ended
-        assert scene.n_open == (0, 0)
-        assert door.body == (b"x" * nbytes if n == 2 else b"")
-    assert scene.released == [0, 1, 2]
 
 
 @in_a_scene
@@ -380,16 +323,6 @@ async def test_a_large_answer_arrives_whole_and_little_of_it_waits(scene: Scene,
     assert door.is_whole
     assert scene.released == [0]
     assert scene.way.most_waiting_nbytes < 512 << 10
-
-
-@in_a_scene
-async def test_a_large_body_is_cut_up(scene: Scene) -> None:
-    door, sink = await scene.opened()
-    body = os.urandom(MIB + 1)
-    door.come(body, end=True)
-    await scene.way.settle()
-    assert (sink.body, sink.ended) == (body, True)
-    scene.answer(sink, b"")
 
 
 @in_a_scene
