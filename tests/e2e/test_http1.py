@@ -257,26 +257,7 @@ def test_a_body_over_the_limit(server: OperatedServer) -> None:
     connection.close()
 
 
-def test_many_sizes_on_one_connection(server: OperatedServer) -> None:
-    with connected(server) as connection:
-        for nbytes in (1, 1000, 65535, 65536, 100_000, 1 << 20, 3, LIMIT_NBYTES - 1000):
-            raw = os.urandom(nbytes)
-            body, length = binary(raw, "UINT8", 1, nbytes)
-            connection.sendall(infer(body, length, to=b"echo_UINT8"))
-            head, answer = response(connection)
-            assert b" 200 OK" in head
-            assert answer.endswith(raw)
-
-
 # ---- how requests come ----------------------------------------------------------------------
-
-
-def test_a_request_that_comes_byte_by_byte(server: OperatedServer) -> None:
-    with connected(server) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in REQUESTS["binary"]:
-            connection.send(bytes((byte,)))
-        assert b" 200 OK" in response(connection)[0]
 
 
 def test_inference_requests_that_come_together(server: OperatedServer) -> None:
@@ -289,27 +270,6 @@ def test_inference_requests_that_come_together(server: OperatedServer) -> None:
     found = [arrived.find(np.full(4, n, np.float32).tobytes()) for n in range(1, 50)]
     assert -1 not in found
     assert found == sorted(found)
-
-
-def test_a_body_in_chunks_with_trailers(server: OperatedServer) -> None:
-    body, length = binary(FOUR)
-    chunks = b"".join(
-        b"%x\r\n%b\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)
-    )
-    head = b"POST /v2/models/echo_FP32/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + length
-    with connected(server) as connection:
-        connection.sendall(head + b"\r\n\r\n" + chunks + b"0\r\nX-A: b\r\n\r\n")
-        answer = response(connection)
-        assert (b" 200 OK" in answer[0], answer[1].endswith(FOUR)) == (True, True)
-
-
-def test_who_waits_to_be_told_is_told(server: OperatedServer) -> None:
-    body, length = binary(FOUR)
-    with connected(server) as connection:
-        connection.sendall(infer(body, length, b"Expect: 100-continue")[: -len(body)])
-        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        connection.sendall(body)
-        assert b" 200 OK" in response(connection)[0]
 
 
 @pytest.mark.parametrize(
@@ -330,27 +290,6 @@ def test_a_request_refused_by_its_head_is_not_asked_for_its_body(
         head = host + b"\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
         connection.sendall(line + b" HTTP/1.1\r\n" + head)
         assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
-
-
-def test_an_old_client(server: OperatedServer) -> None:
-    with connected(server) as connection:
-        connection.sendall(b"GET /v2/health/live HTTP/1.0\r\nAccept: application/json\r\n\r\n")
-        assert response(connection) == (
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 13\r\nvary: accept\r\n"
-            b"connection: close",
-            b'{"live":true}',
-        )
-        assert connection.recv(1) == b""
-
-
-def test_a_head_only(server: OperatedServer) -> None:
-    with connected(server) as connection:
-        connection.sendall(LIVE.replace(b"GET", b"HEAD") + LIVE)
-        arrived = b""
-        while not arrived.endswith(b'{"live":true}'):
-            arrived += connection.recv(65536)
-    assert arrived.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
-    assert arrived.count(b"{") == 1
 
 
 def test_curl_sees_why_its_upload_is_refused(server: OperatedServer) -> None:

@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 from config_file import models, write_config
-from hpack.hpack import encode_integer
 from http2_peer import (
-    CANCEL,
-    CONTINUATION,
-    END_HEADERS,
-    ENHANCE_YOUR_CALM,
     HEADERS,
     NO_ERROR,
     PING_FRAME,
@@ -23,9 +18,7 @@ from http2_peer import (
     Frame,
     Peer,
     data,
-    frame,
     grow,
-    reset,
     settings,
 )
 from http2_wire import GRPC, TIMEOUT_S, Wire
@@ -96,14 +89,6 @@ def rss_nbytes(pid: int) -> int:
 # ---- clients that speak it right ------------------------------------------------------------
 
 
-def test_a_call_byte_by_byte(server: OperatedServer) -> None:
-    with Wire(server.addresses["gRPC"]) as wire:
-        wire.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in ask(wire, 1):
-            wire.send(bytes((byte,)))
-        assert_answered(wire, 1)
-
-
 def test_the_rest_of_the_protocol_on_both_ports(server: OperatedServer) -> None:
     for port in ("HTTP", "gRPC"):
         with Wire(server.addresses[port]) as wire:
@@ -113,16 +98,6 @@ def test_the_rest_of_the_protocol_on_both_ports(server: OperatedServer) -> None:
             assert wire.peer.responses[1].status == "200"
             assert b'"echo_FP32"' in wire.peer.responses[1].body
             assert wire.peer.responses[3].body == b""
-
-
-def test_as_many_streams_as_are_allowed(server: OperatedServer) -> None:
-    with Wire(server.addresses["gRPC"], Peer(window=MIB)) as wire:
-        wire.send(wire.peer.grow(0, 64 * MIB))
-        ids = range(1, 2 * 4096, 2)
-        wire.send(b"".join(wire.peer.headers(one, GRPC) for one in ids))
-        wire.ping()
-        wire.send(b"".join(data(one, SMALL, end=True) for one in ids))
-        assert_answered(wire, *ids)
 
 
 def test_over_tls(tmp_path: Path) -> None:
@@ -145,21 +120,6 @@ def test_over_tls(tmp_path: Path) -> None:
             wire.read_to_the_end()
             assert wire.peer.error == PROTOCOL_ERROR
         assert started.end() == 0
-
-
-def test_large_answers_through_small_windows(server: OperatedServer) -> None:
-    """With a window that shrinks on the way, and pings and settings while the server is full."""
-    with Wire(server.addresses["gRPC"], Peer(window=100_000), buffer_nbytes=32 << 10) as wire:
-        wire.send(ask(wire, 1, large(2 * MIB)))
-        n_seen = 0
-        while not wire.peer.response(1).ended:
-            wire.read_some()
-            response = wire.peer.responses[1]
-            if n_new := len(response.body) - n_seen:
-                n_seen += n_new
-                wire.send(wire.peer.grow(1, n_new) + wire.peer.grow(0, n_new) + PING_FRAME)
-        assert len(response.body) > 2 * MIB
-        assert response.trailers == {"grpc-status": "0"}
 
 
 def test_tables_of_header_fields_that_clients_choose_and_change(server: OperatedServer) -> None:
@@ -216,14 +176,6 @@ def test_a_shut_down_in_the_middle_of_a_large_answer(tmp_path: Path) -> None:
 # ---- clients that speak it badly ------------------------------------------------------------
 
 
-def test_rapid_resets(server: OperatedServer) -> None:
-    with Wire(server.addresses["gRPC"]) as wire:
-        rounds = [wire.peer.headers(one, GRPC) + reset(one, CANCEL) for one in range(1, 40_000, 2)]
-        wire.flood(b"".join(rounds), sum(map(len, rounds)))
-        wire.read_to_the_end()
-        assert wire.peer.error == ENHANCE_YOUR_CALM
-
-
 @pytest.mark.parametrize("flood", [PING_FRAME, settings({4: 70_000}), settings()])
 def test_floods_of_a_client_that_does_not_read(server: OperatedServer, flood: bytes) -> None:
     before = rss_nbytes(server.front)
@@ -244,26 +196,6 @@ def test_floods_of_refused_calls_that_are_not_read(server: OperatedServer) -> No
         assert wire.flood(calls, len(calls)) < len(calls)
         assert rss_nbytes(server.front) - before < 16 * MIB
         wire.read_until(lambda: len(wire.peer.responses) > 1000)
-
-
-def test_header_blocks_in_small_parts(server: OperatedServer) -> None:
-    with Wire(server.addresses["gRPC"]) as wire:
-        wire.send(frame(HEADERS, 0, 1, b"\x20"))
-        wire.flood(frame(CONTINUATION, 0, 1, b"\x20") * 5000, MIB)
-        wire.read_to_the_end()
-        assert wire.peer.error == ENHANCE_YOUR_CALM
-
-
-def test_huge_header_blocks(server: OperatedServer) -> None:
-    """A string as long as a head may be is decoded in milliseconds; a longer one is not."""
-    for nbytes, code in ((40_000, PROTOCOL_ERROR), (70_000, ENHANCE_YOUR_CALM)):
-        coded = b"\x1f" * nbytes
-        length = encode_integer(nbytes, 7)
-        length[0] |= 0x80
-        with Wire(server.addresses["gRPC"]) as wire:
-            wire.send(frame(HEADERS, END_HEADERS, 1, b"\x00\x01a" + bytes(length) + coded))
-            wire.read_until(lambda wire=wire: wire.peer.goaways or wire.peer.response(1).reset is not None)
-            assert ((wire.peer.goaways and wire.peer.error) or wire.peer.responses[1].reset) == code
 
 
 # ---- clients that do not read, or leave -----------------------------------------------------
@@ -299,17 +231,3 @@ def test_clients_that_leave_in_the_middle(server: OperatedServer, leave: str) ->
                         one.socket.shutdown(socket.SHUT_WR)
                         one.read_to_the_end()
     wait_until(lambda: n_sockets(server) <= before, "their connections are closed", TIMEOUT_S)
-
-
-def test_a_greeting_in_parts_and_connections_without_one(server: OperatedServer) -> None:
-    with Wire(server.addresses["gRPC"]) as wire:
-        host, _, port = server.addresses["gRPC"].rpartition(":")
-        with socket.create_connection((host, int(port)), TIMEOUT_S) as slow:
-            slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for byte in Peer().greeting():
-                slow.send(bytes((byte,)))
-            assert slow.recv(9)[3] == 4
-        with socket.create_connection((host, int(port)), TIMEOUT_S):
-            pass
-        wire.send(ask(wire, 1))
-        assert_answered(wire, 1)

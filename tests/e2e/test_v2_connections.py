@@ -182,59 +182,7 @@ def test_a_connection_goes_on_after_an_early_answer(
 # ---- what HTTP allows -----------------------------------------------------------------------
 
 
-def test_pipelined_requests_are_answered_in_order(server: OperatedServer) -> None:
-    with connected(server) as connection:
-        connection.sendall(LIVE + LIVE.replace(b"live", b"ready"))
-        answers = until(connection, b'{"ready":true}')
-    assert answers.index(b'{"live":true}') < answers.index(b'{"ready":true}')
-
-
-@pytest.mark.parametrize(
-    "options",
-    [["-H", "transfer-encoding: chunked"], ["-H", "expect: 100-continue"], ["--http2-prior-knowledge"]],
-)
-@pytest.mark.parametrize("nbytes", [10, 1 << 20])
-def test_bodies_in_every_way_to_send_one(server: OperatedServer, options: list[str], nbytes: int) -> None:
-    body, length = http_body(nbytes)
-    header = ["-H", f"inference-header-content-length: {length}"]
-    with curl(server, "http", "/v2/models/echo/infer", *options, *header, "--data-binary", "@-") as client:
-        answer, _ = client.communicate(body)
-    assert answer.endswith(b"}" + bytes(nbytes))
-
-
 # ---- what nobody allows ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"\0\1\2\3 garbage\r\n\r\n", b""),
-        (POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n{", b"400"),
-        (POST + b"Content-Length: 18446744073709551616\r\n\r\n{", b"400"),
-        (POST + b"Content-Length: 9223372036854775807\r\n\r\n{", b"413"),
-        (POST + b"Content-Length: -1\r\n\r\n{", b"400"),
-        (POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", b"400"),
-        (POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", b"400"),
-        (POST + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffffff\r\n{}", b""),
-        (b"GET /v2/models/" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"414"),
-        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 200_000 + b"\r\n\r\n", b"431"),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100, b""),
-    ],
-)
-def test_requests_that_are_no_http(server: OperatedServer, sent: bytes, status: bytes) -> None:
-    with connected(server) as connection:
-        connection.sendall(sent)
-        words = until(connection, b"\r\n\r\n").split(b" ")
-    assert (words[1] if status else b"") == status
-
-
-def test_a_websocket_is_refused(server: OperatedServer) -> None:
-    with connected(server) as connection:
-        connection.sendall(
-            b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
-        assert until(connection, b"\r\n\r\n").split()[1] == b"403"
 
 
 @pytest.mark.parametrize("path", [INFER, "/inference.GRPCInferenceService/ServerLive"])

@@ -53,37 +53,10 @@ def closed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["count", "count_async"])
-@pytest.mark.parametrize("wanted", [0, 1, 5])
-def test_any_number_of_responses(name: str, wanted: int) -> None:
-    with loaded(stream_model(name)) as worker:
-        worker.start(number(wanted))
-        assert list(responses(worker)) == [[value] for value in range(wanted)]
-        assert isinstance(worker.end, wire.Done)  # type: ignore[attr-defined]
-        assert (worker.end.outputs, worker.end.responses) == (None, None)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("name", "value"), [("plain", 7), ("awaited", 8)])
-def test_a_response_may_be_returned_as_well(name: str, value: int) -> None:
-    with loaded(stream_model(name)) as worker:
-        worker.start(number(1))
-        assert list(responses(worker)) == [[value]]
-
-
 def test_the_requests_of_a_batch_may_get_different_numbers_of_responses() -> None:
     with loaded(stream_model("each_to_its_own")) as worker:
         worker.start(number(1, 3), rows=(1, 1))
         assert list(responses(worker)) == [[0, 0], [None, 1], [None, 2]]
-
-
-def test_an_error_after_some_responses_ends_the_batch() -> None:
-    with loaded(stream_model("fails_half_way")) as worker:
-        worker.start(number(1))
-        assert list(responses(worker)) == [[0], [1], [2]]
-        assert worker.end.failure == ("INTERNAL", "no more words")  # type: ignore[attr-defined]
-        assert "no more words" in worker.log_record().text
-        worker.start(number(1))
-        assert len(list(responses(worker))) == 3
 
 
 def test_an_error_may_be_for_one_request_with_a_code_of_its_own() -> None:

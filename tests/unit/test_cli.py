@@ -183,13 +183,6 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
     assert "Traceback" not in out + err
 
 
-def test_a_wrong_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["serve", "model.py:Linear", "--input", "x:float3:-1", "--output", "y:FP32:1", "--http-port", "x"])
-    told = sorted(capsys.readouterr().err.splitlines())
-    assert told[0] == "--http-port: expected an integer from 0 to 65535, given the string 'x'"
-    assert told[1].startswith("--input x:float3:-1: models[0].inputs[0].dtype: expected a dtype")
-
-
 def test_a_wrong_variable_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

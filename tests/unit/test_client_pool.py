@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -47,19 +46,6 @@ def resources() -> Resources:
     return Resources()
 
 
-def test_a_thread_is_started_only_when_none_is_free(resources: Resources) -> None:
-    pool = ResourcePool(resources.open, 4, 4)
-    first, second = Gate(), Gate()
-    futures = [pool.submit(first, 0), pool.submit(second, 0)]
-    assert first.began.wait(TIMEOUT_S)
-    assert second.began.wait(TIMEOUT_S)
-    first.let.set()
-    second.let.set()
-    assert sorted(one.result(TIMEOUT_S) for one in futures) == [1, 2]
-    pool.close(wait=True)
-    assert len(resources.opened) == len(resources.closed) == 2
-
-
 def test_what_waits_is_run_in_order_and_more_is_refused(resources: Resources) -> None:
     pool = ResourcePool(resources.open, 1, 2)
     gate, order = Gate(), []
@@ -79,20 +65,6 @@ def test_what_waits_is_run_in_order_and_more_is_refused(resources: Resources) ->
     pool.close(wait=True)
 
 
-def test_whoever_waits_for_room_gets_it(resources: Resources) -> None:
-    pool = ResourcePool(resources.open, 1, 1)
-    gates = [Gate(), Gate()]
-    futures = [pool.submit(one, 0) for one in gates]
-    late: list[Any] = []
-    waiting = threading.Thread(target=lambda: late.append(pool.submit(lambda one: one, TIMEOUT_S)))
-    waiting.start()
-    for gate in gates:
-        gate.let.set()
-    waiting.join(TIMEOUT_S)
-    assert [one.result(TIMEOUT_S) for one in (*futures, *late)] == [1, 1, 1]
-    pool.close(wait=True)
-
-
 def test_no_limits(resources: Resources) -> None:
     pool = ResourcePool(resources.open, None, None)
     gates = [Gate() for _ in range(20)]
@@ -103,27 +75,6 @@ def test_no_limits(resources: Resources) -> None:
     assert len({one.result(TIMEOUT_S) for one in futures}) == 20
     pool.close(wait=True)
     assert len(resources.closed) == 20
-
-
-def test_an_error_is_the_futures_and_the_thread_goes_on(resources: Resources) -> None:
-    pool = ResourcePool(resources.open, 1, 4)
-    with pytest.raises(ZeroDivisionError):
-        pool.submit(lambda _: 1 / 0, 0).result(TIMEOUT_S)
-    assert pool.submit(lambda one: one, 0).result(TIMEOUT_S) == 1
-    pool.close(wait=True)
-
-
-def test_closing_runs_what_waits_and_takes_no_more(resources: Resources) -> None:
-    pool = ResourcePool(resources.open, 1, 4)
-    gate = Gate()
-    futures = [pool.submit(gate, 0), pool.submit(lambda one: one, 0)]
-    pool.close(wait=False)
-    with pytest.raises(PoolClosed):
-        pool.submit(gate, 0)
-    gate.let.set()
-    assert [one.result(TIMEOUT_S) for one in futures] == [1, 1]
-    pool.close(wait=True)
-    assert resources.opened == resources.closed
 
 
 def test_whoever_waits_for_room_is_told_that_there_will_be_none(resources: Resources) -> None:
@@ -146,14 +97,3 @@ def test_whoever_waits_for_room_is_told_that_there_will_be_none(resources: Resou
     gate.let.set()
     assert [one.result(TIMEOUT_S) for one in futures] == [1, 1]
     pool.close(wait=True)
-
-
-def test_a_cancelled_call_is_not_run(resources: Resources) -> None:
-    pool = ResourcePool(resources.open, 1, 4)
-    gate, ran = Gate(), []
-    running, waiting = pool.submit(gate, 0), pool.submit(ran.append, 0)
-    assert waiting.cancel()
-    gate.let.set()
-    assert running.result(TIMEOUT_S) == 1
-    pool.close(wait=True)
-    assert ran == []
