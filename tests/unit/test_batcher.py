@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 
 import pytest
-from scheduled import Model
+from scheduled import Model, model_spec
 
 from gpuserve.core.errors import Code, QueueFull, Unavailable
+from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
+from gpuserve.model.spec import BatchingSpec
 
 # ---- B-1 … B-8 ------------------------------------------------------------------------------
 
@@ -361,6 +363,31 @@ def test_an_instance_that_holds_all_it_may_has_no_room_under_its_name() -> None:
     assert model.scheduler.next_batch(model.now, "i1") is None
     model.scheduler.complete(busy.batch_id)
     assert model.scheduler.next_batch(model.now, "i1") is not None
+
+
+def test_batches_are_bounded_in_elements_and_learn_what_the_memory_holds() -> None:
+    scheduler = ModelScheduler(model_spec(max_batch_size=64, batching=BatchingSpec(max_batch_elements=800)))
+    scheduler.instance_up("i0")
+
+    def rows_of_next(*lengths: int) -> int:
+        for length in lengths:
+            scheduler.submit(QueuedRequest(1, 1, "", row_elements=length), 0.0)
+        batch = scheduler.next_batch(0.0)
+        assert batch is not None
+        scheduler.complete(batch.batch_id)
+        if batch.rows == 8:
+            scheduler.exceeded_memory(batch)
+        return batch.rows
+
+    assert rows_of_next(*[100] * 8, 1) == 8
+    assert rows_of_next() == 1
+    assert rows_of_next(*[100] * 8) == 4, "the half of what was too much"
+    assert rows_of_next() == 4
+    for _ in range(1024):
+        assert rows_of_next(1) == 1
+    assert rows_of_next(*[100] * 8) == 8, "tried again after a while"
+    assert rows_of_next(500) == 1
+    assert rows_of_next(500) == 1, "a request over the limit runs alone"
 
 
 @pytest.mark.parametrize("delay_us", [0, 1000])

@@ -232,7 +232,8 @@ class BatchRunner:
                 for batch_id in batch_ids:
                     self._scheduling.scheduler.computed(self.in_flight.batch_at(link, batch_id).batch)
                 self._pump()
-            case wire.Split():
+            case wire.Split(batch_id):
+                self._scheduling.scheduler.exceeded_memory(self.in_flight.batch_at(link, batch_id).batch)
                 self._metrics.instance(link.instance).oom_splits += 1
             case wire.Released(batch_ids):
                 self.in_flight.free_lent(link, batch_ids)

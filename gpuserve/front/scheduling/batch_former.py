@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpuserve.front.scheduling.request_queue import (
@@ -28,6 +28,8 @@ from gpuserve.model.spec import BatchingSpec
 # Compared once per request: a look-up on an Enum class costs ten times a look-up of a global.
 _QUEUED: Final = RequestState.QUEUED
 _ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
+#: Attempts to form a batch after which a lowered limit of elements doubles.
+_GROWTH_BATCHES: Final = 1024
 
 
 class BatchFormer:
@@ -55,6 +57,9 @@ class BatchFormer:
     A batch that an instance would only hold (``is_held``) must not be able to grow, so rule 3 does not apply.
     If a full group waits behind a leading group whose delay has expired, the leading group goes all the same.
 
+    A batch that exceeded the memory of its device halves the limit of elements (``halve``). The limit doubles
+    after ``_GROWTH_BATCHES`` attempts, up to the configured one.
+
     Taken requests stay here while they wait, so that a request is walked once, not once for each later
     arrival. Only a new request that stands before one of them, by its priority, restarts the walk. Rule 4
     implies that there is no best and the batch is not closed: the requests and their rows are the only state.
@@ -69,7 +74,9 @@ class BatchFormer:
     ) -> None:
         self.merges = batching.merge and max_batch_size > 0
         self._max_rows = max_batch_size
-        self._max_elements = batching.max_batch_elements
+        self._max_elements = self._configured_elements = batching.max_batch_elements
+        #: The number of attempts until a lowered limit of elements doubles; 0 if none is lowered.
+        self._until_growth = 0
         self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
         self._largest_preferred = max(self._preferred)
         #: If this many rows wait in total, a batch that cannot grow exists.
@@ -85,6 +92,8 @@ class BatchFormer:
         if not self.merges:
             first_queued(waiting)
             return [waiting.popleft()]
+        if self._until_growth:
+            self._count_towards_growth()
         if not self._by_age and self._collected:
             first = first_queued(waiting)
             # A newer request stands before these.
@@ -112,6 +121,20 @@ class BatchFormer:
                 return self._cut(best or len(self._collected), waiting)
         batch, self._collected, self._rows = self._collected, [], 0
         return batch
+
+    def halve(self, requests: Sequence[QueuedRequest]) -> None:
+        """Lower the limit of elements to half of these requests, if the model has a limit."""
+        elements = sum([one.rows for one in requests]) * max([one.row_elements for one in requests])
+        if self._max_elements and elements:
+            self._max_elements = min(self._max_elements, max(1, elements // 2))
+            self._until_growth = _GROWTH_BATCHES
+
+    def _count_towards_growth(self) -> None:
+        self._until_growth -= 1
+        if not self._until_growth:
+            self._max_elements = min(2 * self._max_elements, self._configured_elements)
+            if self._max_elements < self._configured_elements:
+                self._until_growth = _GROWTH_BATCHES
 
     def has_full(self, groups: GroupedRequests) -> bool:
         """Return whether a batch exists that may be held."""

@@ -129,6 +129,10 @@ class DeviceScheduler(Scheduler):
                 return batch
         return None
 
+    def exceeded_memory(self, batch: Batch) -> None:
+        for one in self._all:
+            one.exceeded_memory(batch)
+
     def computed(self, batch: Batch) -> None:
         self._slots.free_slot(batch)
 

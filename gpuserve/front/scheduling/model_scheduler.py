@@ -317,6 +317,9 @@ class ModelScheduler(Scheduler):
             soonest = min(soonest, self._isolated_from)
         return None if soonest == math.inf else max(now, soonest)
 
+    def exceeded_memory(self, batch: Batch) -> None:
+        self._former.halve(batch.requests)
+
     def computed(self, batch: Batch) -> None:
         self._slots.free_slot(batch)
 

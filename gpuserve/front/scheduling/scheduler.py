@@ -171,6 +171,10 @@ class Scheduler(BatchSource, Protocol):
         """Free the slot of a batch whose call is over before its end. Sequences ignore this."""
         return
 
+    def exceeded_memory(self, batch: Batch) -> None:
+        """Form smaller batches after one that exceeded the memory of its device. Sequences ignore this."""
+        return
+
     def statistics(self) -> SchedulerStatistics:
         """Return the current statistics."""
 
