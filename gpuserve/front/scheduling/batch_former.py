@@ -198,7 +198,8 @@ class BatchFormer:
                 if max_elements and total * max(longest, request.row_elements) > max_elements:
                     self._rows = rows
                     return best, True
-            longest = max(longest, request.row_elements)
+            if max_elements:
+                longest = max(longest, request.row_elements)
             taken.append(waiting.popleft())
             rows = total
             if rows in preferred:
