@@ -24,16 +24,19 @@ from gpuserve.decorators.batching import Parameter, batch, sample
 class Shape:
     """The shape of a tensor, without the batch axis if the model batches; -1 is any size.
 
-    ``Annotated[Float32, Shape(3, 224, 224)]``; a tensor without a ``Shape`` has one axis of any size.
+    ``Annotated[Float32, Shape(3, 224, 224)]``; a tensor without a ``Shape`` has one axis of any size. The
+    requests of a batch may differ in the sizes of -1 of a ``ragged`` tensor: ``Shape(-1, ragged=True)``.
     """
 
-    __slots__ = ("dims",)
+    __slots__ = ("dims", "ragged")
 
-    def __init__(self, *dims: int) -> None:
+    def __init__(self, *dims: int, ragged: bool = False) -> None:
         self.dims = dims
+        self.ragged = ragged
 
     def __repr__(self) -> str:
-        return f"Shape({', '.join(map(repr, self.dims))})"
+        parts = [*map(repr, self.dims), *(["ragged=True"] if self.ragged else [])]
+        return f"Shape({', '.join(parts)})"
 
 
 class DType:

@@ -312,6 +312,8 @@ def batch(
 
     def decorate(decorated: Any) -> Any:
         call = _over_batches(checked_function(decorated, "@batch"), padding)
+        if lengths is not None:
+            call.lengths_arguments = tuple(lengths.values()) if isinstance(lengths, Mapping) else (lengths,)
         if max_batch_size is not None:
             call.max_batch_size = max_batch_size
         return call

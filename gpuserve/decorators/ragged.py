@@ -21,7 +21,7 @@ from gpuserve.decorators.batch_data import (
     library_of,
     row_count,
 )
-from gpuserve.decorators.wrapping import BatchError, RequestError
+from gpuserve.decorators.wrapping import BatchError, RequestError, RowLengths
 from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs
 from gpuserve_worker.inference.ragged import NOTHING_RAGGED, Axes, RaggedNames, RaggedTensor, Shape
 from gpuserve_worker.protocol.payloads import WireRequest
@@ -107,7 +107,8 @@ def arguments(batch: Batch, padding: Padding | None) -> tuple[dict[str, Any], Se
             found.append(lengths)
             argument = padding.lengths_argument(name, is_first=len(found) == 1)
             if argument is not None:
-                given[argument] = lengths.sizes[:, 0] if lengths.sizes.shape[1] == 1 else lengths.sizes
+                sizes = lengths.sizes[:, 0] if lengths.sizes.shape[1] == 1 else lengths.sizes
+                given[argument] = sizes.view(RowLengths)
     return given, found
 
 

@@ -23,6 +23,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
+import numpy as np
+
 from gpuserve_worker.inference.inference_request import accept_batch, accepts_batch, function_of
 from gpuserve_worker.inference.model_context import ModelContext, current_model
 
@@ -107,8 +109,13 @@ def not_batching(decorator: str) -> BatchError:
     )
 
 
+class RowLengths(np.ndarray):
+    """The lengths of the rows of a padded input, an argument of a function under ``batch``."""
+
+
 def has_batch_axis(name: str, value: Any, rows: int) -> bool:
-    """Return whether an argument of a function under ``batch`` is an array ``[rows, …]`` of an input.
+    """Return whether an argument of a function under ``batch`` is an array ``[rows, …]`` of an input, or the
+    lengths of its rows.
 
     One row that ``first_value`` selected and other arguments have no batch axis.
     """
@@ -116,7 +123,7 @@ def has_batch_axis(name: str, value: Any, rows: int) -> bool:
     if not shape or shape[0] != rows:
         return False
     model = model_or_none()
-    if model is None:
+    if model is None or isinstance(value, RowLengths):
         return True
     return any(one.name == name and len(one.shape) + 1 == len(shape) for one in model.inputs)
 

@@ -7,7 +7,7 @@ evaluates annotations and calls nothing; it never happens while requests are ser
 annotation                              meaning
 ======================================  ========================================================
 ``NDArray[np.float32]``, ``Float32``    a tensor of this dtype and shape ``[-1]``
-``Annotated[…, Shape(3, -1)]``          its shape
+``Annotated[…, Shape(3, -1)]``          its shape, and whether it is ragged
 ``Annotated[torch.Tensor, DType(…)]``   a tensor of this dtype, received as a torch tensor; also cupy
 ``… | None = None``                     an optional input
 ``Parameter[int]``                      a parameter of the request, which is no tensor
@@ -91,7 +91,9 @@ def signature_of(target: Any, name: str) -> Signature | None:
         return None
     form = argument_form_of(called)
     hints = _evaluated(function, name, strictly=form is not None)
-    inputs, array = _inputs(_parameters(called, isinstance(target, type)), hints, name)
+    lengths = _attribute(called, "lengths_arguments", ())
+    parameters = [one for one in _parameters(called, isinstance(target, type)) if one.name not in lengths]
+    inputs, array = _inputs(parameters, hints, name)
     outputs = _outputs(hints.get("return"), name)
     if not inputs and not outputs:
         return None
@@ -100,14 +102,15 @@ def signature_of(target: Any, name: str) -> Signature | None:
             f"{name} has types of tensors, but not how it is called: put @batch over it, which gives it the "
             "rows of many requests as one array, or @sample, which gives it one request at a time"
         )
-    return Signature(inputs, outputs, _max_batch_size(called) if form == BATCH else 0, array)
+    max_batch_size = _attribute(called, "max_batch_size", DEFAULT_MAX_BATCH_SIZE) if form == BATCH else 0
+    return Signature(inputs, outputs, max_batch_size, array)
 
 
-def _max_batch_size(called: Any) -> int:
-    """Return the argument of ``@batch``, for every kind of callable."""
+def _attribute(called: Any, name: str, default: Any) -> Any:
+    """Return what ``@batch`` set on its function, for every kind of callable."""
     while isinstance(called, functools.partial):
         called = called.func
-    return getattr(function_of(called), "max_batch_size", DEFAULT_MAX_BATCH_SIZE)
+    return getattr(function_of(called), name, default)
 
 
 # ---- the function and its annotations -----------------------------------------------------------
@@ -286,10 +289,11 @@ class _Type(NamedTuple):
     name: str | None
     library: str | None
     optional: bool
+    ragged: bool
 
 
 def _declared(one: _Type) -> Tensor:
-    return Tensor(one.shape, one.datatype, one.name, one.optional)
+    return Tensor(one.shape, one.datatype, one.name, one.optional, ragged=one.ragged)
 
 
 def _tensor(hint: Any, where: str) -> _Type | None:
@@ -305,15 +309,16 @@ def _tensor(hint: Any, where: str) -> _Type | None:
         if marked:
             raise SignatureError(f"{where} is {_shown(base)}, which is no array: expected {_EXAMPLE}")
         return None
-    shape = _dims(_last(marks, Shape), where)
+    shape = _last(marks, Shape)
     name = _last(marks, Name)
     datatype = _datatype(_last(marks, DType), base, where)
     return _Type(
         datatype,
-        shape,
+        _dims(shape, where),
         None if name is None else name.name,
         library if library in _LIBRARIES else None,
         optional or inner_optional,
+        shape is not None and shape.ragged,
     )
 
 

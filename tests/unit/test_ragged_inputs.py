@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pytest
+from decorating import model, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.backends.batch_tensors import KINDS, BatchOutput
-from gpuserve.decorators import BatchError, batch
+from gpuserve.decorators import BatchError, batch, pad_batch
 from gpuserve.front.scheduling.shape_groups import MixedShapes
+from gpuserve.model.signature import signature_of
+from gpuserve.typed import Float32, Int64, Shape
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.ragged import RaggedNames, RaggedTensor
 from gpuserve_worker.protocol.payloads import WireRequest
@@ -26,6 +29,7 @@ def ragged_batch(
     return Batch({"x": x}, requests, ("y",), True, RaggedNames({"x": axes}, outputs))
 
 
+Ragged: TypeAlias = Annotated[Float32, Shape(-1, ragged=True)]
 SHAPES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), min_size=1, max_size=8)
 
 
@@ -120,6 +124,29 @@ def test_plain_requests_are_padded_as_by_a_server() -> None:
 def test_options_that_cannot_be(options: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         batch(**options)
+
+
+def test_types_declare_ragged_tensors_and_lengths_are_no_input() -> None:
+    @batch(pad=0, lengths="n")
+    def call(x: Ragged, k: Float32, n: Int64) -> Ragged: ...  # type: ignore[empty-body]
+
+    signature = signature_of(call, "call")
+    assert signature is not None
+    assert [(one.name, one.ragged) for one in signature.inputs or ()] == [("x", True), ("k", False)]
+    assert [one.ragged for one in signature.outputs or ()] == [True]
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (3, 3)])
+def test_pad_batch_repeats_the_last_row_and_its_length(sizes: tuple[int, int]) -> None:
+    @batch(pad=0, lengths="n")
+    @pad_batch
+    def call(x: Any, n: Any) -> Any:
+        assert n.tolist() == [sizes[0], *[sizes[1]] * 3]
+        return {"y": x + 1}
+
+    given_batch = ragged_batch([np.ones((1, one)) for one in sizes], {"y": (0,)})
+    answers = serving(model(preferred_batch_sizes=(4,)), call, given_batch)
+    assert [one["y"].tolist() for one in answers] == [[[2.0] * one] for one in sizes]
 
 
 def test_an_output_of_other_sizes_cannot_be_cut() -> None:

@@ -239,14 +239,17 @@ class ModelScheduler(Scheduler):
         again = retried is not None
         alone = again or not self._former.merges
         batch = slots.place(requests, rows, alone, now, exclusive=again, instance=instance)
-        groups = queue.groups
-        if groups is not None and self._mixed_shapes.observe(rows, queue.rows, groups.n_groups):
-            self.shapes_report = f"batches hold {rows} rows while {queue.rows} wait"
+        self._observe_shapes(rows)
         if queue.requests and rows == 1 and self._answers_may_wait and requests[0].retriable:
             # Other batches follow. If the worker dies while this answer waits, it may have begun some of
             # them, which run again.
             batch.may_wait = slots.expected_s(batch) < _SHORT_S
         return batch
+
+    def _observe_shapes(self, rows: int) -> None:
+        groups = self._queue.groups
+        if groups is not None and self._mixed_shapes.observe(rows, self._queue.rows, groups.n_groups):
+            self.shapes_report = f"batches hold {rows} rows while {self._queue.rows} wait"
 
     def _has_full(self) -> bool:
         """Return whether enough requests wait for a batch that cannot grow."""
