@@ -30,6 +30,7 @@ from gpuserve.core.errors import (
     Stopping,
     Unavailable,
     Unimplemented,
+    Unknown,
     inner_code,
     request_error,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "Stopping",
     "Unavailable",
     "Unimplemented",
+    "Unknown",
     "UnrecoverableError",
     "inner_code",
     "request_error",

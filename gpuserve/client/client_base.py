@@ -29,7 +29,7 @@ from gpuserve.client.request_builder import Arrays, RequestBuilder
 from gpuserve_worker.protocol.tensor import datatype_of
 
 #: The parameters, or the headers, of a call.
-Values: TypeAlias = Mapping[str, str | int | bool] | None
+Values: TypeAlias = Mapping[str, str | int | float | bool] | None
 
 _MIN_PAUSE_S: Final = 0.02
 _MAX_PAUSE_S: Final = 1.0
@@ -107,6 +107,8 @@ class ModelClientBase(AnyClient):
         ClientValueError: if an argument is wrong; ClientInvalidUrlError if it is the URL.
     """
 
+    #: Whether the protocol's own parameters are refused in ``parameters``, as PyTriton's clients do.
+    _reserved: ClassVar[bool] = False
     #: Whether responses of a decoupled model have no time limit.
     _patient: ClassVar[bool] = False
     #: Whether the client needs gRPC, as decoupled models do.
@@ -203,7 +205,10 @@ class ModelClientBase(AnyClient):
                 found = await self._request("get_model_config", *self._model, **more)
                 version = self.settings.model_version
                 self.known_config = parse_model_config(found.get("config", found), version)
-            self._builder = RequestBuilder(self.settings, self.known_config, self._library.module)
+            library = self._library.module
+            self._builder = RequestBuilder(
+                self.settings, self.known_config, library, reserved=self._reserved
+            )
         return self._builder
 
     @property

@@ -11,7 +11,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from gpuserve.client.client_base import Values
 from gpuserve.client.exceptions import ClientInferenceServerError, ClientTimeoutError, inference_error
@@ -35,6 +35,8 @@ class DecoupledModelClient(SyncClient):
     """
 
     _grpc_only = True
+    #: Whether a request runs to its end if its generator is dropped unread.
+    _runs_unread: ClassVar[bool] = False
 
     def infer_sample(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
@@ -71,6 +73,8 @@ class DecoupledModelClient(SyncClient):
         self._in_progress = threading.Lock()
         self._stream_lock = threading.Lock()
         self._results: StreamResults | None = None
+        #: Keeps a generator that nobody has read from being deleted, which would cancel its request.
+        self._unread: Generator[Arrays, None, None] | None = None
         self._stream_headers: dict[str, str] | None = None
         super()._finish_init()
 
@@ -80,6 +84,7 @@ class DecoupledModelClient(SyncClient):
         arguments = requests.arguments(*call, decoupled=True, sample=sample)
         responses = self._responses(requests, arguments, sample)
         next(responses)
+        self._unread = responses if self._runs_unread else None
         return responses
 
     def _responses(
@@ -94,6 +99,7 @@ class DecoupledModelClient(SyncClient):
         try:
             results = self._send(arguments)
             yield Arrays()
+            self._unread = None
             while not final:
                 result = self._next_result(results)
                 final = is_final(result)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from gpuserve.client.client_base import AnyClient, Values
 from gpuserve.client.client_config import ClientModelConfig
@@ -36,6 +36,8 @@ class FuturesModelClient(AnyClient):
     Raises:
         ClientValueError: if an argument is wrong. ValueError: if a limit is not above 0.
     """
+
+    _client_class: ClassVar[type[ModelClient]] = ModelClient
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class FuturesModelClient(AnyClient):
         arguments = self.same_arguments()
         arguments["ensure_model_is_ready"] &= self._waits
         try:
-            with ModelClient(**arguments) as client:
+            with self._client_class(**arguments) as client:
                 yield client
         finally:
             if self.settings.url.protocol == HTTP:

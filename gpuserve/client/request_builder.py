@@ -23,19 +23,19 @@ from gpuserve_worker.protocol.tensor import datatype_of
 _ARGUMENTS: Final[tuple[str, ...]] = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 
 
-def infer_options(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def infer_options(parameters: Mapping[str, Any] | None, *, reserved: bool) -> dict[str, Any]:
     """Return the parameters of a request as arguments of tritonclient.
 
     ``priority``, ``timeout`` (microseconds) and ``sequence_*`` are the protocol's. All others reach the
-    model.
+    model. If the protocol's names are ``reserved``, they stay parameters, which tritonclient refuses.
 
     Raises:
-        ClientValueError: unless these are a mapping of strings to strings, integers or booleans.
+        ClientValueError: unless these are a mapping of strings to strings, integers, floats or booleans.
     """
     if parameters is None:
         return {}
     custom = dict(check_values("parameters", parameters))
-    options = {name: custom.pop(name) for name in _ARGUMENTS if name in custom}
+    options = {name: custom.pop(name) for name in () if reserved else _ARGUMENTS if name in custom}
     for name in ("priority", "timeout"):
         value = options.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -49,15 +49,15 @@ def check_values(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return parameters or headers that may be sent. ``what`` is their name in messages.
 
     Raises:
-        ClientValueError: unless these are a mapping of strings to strings, integers or booleans.
+        ClientValueError: unless these are a mapping of strings to strings, integers, floats or booleans.
     """
     if not isinstance(given, Mapping):
         raise ClientValueError(f"{what} must be a dictionary, got {type(given).__name__}")
     for key, value in given.items():
         if not isinstance(key, str):
             raise ClientValueError(f"Each key of {what} must be a string, got {key!r}")
-        if not isinstance(value, str | int | bool):
-            text = f"The value of {key!r} in {what} must be a string, integer or boolean, got {value!r:.200}"
+        if not isinstance(value, str | int | float | bool):
+            text = f"The value of {key!r} in {what} must be a string, number or boolean, got {value!r:.200}"
             raise ClientValueError(text)
     return given
 
@@ -124,14 +124,18 @@ def _check_bytes(name: str, array: NDArray[Any]) -> None:
 
 
 class RequestBuilder:
-    """The builder of requests for one model. ``module`` is the tritonclient that makes the tensors.
+    """The builder of requests for one model. ``module`` is the tritonclient that makes the tensors;
+    ``reserved`` as for ``infer_options``.
 
     A request names no outputs, so all are returned. A request has no id, because nobody sees it; so two HTTP
     requests that differ only in their data have the same header, which a server need not parse twice.
     """
 
-    def __init__(self, settings: ClientSettings, config: ClientModelConfig, module: Any) -> None:
+    def __init__(
+        self, settings: ClientSettings, config: ClientModelConfig, module: Any, *, reserved: bool
+    ) -> None:
         self.config = config
+        self._reserved = reserved
         self._settings = settings
         self._module = module
         self._names = [one.name for one in config.outputs or ()]
@@ -165,7 +169,7 @@ class RequestBuilder:
         if not sample and not self.batches:
             text = f"Model {name} doesn't support batching - use infer_sample method instead"
             raise ClientModelDoesntSupportBatchingError(text)
-        options = infer_options(parameters)
+        options = infer_options(parameters, reserved=self._reserved)
         if headers is not None:
             check_values("headers", headers)
         arrays = arrays_by_name(name, self.config.inputs, given, named)

@@ -55,6 +55,7 @@ class Code(enum.Enum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     UNIMPLEMENTED = "UNIMPLEMENTED"
+    UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
 
 
@@ -147,6 +148,12 @@ class Unimplemented(RequestError):
     """The protocol defines the request, but this model or server does not implement it."""
 
     code = Code.UNIMPLEMENTED
+
+
+class Unknown(RequestError):
+    """The inference callable failed the request with this code."""
+
+    code = Code.UNKNOWN
 
 
 class Internal(RequestError):

@@ -79,6 +79,7 @@ _PLACE: Final = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 
 def main() -> None:
     die_with_parent()  # the import of user code may block for ever
+    sys.argv = [""]  # as in a worker
     question = msgpack.unpackb(sys.stdin.buffer.read())
     if os.getppid() != question.pop(
         "asker"

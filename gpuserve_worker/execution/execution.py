@@ -210,6 +210,8 @@ class Execution:
             from gpuserve_worker.protocol.tensor import as_tensor
 
             self._on_host = as_tensor
+        #: Text before an exception of user code, "" for none.
+        self._failure_prefix: str = getattr(model.call, "failure_prefix", "")
         self._unrecoverable: str | None = None
         self._sequences = track_sequences(model.call, reporter)
         self._session: FrontSession | None = None
@@ -325,7 +327,7 @@ class Execution:
         if isinstance(error, OutputError):
             self._reporter.error(cut(str(error), TEXT_LIMIT))
             return failure_of(error)
-        failure = failure_of(error, all_lines=self._model.all_lines)
+        failure = failure_of(error, all_lines=self._model.all_lines, prefix=self._failure_prefix)
         if self._model.read_only_inputs and isinstance(error, ValueError) and "read-only" in failure.text:
             hint = "; the inputs of this model are read-only because it sets read_only_inputs"
             failure = failure._replace(text=failure.text + hint)

@@ -35,8 +35,12 @@ _TITLE_NBYTES: Final = 15
 
 
 def prepare_process() -> None:
-    """Bind this process to its parent's life and set up signals and streams, before any user code."""
+    """Bind this process to its parent's life and set up signals, streams, arguments and ``__main__``, before
+    any user code.
+    """
     die_with_parent()
+    sys.argv = [""]  # as an embedded interpreter, so that user code parses none of our descriptors
+    sys.modules["__main__"] = type(sys)("__main__")
     # The supervisor handles Ctrl-C and SIGHUP. User code may replace these handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -389,8 +389,8 @@ _GATHER_S: Final = 0.05
 
 
 class MetricPort:
-    """The sender of a worker's metrics to each front, in batches, by a thread that is started at the first
-    change. No batch waits for it.
+    """The sender of a worker's metrics to each front: before the reply of a batch, and for other changes in a
+    thread that is started at the first change.
     """
 
     def __init__(self, registry: MetricRegistry) -> None:
@@ -406,6 +406,7 @@ class MetricPort:
         """Send all metrics to a front that has taken over the link."""
         with self._lock:
             self._session = session
+            session.before_reply = self._send_changes
             self._registry.start_over()
         self._registry.follow(self._wake)
 
@@ -423,9 +424,11 @@ class MetricPort:
         with suppress(OSError):  # the front is gone, which the worker's loop detects
             while self._due.wait() and not self._ended.wait(_GATHER_S):
                 self._due.clear()
-                self._tell()
+                self._send_changes()
 
-    def _tell(self) -> None:
+    def _send_changes(self) -> None:
+        if not self._registry.has_changes:
+            return
         with self._lock:
             assert self._session is not None  # the registry has no follower before a session exists
             changes = self._registry.collect()

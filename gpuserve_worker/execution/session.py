@@ -45,6 +45,8 @@ class FrontSession:
         self._link = link
         self.fail = fail
         self._retired = False
+        #: Called before each reply, to send changed metrics.
+        self.before_reply: Callable[[], None] = _nothing
         #: Replies that are sent together with the next one, and their batches.
         self.held: list[bytes] = []
         self._held_nbytes = 0
@@ -130,6 +132,7 @@ class FrontSession:
         batch_id = reply.batch_id
         if self.device is not None:
             self.device.wait_inputs_read(batch_id)
+        self.before_reply()
         data = wire.WORKER.encode(_with_inputs(reply, free=self.leases.is_free(batch_id)))
         with self._lock:
             if self.held and self._held_nbytes + len(data) > MAX_TOGETHER_NBYTES:
@@ -180,6 +183,9 @@ class FrontSession:
 
     def _drop(self, segment: int) -> None:
         self.send_best_effort(wire.DropSegment(segment))
+
+
+def _nothing() -> None: ...
 
 
 def _with_inputs(reply: BatchReply, *, free: bool) -> BatchReply:

@@ -206,6 +206,10 @@ class MetricRegistry:
             if self._changes:
                 wake()
 
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._changes)
+
     def collect(self) -> tuple[MetricChange, ...]:
         """Return the changes since the last call."""
         with self.lock:

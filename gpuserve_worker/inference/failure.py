@@ -25,6 +25,7 @@ CODES: Final = frozenset(
         "RESOURCE_EXHAUSTED",
         "UNAVAILABLE",
         "UNIMPLEMENTED",
+        "UNKNOWN",
     }
 )
 TEXT_LIMIT: Final = 4096
@@ -69,13 +70,19 @@ def client_text(error: BaseException, *, all_lines: bool = False) -> str:
     return _without_paths(told[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
 
 
-def failure_of(error: BaseException, *, all_lines: bool = False) -> WireFailure:
+def failure_of(error: BaseException, *, all_lines: bool = False, prefix: str = "") -> WireFailure:
     """Return the failure that a client receives for an error: its text, and its ``code`` if the value is in
-    ``CODES``.
+    ``CODES``. An exception that nobody wrote for the client has its type and ``prefix`` before it, if there
+    is a prefix.
     """
     code = getattr(getattr(error, "code", None), "value", None)
-    is_announced = isinstance(error, ClientFacingError)
-    text = cut(str(error), TEXT_LIMIT) if is_announced else client_text(error, all_lines=all_lines)
+    if isinstance(error, ClientFacingError):
+        text = cut(str(error), TEXT_LIMIT)
+    else:
+        text = client_text(error, all_lines=all_lines)
+        name = f"{type(error).__name__}: "
+        if prefix:
+            text = f"{prefix}{name if not text.startswith(name) else ''}{text}"
     return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, text)
 
 

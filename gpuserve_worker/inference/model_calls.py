@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -141,6 +142,10 @@ def _check(fits: bool, what: str, expected: str, given: Any) -> None:
 
 
 _NO_SERVER: Final = "no other model can be asked before a server calls this callable"
+_FORKED: Final = (
+    "a process that was forked from a worker cannot ask other models: expected the worker's own process, in "
+    "any thread (concurrent.futures.ThreadPoolExecutor, multiprocessing.pool.ThreadPool)"
+)
 
 
 class CallReply(NamedTuple):
@@ -206,16 +211,22 @@ class ModelCall:
 
     async def next_reply_async(self) -> CallReply:
         """Return the next reply while the event loop continues."""
+        await self.wait_async()
+        return self._next()
+
+    async def wait_async(self) -> None:
+        """Wait until the next reply can be returned, while the event loop continues."""
         import asyncio
 
+        if self.ready:
+            return
         if not self._port.wakes():
-            return await asyncio.to_thread(self.next_reply)
-        if not self.ready:
-            came = asyncio.Event()
-            self._on_reply = came.set
-            await came.wait()
-            self._on_reply = _nothing
-        return self._next()
+            await asyncio.to_thread(self._port.wait, lambda: self.ready)
+            return
+        came = asyncio.Event()
+        self._on_reply = came.set
+        await came.wait()
+        self._on_reply = _nothing
 
     def close(self) -> None:
         while self._replies:
@@ -241,6 +252,7 @@ class OutgoingCalls:
         self._numbers = itertools.count(1)
         # Reentrant, because an abandoned stream may be deleted in any line, also below.
         self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._refuse_in_child)
 
     def open(self, port: CallPort) -> None:
         with self._lock:
@@ -250,6 +262,10 @@ class OutgoingCalls:
         with self._lock:
             self._port, self._refusal = None, text
         self.fail_all(text)
+
+    def _refuse_in_child(self) -> None:
+        self._port, self._refusal = None, _FORKED
+        self._lock = threading.RLock()  # a thread that the child does not have may hold the other one
 
     def ask(self, question: Question) -> ModelCall:
         with self._lock:

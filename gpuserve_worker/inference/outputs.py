@@ -291,8 +291,8 @@ class OutputRules:
         return found
 
     def _by_declared_name(self, data: Mapping[Any, Any], is_request: bool = False) -> Mapping[str, Any]:
-        """Return the returned values by declared name, or by position if no name is declared. The names in a
-        returned request are input names and never mean outputs.
+        """Return the returned values by declared name. The names in a returned request are input names, which
+        mean outputs by their position if no name is declared.
         """
         unknown = [name for name in data if name not in self._dtypes]
         if not unknown:
@@ -302,7 +302,7 @@ class OutputRules:
                 raise OutputError(f"An output of model {self._model!r} is named {name!r}: names must be str")
         if self._strict and not is_request:
             raise OutputError(f"Output {unknown[0]!r} is not declared; {self._declared()}")
-        if len(unknown) < len(data):
+        if not is_request or len(unknown) < len(data):
             return data
         if len(data) == len(self._names):
             return dict(zip(self._names, data.values(), strict=True))

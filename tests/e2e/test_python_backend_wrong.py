@@ -19,19 +19,48 @@ WRONG_STREAM = {
     "output": [said("Y", "STRING", 1)],
     "model_transaction_policy": {"decoupled": True},
 }
-_LIST = "execute must return a list of pb_utils.InferenceResponse"
+_FAILED = "Failed to process the request(s) for model 'wrong_0', message: "
+_STREAM_FAILED = "Failed to process the request(s) for model 'wrong_stream_0', message: "
+_RESPONSE = "gpuserve.backends.python_backend.responses.InferenceResponse"
+_RAISED = f"{_FAILED}TritonModelException: "
 _UNDECLARED = "the response has the output 'Z', which the configuration of the model does not declare"
 _DTYPE = "Output 'Y' of model 'wrong' must be FP32 (float32), but the callable returned an array of object"
 #: How the model answers, the status, and what its client is told.
 TOLD = [
-    ("too_few", "INTERNAL", "execute returned 0 responses for 1 request"),
-    ("no_list", "INTERNAL", f"{_LIST}, one for each request, but returned InferenceResponse"),
-    ("no_response", "INTERNAL", f"{_LIST}, but one element is dict"),
+    (
+        "too_few",
+        "INTERNAL",
+        f"{_RAISED}Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+        "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
+    ),
+    (
+        "no_list",
+        "INTERNAL",
+        f"{_RAISED}Expected a list in the execute return, found type '<class '{_RESPONSE}'>'.",
+    ),
+    (
+        "no_response",
+        "INTERNAL",
+        f"{_RAISED}Expected an 'InferenceResponse' object in the execute function return list, found type "
+        "'<class 'dict'>'.",
+    ),
     ("nothing", "INTERNAL", "execute returned no response for a request, and none was sent"),
-    ("raises", "INTERNAL", "the weights in secret.bin are odd"),
+    ("raises", "INTERNAL", f"{_FAILED}ValueError: the weights in secret.bin are odd"),
+    ("raises_a_key", "INTERNAL", f"{_FAILED}KeyError: 'seven'"),
     ("another_output", "INTERNAL", f"{_UNDECLARED}: expected 'Y'"),
     ("text_for_numbers", "INTERNAL", _DTYPE),
     ("refused", "NOT_FOUND", "no such page:\n/a/b"),
+    ("unknown", "UNKNOWN", "no such page:\n/a/b"),
+    (
+        "not_carried",
+        "INTERNAL",
+        f"{_RAISED}Expect parameters keys to have type str, found type <class 'int'>",
+    ),
+    (
+        "no_parameter",
+        "INTERNAL",
+        f"{_RAISED}Expect parameters values to have type bool/int/float/str, found type <class 'list'>",
+    ),
 ]
 
 
@@ -78,10 +107,13 @@ def test_what_was_sent_counts_where_a_response_is_returned_as_well(server: Opera
     ("how", "came"),
     [
         ("right", ["y"]),
-        ("raises_between", ["y", "in the middle"]),
+        ("raises_between", ["y", f"{_STREAM_FAILED}ValueError: in the middle"]),
         (
             "returns_a_list",
-            ["execute of a decoupled model must return None and send its responses, but returned list"],
+            [
+                f"{_STREAM_FAILED}TritonModelException: Python model 'wrong_stream_0' is using the decoupled "
+                "mode and the execute function must return None."
+            ],
         ),
         ("lets_go", ["y", "the model deleted the response sender of a request before its final response"]),
         ("refuses", ["y", "that is all"]),

@@ -147,8 +147,10 @@ def test_what_is_passed_on_as_it_is_given(ports: dict[str, int]) -> None:
 
 
 def test_parameters_and_headers(ports: dict[str, int]) -> None:
-    seen = "[('flag', True), ('header_one', '1'), ('name', 'x'), ('other', None), ('scale', 3)]"
-    assert run("parameters.py", ports) == [seen, "{'OUTPUT_1': array([3.], dtype=float32)}"] * 2
+    seen = "('header_one', '1'), ('name', 'x'), ('other', None), ('scale', 3)]"
+    answer = "{'OUTPUT_1': array([3.], dtype=float32)}"
+    http, grpc = (f"[('flag', True), ('Header-Two', {one!r}), {seen}" for one in ("3", None))
+    assert run("parameters.py", ports) == [http, answer, grpc, answer]
 
 
 @pytest.mark.thorough

@@ -9,7 +9,7 @@ from pytriton.model_config import Tensor
 from pytriton.triton import Triton, TritonConfig
 
 CONFIG = TritonConfig(http_header_forward_pattern="header.*", grpc_header_forward_pattern="header.*")
-NAMES = ["flag", "header_one", "name", "other", "scale"]
+NAMES = ["flag", "Header-Two", "header_one", "name", "other", "scale"]
 
 
 @batch
@@ -43,5 +43,5 @@ with Triton(config=CONFIG) as triton:
     for url in (f"localhost:{sys.argv[1]}", f"grpc://localhost:{sys.argv[2]}"):
         with ModelClient(url, "ByParameters") as client:
             parameters = {"scale": 3, "name": "x", "flag": True}
-            headers = {"header_one": "1", "other": "2"}
+            headers = {"header_one": "1", "other": "2"} | ({} if "grpc" in url else {"Header-Two": "3"})
             print(client.infer_sample(np.ones(1, np.float32), parameters=parameters, headers=headers))

@@ -201,18 +201,18 @@ def test_inputs_by_position_take_the_declared_names_in_order() -> None:
 
 def test_parameters_of_the_protocol_are_taken_apart_from_the_models() -> None:
     given = {"a": "b", "priority": 2, "timeout": 5, "sequence_id": 7}
-    assert infer_options(given) == {"parameters": {"a": "b"}, "priority": 2, "timeout": 5, "sequence_id": 7}
-    assert infer_options({}) == infer_options(None) == {}
+    assert infer_options(given, reserved=False) == {"parameters": {"a": "b"}, "priority": 2, "timeout": 5, "sequence_id": 7}
+    assert infer_options({}, reserved=False) == infer_options(None, reserved=False) == {}
     for wrong in ({"priority": -1}, {"timeout": "5"}, {"timeout": True}):
         with pytest.raises(ClientValueError, match="must be an integer of at least 0"):
-            infer_options(wrong)
+            infer_options(wrong, reserved=False)
 
 
 @pytest.mark.parametrize("module", [tritonclient.grpc, tritonclient.http])
 @pytest.mark.parametrize("sample", [True, False])
 def test_the_arguments_of_an_inference(module: Any, sample: bool) -> None:
     config = ClientModelConfig("m", inputs=[TensorSpec("x", (-1,), np.int16)])
-    builder = RequestBuilder(settings(model_version="2", access_token="t"), config, module)
+    builder = RequestBuilder(settings(model_version="2", access_token="t"), config, module, reserved=False)
     arrays = (np.zeros((2, 3), np.int16),)
     arguments = builder.arguments(arrays, {}, {"a": 1}, {"H": "v"}, decoupled=False, sample=sample)
     (x,) = arguments.pop("inputs")

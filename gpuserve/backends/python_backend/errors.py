@@ -4,7 +4,7 @@ errors.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from gpuserve_worker.inference.failure import ClientFacingError
 
@@ -30,14 +30,12 @@ class TritonError:
 
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"the message of a TritonError is a str, but {type(message).__name__} was given")
+    def __init__(self, message: str | bytes, code: int = INTERNAL) -> None:
         if code not in _CODES:
             raise TypeError(
                 f"a TritonError has one of the codes TritonError.INTERNAL and so on, not {code!r}"
             )
-        self._message = message
+        self._message = text_of(message, "the message of a TritonError")
         self._code = int(code)
 
     def code(self) -> int:
@@ -53,13 +51,24 @@ class TritonError:
         return f"TritonError({self._message!r}, {self._code})"
 
 
+def text_of(value: Any, what: str) -> str:
+    """Return a str, or the text in bytes: pybind11, which Triton uses, accepts both. Raise TypeError for any
+    other value of ``what``.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return value.decode()
+    raise TypeError(f"{what} is a str, but {type(value).__name__} was given")
+
+
 class _TritonCode(NamedTuple):
     value: str
 
 
-#: The codes of a TritonError in the worker's form. UNKNOWN becomes INTERNAL, because its cause is the model.
+#: The codes of a TritonError in the worker's form.
 _CODES: Final = {
-    TritonError.UNKNOWN: _TritonCode("INTERNAL"),
+    TritonError.UNKNOWN: _TritonCode("UNKNOWN"),
     TritonError.INTERNAL: _TritonCode("INTERNAL"),
     TritonError.NOT_FOUND: _TritonCode("NOT_FOUND"),
     TritonError.INVALID_ARG: _TritonCode("INVALID_ARGUMENT"),
@@ -69,7 +78,7 @@ _CODES: Final = {
     TritonError.CANCELLED: _TritonCode("CANCELLED"),
 }
 _NUMBERS: Final = {
-    **{code.value: number for number, code in _CODES.items() if number},
+    **{code.value: number for number, code in _CODES.items()},
     "RESOURCE_EXHAUSTED": TritonError.UNAVAILABLE,
     "NO_MEMORY": TritonError.UNAVAILABLE,
     "DEADLINE_EXCEEDED": TritonError.UNAVAILABLE,

@@ -40,7 +40,10 @@ class ExecutedModel:
     #: Set if the configuration has a ``batch_input``.
     batch_tensors: BatchTensors | None = None
 
-    def __init__(self, model: Any, outputs: Collection[str]) -> None:
+    def __init__(self, model: Any, outputs: Collection[str], instance: str) -> None:
+        #: What a worker writes before the text of an exception of ``execute``, as Triton does.
+        self.failure_prefix = f"Failed to process the request(s) for model '{instance}', message: "
+        self._instance = instance
         self._model = model
         self._outputs = outputs
         self._execute: Callable[[list[ReceivedRequest]], Any] = model.execute
@@ -85,8 +88,8 @@ class AwaitingModel(ExecutedModel):
     #: Batches do not overlap, as with Triton.
     concurrency: Final = 1
 
-    def __init__(self, model: Any, outputs: Collection[str]) -> None:
-        super().__init__(model, outputs)
+    def __init__(self, model: Any, outputs: Collection[str], instance: str) -> None:
+        super().__init__(model, outputs, instance)
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def __call__(self, requests: Sequence[Request]) -> list[Any]:
@@ -119,8 +122,8 @@ class AwaitingModel(ExecutedModel):
 class SendingModel(ExecutedModel):
     """A decoupled model: ``execute`` returns None, and responses are sent when they are ready."""
 
-    def __init__(self, model: Any, outputs: Collection[str], *, merges: bool) -> None:
-        super().__init__(model, outputs)
+    def __init__(self, model: Any, outputs: Collection[str], instance: str, *, merges: bool) -> None:
+        super().__init__(model, outputs, instance)
         #: Many batches may be unfinished, because the model processes them in its own threads or an engine.
         #: With dynamic batching fewer are allowed, so that waiting requests form larger batches.
         self.concurrency = _MERGED_CONCURRENCY if merges else _SINGLE_CONCURRENCY
@@ -155,10 +158,18 @@ class SendingModel(ExecutedModel):
     def _execute_and_fail(self, received: list[ReceivedRequest], responses: BatchResponseQueue) -> None:
         try:
             returned = self._execute(received)
-            if again := _rescheduled_of_decoupled(returned, received):
+            if again := self._rescheduled_of(returned, received):
                 self._start_in_thread(again, responses)
         except BaseException as error:
             _fail_batch(responses, error)
+
+    def _rescheduled_of(self, returned: Any, received: list[ReceivedRequest]) -> list[ReceivedRequest]:
+        if returned is not None:
+            raise TritonModelException(
+                f"Python model '{self._instance}' is using the decoupled mode and the execute function must "
+                "return None."
+            )
+        return _rescheduled(received)
 
     def _start_task(self, received: list[ReceivedRequest], responses: BatchResponseQueue) -> None:
         task = asyncio.get_running_loop().create_task(self._await_and_fail(received, responses))
@@ -168,7 +179,7 @@ class SendingModel(ExecutedModel):
     async def _await_and_fail(self, received: list[ReceivedRequest], responses: BatchResponseQueue) -> None:
         try:
             returned = await self._execute(received)
-            if again := _rescheduled_of_decoupled(returned, received):
+            if again := self._rescheduled_of(returned, received):
                 self._start_task(again, responses)
         except BaseException as error:
             _fail_batch(responses, error)
@@ -246,32 +257,19 @@ def _checked_responses(returned: Any, count: int) -> list[Any]:
     if returned is None:
         return [None] * count
     if not isinstance(returned, list):
-        raise TritonModelException(
-            "execute must return a list of pb_utils.InferenceResponse, one for each request, but returned "
-            f"{type(returned).__name__}"
-        )
+        raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
     if len(returned) != count:
         raise TritonModelException(
-            f"execute returned {len(returned)} {'response' if len(returned) == 1 else 'responses'} for "
-            f"{count} {'request' if count == 1 else 'requests'}"
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{count}, and InferenceResponse(s) size is:{len(returned)}"
         )
     for one in returned:
         if one is not None and not isinstance(one, InferenceResponse):
             raise TritonModelException(
-                "execute must return a list of pb_utils.InferenceResponse, but one element is "
-                f"{type(one).__name__}"
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(one)}'."
             )
     return returned
-
-
-def _rescheduled_of_decoupled(returned: Any, received: list[ReceivedRequest]) -> list[ReceivedRequest]:
-    """Return the rescheduled requests. Raise ``TritonModelException`` for a returned value."""
-    if returned is not None:
-        raise TritonModelException(
-            "execute of a decoupled model must return None and send its responses, but returned "
-            f"{type(returned).__name__}"
-        )
-    return _rescheduled(received)
 
 
 def _rescheduled(received: list[ReceivedRequest]) -> list[ReceivedRequest]:

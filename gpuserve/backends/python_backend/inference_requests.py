@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gpuserve.backends.python_backend.errors import TritonModelException, to_triton_error
+from gpuserve.backends.python_backend.errors import TritonModelException, text_of, to_triton_error
 from gpuserve.backends.python_backend.model_server import served_triton_model, worker_context
 from gpuserve.backends.python_backend.responses import (
     BatchResponseQueue,
@@ -32,6 +33,8 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
 TRITONSERVER_MEMORY_CPU: Final = 0
 TRITONSERVER_MEMORY_GPU: Final = 2
 _US: Final = 1e-6
+#: The default of arguments that must be given, which Triton declares after optional ones.
+_REQUIRED: Final[Any] = object()
 
 
 class PreferredMemory:
@@ -68,11 +71,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor | None] = _REQUIRED,
+        requested_output_names: Sequence[str | bytes] = _REQUIRED,
+        model_name: str | bytes = _REQUIRED,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -82,16 +85,29 @@ class InferenceRequest:
     ) -> None:
         if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
-        if not all(isinstance(one, Tensor) for one in inputs):
-            raise TypeError("the inputs of an InferenceRequest are pb_utils.Tensor objects")
-        self._request_id = request_id
+        required = {
+            "inputs": inputs, "requested_output_names": requested_output_names, "model_name": model_name
+        }  # fmt: skip
+        if missing := [name for name, given in required.items() if given is _REQUIRED or given is None]:
+            raise TypeError(f"an InferenceRequest needs {', '.join(missing)}")
+        if isinstance(requested_output_names, str | bytes):
+            raise TypeError("the requested_output_names of an InferenceRequest are a list of str")
+        self._request_id = text_of(request_id, "the request_id of an InferenceRequest")
+        self._model_name = text_of(model_name, "the model_name of an InferenceRequest")
+        for tensor in inputs:
+            if tensor is None:
+                raise TritonModelException(
+                    f"Input tensor for request with id '{self._request_id}' and model name "
+                    f"'{self._model_name}' should not be empty."
+                )
+            if not isinstance(tensor, Tensor):
+                raise TypeError("the inputs of an InferenceRequest are pb_utils.Tensor objects")
         self._correlation_id = correlation_id
-        self._inputs: list[Tensor] | None = list(inputs)
-        self._requested: Sequence[str] = list(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout_us = timeout
+        self._inputs: list[Tensor] | None = list(inputs)  # type: ignore[arg-type]  # none of them is None
+        self._requested: Sequence[str] = [text_of(one, "an output's name") for one in requested_output_names]
+        self._model_version = operator.index(model_version)
+        self._flags = operator.index(flags)
+        self._timeout_us = operator.index(timeout)
         self._preferred_memory = preferred_memory
         self._trace = trace or InferenceTrace()
         self._parameters = checked_parameters(parameters)
@@ -143,9 +159,11 @@ class InferenceRequest:
             calls.forget(call)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Do as ``exec`` without blocking the event loop."""
+        """Do as ``exec`` without blocking the event loop. If ``decoupled``, return at the first response."""
         if decoupled:
-            return self._stream(blocks=False)
+            responses = self._stream(blocks=False)
+            await responses.wait_first()
+            return responses
         try:
             calls, call = self._call_model(stream=False, blocks=False)
         except ModelCallError as error:
@@ -329,6 +347,13 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         if found is None:
             raise StopAsyncIteration
         return found
+
+    async def wait_first(self) -> None:
+        """Wait for the first response. A loop over the iterator may block afterwards, so that requests of
+        other tasks are sent before.
+        """
+        if self._call is not None:
+            await self._call.wait_async()
 
     def cancel(self) -> None:
         """Cancel the request: no more responses are wanted."""

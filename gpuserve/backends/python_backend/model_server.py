@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
-from gpuserve.backends.python_backend.errors import TritonModelException
+from gpuserve.backends.python_backend.errors import TritonModelException, text_of
 from gpuserve_worker.inference import callable_metrics as metrics
 from gpuserve_worker.inference.callable_metrics import MetricError, MetricKind
 from gpuserve_worker.inference.model_calls import ModelCallError
@@ -95,10 +95,10 @@ class Logger:
     VERBOSE: ClassVar = TritonLogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: TritonLogLevel = TritonLogLevel.INFO) -> None:
+    def log(message: str | bytes, level: TritonLogLevel = TritonLogLevel.INFO) -> None:
         if not isinstance(level, TritonLogLevel):
             raise TypeError(f"the level of a log line is pb_utils.Logger.INFO and so on, not {level!r}")
-        worker_context().log(_LEVELS[level], str(message))
+        worker_context().log(_LEVELS[level], text_of(message, "a log line"))
 
     @staticmethod
     def log_info(message: str) -> None:

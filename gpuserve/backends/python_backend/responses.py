@@ -26,11 +26,13 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] = (),
+        output_tensors: Sequence[Tensor | None] = (),
         error: TritonError | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         for tensor in output_tensors:
+            if tensor is None:
+                raise TritonModelException("Output tensor for inference response should not be empty.")
             if type(tensor) is not Tensor:
                 raise TypeError(
                     "the output_tensors of an InferenceResponse are pb_utils.Tensor objects, but one is "
@@ -87,11 +89,14 @@ def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the parameters. Raise ``TritonModelException`` if a protocol cannot carry one of them."""
     given = dict(parameters or {})
     for key, value in given.items():
-        if not isinstance(key, str) or not is_parameter(value):
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, bool | int | float | str):
             raise TritonModelException(
-                f"parameter {key!r} is of type {type(value).__name__}: expected {PARAMETER}, by a name that "
-                "is a str"
+                f"Expect parameters values to have type bool/int/float/str, found type {type(value)}"
             )
+        if not is_parameter(value):
+            raise TritonModelException(f"parameter {key!r}: expected {PARAMETER}, given {value!r:.64}")
     return given
 
 

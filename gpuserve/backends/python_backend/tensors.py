@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpuserve.backends.python_backend.errors import TritonModelException
+from gpuserve.backends.python_backend.errors import TritonModelException, text_of
 from gpuserve_worker.inference.outputs import is_on_device
 from gpuserve_worker.protocol.tensor import BF16, datatype_of, encode_bytes, numpy_dtype
 
@@ -31,7 +31,7 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_name", "_value")
 
-    def __init__(self, name: str, numpy_array: Any) -> None:
+    def __init__(self, name: str | bytes, numpy_array: Any) -> None:
         if not isinstance(numpy_array, np.ndarray):
             given = type(numpy_array).__name__
             raise TypeError(f"Tensor {name!r} is made of a numpy array, but {given} was given")
@@ -84,9 +84,9 @@ class Tensor:
         return int(kind), int(number)
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
         """Return a tensor over the memory of an array of any library, or of a DLPack capsule."""
-        _checked_name(name)
+        name = _checked_name(name)
         if type(tensor).__name__ == _CAPSULE:
             return received_tensor(name, array_from_capsule(tensor))
         if isinstance(tensor, Tensor):
@@ -144,12 +144,11 @@ def tensor_named(tensors: Any, name: str) -> Tensor | None:
     return None
 
 
-def _checked_name(name: str) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a Tensor is a str, but {type(name).__name__} was given")
-    if not name:
+def _checked_name(name: str | bytes) -> str:
+    text = text_of(name, "the name of a Tensor")
+    if not text:
         raise TritonModelException("Tensor name cannot be an empty string.")
-    return name
+    return text
 
 
 def _string_array(array: NDArray[Any]) -> NDArray[Any]:

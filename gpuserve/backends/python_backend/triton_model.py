@@ -65,17 +65,17 @@ class TritonModel:
         config = config or _empty_config(name)
         if auto_complete:
             config = completed_config(model_class, config)
-        model = _initialized_model(
-            model_class, file, _initialize_arguments(name, model_dir, version, config, device)
-        )
+        arguments = _initialize_arguments(name, model_dir, version, config, device)
+        model = _initialized_model(model_class, file, arguments)
+        instance = arguments["model_instance_name"]
         outputs, values = _output_names(config), json.loads(config)
         made: ReturningModel | AwaitingModel | SendingModel
         if using_decoupled_model_transaction_policy(values):
-            made = SendingModel(model, outputs, merges=values.get("max_batch_size", 0) > 0)
+            made = SendingModel(model, outputs, instance, merges=values.get("max_batch_size", 0) > 0)
         elif inspect.iscoroutinefunction(model.execute):
-            made = AwaitingModel(model, outputs)
+            made = AwaitingModel(model, outputs, instance)
         else:
-            made = ReturningModel(model, outputs)
+            made = ReturningModel(model, outputs, instance)
         if tensors := batch_tensors_in(values):
             made.batch_tensors = BatchTensors(**tensors)
         return made
@@ -166,7 +166,8 @@ def import_class(model_dir: str, version: str, file: str) -> Any:
     if not os.path.isfile(path):
         raise LoadError(f"there is no file {path}")
     if _IMPORTABLE not in sys.path:
-        sys.path.insert(0, _IMPORTABLE)  # our triton_python_backend_utils comes before any installed one
+        # As in Triton's stub, the current folder is first. Our modules come before any installed ones.
+        sys.path[:0] = ["", _IMPORTABLE]
     sys.path += [one for one in (folder, model_dir) if one not in sys.path]
     package = ModuleType(version)
     package.__path__ = [folder]

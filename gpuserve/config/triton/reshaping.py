@@ -26,8 +26,8 @@ from gpuserve_worker.inference.model_context import current_model, enter_model
 #: By the name of a tensor, the shapes before and after, without the batch axis.
 Shapes: TypeAlias = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 
-#: Methods of a callable that the worker calls.
-_HOOKS: Final = ("close", "sequence_dropped")
+#: Attributes of a callable that the worker reads.
+_HOOKS: Final = ("close", "sequence_dropped", "failure_prefix")
 
 
 class ReshapedModel:

@@ -147,6 +147,7 @@ class RequestOpened(NamedTuple):
     http_version: str
     content_length: int | None
     scheme: str
+    spelled: Headers
     client: tuple[str, int] | None
     server: tuple[str, int | None]
     tls: bool

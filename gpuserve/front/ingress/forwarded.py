@@ -90,8 +90,8 @@ class ForwardedExchanges:
         self._open.pop(number, None)
 
     def _on_opened(self, opened: messages.RequestOpened) -> None:
-        _, method, target, headers, version, content_length, scheme, *_ = opened
-        fields = method, target, headers, version, content_length, scheme
+        _, method, target, headers, version, content_length, scheme, spelled, *_ = opened
+        fields = method, target, headers, version, content_length, scheme, spelled
         nbytes = len(target) + sum([len(name) + len(value) for name, value in headers])
         # Equal heads share one object, for results derived from it.
         make = self._head if nbytes <= _REMEMBERED_NBYTES else net.Head

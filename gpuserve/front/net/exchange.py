@@ -26,7 +26,7 @@ class Head:
     """The head of a request. Requests with equal bytes may share a head, which nobody changes.
 
     ``headers`` have lower-case names in the order of arrival; for HTTP/2 without pseudo-headers and with
-    ``host``. ``target`` is the path and query as sent. ``path`` is percent-decoded, except for gRPC
+    ``host``. ``spelled`` are pairs of a lower-case name and the name as sent, if that differs. ``target`` is the path and query as sent. ``path`` is percent-decoded, except for gRPC
     (``is_grpc``), which has no percent-encoding. ``content_length`` is None if not sent; ``trailers`` is
     whether the client accepts trailers. Handlers cache results derived from the head in ``memo``,
     ``forwarded`` and ``payer``.
@@ -34,7 +34,7 @@ class Head:
 
     __slots__ = (
         "content_length", "forwarded", "headers", "http_version", "is_grpc", "memo", "method", "path",
-        "payer", "query", "raw_path", "scheme", "target", "trailers",
+        "payer", "query", "raw_path", "scheme", "spelled", "target", "trailers",
     )  # fmt: skip
 
     def __init__(
@@ -45,8 +45,10 @@ class Head:
         http_version: str,
         content_length: int | None,
         scheme: str = "http",
+        spelled: tuple[Header, ...] = (),
     ) -> None:
         self.method = method
+        self.spelled = spelled
         self.target = target
         self.raw_path, _, self.query = target.partition(b"?")
         self.headers = headers

@@ -120,9 +120,11 @@ def _parse_head(text: bytes) -> RequestHead:
     options_text = b",".join([value for name, value in headers if name == b"connection"]).lower()
     options = {option.strip() for option in options_text.split(b",")}
     keep_alive = b"close" not in options and (version == "1.1" or b"keep-alive" in options)
+    names = [line.partition(b":")[0] for line in lines]
+    spelled = tuple([(lower, name) for name in names if (lower := name.lower()) != name])
     expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
     return RequestHead(
-        Head(method.decode("ascii"), target, tuple(headers), version, length),
+        Head(method.decode("ascii"), target, tuple(headers), version, length, spelled=spelled),
         body_nbytes,
         keep_alive,
         expects and body_nbytes != 0 and version == "1.1",

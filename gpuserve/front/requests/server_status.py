@@ -86,5 +86,6 @@ STATUS: Final[dict[Code, tuple[int, int]]] = {
     Code.DEADLINE_EXCEEDED: (504, 4),
     Code.CANCELLED: (499, 1),
     Code.UNIMPLEMENTED: (501, 12),
+    Code.UNKNOWN: (400, 2),
     Code.INTERNAL: (500, 13),
 }

@@ -34,6 +34,20 @@ MODEL_PY: tuple[Meant, ...] = (
         (Rule(("model.py: dlpack_of_numpy",)),),
     ),
     Meant(
+        "`exec` in a process that `execute` forks",
+        "answered",
+        "a response with the error UNAVAILABLE, which says to use threads",
+        "A forked process would write to its parent's socket; threads ask in parallel just as well.",
+        (Rule(("model.py: asks_in_a_fork",), "said*"),),
+    ),
+    Meant(
+        "`TritonError.CANCELLED` over HTTP",
+        "400",
+        "499",
+        "As a request that its client cancels.",
+        (Rule(("model.py: execute_cancelled",), "status"),),
+    ),
+    Meant(
         "A counter that is decremented or set, a value asked of a histogram",
         "ends the process of the model",
         "TritonModelException, with what can be done",

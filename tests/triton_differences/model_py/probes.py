@@ -32,8 +32,10 @@ _SAID: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def names(pattern: str = "*") -> list[str]:
     """The cases that a pattern chooses: each probe, and the model that completes its configuration."""
-    source = (Path(__file__).parent / "repository/probe/1/model.py").read_text()
-    found = [*re.findall(r"def probe_(\w+)", source), "completed configuration"]
+    folder = Path(__file__).parent / "repository"
+    sources = [(folder / name / "1/model.py").read_text() for name in ("probe", "wrong")]
+    methods = re.findall(r"def (?:probe_|(?=execute_))(\w+)", "".join(sources))
+    found = [*methods, "completed configuration"]
     return [one for one in found if fnmatchcase(PREFIX + one, pattern)]
 
 
@@ -57,11 +59,13 @@ def _answer(server: RunningServer, name: str) -> Any:
     if name == "completed configuration":
         config = _asked(server, "models/completed/config", None)
         return {key: config.get(key) for key in ("max_batch_size", "input", "output", "dynamic_batching")}
-    tensor = {"name": "PROBE", "datatype": "BYTES", "shape": [1], "data": [name]}
-    answer = _asked(server, "models/probe/infer", {"inputs": [tensor], **_SAID.get(name, {})})
+    model = "wrong" if name.startswith("execute_") else "probe"
+    method = name.removeprefix("execute_")
+    tensor = {"name": "PROBE", "datatype": "BYTES", "shape": [1], "data": [method]}
+    answer = _asked(server, f"models/{model}/infer", {"inputs": [tensor], **_SAID.get(name, {})})
     if "outputs" not in answer:
         # The process of the model may have died, and would be back only some requests later.
-        _asked(server, "repository/models/probe/load", {})
+        _asked(server, f"repository/models/{model}/load", {})
         return answer
     return {"said": json.loads(answer["outputs"][0]["data"][0])}
 

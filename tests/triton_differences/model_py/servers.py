@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.servers import GpuServe, PlainTriton, Ports
 
 _SOURCE: Final = Path(__file__).parent / "repository"
-MODELS: Final = ("probe", "inner", "streams", "completed")
+MODELS: Final = ("probe", "wrong", "inner", "streams", "completed")
 
 
 class ModelPyGpuServe(GpuServe):

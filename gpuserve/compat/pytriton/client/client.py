@@ -1,11 +1,12 @@
-"""gpuserve's clients under PyTriton's names. As there, decoupled responses have no time limit."""
+"""gpuserve's clients under PyTriton's names. As there, decoupled responses have no time limit, a request whose
+generator is dropped unread runs to its end, and parameters with the protocol's own names are refused.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import gpuserve.client
-from gpuserve.client import AsyncioModelClient, FuturesModelClient
 
 __all__ = [
     "AsyncioDecoupledModelClient", "AsyncioModelClient", "DecoupledModelClient", "FuturesModelClient",
@@ -14,7 +15,9 @@ __all__ = [
 
 
 class ModelClient(gpuserve.client.ModelClient):
-    """The same as ``gpuserve.client.ModelClient``."""
+    """PyTriton's ``ModelClient``."""
+
+    _reserved = True
 
     @property
     def _general_client(self) -> Any:
@@ -22,13 +25,25 @@ class ModelClient(gpuserve.client.ModelClient):
         return self._connection()
 
 
-class DecoupledModelClient(gpuserve.client.DecoupledModelClient):
-    """``gpuserve.client.DecoupledModelClient`` without a time limit for responses."""
+class FuturesModelClient(gpuserve.client.FuturesModelClient):
+    """PyTriton's ``FuturesModelClient``."""
 
-    _patient = True
+    _client_class = ModelClient
+
+
+class AsyncioModelClient(gpuserve.client.AsyncioModelClient):
+    """PyTriton's ``AsyncioModelClient``."""
+
+    _reserved = True
+
+
+class DecoupledModelClient(gpuserve.client.DecoupledModelClient):
+    """PyTriton's ``DecoupledModelClient``."""
+
+    _patient = _reserved = _runs_unread = True
 
 
 class AsyncioDecoupledModelClient(gpuserve.client.AsyncioDecoupledModelClient):
-    """``gpuserve.client.AsyncioDecoupledModelClient`` without a time limit for responses."""
+    """PyTriton's ``AsyncioDecoupledModelClient``."""
 
-    _patient = True
+    _patient = _reserved = True

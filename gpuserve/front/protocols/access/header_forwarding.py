@@ -1,4 +1,5 @@
-"""Forwarding of request headers that match a pattern as request parameters. Pure. Names are in lower case.
+"""Forwarding of request headers that match a pattern as request parameters. Pure. Names are in lower case; if an
+HTTP/1.1 client wrote a name otherwise, the parameter is there under the written name as well.
 
 A header overrides a parameter of the same name: the body must not change what a gateway says.
 """
@@ -39,7 +40,9 @@ class HeaderForwarding:
         self._search = header_pattern(pattern).search
         self._selects = functools.lru_cache(_REMEMBERED)(self._is_selected)
 
-    def parameters(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    def parameters(
+        self, headers: Iterable[tuple[bytes, bytes]], spelled: Iterable[tuple[bytes, bytes]] = ()
+    ) -> dict[str, str]:
         """Return the parameters of headers, joined by ", " if repeated. Raise InvalidArgument if reserved."""
         found: dict[str, str] = {}
         for raw_name, raw_value in headers:
@@ -50,12 +53,13 @@ class HeaderForwarding:
                 text = f"header '{shown(name)}' has the name of a parameter and cannot be forwarded"
                 raise InvalidArgument(text)
             found[name] = f"{found[name]}, {value}" if name in found else value
-        return found
+        written = {_text(raw): found[name] for lower, raw in spelled if (name := _text(lower)) in found}
+        return found | written
 
     def parameters_of(self, head: Head) -> dict[str, str]:
         """Return the parameters of a head, computed once for all requests that share the head."""
         if head.forwarded is None:
-            head.forwarded = self.parameters(head.headers)
+            head.forwarded = self.parameters(head.headers, head.spelled)
         return head.forwarded
 
     def add_to(self, request: InferRequest, head: Head) -> None:

@@ -1,6 +1,9 @@
 """Does what a request says, as JSON: asks models, loads them, logs, counts; and tells what came."""
 
+import argparse
 import json
+import multiprocessing
+import sys
 import threading
 
 import numpy as np
@@ -20,6 +23,17 @@ def request(order):
         order.pop("input", "X"), np.array(order.pop("x", [1, 2]), order.pop("dtype", "float32"))
     )
     return pb_utils.InferenceRequest(inputs=[x], **order)
+
+
+def ask_in_child(order):
+    return shown(request(order).exec())
+
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 class TritonPythonModel:
@@ -65,6 +79,40 @@ class TritonPythonModel:
         thread.start()
         thread.join()
         return said[0]
+
+    def in_fork(self, order):
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return pool.apply(ask_in_child, (order,))
+
+    def process(self, order):
+        import c_python_backend_utils
+
+        assert c_python_backend_utils.Tensor is pb_utils.Tensor
+        return [
+            sys.argv,
+            sys.path[0],
+            vars(argparse.ArgumentParser().parse_args()),
+            hasattr(sys.modules["__main__"], "__file__"),
+        ]
+
+    def bytes(self, order):
+        x = pb_utils.Tensor(b"X", np.array([1, 2], np.float32))
+        asked = pb_utils.InferenceRequest(
+            model_name=b"asked", requested_output_names=[b"Y"], inputs=[x], request_id=b"r"
+        )
+        return [asked.request_id(), shown(asked.exec()), pb_utils.TritonError(b"no").message()]
+
+    def requests(self, order):
+        return [raised(lambda one=one: pb_utils.InferenceRequest(**one)) for one in order["of"]]
+
+    def no_tensor(self, order):
+        parts = {"model_name": "m", "requested_output_names": [], "request_id": "r"}
+        return [
+            raised(lambda: pb_utils.InferenceRequest(inputs=[None], **parts)),
+            raised(lambda: pb_utils.InferenceResponse([None])),
+            raised(lambda: pb_utils.Logger.log("m", None)),
+            raised(lambda: pb_utils.Logger.log(None)),
+        ]
 
     def chain(self, order):
         response = request(order).exec()

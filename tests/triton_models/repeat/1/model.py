@@ -1,4 +1,6 @@
-"""Decoupled: sends 0, 1, 2 … from a thread of its own, as many as are asked for."""
+"""Decoupled: sends 0, 1, 2 … from a thread of its own, as many as are asked for. Below 0, three requests wait
+for each other after their first response.
+"""
 
 import threading
 
@@ -16,6 +18,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         self.threads = []
+        self.meeting = threading.Barrier(3)
 
     def execute(self, requests):
         for request in requests:
@@ -25,7 +28,9 @@ class TritonPythonModel:
             self.threads.append(thread)
 
     def _send(self, sender, count):
-        for index in range(count):
+        for index in range(abs(count)):
+            if index and count < 0:
+                self.meeting.wait(20)
             output = pb_utils.Tensor("INDEX", np.array([index], np.int32))
             sender.send(pb_utils.InferenceResponse([output]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

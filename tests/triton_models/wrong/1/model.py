@@ -33,6 +33,15 @@ class TritonPythonModel:
     def raises(self, requests):
         raise ValueError("the weights in /srv/models/secret.bin are odd")
 
+    def raises_a_key(self, requests):
+        return {}["seven"]
+
+    def not_carried(self, requests):
+        return [pb_utils.InferenceResponse([], parameters={1: "a"})]
+
+    def no_parameter(self, requests):
+        return [pb_utils.InferenceResponse([], parameters={"a": [1]})]
+
     def another_output(self, requests):
         return [response("Z")]
 
@@ -43,9 +52,11 @@ class TritonPythonModel:
     def text_for_numbers(self, requests):
         return [response(array=np.array([b"x"], np.object_))]
 
-    def refused(self, requests):
-        error = pb_utils.TritonError("no such page:\n/a/b", pb_utils.TritonError.NOT_FOUND)
-        return [pb_utils.InferenceResponse(error=error)]
+    def refused(self, requests, code=pb_utils.TritonError.NOT_FOUND):
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("no such page:\n/a/b", code))]
+
+    def unknown(self, requests):
+        return self.refused(requests, pb_utils.TritonError.UNKNOWN)
 
     def sent_and_returned(self, requests):
         sender = requests[0].get_response_sender()

@@ -1,6 +1,11 @@
 """Does what a request names, a method beginning with ``probe_``, and tells what came of it as JSON."""
 
+import argparse
 import json
+import multiprocessing
+import os
+import sys
+import unittest
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -29,6 +34,17 @@ def tried(call):
         return {"raised": type(error).__name__, "text": str(error)}
 
 
+def raised(call):
+    """The type of the exception, and its text unless pybind11 wrote it."""
+    try:
+        call()
+    except TypeError:
+        return "TypeError"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def told(tensor):
     array = tensor.as_numpy()
     values = [str(one) for one in array.ravel().tolist()]
@@ -46,6 +62,10 @@ def asked(model="inner", outputs=("y",), name="x", x=(1, 2), dtype=np.float32, *
     return pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=inputs, **more
     )
+
+
+def ask_for_double(number):
+    return tried(lambda: shown(asked(x=(number,)).exec()))
 
 
 class TritonPythonModel:
@@ -79,6 +99,30 @@ class TritonPythonModel:
             pb_utils.get_input_config_by_name(config, "nope"),
             pb_utils.using_decoupled_model_transaction_policy(config),
         ]
+
+    def probe_process(self, _):
+        main = sys.modules["__main__"]
+        return {
+            "argv": sys.argv,
+            "path[0]": sys.path[0],
+            "main": [main.__name__, hasattr(main, "__file__")],
+            "name": __name__,
+            "file": __file__.split("/")[-3:],
+            "package": __package__,
+            "parsed": vars(argparse.ArgumentParser().parse_args()),
+            "tested": unittest.main(exit=False).result.testsRun,
+        }
+
+    def probe_folders_on_the_path(self, _):
+        folder = os.path.dirname(os.path.dirname(__file__))
+        return [one.removeprefix(folder) for one in sys.path if one.startswith(folder)]
+
+    def probe_c_module(self, _):
+        import c_python_backend_utils as c
+
+        names = "InferenceRequest InferenceResponse Tensor TritonError Logger MetricFamily load_model".split()
+        same = [getattr(c, one) is getattr(pb_utils, one) for one in names]
+        return [same, c.COUNTER == c.MetricKind.COUNTER, c.ResponseIterator.__name__]
 
     # ---- types --------------------------------------------------------------------------------
 
@@ -155,6 +199,25 @@ class TritonPythonModel:
         wrong = [{"outputs": "y"}, {"parameters": '{"a": 1}'}, {"correlation_id": 1.5}, {"request_id": 7}]
         return [tried(lambda one=one: asked(**one) and "made")["raised"] for one in wrong]
 
+    def probe_request_of_bytes(self, _):
+        made = asked(model=b"inner", outputs=[b"y"], name=b"x", request_id=b"r")
+        return [
+            sorted(made.requested_output_names()),
+            made.request_id(),
+            shown(made.exec()),
+        ]
+
+    def probe_request_that_lacks_parts(self, _):
+        parts = {"model_name": "inner", "requested_output_names": ["y"], "inputs": []}
+        lacking = [{key: value for key, value in parts.items() if key != one} for one in parts]
+        wrong = [*lacking, *({**parts, key: None} for key in parts), {**parts, "requested_output_names": "y"}]
+        wrong += [{**parts, "request_id": None}, {**parts, "model_version": None}, {**parts, "timeout": "1"}]
+        return [raised(lambda one=one: pb_utils.InferenceRequest(**one)) for one in wrong]
+
+    def probe_request_of_no_tensor(self, _):
+        parts = {"model_name": "inner", "requested_output_names": ["y"], "request_id": "r"}
+        return tried(lambda: pb_utils.InferenceRequest(inputs=[None], **parts))
+
     # ---- responses and errors -----------------------------------------------------------------
 
     def probe_error(self, _):
@@ -178,10 +241,30 @@ class TritonPythonModel:
             tried(lambda one=one: pb_utils.InferenceResponse(**one) and "made")["raised"] for one in wrong
         ]
 
+    def probe_response_of_nothing(self, _):
+        wrong = [([None],), (None,), ()]
+        return [raised(lambda one=one: pb_utils.InferenceResponse(*one)) for one in wrong]
+
+    def probe_error_of_bytes(self, _):
+        return [
+            pb_utils.TritonError(b"text").message(),
+            pb_utils.Tensor(b"t", np.zeros(1)).name(),
+            pb_utils.Tensor.from_dlpack(b"t", pb_utils.Tensor("u", np.zeros(1)).to_dlpack()).name(),
+            tried(lambda: pb_utils.TritonError(7))["raised"],
+        ]
+
     def probe_output_by_name(self, _):
         response = pb_utils.InferenceResponse([pb_utils.Tensor("a", np.zeros(1))])
         found = [pb_utils.get_output_tensor_by_name(response, name) for name in "ab"]
         return [None if one is None else one.name() for one in found]
+
+    def probe_lookup_of_bytes(self, request):
+        response = pb_utils.InferenceResponse([pb_utils.Tensor("a", np.zeros(1))])
+        found = [
+            pb_utils.get_output_tensor_by_name(response, b"a"),
+            pb_utils.get_input_tensor_by_name(request, b"PROBE"),
+        ]
+        return [one is not None for one in found]
 
     # ---- other models -------------------------------------------------------------------------
 
@@ -227,6 +310,10 @@ class TritonPythonModel:
     def probe_asks_a_stream_for_one(self, _):
         return shown(asked("streams", x=[2]).exec())
 
+    def probe_asks_in_a_fork(self, _):
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return pool.map(ask_for_double, range(4))
+
     # ---- the server ---------------------------------------------------------------------------
 
     def probe_ready(self, _):
@@ -247,6 +334,11 @@ class TritonPythonModel:
         log = pb_utils.Logger
         said = [log.log_info("a"), log.log_warn("b"), log.log_error("c"), log.log_verbose("d")]
         return [*said, log.log("e"), log.log("f", log.WARNING)]
+
+    def probe_logs_wrongly(self, _):
+        log = pb_utils.Logger
+        wrong = [(None,), (7,), ("m", None), ("m", 1), (b"m",)]
+        return [raised(lambda one=one: log.log(*one)) for one in wrong] + [raised(lambda: log.log_info(None))]
 
     def probe_metrics(self, _):
         family = pb_utils.MetricFamily

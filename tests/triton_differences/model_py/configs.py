@@ -1,0 +1,176 @@
+"""Configurations of models, by case: which of them either server loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+_HEAD: Final = 'backend: "python"\n'
+_TENSORS: Final = """
+input [{ name: "X" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]
+"""
+_BATCHES: Final = f"max_batch_size: 8\n{_TENSORS}"
+_PLAIN: Final = f"max_batch_size: 0\n{_TENSORS}"
+_START: Final = "{ name: 'S' control [{ kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }] }"
+
+
+def _input(tensor: str, batch: int = 0) -> str:
+    output = 'output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]'
+    return f'max_batch_size: {batch}\ninput [{{ name: "X" data_type: TYPE_FP32 {tensor} }}]\n{output}'
+
+
+def _output(tensor: str) -> str:
+    given = 'input [{ name: "X" data_type: TYPE_FP32 dims: [1] }]'
+    return f'max_batch_size: 0\n{given}\noutput [{{ name: "Y" data_type: TYPE_FP32 {tensor} }}]'
+
+
+def _dynamic(text: str) -> str:
+    return f"{_BATCHES}dynamic_batching {{ {text} }}"
+
+
+def _controls(*controls: str, more: str = "") -> str:
+    return f"{_BATCHES}sequence_batching {{ control_input [{', '.join(controls)}] {more} }}"
+
+
+def _control(text: str, name: str = "S") -> str:
+    return f'{{ name: "{name}" control [{{ {text} }}] }}'
+
+
+def _warmup(text: str, base: str = _PLAIN) -> str:
+    return f"{base}model_warmup [{{ {text} }}]"
+
+
+_ZEROS: Final = 'inputs { key: "X" value { data_type: TYPE_FP32 dims: [1] zero_data: true } }'
+_POLICY: Final = "priority_queue_policy { key: 1 value { max_queue_size: 4 } }"
+
+#: The text of each config.pbtxt below its backend.
+CONFIGS: Final = {
+    "plain": _PLAIN,
+    "batches": _BATCHES,
+    "negative_batch": f"max_batch_size: -1\n{_TENSORS}",
+    "policy_without_levels": _dynamic(_POLICY),
+    "levels_without_a_default": _dynamic("priority_levels: 3"),
+    "levels_and_default": _dynamic("priority_levels: 3 default_priority_level: 2"),
+    "default_above_the_levels": _dynamic("priority_levels: 3 default_priority_level: 4"),
+    "default_without_levels": _dynamic("default_priority_level: 2"),
+    "policy_above_the_levels": _dynamic(
+        "priority_levels: 3 default_priority_level: 1 priority_queue_policy { key: 4 value { } }"
+    ),
+    "policy_of_level_0": _dynamic(
+        "priority_levels: 3 default_priority_level: 1 priority_queue_policy { key: 0 value { } }"
+    ),
+    "preferred_above_the_batch": _dynamic("preferred_batch_size: [16]"),
+    "preferred_0": _dynamic("preferred_batch_size: [0]"),
+    "dynamic_without_batches": f"{_PLAIN}dynamic_batching {{ preferred_batch_size: [4] }}",
+    "passive_beside_another": f"{_PLAIN}instance_group [{{ kind: KIND_CPU }}, {{ kind: KIND_CPU passive: true }}]",
+    "passive_alone": f"{_PLAIN}instance_group [{{ kind: KIND_CPU passive: true }}]",
+    "negative_instances": f"{_PLAIN}instance_group [{{ kind: KIND_CPU count: -1 }}]",
+    "no_instances": f"{_PLAIN}instance_group [{{ kind: KIND_CPU count: 0 }}]",
+    "gpus_of_the_cpu": f"{_PLAIN}instance_group [{{ kind: KIND_CPU gpus: [0] }}]",
+    "reshape_to_nothing": _input("dims: [1] reshape: { shape: [] }"),
+    "reshape_that_is_empty": _input("dims: [1] reshape: { }"),
+    "reshape_that_is_empty_of_more": _input("dims: [2] reshape: { }"),
+    "reshape_to_more": _input("dims: [4] reshape: { shape: [2, 3] }"),
+    "reshape_that_fits": _input("dims: [4] reshape: { shape: [2, 2] }"),
+    "reshape_of_free_sizes": _input("dims: [-1, 2] reshape: { shape: [2, -1] }"),
+    "reshape_of_a_free_size_to_none": _input("dims: [-1] reshape: { shape: [4] }"),
+    "reshape_of_blocks_around_free_sizes": _input("dims: [2, -1, 4] reshape: { shape: [2, -1, 2, 2] }"),
+    "reshape_that_moves_blocks": _input("dims: [2, -1, 4] reshape: { shape: [4, -1, 2] }"),
+    "reshape_with_0": _input("dims: [1] reshape: { shape: [0] }"),
+    "reshape_of_an_output": _output("dims: [4] reshape: { shape: [2, 3] }"),
+    "reshape_of_an_output_to_nothing": _output("dims: [1] reshape: { shape: [] }"),
+    "dims_with_0": _input("dims: [0]"),
+    "dims_with_0_in_batches": _input("dims: [2, 0]", 8),
+    "dims_below_minus_1": _input("dims: [-2]"),
+    "dims_of_a_scalar": _input("dims: []"),
+    "dims_of_a_scalar_in_batches": _input("dims: []", 8),
+    "no_dims": _input(""),
+    "no_dims_in_batches": _input("", 8),
+    "output_dims_with_0": _output("dims: [0]"),
+    "output_without_dims": _output(""),
+    "no_data_type": 'max_batch_size: 0 input [{ name: "X" dims: [1] }] output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]',
+    "input_without_a_name": _input('dims: [1] name: ""'),
+    "input_twice": f'{_PLAIN}input [{{ name: "X" data_type: TYPE_FP32 dims: [1] }}]',
+    "output_twice": f'{_PLAIN}output [{{ name: "Y" data_type: TYPE_FP32 dims: [1] }}]',
+    "name_of_both": f'{_PLAIN}output [{{ name: "X" data_type: TYPE_FP32 dims: [1] }}]',
+    "ragged": _input("dims: [-1] allow_ragged_batch: true", 8),
+    "ragged_without_batches": _input("dims: [-1] allow_ragged_batch: true"),
+    "optional": _input("dims: [1] optional: true"),
+    "format_without_3_dims": _input("dims: [1] format: FORMAT_NCHW"),
+    "controls": _controls(_START),
+    "no_controls": _controls(),
+    "control_without_a_value": _controls(_control("kind: CONTROL_SEQUENCE_START")),
+    "control_of_one_value": _controls(_control("kind: CONTROL_SEQUENCE_START fp32_false_true: [0]")),
+    "control_of_two_types": _controls(
+        _control("kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] int32_false_true: [0, 1]")
+    ),
+    "control_twice": _controls(_START, _control("kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1]", "T")),
+    "control_without_a_name": _controls(_control("kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1]", "")),
+    "corrid": _controls(_control("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64")),
+    "corrid_without_a_type": _controls(_control("kind: CONTROL_SEQUENCE_CORRID")),
+    "corrid_of_floats": _controls(_control("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32")),
+    "corrid_of_values": _controls(
+        _control("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 int32_false_true: [0, 1]")
+    ),
+    "start_of_a_type": _controls(
+        _control("kind: CONTROL_SEQUENCE_START data_type: TYPE_FP32 fp32_false_true: [0, 1]")
+    ),
+    "no_idle_time": _controls(_START, more="max_sequence_idle_microseconds: 0"),
+    "oldest": _controls(_START, more="oldest { max_candidate_sequences: 4 }"),
+    "oldest_without_candidates": _controls(_START, more="oldest { }"),
+    "oldest_preferring_more": _controls(_START, more="oldest { max_candidate_sequences: 4 preferred_batch_size: [16] }"),
+    "slot_utilization_above_1": _controls(_START, more="direct { minimum_slot_utilization: 1.5 }"),
+    "sequences_without_batches": f"{_PLAIN}sequence_batching {{ control_input [{_START}] }}",
+    "warmup": _warmup(f'name: "w" batch_size: 1 {_ZEROS}'),
+    "warmup_without_a_name": _warmup(f"batch_size: 1 {_ZEROS}"),
+    "warmup_of_batch_0": _warmup(f'name: "w" {_ZEROS}'),
+    "warmup_of_more_than_a_batch": _warmup(f'name: "w" batch_size: 9 {_ZEROS}', _BATCHES),
+    "warmup_of_2_without_batches": _warmup(f'name: "w" batch_size: 2 {_ZEROS}'),
+    "warmup_without_inputs": _warmup('name: "w" batch_size: 1'),
+    "warmup_of_an_unknown_input": _warmup(
+        'name: "w" batch_size: 1 inputs { key: "Z" value { data_type: TYPE_FP32 dims: [1] zero_data: true } }'
+    ),
+    "warmup_without_a_type": _warmup(
+        'name: "w" batch_size: 1 inputs { key: "X" value { dims: [1] zero_data: true } }'
+    ),
+    "warmup_of_a_free_size": _warmup(
+        'name: "w" batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: [-1] zero_data: true } }'
+    ),
+    "warmup_of_a_missing_file": _warmup(
+        'name: "w" batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: [1] input_data_file: "f" } }'
+    ),
+    "cache_of_a_decoupled_model": f"{_PLAIN}model_transaction_policy {{ decoupled: true }} response_cache {{ enable: true }}",
+    "sequences_of_a_decoupled_model": f"{_controls(_START)} model_transaction_policy {{ decoupled: true }}",
+    "no_version_of_the_policy": f"{_PLAIN}version_policy {{ specific {{ versions: [7] }} }}",
+    "latest_0": f"{_PLAIN}version_policy {{ latest {{ num_versions: 0 }} }}",
+    "another_name": f'{_PLAIN}name: "other"',
+    "unknown_field": f"{_PLAIN}nonsense: 1",
+    "label_file_that_is_missing": _output('dims: [1] label_filename: "no.txt"'),
+    "batch_input_of_no_input": f'{_BATCHES}batch_input [{{ kind: BATCH_ELEMENT_COUNT target_name: "C" data_type: TYPE_FP32 source_input: "Z" }}]',
+    "resource_without_a_name": f"{_PLAIN}instance_group [{{ kind: KIND_CPU rate_limiter {{ resources [{{ count: 1 }}] }} }}]",
+    "resource_of_count_0": f'{_PLAIN}instance_group [{{ kind: KIND_CPU rate_limiter {{ resources [{{ name: "R" }}] }} }}]',
+    "TestModel123": _PLAIN,
+    "another_file": f'{_PLAIN}default_model_filename: "other.py"',
+    "shape_tensor": _input("dims: [1] is_shape_tensor: true"),
+}
+
+_MODEL: Final = '''import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        y = pb_utils.Tensor("Y", np.zeros((1,), np.float32))
+        return [pb_utils.InferenceResponse([y]) for _ in requests]
+'''
+
+
+def write(repository: Path) -> None:
+    """Write a folder for each case."""
+    for name, text in CONFIGS.items():
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(_MODEL)
+        (folder.parent / "config.pbtxt").write_text(_HEAD + text.replace("'", '"') + "\n")
