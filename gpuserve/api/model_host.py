@@ -86,6 +86,8 @@ class ModelHost(abc.ABC):
         self._thread: _SupervisorThread | None = None
         self._failure: BaseException | None = None
         self._addresses: dict[str, str] = {}
+        #: Called when all models are served after a start.
+        self.on_started: Callable[[], object] = list
         #: Held only for moments. Reentrant, because a signal handler may interrupt the holder and call
         #: ``stop()``.
         self._lock = threading.RLock()
@@ -301,6 +303,7 @@ class ModelHost(abc.ABC):
 
     def _wait_started(self, running: tuple[Runner, _SupervisorThread]) -> None:
         runner, thread = running
+        is_known = bool(self._addresses)
         try:
             self._addresses = runner.started.result()
         except BaseException:
@@ -308,6 +311,8 @@ class ModelHost(abc.ABC):
             thread.wait_over()
             self._stopped(runner)
             raise
+        if not is_known:
+            self.on_started()
 
     def _supervise(self, runner: Runner) -> None:
         self._failure = None

@@ -107,10 +107,10 @@ class ModelClientBase(AnyClient):
         ClientValueError: if an argument is wrong; ClientInvalidUrlError if it is the URL.
     """
 
-    #: Whether the protocol's own parameters are refused in ``parameters``, as PyTriton's clients do.
-    _reserved: ClassVar[bool] = False
-    #: Whether responses of a decoupled model have no time limit.
-    _patient: ClassVar[bool] = False
+    #: Whether the client does as PyTriton's: the protocol's own names are refused in ``parameters``, the
+    #: first use waits for a model of unknown configuration, responses of a decoupled model have no time
+    #: limit, and a request whose generator is dropped unread runs to its end.
+    _as_pytriton: ClassVar[bool] = False
     #: Whether the client needs gRPC, as decoupled models do.
     _grpc_only: ClassVar[bool] = False
     _aio: ClassVar[bool] = False
@@ -135,7 +135,7 @@ class ModelClientBase(AnyClient):
             raise ClientValueError(f"{kind} is only supported for grpc protocol, got {self.settings.url}")
         self.known_config = model_config
         self._lazy = lazy_init
-        self._waits = ensure_model_is_ready
+        self._waits = ensure_model_is_ready or (self._as_pytriton and model_config is None)
         self._open_connection: Any = None
         self._builder: RequestBuilder | None = None
         self._closed = False
@@ -179,7 +179,7 @@ class ModelClientBase(AnyClient):
 
     @property
     def _response_timeout_s(self) -> float | None:
-        return None if self._patient else self.settings.inference_timeout_s
+        return None if self._as_pytriton else self.settings.inference_timeout_s
 
     async def _infer(self, *call: Any, sample: bool) -> Arrays:
         requests = await self._request_builder()
@@ -207,7 +207,7 @@ class ModelClientBase(AnyClient):
                 self.known_config = parse_model_config(found.get("config", found), version)
             library = self._library.module
             self._builder = RequestBuilder(
-                self.settings, self.known_config, library, reserved=self._reserved
+                self.settings, self.known_config, library, reserved=self._as_pytriton
             )
         return self._builder
 

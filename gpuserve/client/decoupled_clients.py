@@ -11,7 +11,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from gpuserve.client.client_base import Values
 from gpuserve.client.exceptions import ClientInferenceServerError, ClientTimeoutError, inference_error
@@ -35,8 +35,6 @@ class DecoupledModelClient(SyncClient):
     """
 
     _grpc_only = True
-    #: Whether a request runs to its end if its generator is dropped unread.
-    _runs_unread: ClassVar[bool] = False
 
     def infer_sample(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
@@ -84,7 +82,7 @@ class DecoupledModelClient(SyncClient):
         arguments = requests.arguments(*call, decoupled=True, sample=sample)
         responses = self._responses(requests, arguments, sample)
         next(responses)
-        self._unread = responses if self._runs_unread else None
+        self._unread = responses if self._as_pytriton else None
         return responses
 
     def _responses(

@@ -35,7 +35,7 @@ def infer_options(parameters: Mapping[str, Any] | None, *, reserved: bool) -> di
     if parameters is None:
         return {}
     custom = dict(check_values("parameters", parameters))
-    options = {name: custom.pop(name) for name in () if reserved else _ARGUMENTS if name in custom}
+    options = {name: custom.pop(name) for name in _ARGUMENTS if name in custom and not reserved}
     for name in ("priority", "timeout"):
         value = options.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:

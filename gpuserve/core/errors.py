@@ -19,6 +19,7 @@
     │   ├── DeadlineExceeded
     │   ├── Cancelled               the client went away
     │   ├── Unimplemented
+    │   ├── Unknown                 the callable failed the request with this code
     │   └── Internal                the callable raised, or returned invalid outputs
     ├── ConfigError             a config file, flag or environment variable is wrong (exit code 4)
     ├── DeviceError             this machine lacks a device, or a library for it (exit code 5)

@@ -302,9 +302,9 @@ class OutputRules:
                 raise OutputError(f"An output of model {self._model!r} is named {name!r}: names must be str")
         if self._strict and not is_request:
             raise OutputError(f"Output {unknown[0]!r} is not declared; {self._declared()}")
-        if not is_request or len(unknown) < len(data):
+        if len(unknown) < len(data):
             return data
-        if len(data) == len(self._names):
+        if is_request and len(data) == len(self._names):
             return dict(zip(self._names, data.values(), strict=True))
         raise OutputError(f"None of the returned outputs {_list(unknown)} is declared; {self._declared()}")
 

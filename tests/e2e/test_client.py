@@ -100,10 +100,14 @@ def test_optional_inputs_may_be_left_out(url: str) -> None:
 
 def test_parameters_reach_the_model_and_the_reserved_ones_the_server(url: str) -> None:
     x = np.ones((1, 1), np.float32)
-    given: dict[str, Any] = {"text": "t", "count": 7, "flag": True, "priority": 1, "timeout": 20_000_000}
+    given: dict[str, Any] = {"text": "t", "count": 7, "flag": True, "half": 0.5, "whole": 3.0}
+    given |= {"priority": 1, "timeout": 20_000_000}
     with ModelClient(url, "parameters") as client:
         answer = client.infer_batch(x, parameters=given, headers={"X-Anything": 5})
-        assert answer["seen"][0, 0] == b"[('count', 7), ('flag', True), ('text', 't')]"
+        assert (
+            answer["seen"][0, 0]
+            == b"[('count', 7), ('flag', True), ('half', 0.5), ('text', 't'), ('whole', 3.0)]"
+        )
         assert given["priority"] == 1
 
 
@@ -266,7 +270,7 @@ def test_text_that_is_not_encoded_is_a_runtime_error_too(url: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["parameters", "headers"])
-@pytest.mark.parametrize("given", [[("a", 1)], {1: "a"}, {"a": 1.5}, {"a": None}])
+@pytest.mark.parametrize("given", [[("a", 1)], {1: "a"}, {"a": [1.5]}, {"a": None}])
 def test_wrong_parameters_and_headers(url: str, what: str, given: Any) -> None:
     with ModelClient(url, "echo") as client, pytest.raises(ClientValueError, match=what):
         client.infer_sample(ROW, **{what: given})

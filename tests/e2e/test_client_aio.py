@@ -160,9 +160,9 @@ def test_parameters_and_headers(url: str) -> None:
     async def main() -> Any:
         async with AsyncioModelClient(url, "parameters") as client:
             row = np.ones(1, np.float32)
-            return await client.infer_sample(row, parameters={"a": 1, "priority": 1}, headers={"H": True})
+            return await client.infer_sample(row, parameters={"a": 1.5, "priority": 1}, headers={"H": True})
 
-    assert asyncio.run(main())["seen"].tolist() == [b"[('a', 1)]"]
+    assert asyncio.run(main())["seen"].tolist() == [b"[('a', 1.5)]"]
 
 
 def test_a_client_that_is_closed(url: str) -> None:

@@ -88,9 +88,9 @@ def test_a_model_that_returns_instead(url: str, asked: Any) -> None:
 
 @BOTH
 def test_parameters_and_headers_are_sent(url: str, asked: Any) -> None:
-    how = {"parameters": {"a": 1, "b": "two", "priority": 1}, "headers": {"X-Some": "h"}}
+    how = {"parameters": {"a": 1.5, "b": "two", "priority": 1}, "headers": {"X-Some": "h"}}
     responses = asked(url, "tells", FLOAT, **how)
-    assert [one["seen"].tolist() for one in responses] == [[b"[('a', 1), ('b', 'two')]"]] * 2
+    assert [one["seen"].tolist() for one in responses] == [[b"[('a', 1.5), ('b', 'two')]"]] * 2
 
 
 @BOTH
@@ -108,7 +108,7 @@ def test_what_goes_wrong(url: str, asked: Any) -> None:
     with pytest.raises(ClientValueError, match="not a numpy array"):
         asked(url, "count", [1])
     with pytest.raises(ClientValueError, match="parameters"):
-        asked(url, "count", wanted(1), parameters={"a": 1.5})
+        asked(url, "count", wanted(1), parameters={"a": [1.5]})
     with pytest.raises(ClientModelUnavailableError):
         asked(url, "nope", wanted(1), init_timeout_s=0.2)
 

@@ -46,6 +46,13 @@ def test_everything_is_a_future(url: str) -> None:
         assert config.result(TIMEOUT_S).model_name == "echo"
 
 
+def test_parameters_of_all_types(url: str) -> None:
+    given = {"count": 7, "flag": True, "half": 0.5, "text": "t"}
+    with FuturesModelClient(url, "parameters") as client:
+        answer = client.infer_sample(ROW, parameters=given).result(TIMEOUT_S)
+    assert answer["seen"].tolist() == [str(sorted(given.items())).encode()]
+
+
 def test_many_at_once_from_many_threads(url: str) -> None:
     with FuturesModelClient(url, "echo", max_workers=4, max_queue_size=None) as client:
         futures = [client.infer_sample(np.full(2, number, np.float32)) for number in range(100)]

@@ -146,6 +146,11 @@ def test_what_is_passed_on_as_it_is_given(ports: dict[str, int]) -> None:
     ]
 
 
+def test_what_clients_refuse_and_leave_running(ports: dict[str, int]) -> None:
+    asked = ["{'y': array([2.], dtype=float32)}", *["PyTritonClientInferenceServerError True"] * 3]
+    assert run("clients.py", ports) == ["0.7.0", *asked, *asked, "runs to its end: True"]
+
+
 def test_parameters_and_headers(ports: dict[str, int]) -> None:
     seen = "('header_one', '1'), ('name', 'x'), ('other', None), ('scale', 3)]"
     answer = "{'OUTPUT_1': array([3.], dtype=float32)}"
@@ -242,6 +247,22 @@ def test_tritonclient_asks_until_the_program_is_stopped(
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, stdout) == (0, "served\n")
     assert "Traceback" not in stderr
+    assert "Infer function available as model: `/v2/models/AddSub`" in stderr
+
+
+def test_sigterm_after_run_finishes_what_is_under_way(ports: dict[str, int]) -> None:
+    with (
+        serving("runs.py", "Slow", ports) as process,
+        httpclient.InferenceServerClient(f"localhost:{ports['HTTP']}") as client,
+    ):
+        x = httpclient.InferInput("x", [1, 1], "FP32")
+        x.set_data_from_numpy(np.ones((1, 1), np.float32))
+        pending = client.async_infer("Slow", [x])
+        assert process.stdout is not None
+        assert process.stdout.readline() == "called\n"
+        process.send_signal(signal.SIGTERM)
+        assert pending.get_result(timeout=TIMEOUT_S).as_numpy("x").tolist() == [[-1]]
+        assert process.wait(TIMEOUT_S) == 0
 
 
 def test_endpoints_that_change_the_server_need_a_token(ports: dict[str, int]) -> None:

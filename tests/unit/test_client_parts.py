@@ -201,7 +201,12 @@ def test_inputs_by_position_take_the_declared_names_in_order() -> None:
 
 def test_parameters_of_the_protocol_are_taken_apart_from_the_models() -> None:
     given = {"a": "b", "priority": 2, "timeout": 5, "sequence_id": 7}
-    assert infer_options(given, reserved=False) == {"parameters": {"a": "b"}, "priority": 2, "timeout": 5, "sequence_id": 7}
+    assert infer_options(given, reserved=False) == {
+        "parameters": {"a": "b"},
+        "priority": 2,
+        "timeout": 5,
+        "sequence_id": 7,
+    }
     assert infer_options({}, reserved=False) == infer_options(None, reserved=False) == {}
     for wrong in ({"priority": -1}, {"timeout": "5"}, {"timeout": True}):
         with pytest.raises(ClientValueError, match="must be an integer of at least 0"):

@@ -13,6 +13,7 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optional_packages import needs
+from triton_differences.model_py import configs
 from tritonclient.grpc import model_config_pb2 as pb
 
 from gpuserve.config.load import Configuration
@@ -111,7 +112,7 @@ def test_the_documents_name_every_field() -> None:
             ("optimization", "eager_batching"),
             Treatment.WITHOUT_EFFECT,
         ),
-        ("instance_group [ {}, { passive: true } ]", ("instance_group", 1, "passive"), Treatment.REFUSED),
+        ('instance_group [ {}, { profile: "1" } ]', ("instance_group", 1, "profile"), Treatment.REFUSED),
     ],
 )
 def test_a_field_that_is_not_honoured_is_found_where_it_stands(
@@ -461,7 +462,7 @@ def test_several_repositories(tmp_path: Path) -> None:
         ('platform: "tensorrt_plan"', "1:11: there is no backend 'tensorrt_plan' here"),
         ('backend: "fil"', "1:10: there is no backend 'fil' here"),
         (
-            MODEL + 'model_warmup { name: "w" inputs { key: "x" value { dims: 1 } } }',
+            MODEL + 'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: 1 } } }',
             "5:26: expected zero_data: t",
         ),
         (MODEL + 'model_warmup { name: "w" inputs { key: "z" value { zero_data: true } } }', "5:"),
@@ -481,6 +482,13 @@ def test_several_repositories(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, config: str, said: str) -> None:
     write(tmp_path, "m", config)
     assert problem(tmp_path).startswith(said)
+
+
+def test_triton_and_this_server_load_the_same_configurations(tmp_path: Path) -> None:
+    configs.write(tmp_path)
+    loads = {name: name not in configs.REFUSED_BY_TRITON | configs.REFUSED_HERE for name in configs.CONFIGS}
+    configuration = loaded(tmp_path)
+    assert {name: name not in configuration.broken for name in configs.CONFIGS} == loads
 
 
 def test_a_model_without_a_version_folder(tmp_path: Path) -> None:

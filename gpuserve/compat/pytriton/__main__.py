@@ -66,7 +66,8 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[], None], str]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser("pytriton", description="Check the environment, and run an example.")
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser.set_defaults(command="check")
+    commands = parser.add_subparsers(dest="command")
     for name, (_, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text)
         command.add_argument("--workspace", "-w", help="accepted; no file is written")

@@ -6,10 +6,11 @@ all others maps every name below ``pytriton`` to the same module here. Child pro
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import CodeType, ModuleType
 from typing import Final
 
 ALIAS: Final = "pytriton"
+DISTRIBUTION: Final = "nvidia-pytriton"
 TARGET: Final = __package__
 IMPORTABLE: Final = Path(__file__).parents[1] / "importable"
 _PATH_VARIABLE: Final = "PYTHONPATH"
@@ -42,8 +44,27 @@ class _SameModule(Loader):
         module.__spec__ = self._real
 
 
+class _Distribution(importlib.metadata.Distribution):
+    """The package that programs ask for PyTriton's version."""
+
+    def read_text(self, filename: str) -> str | None:
+        version = importlib.import_module(TARGET).__version__
+        text = f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {version}\n"
+        return text if filename == "METADATA" else None
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
+        return Path(__file__).parent / path
+
+
 class _AliasFinder(MetaPathFinder):
-    """A finder of ``pytriton`` and its submodules."""
+    """A finder of ``pytriton``, its submodules and its distribution."""
+
+    def find_distributions(
+        self, context: importlib.metadata.DistributionFinder.Context
+    ) -> Iterator[_Distribution]:
+        name = (context.name or DISTRIBUTION).lower().replace("_", "-")
+        if name == DISTRIBUTION:
+            yield _Distribution()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

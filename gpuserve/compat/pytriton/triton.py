@@ -11,6 +11,9 @@ import copy
 import dataclasses
 import logging
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +64,11 @@ MODEL_URL: Final = "/v2/models/{model_name}"
 MODEL_READY_URL: Final = f"{MODEL_URL}/ready"
 MODEL_CONFIG_URL: Final = f"{MODEL_URL}/config"
 MODEL_INFER_URL: Final = f"{MODEL_URL}/infer"
+_URLS: Final = (
+    ("Status:", f"GET  {MODEL_READY_URL}"),
+    ("Model config:", f"GET  {MODEL_CONFIG_URL}"),
+    ("Inference:", f"POST {MODEL_INFER_URL}"),
+)
 #: Constants of the Triton binary, which gpuserve does not have. Programs import the names.
 INITIAL_BACKEND_SHM_SIZE: Final = 4 << 20
 GROWTH_BACKEND_SHM_SIZE: Final = 1 << 20
@@ -91,6 +99,7 @@ class TritonBase(abc.ABC):
 
     def __init__(self, host: ModelHost, workspace: Workspace | str | Path | None) -> None:
         self._host = host
+        host.on_started = self._log_urls
         self._has_models = False
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
 
@@ -135,6 +144,8 @@ class TritonBase(abc.ABC):
             spec = bound_spec(model_name, infer_func, inputs, outputs, *more)
             self._host.add(spec, infer_func)
         self._has_models = True
+        if self.is_connected():
+            self._log_urls(model_name)
 
     @abc.abstractmethod
     def connect(self) -> None:
@@ -166,6 +177,13 @@ class TritonBase(abc.ABC):
     def is_connected(self) -> bool:
         """Return whether the server was started and has not ended."""
         return self._host.is_alive() and bool(self._host.addresses)
+
+    def _log_urls(self, only: str | None = None) -> None:
+        for name, _ in self._host.bound:
+            if only in {None, name}:
+                logger.info("Infer function available as model: `%s`", MODEL_URL.format(model_name=name))
+                for what, url in _URLS:
+                    logger.info("  %-15s `%s`", what, url.format(model_name=name))
 
     def _stop_at_exit(self) -> None:
         """Stop at exit, so that a program without ``stop()`` finishes queued requests."""
@@ -211,7 +229,8 @@ class Triton(TritonBase):
         return self
 
     def run(self) -> None:
-        """Start, and return when every model is served. Does nothing when it runs.
+        """Start, and return when every model is served. Do nothing if the server runs. From then on SIGTERM
+        ends the program with status 0, after queued requests, unless the program has a handler for it.
 
         Raises:
             PyTritonRuntimeError: a port is taken, or a model could not be loaded.
@@ -221,6 +240,11 @@ class Triton(TritonBase):
         with pytriton_errors():
             self._host.run()
         self._stop_at_exit()
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            signal.signal(signal.SIGTERM, _exit)
         self._warn_verbose()
 
     def connect(self) -> None:
@@ -247,6 +271,8 @@ class Triton(TritonBase):
         if not self.is_connected():
             self._stop_at_exit()
             self._warn_verbose()
+        if signal.getsignal(signal.SIGTERM) is _exit:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # serve() has a handler of its own
         with pytriton_errors():
             self._host.serve()
         self._warn_verbose()
@@ -265,6 +291,10 @@ class Triton(TritonBase):
     def _warn_verbose(self) -> None:
         if self._config.log_verbose:
             logger.warning(_VERBOSE, self._config.log_verbose)
+
+
+def _exit(number: int, frame: object) -> None:
+    sys.exit(0)  # ``stop`` runs at exit
 
 
 class RemoteTriton(TritonBase):

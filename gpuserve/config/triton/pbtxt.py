@@ -318,7 +318,7 @@ TABLES: Final[Mapping[str, Table]] = {
         "name": _idle("instances are named by their device"),
         "secondary_devices": _no("an instance has one device; a model.py may use others itself"),
         "profile": _no("only TensorRT has optimization profiles; leave it out"),
-        "passive": _no("every instance takes requests; leave the group out"),
+        "passive": YES,
         "host_policy": _idle("a worker stays beside its GPU (numa_affinity)"),
     },
     "ModelRateLimiter": _honoured("resources", "priority"),

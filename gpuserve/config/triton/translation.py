@@ -4,9 +4,8 @@ the rules of config files (schema, rules, ``ModelSpec``) apply to model folders 
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,8 +38,14 @@ def place_instances(draft: EntryDraft, has_gpu: Callable[[], bool]) -> None:
         draft.set_value("instances", [{"device": EVERY_GPU if has_gpu() else CPU}])
         return
     instances: list[dict[str, Any]] = []
+    if all(group.passive for group in groups):
+        text = "all instances are passive, so none runs requests; expected a group that is not"
+        draft.add_fault(("instance_group",), text)
     for number, group in enumerate(groups):
         origin: Path = ("instance_group", number)
+        if group.passive:
+            draft.add_note((*origin, "passive"), "passive instances run no requests, so there are none here")
+            continue
         for place, device in enumerate(_devices(draft, group, origin, has_gpu)):
             into: Path = ("instances", len(instances))
             draft.record_origin(into, origin)
@@ -83,6 +88,7 @@ def warm_up(draft: EntryDraft, folder: ModelFolder) -> None:
         draft.record_origin(into, origin)
         for key in ("name", "batch_size", "count"):
             draft.record_origin((*into, key), (*origin, key))
+        _check_warmup(draft, one, origin)
         inputs = {}
         for name, given in sorted(one.inputs.items()):
             at = (*origin, "inputs", name)
@@ -94,9 +100,22 @@ def warm_up(draft: EntryDraft, folder: ModelFolder) -> None:
         draft.set_value("warmup", warmups, "model_warmup")
 
 
+def _check_warmup(draft: EntryDraft, given: Any, origin: Path) -> None:
+    config = draft.message
+    if config.max_batch_size == 0 and draft.pbtxt.has("max_batch_size") and given.batch_size > 1:
+        text = f"expected batch_size 1 for a model that does not batch, given {given.batch_size}"
+        draft.add_fault((*origin, "batch_size"), text)
+    if missing := [one.name for one in config.input if not one.optional and one.name not in given.inputs]:
+        draft.add_fault(origin, f"the warm-up lacks inputs of the model: {listed(missing)}")
+
+
 def _input(draft: EntryDraft, given: Any, origin: Path, folder: ModelFolder) -> dict[str, Any]:
     entry: dict[str, Any] = {"shape": list(given.dims)}
-    if given.data_type != pb.TYPE_INVALID:
+    if given.data_type == pb.TYPE_INVALID:
+        draft.add_fault(
+            origin, "the input of the warm-up has no data_type; expected that of the model's input"
+        )
+    else:
         entry["dtype"] = datatype(given.data_type)
     match given.WhichOneof("input_data_type"):
         case "zero_data":
@@ -132,6 +151,11 @@ def schedule(draft: EntryDraft) -> None:
 def _dynamic(draft: EntryDraft) -> None:
     origin: Path = ("dynamic_batching",)
     given = draft.message.dynamic_batching
+    if not given.priority_levels:
+        for field in ("priority_queue_policy", "default_priority_level"):
+            if draft.pbtxt.has(*origin, field):
+                given.ClearField(field)
+                draft.add_note((*origin, field), f"{field} has no effect without priority_levels")
     for key, table in (("batching", BatchingSpec), ("queue", QueueSpec)):
         draft.set_value(key, _options(draft, given, table, (key,), origin), *origin)
     _without_batches(draft, origin)
@@ -140,9 +164,11 @@ def _dynamic(draft: EntryDraft) -> None:
 def _without_batches(draft: EntryDraft, origin: Path) -> None:
     """Leave out the batching options of a model that does not batch."""
     if draft.message.max_batch_size == 0 and "max_batch_size" in draft.entry:
-        for key in ("max_queue_delay_us", "preferred_batch_sizes"):
-            if draft.entry["batching"].pop(key, None):
-                draft.add_note(origin, f"{origin[0]} merges nothing, because max_batch_size is 0")
+        if draft.entry["batching"].pop("preferred_batch_sizes", None):
+            text = "expected no preferred_batch_size, because max_batch_size is 0"
+            draft.add_fault((*origin, "preferred_batch_size"), text)
+        if draft.entry["batching"].pop("max_queue_delay_us", None):
+            draft.add_note(origin, f"{origin[0]} merges nothing, because max_batch_size is 0")
 
 
 def _options(draft: EntryDraft, message: Any, table: type, into: Path, origin: Path) -> dict[str, Any]:
@@ -205,14 +231,23 @@ def _control(draft: EntryDraft, given: Any, origin: Path, number: int) -> dict[s
     (control,) = given.control
     kind = pb.ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_").lower()
     entry: dict[str, Any] = {"name": given.name, "kind": kind}
+    at = (*origin, "control", 0)
+    given_as = [field for field in _FLAGS if getattr(control, field)]
     if kind == CORRID:
-        if control.data_type != pb.TYPE_INVALID:
+        if given_as:
+            draft.add_fault((*at, given_as[0]), f"{given_as[0]} does not go with a correlation id")
+        if control.data_type == pb.TYPE_INVALID:
+            draft.add_fault(at, "a correlation id has no data_type; expected one such as TYPE_UINT64")
+        else:
             entry["dtype"] = datatype(control.data_type)
         return entry
-    for field, dtype in _FLAGS.items():
-        if values := list(getattr(control, field)):
-            draft.record_origin((*path, "false_true"), (*origin, "control", 0, field))
-            entry |= {"dtype": dtype, "false_true": [_rounded(one) for one in values]}
+    if len(given_as) != 1:
+        text = f"control_input {given.name!r} must have one of {', '.join(_FLAGS)}, given {listed(given_as)}"
+        draft.add_fault(at, text)
+    for field in given_as:
+        draft.record_origin((*path, "false_true"), (*at, field))
+        values = [_rounded(one) for one in getattr(control, field)]
+        entry |= {"dtype": _FLAGS[field], "false_true": values}
     return entry
 
 
@@ -252,6 +287,8 @@ def _step(given: Any) -> dict[str, Any]:
 #: The version of an ensemble without a version folder: an ensemble has no file to put into the folder.
 _ONLY: Final = 1
 _TENSORS: Final = {"inputs": "input", "outputs": "output"}
+#: The number of dims of an input with a ``format``: height, width and channels.
+_IMAGE_DIMS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -334,12 +371,19 @@ def _tensor(draft: EntryDraft, given: Any, into: Path, origin: Path, folder: Mod
         expected = "expected a list such as [ -1 ], or [ ] for a scalar"
         draft.add_fault(origin, f"tensor {given.name!r} has no dims; {expected}")
     shape = list(given.dims)
+    if 0 in shape:
+        text = f"tensor {given.name!r} has a dim of 0; expected sizes of at least 1, or -1 for any size"
+        draft.add_fault((*origin, "dims"), text)
     entry: dict[str, Any] = {"name": given.name, "dtype": datatype(given.data_type), "shape": shape}
     if given.HasField("reshape"):
         _check_reshape(draft, given, (*origin, "reshape"))
     if into[0] == "inputs" and given.optional:
         entry["optional"] = True
-    if into[0] == "inputs" and given.allow_ragged_batch:
+    if into[0] == "inputs" and given.format != pb.ModelInput.FORMAT_NONE and len(shape) != _IMAGE_DIMS:
+        text = f"format needs {_IMAGE_DIMS} dims, given {shape}"
+        draft.add_fault((*origin, "format"), text)
+    merges = draft.message.max_batch_size > 0 or not draft.pbtxt.has("max_batch_size")
+    if into[0] == "inputs" and given.allow_ragged_batch and merges:
         entry["ragged"] = True
         draft.record_origin((*into, "ragged"), (*origin, "allow_ragged_batch"))
         if given.HasField("reshape"):
@@ -354,14 +398,31 @@ def _check_reshape(draft: EntryDraft, given: Any, origin: Path) -> None:
     dims, shape = list(given.dims), list(given.reshape.shape)
     if draft.message.HasField("ensemble_scheduling"):
         draft.add_fault(origin, "reshape does not go with an ensemble: give it to the models of its steps")
-    elif dims.count(-1) != shape.count(-1) or math.prod(map(abs, dims)) != math.prod(map(abs, shape)):
+    elif not shape and draft.message.max_batch_size == 0 and draft.pbtxt.has("max_batch_size"):
+        text = f"reshape of {given.name!r} must not be empty, because the model does not batch"
+        draft.add_fault(origin, text)
+    elif _blocks(dims) != _blocks(shape):
         text = f"reshape of {given.name!r} must have as many elements and free sizes as its dims {dims}"
         draft.add_fault(origin, f"{text}, given {shape}")
+
+
+def _blocks(shape: Iterable[int]) -> list[int]:
+    """Return the numbers of elements between the free sizes of a shape."""
+    found = [1]
+    for size in shape:
+        if size < 0:
+            found.append(1)
+        else:
+            found[-1] *= size
+    return found
 
 
 def _versions(draft: EntryDraft, folder: ModelFolder) -> list[int]:
     """Return the versions that are served, or [] with a fault."""
     policy = draft.message.version_policy
+    if policy.HasField("latest") and policy.latest.num_versions < 1:
+        text = f"expected at least 1 version, given {policy.latest.num_versions}"
+        draft.add_fault(("version_policy", "latest", "num_versions"), text)
     kind = policy.WhichOneof("policy_choice") or "latest"
     origin: Path = ("version_policy", kind)
     named = list(policy.specific.versions)

@@ -282,6 +282,7 @@ _KINDS: Final = {
     Code.NOT_FOUND: (_INVALID, "model_not_found"),
     Code.RESOURCE_EXHAUSTED: (_INVALID, "request_too_large"),
     Code.UNIMPLEMENTED: (_INVALID, None),
+    Code.UNKNOWN: (_INVALID, None),
     Code.DEADLINE_EXCEEDED: ("timeout", "timeout"),
     Code.UNAVAILABLE: (_SERVER, "unavailable"),
     Code.NO_MEMORY: (_SERVER, "unavailable"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +41,19 @@ def _warmup(text: str, base: str = _PLAIN) -> str:
     return f"{base}model_warmup [{{ {text} }}]"
 
 
+def _groups(*groups: str) -> str:
+    kinds = [f"{{ kind: KIND_CPU {one} }}" for one in groups]
+    return f"{_PLAIN}instance_group [{', '.join(kinds)}]"
+
+
+def _with(text: str) -> str:
+    return f"{_PLAIN}{text}"
+
+
+def _warm(value: str) -> str:
+    return _warmup(f'name: "w" batch_size: 1 inputs {{ key: "X" value {{ {value} }} }}')
+
+
 _ZEROS: Final = 'inputs { key: "X" value { data_type: TYPE_FP32 dims: [1] zero_data: true } }'
 _POLICY: Final = "priority_queue_policy { key: 1 value { max_queue_size: 4 } }"
 
@@ -64,11 +76,11 @@ CONFIGS: Final = {
     "preferred_above_the_batch": _dynamic("preferred_batch_size: [16]"),
     "preferred_0": _dynamic("preferred_batch_size: [0]"),
     "dynamic_without_batches": f"{_PLAIN}dynamic_batching {{ preferred_batch_size: [4] }}",
-    "passive_beside_another": f"{_PLAIN}instance_group [{{ kind: KIND_CPU }}, {{ kind: KIND_CPU passive: true }}]",
-    "passive_alone": f"{_PLAIN}instance_group [{{ kind: KIND_CPU passive: true }}]",
-    "negative_instances": f"{_PLAIN}instance_group [{{ kind: KIND_CPU count: -1 }}]",
-    "no_instances": f"{_PLAIN}instance_group [{{ kind: KIND_CPU count: 0 }}]",
-    "gpus_of_the_cpu": f"{_PLAIN}instance_group [{{ kind: KIND_CPU gpus: [0] }}]",
+    "passive_beside_another": _groups("", "passive: true"),
+    "passive_alone": _groups("passive: true"),
+    "negative_instances": _groups("count: -1"),
+    "no_instances": _groups("count: 0"),
+    "gpus_of_the_cpu": _groups("gpus: [0]"),
     "reshape_to_nothing": _input("dims: [1] reshape: { shape: [] }"),
     "reshape_that_is_empty": _input("dims: [1] reshape: { }"),
     "reshape_that_is_empty_of_more": _input("dims: [2] reshape: { }"),
@@ -90,11 +102,11 @@ CONFIGS: Final = {
     "no_dims_in_batches": _input("", 8),
     "output_dims_with_0": _output("dims: [0]"),
     "output_without_dims": _output(""),
-    "no_data_type": 'max_batch_size: 0 input [{ name: "X" dims: [1] }] output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]',
+    "no_data_type": _PLAIN.replace("data_type: TYPE_FP32", "", 1),
     "input_without_a_name": _input('dims: [1] name: ""'),
-    "input_twice": f'{_PLAIN}input [{{ name: "X" data_type: TYPE_FP32 dims: [1] }}]',
-    "output_twice": f'{_PLAIN}output [{{ name: "Y" data_type: TYPE_FP32 dims: [1] }}]',
-    "name_of_both": f'{_PLAIN}output [{{ name: "X" data_type: TYPE_FP32 dims: [1] }}]',
+    "input_twice": _with('input [{ name: "X" data_type: TYPE_FP32 dims: [1] }]'),
+    "output_twice": _with('output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]'),
+    "name_of_both": _with('output [{ name: "X" data_type: TYPE_FP32 dims: [1] }]'),
     "ragged": _input("dims: [-1] allow_ragged_batch: true", 8),
     "ragged_without_batches": _input("dims: [-1] allow_ragged_batch: true"),
     "optional": _input("dims: [1] optional: true"),
@@ -120,7 +132,9 @@ CONFIGS: Final = {
     "no_idle_time": _controls(_START, more="max_sequence_idle_microseconds: 0"),
     "oldest": _controls(_START, more="oldest { max_candidate_sequences: 4 }"),
     "oldest_without_candidates": _controls(_START, more="oldest { }"),
-    "oldest_preferring_more": _controls(_START, more="oldest { max_candidate_sequences: 4 preferred_batch_size: [16] }"),
+    "oldest_preferring_more": _controls(
+        _START, more="oldest { max_candidate_sequences: 4 preferred_batch_size: [16] }"
+    ),
     "slot_utilization_above_1": _controls(_START, more="direct { minimum_slot_utilization: 1.5 }"),
     "sequences_without_batches": f"{_PLAIN}sequence_batching {{ control_input [{_START}] }}",
     "warmup": _warmup(f'name: "w" batch_size: 1 {_ZEROS}'),
@@ -132,31 +146,51 @@ CONFIGS: Final = {
     "warmup_of_an_unknown_input": _warmup(
         'name: "w" batch_size: 1 inputs { key: "Z" value { data_type: TYPE_FP32 dims: [1] zero_data: true } }'
     ),
-    "warmup_without_a_type": _warmup(
-        'name: "w" batch_size: 1 inputs { key: "X" value { dims: [1] zero_data: true } }'
+    "warmup_without_a_type": _warm("dims: [1] zero_data: true"),
+    "warmup_of_a_free_size": _warm("data_type: TYPE_FP32 dims: [-1] zero_data: true"),
+    "warmup_of_a_missing_file": _warm('data_type: TYPE_FP32 dims: [1] input_data_file: "f"'),
+    "cache_of_a_decoupled_model": _with(
+        "model_transaction_policy { decoupled: true } response_cache { enable: true }"
     ),
-    "warmup_of_a_free_size": _warmup(
-        'name: "w" batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: [-1] zero_data: true } }'
-    ),
-    "warmup_of_a_missing_file": _warmup(
-        'name: "w" batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: [1] input_data_file: "f" } }'
-    ),
-    "cache_of_a_decoupled_model": f"{_PLAIN}model_transaction_policy {{ decoupled: true }} response_cache {{ enable: true }}",
     "sequences_of_a_decoupled_model": f"{_controls(_START)} model_transaction_policy {{ decoupled: true }}",
-    "no_version_of_the_policy": f"{_PLAIN}version_policy {{ specific {{ versions: [7] }} }}",
-    "latest_0": f"{_PLAIN}version_policy {{ latest {{ num_versions: 0 }} }}",
-    "another_name": f'{_PLAIN}name: "other"',
-    "unknown_field": f"{_PLAIN}nonsense: 1",
+    "no_version_of_the_policy": _with("version_policy { specific { versions: [7] } }"),
+    "latest_0": _with("version_policy { latest { num_versions: 0 } }"),
+    "another_name": _with('name: "other"'),
+    "unknown_field": _with("nonsense: 1"),
     "label_file_that_is_missing": _output('dims: [1] label_filename: "no.txt"'),
-    "batch_input_of_no_input": f'{_BATCHES}batch_input [{{ kind: BATCH_ELEMENT_COUNT target_name: "C" data_type: TYPE_FP32 source_input: "Z" }}]',
-    "resource_without_a_name": f"{_PLAIN}instance_group [{{ kind: KIND_CPU rate_limiter {{ resources [{{ count: 1 }}] }} }}]",
-    "resource_of_count_0": f'{_PLAIN}instance_group [{{ kind: KIND_CPU rate_limiter {{ resources [{{ name: "R" }}] }} }}]',
+    "batch_input_of_no_input": _BATCHES
+    + 'batch_input [{ kind: BATCH_ELEMENT_COUNT target_name: "C" data_type: TYPE_FP32 source_input: "Z" }]',
+    "resource_without_a_name": _groups("rate_limiter { resources [{ count: 1 }] }"),
+    "resource_of_count_0": _groups('rate_limiter { resources [{ name: "R" }] }'),
     "TestModel123": _PLAIN,
-    "another_file": f'{_PLAIN}default_model_filename: "other.py"',
     "shape_tensor": _input("dims: [1] is_shape_tensor: true"),
 }
 
-_MODEL: Final = '''import numpy as np
+#: The configurations that Triton 2.51 refuses.
+REFUSED_BY_TRITON: Final = frozenset(
+    """
+    negative_batch levels_without_a_default default_above_the_levels policy_above_the_levels
+    policy_of_level_0 preferred_above_the_batch preferred_0 dynamic_without_batches gpus_of_the_cpu
+    reshape_to_nothing reshape_that_is_empty reshape_that_is_empty_of_more reshape_to_more
+    reshape_of_free_sizes reshape_of_a_free_size_to_none reshape_that_moves_blocks reshape_with_0
+    reshape_of_an_output reshape_of_an_output_to_nothing dims_with_0 dims_with_0_in_batches
+    dims_below_minus_1 dims_of_a_scalar dims_of_a_scalar_in_batches no_dims no_dims_in_batches
+    output_dims_with_0 output_without_dims no_data_type input_without_a_name format_without_3_dims
+    control_without_a_value control_of_one_value control_of_two_types control_twice
+    control_without_a_name corrid_without_a_type corrid_of_floats corrid_of_values
+    oldest_preferring_more slot_utilization_above_1 warmup_of_more_than_a_batch
+    warmup_of_2_without_batches warmup_without_inputs warmup_of_an_unknown_input
+    warmup_without_a_type warmup_of_a_free_size warmup_of_a_missing_file cache_of_a_decoupled_model
+    no_version_of_the_policy latest_0 another_name unknown_field label_file_that_is_missing
+    batch_input_of_no_input shape_tensor
+    """.split()  # noqa: SIM905
+)
+#: The configurations that Triton loads and this server refuses.
+REFUSED_HERE: Final = frozenset(
+    ("passive_alone", "negative_instances", "input_twice", "output_twice", "resource_without_a_name")
+)
+
+_MODEL: Final = """import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
@@ -164,7 +198,7 @@ class TritonPythonModel:
     def execute(self, requests):
         y = pb_utils.Tensor("Y", np.zeros((1,), np.float32))
         return [pb_utils.InferenceResponse([y]) for _ in requests]
-'''
+"""
 
 
 def write(repository: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from triton_differences.expected import Meant, Rule
+from triton_differences.model_py.configs import REFUSED_HERE
 
 MODEL_PY: tuple[Meant, ...] = (
     Meant(
@@ -32,6 +33,14 @@ MODEL_PY: tuple[Meant, ...] = (
         "a tensor over its memory",
         "As documented: anything that has `__dlpack__`.",
         (Rule(("model.py: dlpack_of_numpy",)),),
+    ),
+    Meant(
+        "A config.pbtxt with two tensors of one name, a negative count of instances, passive instances "
+        "alone, or a resource without a name",
+        "loaded",
+        "refused, with the place in the file",
+        "Such a file is a mistake; a model of passive instances alone answers no request.",
+        (Rule(tuple(f"model.py: config {name}" for name in sorted(REFUSED_HERE)), "loaded"),),
     ),
     Meant(
         "`exec` in a process that `execute` forks",

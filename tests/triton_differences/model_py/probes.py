@@ -15,6 +15,7 @@ from typing import Any, Final
 from benchmarks.servers import RunningServer, Server, running
 from triton_differences.compare import Verdict, differences, verdict
 from triton_differences.expected import meant_by
+from triton_differences.model_py.configs import CONFIGS
 from triton_differences.model_py.meant import MODEL_PY
 from triton_differences.model_py.servers import MODELS
 from triton_differences.report import Result
@@ -35,7 +36,7 @@ def names(pattern: str = "*") -> list[str]:
     folder = Path(__file__).parent / "repository"
     sources = [(folder / name / "1/model.py").read_text() for name in ("probe", "wrong")]
     methods = re.findall(r"def (?:probe_|(?=execute_))(\w+)", "".join(sources))
-    found = [*methods, "completed configuration"]
+    found = [*methods, "completed configuration", *(f"config {name}" for name in CONFIGS)]
     return [one for one in found if fnmatchcase(PREFIX + one, pattern)]
 
 
@@ -56,6 +57,11 @@ def compared(triton: Server, gpuserve: Server, logs: Path, pattern: str) -> Iter
 
 
 def _answer(server: RunningServer, name: str) -> Any:
+    if name.startswith("config "):
+        model = name.removeprefix("config ")
+        answer = _asked(server, f"repository/models/{model}/load", {})
+        _asked(server, f"repository/models/{model}/unload", {})
+        return {"loaded": not answer}
     if name == "completed configuration":
         config = _asked(server, "models/completed/config", None)
         return {key: config.get(key) for key in ("max_batch_size", "input", "output", "dynamic_batching")}

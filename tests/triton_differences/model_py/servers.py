@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.servers import GpuServe, PlainTriton, Ports
+from triton_differences.model_py import configs
 
 _SOURCE: Final = Path(__file__).parent / "repository"
 MODELS: Final = ("probe", "wrong", "inner", "streams", "completed")
@@ -49,4 +50,5 @@ def _copied(cache: Path, whose: str) -> Path:
     folder = cache / "comparison" / f"model_py_{whose}"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(_SOURCE, folder)
+    configs.write(folder)
     return folder

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import faulthandler
+import gzip
 import importlib
 import logging
 import os
 import re
+import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -97,6 +102,61 @@ class ScriptThread(threading.Thread):
                 self._lines.append(line.rstrip())
             self.returncode = process.wait()
         self.process = None
+
+
+class TestMonitoringContext:
+    """A context that logs to stderr and to a file that rotates, as the options of ``extend_args`` say, and
+    logs the state of the process at intervals.
+    """
+
+    __test__ = False  # pytest does not collect the class
+
+    @staticmethod
+    def extend_args(parser: argparse.ArgumentParser) -> None:
+        """Add the options of the context to a parser."""
+        for flag in ("--verbose", "--compress-logs", "--enable-fault-handler"):
+            parser.add_argument(flag, action="store_true")
+        parser.add_argument("--log-path")
+        parser.add_argument("--maximum-log-file", type=int, default=10 << 20)
+        for flag in ("--faulthandler-interval", "--process-monitoring-interval"):
+            parser.add_argument(flag, type=float, help="seconds")
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        args, log = self._args, logging.getLogger()
+        logging.basicConfig(level=logging.DEBUG, format=DEFAULT_LOG_FORMAT)
+        log.handlers[0].setLevel(logging.DEBUG if args.verbose else logging.INFO)
+        if args.log_path is not None:
+            file = RotatingFileHandler(args.log_path, maxBytes=args.maximum_log_file, backupCount=500)
+            file.setFormatter(logging.Formatter(DEFAULT_LOG_FORMAT))
+            if args.compress_logs:
+                file.namer = "{}.gz".format
+                file.rotator = _compress
+            log.addHandler(file)
+        if args.enable_fault_handler:
+            faulthandler.enable()
+        if args.faulthandler_interval is not None:
+            faulthandler.dump_traceback_later(args.faulthandler_interval, repeat=True)
+        if args.process_monitoring_interval is not None:
+            threading.Thread(target=self._monitor, name="monitoring", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _monitor(self) -> None:
+        monitoring = ProcessMonitoring(os.getpid(), logging.getLogger(), logging.DEBUG)
+        while not self._ended.wait(self._args.process_monitoring_interval):
+            monitoring.dump_state()
+
+
+def _compress(source: str, target: str) -> None:
+    with open(source, "rb") as plain, gzip.open(target, "wb") as packed:
+        shutil.copyfileobj(plain, packed)
+    os.remove(source)
 
 
 class ProcessMonitoring:

@@ -1,6 +1,4 @@
-"""gpuserve's clients under PyTriton's names. As there, decoupled responses have no time limit, a request whose
-generator is dropped unread runs to its end, and parameters with the protocol's own names are refused.
-"""
+"""gpuserve's clients under PyTriton's names, with PyTriton's behaviour where that differs."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ __all__ = [
 class ModelClient(gpuserve.client.ModelClient):
     """PyTriton's ``ModelClient``."""
 
-    _reserved = True
+    _as_pytriton = True
 
     @property
     def _general_client(self) -> Any:
@@ -34,16 +32,16 @@ class FuturesModelClient(gpuserve.client.FuturesModelClient):
 class AsyncioModelClient(gpuserve.client.AsyncioModelClient):
     """PyTriton's ``AsyncioModelClient``."""
 
-    _reserved = True
+    _as_pytriton = True
 
 
 class DecoupledModelClient(gpuserve.client.DecoupledModelClient):
     """PyTriton's ``DecoupledModelClient``."""
 
-    _patient = _reserved = _runs_unread = True
+    _as_pytriton = True
 
 
 class AsyncioDecoupledModelClient(gpuserve.client.AsyncioDecoupledModelClient):
     """PyTriton's ``AsyncioDecoupledModelClient``."""
 
-    _patient = _reserved = True
+    _as_pytriton = True

@@ -20,3 +20,9 @@ __all__ = [
     "PyTritonClientModelUnavailableError", "PyTritonClientQueueFullError", "PyTritonClientTimeoutError",
     "PyTritonClientValueError",
 ]  # fmt: skip
+
+# Logs and tracebacks of a program for PyTriton have PyTriton's names.
+for _name in __all__:
+    _error = globals()[_name]
+    _error.__name__ = _error.__qualname__ = _name
+    _error.__module__ = __name__

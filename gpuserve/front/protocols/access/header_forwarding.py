@@ -1,5 +1,5 @@
-"""Forwarding of request headers that match a pattern as request parameters. Pure. Names are in lower case; if an
-HTTP/1.1 client wrote a name otherwise, the parameter is there under the written name as well.
+"""Forwarding of request headers that match a pattern as request parameters. Pure. Names are in lower case; if
+an HTTP/1.1 client wrote a name otherwise, the parameter is there under the written name as well.
 
 A header overrides a parameter of the same name: the body must not change what a gateway says.
 """

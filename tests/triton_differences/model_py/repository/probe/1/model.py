@@ -120,7 +120,14 @@ class TritonPythonModel:
     def probe_c_module(self, _):
         import c_python_backend_utils as c
 
-        names = "InferenceRequest InferenceResponse Tensor TritonError Logger MetricFamily load_model".split()
+        names = [
+            "InferenceRequest",
+            "InferenceResponse",
+            "Tensor",
+            "TritonError",
+            "Logger",
+            "load_model",
+        ]
         same = [getattr(c, one) is getattr(pb_utils, one) for one in names]
         return [same, c.COUNTER == c.MetricKind.COUNTER, c.ResponseIterator.__name__]
 
