@@ -184,7 +184,7 @@ def test_configured(ports: dict[str, int]) -> None:
     assert calls == "[[[1.0]]]"
     assert "preferred_batch_size=[2, 4]" in batcher
     assert "priority_levels=2" in batcher
-    assert refused.startswith("ClientInferenceServerError")
+    assert refused.startswith("PyTritonClientInferenceServerError")
     assert "restricted" in refused
 
 

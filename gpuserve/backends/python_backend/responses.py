@@ -26,7 +26,7 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor | None] = (),
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:

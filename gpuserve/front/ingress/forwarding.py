@@ -75,8 +75,8 @@ class RequestForwarder:
         if self._outage.is_active:
             one.hold(self._outage)
         head_fields = head.method, head.target, tuple(head.headers), head.http_version, head.content_length
-        more = head.scheme, head.spelled, ends.client, ends.server, ends.tls, user
-        one.post(messages.RequestOpened(number, *head_fields, *more))
+        end_fields = ends.client, ends.server, ends.tls
+        one.post(messages.RequestOpened(number, *head_fields, head.scheme, head.spelled, *end_fields, user))
         return one
 
     def post(self, message: Any) -> None:

@@ -26,10 +26,10 @@ class Head:
     """The head of a request. Requests with equal bytes may share a head, which nobody changes.
 
     ``headers`` have lower-case names in the order of arrival; for HTTP/2 without pseudo-headers and with
-    ``host``. ``spelled`` are pairs of a lower-case name and the name as sent, if they differ. ``target``
-    is the path and query as sent. ``path`` is percent-decoded, except for gRPC (``is_grpc``), which has no percent-encoding. ``content_length`` is None if not sent; ``trailers`` is
-    whether the client accepts trailers. Handlers cache results derived from the head in ``memo``,
-    ``forwarded`` and ``payer``.
+    ``host``. ``spelled`` are pairs of a lower-case name and the name as sent, if they differ. ``target`` is
+    the path and query as sent. ``path`` is percent-decoded, except for gRPC (``is_grpc``), which has no
+    percent-encoding. ``content_length`` is None if not sent; ``trailers`` is whether the client accepts
+    trailers. Handlers cache results derived from the head in ``memo``, ``forwarded`` and ``payer``.
     """
 
     __slots__ = (
