@@ -128,7 +128,8 @@ def _question(entry: ModelEntry, base_dir: str) -> CallableQuestion:
     path, kwargs = callable_of(entry, base_dir)
     python = os.path.join(base_dir, entry.python) if entry.python else ""
     decoupled = None if decides else entry.decoupled
-    return CallableQuestion(path, base_dir, kwargs, decoupled, python, _leaves_tensors(entry))
+    inputs = tuple(one.name for one in entry.inputs) if "inputs" in entry.given else None
+    return CallableQuestion(path, base_dir, kwargs, decoupled, python, _leaves_tensors(entry), inputs)
 
 
 def import_problems(

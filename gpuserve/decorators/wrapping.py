@@ -21,6 +21,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -211,8 +212,13 @@ def is_misfit(error: TypeError) -> bool:
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None:
         frames = frames.tb_next
-    called_by_us = frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_DIRECTORY)
+    called_by_us = frames is not None and is_own_code(frames.tb_frame.f_code)
     return called_by_us and any(words in str(error) for words in _MISFITS)
+
+
+def is_own_code(code: CodeType) -> bool:
+    """Return whether a decorator of this package has the code."""
+    return code.co_filename.startswith(_OWN_DIRECTORY)
 
 
 def misfit(error: TypeError, function: Any, inputs: Iterable[str]) -> TypeError:

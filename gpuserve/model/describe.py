@@ -37,6 +37,7 @@ class CallableQuestion:
         decoupled: Whether the model is decoupled; None: the callable determines it.
         python: The Python environment of the workers, "" for the server's own.
         by_types: Whether to read the types of the callable for values that it does not declare otherwise.
+        inputs: The names of the declared inputs, None if they are not declared.
     """
 
     path: str
@@ -45,6 +46,7 @@ class CallableQuestion:
     decoupled: bool | None = None
     python: str = ""
     by_types: bool = True
+    inputs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import msgpack
 
 from gpuserve.decorators.wrapping import argument_form_of
 from gpuserve.model.self_description import declaration, target_kind
+from gpuserve.model.signature import call_problem
 from gpuserve_worker.execution.lifecycle import die_with_parent
 from gpuserve_worker.inference.callable_loading import YIELDING, LoadError, locate, module_at
 
@@ -101,14 +102,23 @@ def _packed(answer: dict[str, Any], path: str) -> bytes:
 
 
 def _answer(
-    path: str, base_dir: str, kwargs: dict[str, Any], decoupled: bool | None, by_types: bool
+    path: str,
+    base_dir: str,
+    kwargs: dict[str, Any],
+    decoupled: bool | None,
+    by_types: bool,
+    inputs: list[str] | None,
 ) -> dict[str, Any]:
     """Return the declaration of the callable, which is located as a worker locates it, or the error."""
     try:
         if path.endswith(".py"):
             path = f"{path}:{sole_callable(module_at(path, base_dir), path)}"
         target = locate({"path": path, "base_dir": base_dir})
-        problem = _mismatch(path, target, kwargs) or _wrong_kind(path, target, decoupled)
+        problem = (
+            _mismatch(path, target, kwargs)
+            or _wrong_kind(path, target, decoupled)
+            or call_problem(target, path, kwargs, inputs)
+        )
         if problem:
             return {"error": problem}
         return {"path": path, "declared": declaration(target, path, kwargs, by_types=by_types)}

@@ -25,16 +25,17 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpuserve.decorators.batching import is_parameter_type, parameter_kind
-from gpuserve.decorators.wrapping import BATCH, argument_form_of
+from gpuserve.decorators.batching import is_parameter_type, parameter_kind, requested_parameters
+from gpuserve.decorators.wrapping import BATCH, argument_form_of, is_own_code
 from gpuserve.model.declaration import Tensor
 from gpuserve.typed import DType, Name, Shape
+from gpuserve_worker.inference.callable_loading import makes_callable
 from gpuserve_worker.inference.inference_request import function_of
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of
 
@@ -104,6 +105,50 @@ def signature_of(target: Any, name: str) -> Signature | None:
         )
     max_batch_size = _attribute(called, "max_batch_size", DEFAULT_MAX_BATCH_SIZE) if form == BATCH else 0
     return Signature(inputs, outputs, max_batch_size, array)
+
+
+def call_problem(
+    target: Any, name: str, kwargs: Mapping[str, Any], inputs: Collection[str] | None
+) -> str | None:
+    """Return why a worker cannot call ``target``, a callable or a class, with requests that have ``inputs``
+    (None: unknown), or None. Decorators from elsewhere may change the call, so nothing is said below them.
+    """
+    is_class = isinstance(target, type)
+    if is_class and not any("__call__" in vars(base) for base in target.__mro__):
+        if target.__new__ is not object.__new__:
+            return None  # a factory
+        return f"{name!r} is a class without a method __call__(self, requests): its objects cannot be called"
+    if not is_class and makes_callable(target, kwargs):
+        return None
+    called = target.__call__ if is_class else target
+    if (form := argument_form_of(called)) is None:
+        try:
+            inspect.signature(called).bind(*([None] * is_class), [])
+        except TypeError as error:
+            return f"{name!r} is called with one argument, a list of requests, but the call fails: {error}"
+        except ValueError:  # written in C without a signature
+            pass
+        return None
+    if inputs is None or not _has_own_decorators_only(called):
+        return None
+    others = {*requested_parameters(called), _CONTEXT}
+    own = [one for one in _parameters(called, is_class) if one.name not in others]
+    lacking = [one.name for one in own if _is_required(one) and one.name not in inputs]
+    any_name = any(one.kind is one.VAR_KEYWORD for one in own)
+    surplus = [] if any_name else [one for one in inputs if one not in {named.name for named in own}]
+    if not lacking and not surplus:
+        return None
+    given = ", ".join(map(repr, inputs)) or "none"
+    wrong = f"parameter {lacking[0]!r} is no input" if lacking else f"no parameter takes {surplus[0]!r}"
+    return f"{name!r} below @{form} is called with the declared inputs by name ({given}), but {wrong}"
+
+
+def _has_own_decorators_only(called: Any) -> bool:
+    while isinstance(called, types.FunctionType) and hasattr(called, "__wrapped__"):
+        if not is_own_code(called.__code__):
+            return False
+        called = called.__wrapped__
+    return isinstance(called, types.FunctionType)
 
 
 def _attribute(called: Any, name: str, default: Any) -> Any:

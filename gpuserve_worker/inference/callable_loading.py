@@ -83,7 +83,7 @@ def build(
     name = str(source.get("path") or getattr(target, "__qualname__", type(target).__name__))
     kwargs = dict(source.get("kwargs") or {})
     made = target
-    if _makes_callable(target, kwargs):
+    if makes_callable(target, kwargs):
         if not isinstance(target, type) and kind_of(target) is not CallableKind.PLAIN:
             raise LoadError(f"{name} is {kind_of(target).value}, which cannot be a factory")
         made = _make(target, name, kwargs, device)
@@ -122,7 +122,8 @@ def kind_of(inference_callable: Any) -> CallableKind:
     return CallableKind.PLAIN
 
 
-def _makes_callable(target: Any, kwargs: Mapping[str, Any]) -> bool:
+def makes_callable(target: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a target is called once, to make the inference callable, by the table above."""
     if isinstance(target, type):
         return True
     if not isinstance(target, FunctionType) or accepts_batch(target):

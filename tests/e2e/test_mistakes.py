@@ -29,6 +29,11 @@ FILES = {
     "imports.py": "import no_such_module\n\n\ndef f(x):\n    return x\n",
     "made.py": "class Made:\n    def __init__(self, size):\n        self.size = size\n",
     "raises.py": "class Raises:\n    def __init__(self):\n        raise ValueError('no weights')\n",
+    "nocall.py": "class Quiet:\n    pass\n",
+    "named.py": (
+        "from gpuserve.decorators import batch\n\n\n@batch\ndef f(image):\n    return image\n\n\n"
+        "def two(a, b):\n    return a\n"
+    ),
     "notes.txt": "def f(x):\n    return x\n",
     "empty.yaml": "",
 }

@@ -85,7 +85,8 @@ def refusal(address: str, method: str, message: Any = b"", **metadata: str) -> t
     return None
 
 
-REFUSED = ("UNAVAILABLE", f"This protocol is restricted, expecting header '{LONG}'")
+BEARER = ", or 'authorization: Bearer' with the token"
+REFUSED = ("UNAVAILABLE", f"This protocol is restricted, expecting header '{LONG}'{BEARER}")
 
 
 # ---- restricted endpoints -----------------------------------------------------------------------
@@ -93,7 +94,7 @@ REFUSED = ("UNAVAILABLE", f"This protocol is restricted, expecting header '{LONG
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)
 def test_http_needs_the_token(closed: Addresses, method: str, path: str) -> None:
-    expected = {"error": f"This API is restricted, expecting header '{SHORT}'"}
+    expected = {"error": f"This API is restricted, expecting header '{SHORT}'{BEARER}"}
     for headers in ({}, {SHORT: "wrong"}, {SHORT: TOKEN + "x"}, {LONG: TOKEN}):
         status, body = answered(closed.http, method, path, **headers)
         assert (status, json.loads(body)) == (403, expected)

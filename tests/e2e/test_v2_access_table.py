@@ -22,6 +22,7 @@ from gpuserve.front.protocols.access.endpoints import METHODS, Access, AccessKin
 
 TIMEOUT_S = 15.0
 TOKEN, OTHER = "of-the-rule", "of-inference"
+BEARER = ", or 'authorization: Bearer' with the token"
 HEADER, GRPC_HEADER = "triton-access-token", "triton-grpc-protocol-triton-access-token"
 #: A mark that a proxy leaves makes a client on this machine one of another.
 ELSEWHERE = {"x-forwarded-for": "203.0.113.9"}
@@ -172,7 +173,7 @@ def test_every_endpoint_needs_the_token(closed: Addresses, endpoint: Endpoint) -
     if endpoint.access.kind is AccessKind.BARE:
         assert http_status(closed.http, endpoint, {})[0] == 200
         return
-    expected = (403, f'{{"error":"This API is restricted, expecting header \'{HEADER}\'"}}')
+    expected = (403, f'{{"error":"This API is restricted, expecting header \'{HEADER}\'{BEARER}"}}')
     wrong = [{}, {HEADER: "wrong"}, {HEADER: TOKEN[:-1]}, {HEADER: "x" * 20_000}, {GRPC_HEADER: TOKEN}]
     wrong += [{"authorization": f"Bearer {TOKEN}x"}, {"authorization": TOKEN}]
     if endpoint.access.group != "inference":
@@ -189,7 +190,7 @@ def test_every_endpoint_needs_the_token(closed: Addresses, endpoint: Endpoint) -
 
 @pytest.mark.parametrize("path", METHODS)
 def test_every_method_needs_the_token(closed: Addresses, path: str) -> None:
-    expected = ("UNAVAILABLE", f"This protocol is restricted, expecting header '{GRPC_HEADER}'")
+    expected = ("UNAVAILABLE", f"This protocol is restricted, expecting header '{GRPC_HEADER}'{BEARER}")
     wrong = [{}, {GRPC_HEADER: "wrong"}, {HEADER: TOKEN.upper()}, {"authorization": f"Bearer {TOKEN}x"}]
     if METHODS[path].group != "inference":
         wrong.append({GRPC_HEADER: OTHER})

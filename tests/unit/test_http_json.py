@@ -140,10 +140,10 @@ class TestJsonData:
             ([1, 2, 3], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         ],
     )
-    def test_too_few_and_too_many_are_told_in_exactly_these_words(self, data: list[int], text: str) -> None:
+    def test_too_few_and_too_many_are_told_in_tritons_words(self, data: list[int], text: str) -> None:
         with pytest.raises(InvalidArgument) as caught:
             parse_json({"inputs": [an_input(data=data)]})
-        assert str(caught.value) == text
+        assert str(caught.value) == f"{text}: input 'x' has {len(data)} in 'data', its 'shape' makes 2"
 
     @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
     def test_half_floats_have_no_json_form(self, datatype: str) -> None:

@@ -234,8 +234,11 @@ def test_what_a_refused_client_is_told() -> None:
     over_http = policy.refusal(Access("trace"), Verdict.NO_TOKEN)
     over_grpc = policy.refusal(Access("trace"), Verdict.NO_TOKEN, GRPC_PREFIX)
     assert (type(over_http), type(over_grpc)) == (Unavailable, Unavailable)
-    assert str(over_http) == "This API is restricted, expecting header 'my-key'"
-    assert str(over_grpc) == "This protocol is restricted, expecting header 'triton-grpc-protocol-my-key'"
+    ways = "header '{}', or 'authorization: Bearer' with the token"
+    assert str(over_http) == "This API is restricted, expecting " + ways.format("my-key")
+    assert str(over_grpc) == (
+        "This protocol is restricted, expecting " + ways.format("triton-grpc-protocol-my-key")
+    )
     assert isinstance(policy.refusal(Access("logging"), Verdict.REMOTE), PermissionDenied)
 
 

@@ -191,7 +191,7 @@ def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes
         )
     elements = _flatten(data, name)
     if len(elements) != count:
-        raise InvalidArgument(TOO_FEW if len(elements) < count else TOO_MANY)
+        raise _miscounted(name, len(elements), count)
     return _ENCODERS[datatype](elements, datatype, name) if elements else b""
 
 
@@ -221,8 +221,13 @@ def lifted_tensor(
     except UnevenNesting:
         raise InvalidArgument(f"'data' of input '{name}' has values that are not all equally deep") from None
     if n != count:
-        raise InvalidArgument(TOO_FEW if n < count else TOO_MANY)
+        raise _miscounted(name, n, count)
     return memoryview(tensor)
+
+
+def _miscounted(name: str, found: int, expected: int) -> InvalidArgument:
+    text = TOO_FEW if found < expected else TOO_MANY
+    return InvalidArgument(f"{text}: input '{name}' has {found} in 'data', its 'shape' makes {expected}")
 
 
 def _decoded(text: bytes | bytearray, start: int) -> list[Any]:

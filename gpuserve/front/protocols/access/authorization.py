@@ -97,7 +97,10 @@ class AccessPolicy:
             )
         what = "protocol" if prefix else "API"
         header = prefix + self._rules[self._required_groups(access)[0]][0].header.lower()
-        return Unavailable(f"This {what} is restricted, expecting header '{header}'")
+        return Unavailable(
+            f"This {what} is restricted, expecting header '{header}', "
+            "or 'authorization: Bearer' with the token"
+        )
 
 
 def token_headers(rules: Iterable[AccessRule]) -> frozenset[str]:

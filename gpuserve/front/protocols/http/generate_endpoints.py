@@ -19,7 +19,14 @@ from gpuserve.front.protocols.http.http_responses import error_body, json_answer
 from gpuserve.front.requests import json_values
 from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
 from gpuserve.front.requests.json_values import compact, described, tensor_bytes
-from gpuserve.front.requests.limits import MAX_PARAMETERS, check_count, check_name, check_texts, shown
+from gpuserve.front.requests.limits import (
+    MAX_PARAMETERS,
+    check_count,
+    check_name,
+    check_texts,
+    shown,
+    suggested,
+)
 from gpuserve.front.requests.parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.front.requests.server_status import STATUS
 from gpuserve.front.service.inference_service import InferenceService
@@ -107,7 +114,7 @@ def parse_generate_request(body: bytes, spec: ModelSpec, version: str) -> InferR
     sequence = json_sequence(members)
     for key in SEQUENCE_KEYS:
         members.pop(key, None)
-    parameters = {key: _parameter(key, value, spec.name) for key, value in members.items()}
+    parameters = {key: _parameter(key, value, spec) for key, value in members.items()}
     check_texts(request_id, parameters)
     return InferRequest(spec.name, version, request_id, parameters, inputs, (), None, sequence=sequence)
 
@@ -156,33 +163,40 @@ def _duplicate_input(key: str, spec: ModelSpec) -> InvalidArgument | None:
 def _input(tensor: TensorSpec, value: Any, spec: ModelSpec) -> InputTensor:
     data = value if isinstance(value, list) else [value]
     count = _count(data)
-    shape = _shape(tensor, count, spec)
+    shape = _shape(tensor, data, count, spec)
     content = tensor_bytes(data, tensor.datatype, count, tensor.name)
     return InputTensor(tensor.name, tensor.datatype, shape, content)
+
+
+def _shown_scalar(data: list[Any]) -> str:
+    """Return the only value as text, if it is no number."""
+    text = len(data) == 1 and isinstance(data[0], str | dict) and shown(str(data[0]))
+    return f", {text!r}" if text else ""
 
 
 def _count(data: list[Any]) -> int:
     return sum(_count(one) if isinstance(one, list) else 1 for one in data)
 
 
-def _shape(tensor: TensorSpec, count: int, spec: ModelSpec) -> tuple[int, ...]:
+def _shape(tensor: TensorSpec, data: list[Any], count: int, spec: ModelSpec) -> tuple[int, ...]:
     declared = (-1, *tensor.shape) if spec.max_batch_size else tensor.shape
     fixed = element_count([dim for dim in declared if dim != -1])
     innermost = max((axis for axis, dim in enumerate(declared) if dim == -1), default=None)
     rest = count // fixed if fixed else 0
     if rest * fixed != count or (innermost is None and rest != 1):
         raise InvalidArgument(
-            f"The schema can not convert input '{tensor.name}' to tensor with proper shape: {count} elements "
-            f"do not fit {list(declared)}"
+            f"The schema can not convert input '{tensor.name}' to tensor with proper shape: expected "
+            f"{tensor.datatype} of the shape {list(declared)}, given {count} "
+            f"{'value' if count == 1 else 'values'}{_shown_scalar(data)}"
         )
     return tuple(dim if dim != -1 else rest if axis == innermost else 1 for axis, dim in enumerate(declared))
 
 
-def _parameter(key: str, value: Any, model_name: str) -> Any:
-    check_name("parameter", key, model_name)
+def _parameter(key: str, value: Any, spec: ModelSpec) -> Any:
+    check_name("parameter", key, spec.name)
     if isinstance(value, _SCALARS):
         return value
     raise InvalidArgument(
         f"parameter '{shown(key)}' has invalid type. It should be either 'int', 'bool', or 'string'. "
-        f"It is no input of model '{model_name}'."
+        f"It is no input of model '{spec.name}'{suggested(key, [one.name for one in spec.inputs]) or '.'}"
     )

@@ -26,7 +26,7 @@ _REMEMBERED: Final = 512
 
 _OWN_PARAMETERS: Final = known.SEQUENCE_KEYS | {"priority", "timeout", "binary_data_output"}
 _KINDS: Final = known.Kinds("a string", "an unsigned integer")
-_EXACT: Final = frozenset({values.TOO_FEW, values.TOO_MANY})
+_EXACT: Final = (values.TOO_FEW, values.TOO_MANY)
 #: The lifted arrays of one request, in the order of the inputs.
 Arrays: TypeAlias = Iterator[bytes | memoryview]
 NO_ARRAYS: Final[Arrays] = iter(())
@@ -181,7 +181,7 @@ def header_for(model_name: str, text: bytes | bytearray, *, binary: bool) -> tup
             check_texts(found[0].request_id, found[0].parameters)
         return found
     except RequestError as error:
-        if str(error) in _EXACT:
+        if str(error).startswith(_EXACT):
             raise
         raise type(error)(f"{error} (in a request for model '{shown(model_name)}')") from None
 
