@@ -9,9 +9,31 @@ from typing import Any
 
 import numpy as np
 
+from gpuserve.decorators import (
+    batch,
+    fill_optionals,
+    first_value,
+    group_by_keys,
+    group_by_values,
+    model_context,
+    pad_batch,
+    sample,
+)
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.model_context import ModelContext, enter_model
 from gpuserve_worker.protocol.tensor import TensorSpec
+
+#: Every decorator, with arguments where it takes some.
+DECORATORS: dict[str, Any] = {
+    "batch": batch,
+    "sample": sample,
+    "first_value": first_value("k"),
+    "fill_optionals": fill_optionals(k=np.zeros(1, np.float32)),
+    "group_by_keys": group_by_keys,
+    "group_by_values": group_by_values("x"),
+    "pad_batch": pad_batch,
+    "model_context": model_context,
+}
 
 
 def rows(*values: float) -> Any:

@@ -36,7 +36,7 @@ class BenchReport:
 
     @property
     def has_streams(self) -> bool:
-        """Whether any request had more than one response."""
+        """True if any request had more than one response."""
         return any(one.gaps.count for one in self.levels)
 
 

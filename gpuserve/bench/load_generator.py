@@ -269,11 +269,11 @@ class CallProtocol(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether a call can start now."""
+        """True if the connection has room for another call."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether calls can start at all; otherwise the connection is replaced when it is idle."""
+        """False if the connection takes no more calls and is replaced when it is idle."""
 
     @property
     def in_flight(self) -> int:

@@ -67,7 +67,7 @@ def _switches() -> dict[str, tuple[tuple[str, ...], bool]]:
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[str, dict[str, list[str]]] | None:
-    """Return the target and the values of each flag, or None if typer has to report what is wrong."""
+    """Return the target and the values of each flag, or None if typer has to report a mistake."""
     switches = _switches()
     known = {"--name", *_LISTS, *_NUMBERS, *map(flag_name, option_paths())} - switches.keys()
     targets: list[str] = []

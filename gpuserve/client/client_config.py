@@ -33,7 +33,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ResponseCache:
-    """Whether the server caches the responses to equal requests."""
+    """A switch: ``enable`` if the server caches the responses to equal requests."""
 
     enable: bool
 

@@ -53,7 +53,7 @@ class SyncClient(ModelClientBase):
 
     @property
     def is_batching_supported(self) -> bool:
-        """Whether the model batches, so that ``infer_batch`` is possible."""
+        """True if the model batches, so that ``infer_batch`` is possible."""
         return run_blocking(self._request_builder()).batches
 
     def wait_for_server(self, timeout_s: float) -> None:

@@ -143,7 +143,7 @@ def yaml_text(documents: Iterable[Any], header: str = "") -> str:
 
 
 def _block_lines(tree: Any, column: int) -> Iterator[str]:
-    """Yield the lines of a mapping, a list, or a scalar that stands by itself."""
+    """Yield the lines of a mapping, of a list, or of a scalar outside of both."""
     tree = value_of(tree)
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():

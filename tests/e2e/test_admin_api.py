@@ -158,17 +158,9 @@ def test_a_model_that_there_is_not(addresses: Addresses, verb: str) -> None:
     ("path", "body", "text"),
     [
         ("drain", b"{", "failed to parse the request JSON buffer"),
-        ("drain", b"[]", "must be a JSON object"),
-        ("drain", b'{"timeout_s":"soon"}', "'timeout_s': expected a number of seconds"),
-        ("drain", b'{"timeout_s":-1}', "'timeout_s': expected a number of seconds"),
-        ("drain", b'{"undo":1}', "'undo': expected true or false"),
         ("drain", b'{"undo":true,"timeout_s":1}', "timeout_s"),
-        ("models/m/scale", b"", "'instances'"),
         ("models/m/scale", b'{"instances":0}', "'instances': expected an integer from 1"),
-        ("models/m/scale", b'{"instances":1e3}', "'instances': expected an integer from 1"),
-        ("models/m/scale", b'{"instances":[1]}', "'instances': expected an integer from 1"),
         ("models/m/load", b'{"parameters":{}}', "unknown member 'parameters'"),
-        ("reload", b'{"model":"m"}', "unknown member 'model'"),
         ("reload", b" " * 70_000, "the request body is over the limit of 65536 bytes"),
     ],
 )

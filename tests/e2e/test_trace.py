@@ -158,12 +158,6 @@ def test_settings_of_the_server_and_of_a_model(traced: Traced, asked: Any) -> No
             {"400", "StatusCode.INVALID_ARGUMENT"},
             "Unable to parse 'trace_rate', got: x",
         ),
-        (
-            "a",
-            {"trace_level": ["OFF", "TENSORS"]},
-            {"400", "StatusCode.INVALID_ARGUMENT"},
-            "Expect only one trace level 'OFF' is specified",
-        ),
     ],
 )
 def test_settings_that_cannot_be(

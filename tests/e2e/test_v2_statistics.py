@@ -322,15 +322,6 @@ def test_what_does_not_exist(server: Addresses, protocol: str, of: tuple[str, ..
     assert failed.value.status() == {"grpc": "StatusCode.INVALID_ARGUMENT", "http": "400"}[protocol]
 
 
-def test_a_version_that_is_no_number(server: Addresses) -> None:
-    with pytest.raises(InferenceServerException, match="failed to get model version from specified version"):
-        asked_by(server, "grpc", "idle", "wrong_specification")
-    with pytest.raises(urllib.error.HTTPError) as failed:
-        urllib.request.urlopen(f"http://{server.http}/v2/models/idle/versions/x/stats", timeout=TIMEOUT_S)
-    with failed.value as answer:
-        assert answer.code == 404
-
-
 def test_the_extension_is_told_and_the_machine_is_on_the_page(server: Addresses) -> None:
     for protocol in CLIENTS:
         with client(server, protocol) as asked:

@@ -269,31 +269,6 @@ def test_a_renewed_certificate_is_for_new_connections(files: Files, tmp_path: Pa
         assert is_ready(addresses.grpc, files.trusted)
 
 
-@pytest.mark.thorough
-def test_a_mistake_is_told_where_it_stands_before_anything_starts(files: Files, tmp_path: Path) -> None:
-    config = write_config(tmp_path, [], **files.settings())
-    document = json.loads(config.read_text())
-    document["server"]["tls_keyfile"] = str(files.client.key)
-    document["models"] = [model("m", "echo", [tensor("x", "FP32", 1)], [tensor("y", "FP32", 1)])]
-    config.write_text(json.dumps(document))
-    done = subprocess.run(
-        [GPUSERVE, "serve", str(config)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 4
-    (line, *_) = done.stderr.splitlines()
-    assert line.startswith(f"{config}:1:")
-    assert f"tls_keyfile: the key in '{files.client.key}' is not that of the certificate" in line
-    assert "BEGIN" not in done.stderr
-    flags = ["--tls-certfile", str(files.server.certificate)]
-    del document["server"]["tls_keyfile"], document["server"]["tls_certfile"]
-    config.write_text(json.dumps(document))
-    done = subprocess.run(
-        [GPUSERVE, "serve", str(config), *flags], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode != 0
-    assert "--tls-certfile: tls_certfile and tls_keyfile go together; tls_keyfile is missing" in done.stderr
-
-
 @pytest.mark.parametrize("keeps", [True, False])
 def test_large_responses_are_encrypted_part_by_part(server: Addresses, files: Files, keeps: bool) -> None:
     """The turns of the event loop stay short, and later responses and the end come after the last part."""

@@ -20,11 +20,6 @@ def transposed(x: Any) -> Any:
     return {"y": np.asfortranarray(x.astype(">f4"))[:, ::-1]}
 
 
-def uneven(requests: Any) -> Any:
-    """As many columns as the request's first element says: no two requests share a shape."""
-    return [{"y": np.repeat(one["x"][:, :1], int(one["x"][0, 0]), axis=1)} for one in requests]
-
-
 @batch
 def boundless(x: Any) -> Any:
     """Larger than any machine's memory, and next to nothing in its own."""

@@ -62,8 +62,3 @@ async def coroutine(requests: Any) -> Any:
 
 def generator(requests: Any) -> Any:
     yield requests
-
-
-@batch
-async def batched_coroutine(x: Any) -> Any:
-    return [x]

@@ -121,13 +121,6 @@ def test_a_device_that_is_not_there(tmp_path: Path, orders: Orders) -> None:
     assert "cuda:99" in server.messages()[-1]["msg"]
 
 
-def test_a_wrong_config_and_a_wrong_command_line(tmp_path: Path, orders: Orders) -> None:
-    wrong = config(tmp_path, {**model("m", orders), "max_batch_sise": 3})
-    assert text_log(wrong)[0] == 4
-    run = subprocess.run([GPUSERVE, "serve"], capture_output=True, timeout=TIMEOUT_S, check=False)
-    assert run.returncode == 2
-
-
 @pytest.mark.thorough
 def test_whoever_read_the_log_may_go_away(tmp_path: Path, orders: Orders) -> None:
     file = config(tmp_path, model("m", orders, "Rude"))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from worker_process import LARGE, TIMEOUT_S, WorkerProcess, floats, loaded, model, output
 
-from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import decode_bytes
 
@@ -37,40 +36,7 @@ def told(worker: WorkerProcess, done: Any) -> str:
     return decode_bytes(worker.read(done.outputs[0][3]), 1)[0].decode()
 
 
-class Lender:
-    """The memory of another worker."""
-
-    def __init__(self, worker: WorkerProcess) -> None:
-        self._arena = Arena(1 << 30, self._lend, lambda _: None)
-        self._worker = worker
-
-    def _lend(self, segment: int, fd: int, nbytes: int) -> None:
-        self._worker.link.send(wire.Lend(segment + 7, nbytes), (fd,))
-
-    def tensor(self, array: Any) -> wire.WireTensor:
-        block = self._arena.allocate(array.nbytes)
-        block.view[:] = array.tobytes()
-        loan = wire.Loan(block.segment + 7, block.offset, array.nbytes)
-        return wire.WireTensor("y", "FP32", array.shape, loan)
-
-    def close(self) -> None:
-        for segment, _, _ in self._arena.segments():
-            self._worker.link.send(wire.Unlend(segment + 7))
-        self._arena.close()
-
-
 # ---- questions and answers -------------------------------------------------------------------
-
-
-@BOTH
-def test_a_question_and_its_answer(path: str) -> None:
-    with loaded(model(path, **TELLS)) as worker:
-        worker.start([floats("x", [3, 4])])
-        call = asked(worker)
-        assert (call.model, call.version, call.timeout_s, call.stream) == ("other", "", 0.0, False)
-        assert wire.tensors(call.inputs) == (floats("x", [3, 4]),)
-        answer(worker, call, 5, 6)
-        assert told(worker, worker.answer()) == "[5.0, 6.0]"
 
 
 def test_large_inputs_lie_in_its_arena_until_they_are_freed() -> None:
@@ -86,34 +52,6 @@ def test_large_inputs_lie_in_its_arena_until_they_are_freed() -> None:
             answer(worker, call, 1)
             assert told(worker, worker.answer()) == "[1.0]"
             assert tensor.payload.segment == 0  # the same memory each time
-
-
-def test_what_was_lent_is_returned_when_the_last_array_over_it_dies() -> None:
-    with loaded(model("asking_hard.py:Keeps")) as worker:
-        lender = Lender(worker)
-        for lease in (11, 12):
-            worker.start([floats("x", [1])], batch_id=lease)
-            call, y = asked(worker), np.arange(LARGE // 4, dtype=np.float32).reshape(1, -1)
-            worker.link.send(wire.Answer(call.call_id, lease, (lender.tensor(y),), {}, None, True))
-            if lease == 12:  # the first one is replaced
-                assert worker.hear(worker.link) == wire.Return((11,))
-            assert isinstance(worker.answer(), wire.Done)
-        lender.close()  # an array is over it still
-        worker.start([floats("x", [-1])], batch_id=13)
-        assert worker.hear(worker.link) == wire.Return((12,))
-        assert isinstance(worker.answer(), wire.Done)
-
-
-def test_an_answer_that_nobody_waits_for_is_returned() -> None:
-    with loaded(model("asking_hard.py:gives_up")) as worker:
-        lender = Lender(worker)
-        worker.start([floats("x", [1])])
-        call = asked(worker)
-        assert worker.hear(worker.link) == wire.CancelCall(call.call_id)
-        y = np.ones((1, LARGE // 4), np.float32)
-        worker.link.send(wire.Answer(call.call_id, 11, (lender.tensor(y),), {}, None, True))
-        assert {type(worker.hear(worker.link)) for _ in range(2)} == {wire.Return, wire.Done}
-        lender.close()
 
 
 def test_who_gives_up_in_an_event_loop_of_its_own_goes_on_with_the_echo() -> None:

@@ -77,45 +77,6 @@ def in_place(worker: WorkerProcess, nbytes: int, offset: int = 0) -> Any:
 # ---- copied in, written out ------------------------------------------------------------------
 
 
-def test_rows_are_copied_from_regions_among_others(file: int) -> None:
-    os.pwrite(file, (ROW + 1).tobytes(), 2 * PAGE + 8)
-    with loaded(model("writes_input.py:doubled")) as worker:
-        register(worker, file, offset=PAGE, nbytes=2 * PAGE)
-        place = wire.Place(1, PAGE + 8, ROW.nbytes)
-        done = run(worker, [ROW.tobytes(), place, ROW.tobytes()], 4)
-        np.testing.assert_array_equal(output(worker, done), [ROW * 2, (ROW + 1) * 2, ROW * 2])
-        assert os.pread(file, ROW.nbytes, 2 * PAGE + 8) == (ROW + 1).tobytes()  # the client's is as it was
-
-
-def test_outputs_are_written_into_regions_and_nowhere_beside(file: int) -> None:
-    with loaded(model("echo.py:listed", outputs=(("x", "FP32", (-1,), False),))) as worker:
-        register(worker, file)
-        requests = (
-            wire.WireRequest(1, {}, (), (("x", wire.Place(1, 100, 64)),)),
-            wire.WireRequest(1, {}, ()),
-        )
-        worker.link.send(wire.Run(1, requests, (floats("x", ROW, ROW + 1),)))
-        placed, own = wire.responses(worker.answer().responses)
-        assert placed == (wire.WireTensor("x", "FP32", (1, 4), wire.Place(1, 100, ROW.nbytes)),)
-        assert isinstance(own, tuple)
-        assert values(worker, own[0]).tolist() == [(ROW + 1).tolist()]
-        written = os.pread(file, NBYTES, 0)
-        assert written == bytes(100) + ROW.tobytes() + bytes(NBYTES - 100 - ROW.nbytes)
-
-
-def test_an_output_that_does_not_fit_is_refused_and_its_neighbour_is_right(file: int) -> None:
-    with loaded(model("echo.py:batched")) as worker:
-        register(worker, file)
-        done = run(worker, [ROW.tobytes()] * 2, 4, places=[wire.Place(1, 0, 15), None])
-        refused, right = answers(worker, done)
-        assert refused.code == "INTERNAL"
-        assert refused.text.startswith(
-            "shared memory size specified with the request for output 'y' (15 bytes)"
-        )
-        assert right.tolist() == ROW.tolist()
-        assert os.pread(file, NBYTES, 0) == bytes(NBYTES)
-
-
 @pytest.mark.parametrize(
     "malformed",
     [
@@ -197,26 +158,6 @@ def test_a_stream_of_one_refused_request_is_a_failure(file: int) -> None:
 
 
 # ---- a file that shrinks ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mapped", [False, True], ids=["never mapped", "mapped before"])
-def test_who_shrinks_a_file_loses_what_asked_for_it_alone(file: int, mapped: bool) -> None:
-    with loaded(model("echo.py:batched")) as worker:
-        register(worker, file)
-        place = wire.Place(1, 2 * PAGE, ROW.nbytes)
-        if mapped:
-            assert isinstance(run(worker, [place], 4, places=[place]), wire.Done)
-        os.ftruncate(file, PAGE)
-        right, read, placed = answers(
-            worker,
-            run(worker, [ROW.tobytes(), place, ROW.tobytes()], 4, places=[None, None, place], batch_id=2),
-        )
-        assert right.tolist() == ROW.tolist()
-        for failure in (read, placed):
-            assert failure.code == "INVALID_ARGUMENT"
-            assert "has shrunk since it was registered" in failure.text
-        assert os.fstat(file).st_size == PAGE
-        assert output(worker, worker.run([floats("x", [7])], batch_id=3)).tolist() == [[7]]
 
 
 @pytest.mark.parametrize("path", ["gives_back_what_it_shrank", "reads_what_it_shrank"])

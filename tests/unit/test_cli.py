@@ -158,54 +158,6 @@ def test_help_of_serve_has_every_default_and_variable(
         assert f"Default {shown}." in " ".join(out.replace("│", "").split())
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["nonsense"],
-        ["serve"],
-        ["serve", "config.yaml", "--nonsense"],
-        ["serve", "absent"],
-        ["serve", "config.yaml", "--name", "m"],
-        ["serve", "config.yaml", "--http-port", "abc"],
-        ["serve", "config.yaml", "--http-port", "70000"],
-        ["serve", "config.yaml", "--log-format", "xml"],
-        ["serve", "model.py:bare"],
-        ["serve", "model.py:predict", "--input", "x:float32"],
-        ["serve", "model.py:predict", "--instances", "0"],
-        ["serve", "model.py:predict", "--instances", "many"],
-        ["serve", "model.py:predict", "--device", "gpu"],
-    ],
-)
-def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(arguments) == ExitCode.USAGE
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-
-
-def test_a_wrong_variable_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPUSERVE_SERVER__HTTP_PORT", "abc")
-    monkeypatch.setenv("GPUSERVE_SERVER__HOSTT", "abc")
-    assert run(["serve", "config.yaml"]) == ExitCode.BAD_CONFIG
-    assert capsys.readouterr().err.splitlines() == [
-        "GPUSERVE_SERVER__HOSTT: unknown variable; did you mean 'GPUSERVE_SERVER__HOST'?",
-        "GPUSERVE_SERVER__HTTP_PORT: expected an integer from 0 to 65535, given the string 'abc'",
-    ]
-
-
-def test_a_bad_file_is_shown_with_a_caret(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("config.yaml").write_text(CONFIG + "    max_batch_sise: 3\n")
-    for verb in ("serve", "check"):
-        assert run([verb, "config.yaml"]) == ExitCode.BAD_CONFIG
-        assert capsys.readouterr().err == (
-            "config.yaml:7:5: unknown key 'max_batch_sise' in models[0]; did you mean 'max_batch_size'?\n"
-            "  7 |     max_batch_sise: 3\n"
-            "    |     ^^^^^^^^^^^^^^\n"
-        )
-
-
 def test_check_imports_in_another_process(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "config.yaml"]) == ExitCode.OK
     out, err = capfd.readouterr()

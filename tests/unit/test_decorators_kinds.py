@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from decorating import complete, model, rows, serving, worker_batch
+from decorating import DECORATORS, complete, model, rows, serving, worker_batch
 
 from gpuserve.decorators import (
     ConstantPadder,
@@ -26,17 +26,6 @@ from gpuserve.decorators import (
 )
 from gpuserve_worker.inference.callable_loading import CallableKind, kind_of
 from gpuserve_worker.inference.inference_request import BatchedOutputs, Request, accepts_batch
-
-DECORATORS: dict[str, Any] = {
-    "batch": batch,
-    "sample": sample,
-    "first_value": first_value("k"),
-    "fill_optionals": fill_optionals(k=np.zeros(1, np.float32)),
-    "group_by_keys": group_by_keys,
-    "group_by_values": group_by_values("x"),
-    "pad_batch": pad_batch,
-    "model_context": model_context,
-}
 
 
 def plain(x: Any, **others: Any) -> Any:

@@ -5,33 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import pytest
-from decorating import model, rows, serving
+from decorating import DECORATORS, model, rows, serving
 
 from gpuserve.decorators import (
     DecoratorError,
     batch,
-    fill_optionals,
     first_value,
-    group_by_keys,
-    group_by_values,
-    model_context,
-    pad_batch,
     sample,
 )
 from gpuserve.decorators import wrapping as errors
 
-DECORATORS: dict[str, Any] = {
-    "batch": batch,
-    "sample": sample,
-    "first_value": first_value("k"),
-    "fill_optionals": fill_optionals(k=np.zeros(1, np.float32)),
-    "group_by_keys": group_by_keys,
-    "group_by_values": group_by_values("x"),
-    "pad_batch": pad_batch,
-    "model_context": model_context,
-}
 PLAIN = {
     name: one
     for name, one in DECORATORS.items()

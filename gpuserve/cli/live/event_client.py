@@ -110,7 +110,7 @@ class EventStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more events arrive: the server has ended, or the stream was closed."""
+        """True if no more events arrive: the server has ended, or the stream was closed."""
         return self._is_closed or (self._subscription.is_over and not self._past)
 
     def next(self, timeout_s: float | None = None) -> dict[str, Any] | None:

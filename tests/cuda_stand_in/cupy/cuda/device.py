@@ -27,21 +27,12 @@ class Device:
     def __init__(self, device: int | Device | None = None) -> None:
         self.id = runtime.getDevice() if device is None else int(device)
 
-    @classmethod
-    def from_pci_bus_id(cls, pci_bus_id: str) -> Device:
-        return cls(runtime.deviceGetByPCIBusId(pci_bus_id))
-
     def use(self) -> None:
         runtime.setDevice(self.id)
 
     def synchronize(self) -> None:
         with self:
             runtime.deviceSynchronize()
-
-    @property
-    def mem_info(self) -> tuple[int, int]:
-        with self:
-            return runtime.memGetInfo()
 
     @property
     def compute_capability(self) -> str:

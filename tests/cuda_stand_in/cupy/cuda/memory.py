@@ -97,20 +97,8 @@ class MemoryPointer:
     def __sub__(self, offset: int) -> MemoryPointer:
         return self + -offset
 
-    def copy_from_device(self, src: MemoryPointer, size: int) -> None:
-        runtime.memcpy(self.ptr, src.ptr, size, runtime.memcpyDeviceToDevice)
-
-    def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
-        runtime.memcpyAsync(self.ptr, src.ptr, size, runtime.memcpyDeviceToDevice, _stream_ptr(stream))
-
-    def copy_from_host(self, mem: Any, size: int) -> None:
-        runtime.memcpy(self.ptr, _address(mem), size, runtime.memcpyHostToDevice)
-
     def copy_from_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
         runtime.memcpyAsync(self.ptr, _address(mem), size, runtime.memcpyHostToDevice, _stream_ptr(stream))
-
-    def copy_to_host(self, mem: Any, size: int) -> None:
-        runtime.memcpy(_address(mem), self.ptr, size, runtime.memcpyDeviceToHost)
 
     def copy_to_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
         runtime.memcpyAsync(_address(mem), self.ptr, size, runtime.memcpyDeviceToHost, _stream_ptr(stream))
@@ -189,12 +177,6 @@ class MemoryPool:
         with self._lock:
             self._sort_in()
             return len(self._free)
-
-    def get_limit(self) -> int:
-        return self._limit
-
-    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        self._limit = size or int((fraction or 0) * runtime.memGetInfo()[1])
 
     def _new(self, size: int) -> BaseMemory:
         """Memory from the device; once more after all that is kept was given back, and once more after a

@@ -82,24 +82,14 @@ class _BaseStream:
         return runtime.streamQuery(self.ptr) == 0
 
     @property
-    def is_non_blocking(self) -> bool:
-        return runtime.streamGetFlags(self.ptr) == runtime.streamNonBlocking
-
-    @property
     def priority(self) -> int:
         return runtime.streamGetPriority(self.ptr)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.ptr
 
-    def is_capturing(self) -> bool:
-        return runtime.streamIsCapturing(self.ptr)
-
     def synchronize(self) -> None:
         runtime.streamSynchronize(self.ptr)
-
-    def add_callback(self, callback: Callable[[Any, int, Any], object], arg: Any) -> None:
-        runtime.streamAddCallback(self.ptr, lambda _stream, status, given: callback(self, status, given), arg)
 
     def launch_host_func(self, callback: Callable[[Any], object], arg: Any) -> None:
         runtime.launchHostFunc(self.ptr, callback, arg)
@@ -138,10 +128,6 @@ class Stream(_BaseStream):
         ptr = runtime.streamCreateWithPriority(flags, priority or 0)
         super().__init__(ptr, runtime.getDevice())
         self._owned = True
-
-    @classmethod
-    def from_external(cls, obj: Any) -> ExternalStream:
-        return ExternalStream(obj.__cuda_stream__()[1])
 
     def __del__(self) -> None:
         if self._owned:
