@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from gpuserve.devices.placement import n_processors
 _LEAST_CHILDREN: Final = 2
 #: Long enough to import a framework from a cold disk; a module that blocks is not waited for any longer.
 ANSWER_TIMEOUT_S: Final = 300.0
+#: A child that takes longer is reported to stderr, once.
+_SLOW_S: Final = 3.0
+#: The time at which a child writes its stacks, as a part of the timeout.
+_STACKS_AT: Final = 0.8
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,11 @@ class CallableAnswer:
 def ask_callables(
     questions: Iterable[CallableQuestion], timeout_s: float = ANSWER_TIMEOUT_S
 ) -> list[CallableAnswer]:
-    """Return the answers in the order of the questions; output of user code goes to stderr.
+    """Return the answers in the order of the questions; output of user code goes to stderr, and so does a
+    line for each child that takes long.
 
-    Each child has ``timeout_s`` seconds to answer once the answers before it are there.
+    Each child has ``timeout_s`` seconds to answer once the answers before it are there. A child that exceeds
+    them writes its stacks.
     """
     at_once = max(_LEAST_CHILDREN, int(n_processors()))
     answers: list[CallableAnswer] = []
@@ -76,7 +83,7 @@ def ask_callables(
         for question in questions:
             if len(running) == at_once:
                 answers.append(_answer(*running.popleft(), timeout_s))
-            running.append((question, _start(question)))
+            running.append((question, _start(question, timeout_s)))
         while running:
             answers.append(_answer(*running.popleft(), timeout_s))
     finally:
@@ -86,10 +93,10 @@ def ask_callables(
     return answers
 
 
-def _start(question: CallableQuestion) -> subprocess.Popen[bytes]:
+def _start(question: CallableQuestion, timeout_s: float) -> subprocess.Popen[bytes]:
     message = vars(question).copy()
     python = message.pop("python")
-    message["asker"] = os.getpid()
+    message |= {"asker": os.getpid(), "stacks_at": time.monotonic() + _STACKS_AT * timeout_s}
     program = ["gpuserve.model.describe", python] if python else ["gpuserve.model.describe_child"]
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT}
@@ -114,7 +121,13 @@ def _start(question: CallableQuestion) -> subprocess.Popen[bytes]:
 
 def _answer(question: CallableQuestion, child: subprocess.Popen[bytes], timeout_s: float) -> CallableAnswer:
     try:
-        output, _ = child.communicate(timeout=timeout_s)
+        try:
+            output, _ = child.communicate(timeout=min(_SLOW_S, timeout_s))
+        except subprocess.TimeoutExpired:
+            if timeout_s <= _SLOW_S:
+                raise
+            sys.stderr.write(f"importing {question.path} to learn the tensors of its model …\n")
+            output, _ = child.communicate(timeout=timeout_s - _SLOW_S)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()

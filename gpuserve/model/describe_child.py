@@ -7,10 +7,12 @@ that declares how it is served, else the only public callable.
 
 from __future__ import annotations
 
+import faulthandler
 import inspect
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, Final
@@ -86,6 +88,8 @@ def main() -> None:
         "asker"
     ):  # the asking process died before this process asked for its signal
         return
+    # They show where a slow import stands before the asking process gives up.
+    faulthandler.dump_traceback_later(max(0.1, question.pop("stacks_at") - time.monotonic()))
     with os.fdopen(os.dup(1), "wb") as answer_to:
         os.dup2(2, 1)  # output of user code must not get into the answer
         answer_to.write(_packed(_answer(**question), question["path"]))

@@ -218,8 +218,11 @@ def test_what_declare_returns_is_looked_at(answer: Any, told: str, monkeypatch: 
     assert told in str(caught.value)
 
 
-def test_who_never_answers_is_given_up(tmp_path: Path) -> None:
+def test_who_never_answers_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "gate")
     (tmp_path / "hangs.py").write_text(f"open({str(tmp_path / 'gate')!r}).read()\n\ndef hangs(x): ...\n")
-    (answer,) = ask_callables([CallableQuestion("hangs.py:hangs", str(tmp_path), {})], timeout_s=0.5)
-    assert answer.problem == "'hangs.py:hangs' did not return its declaration within 0.5 s"
+    (answer,) = ask_callables([CallableQuestion("hangs.py:hangs", str(tmp_path), {})], timeout_s=5)
+    assert answer.problem == "'hangs.py:hangs' did not return its declaration within 5 s"
+    told = capfd.readouterr().err
+    assert told.startswith("importing hangs.py:hangs to learn the tensors of its model")
+    assert 'hangs.py", line 1 in <module>' in told, "the stack of the import"
