@@ -218,6 +218,7 @@ def test_what_declare_returns_is_looked_at(answer: Any, told: str, monkeypatch: 
     assert told in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_who_never_answers_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "gate")
     (tmp_path / "hangs.py").write_text(f"open({str(tmp_path / 'gate')!r}).read()\n\ndef hangs(x): ...\n")
