@@ -7,6 +7,7 @@ that the block is free.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -248,8 +249,10 @@ def _data(tensor: wire.WireTensor, link: WorkerLink) -> bytes | memoryview:
         data = link.outputs.view(*payload)
     else:
         raise ValueError(f"output {tensor.name!r} is in memory that is not the worker's")
-    itemsize, shapes = ITEMSIZE[tensor.datatype], tensor.shape if is_ragged(tensor) else (tensor.shape,)
-    if itemsize and len(data) != itemsize * sum(map(element_count, shapes)):
+    if is_ragged(tensor):  # checked when it is split
+        return data
+    itemsize = ITEMSIZE[tensor.datatype]
+    if itemsize and len(data) != itemsize * element_count(tensor.shape):
         raise ValueError(
             f"output {tensor.name!r} of shape {tensor.shape} has {len(data)} bytes of {tensor.datatype}"
         )
@@ -262,6 +265,8 @@ def _output(tensor: wire.WireTensor, link: WorkerLink) -> OutputTensor:
         return OutputTensor(name, datatype, shape, b"", True)
     if isinstance(payload, wire.Exported):
         return link.exports.kept_tensor(name, datatype, shape, payload)
+    if is_ragged(tensor):
+        raise ValueError(f"output {name!r} of one request has the shapes {shape}")
     return OutputTensor(name, datatype, shape, _data(tensor, link))
 
 
@@ -318,14 +323,17 @@ def _split_tensor(tensor: OutputTensor, rows: Sequence[int]) -> list[OutputTenso
 def _split_ragged(tensor: OutputTensor, rows: Sequence[int]) -> list[OutputTensor]:
     name, datatype, data = tensor.name, tensor.datatype, tensor.data
     of_requests: Iterable[Any] = tensor.shape
-    shapes = [tuple(one) for one in of_requests]
-    if [one[0] for one in shapes] != list(rows) or any(min(one) < 0 for one in shapes):
+    shapes = list(map(tuple, of_requests))
+    if [one[0] for one in shapes] != list(rows) or min(map(min, shapes)) < 0:
         raise ValueError(f"output {name!r} of shapes {shapes} for requests of {rows} rows")
-    counts = [element_count(one) for one in shapes]
+    counts = map(math.prod, shapes)
     if datatype == BYTES:
-        ends: Iterable[int] = element_ends(data, counts)
+        ends = element_ends(data, list(counts))
     else:
-        ends = itertools.accumulate([count * ITEMSIZE[datatype] for count in counts])
+        itemsize = ITEMSIZE[datatype]
+        ends = [itemsize * end for end in itertools.accumulate(counts)]
+        if ends[-1] != len(data):
+            raise ValueError(f"output {name!r} of shapes {shapes} has {len(data)} bytes of {datatype}")
     column: list[OutputTensor] = []
     start = 0
     for shape, end in zip(shapes, ends, strict=True):
