@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import threading
 
 import pytest
 
-from gpuserve.front.observability.metrics.metrics_push import MetricsPush
+from gpuserve.front.observability.metrics.metrics_push import MetricsPusher
 from gpuserve.front.observability.otlp import metrics_of
 
 PAGE = r"""# HELP gpuserve_jobs_total Jobs.
@@ -49,7 +51,7 @@ def test_each_kind_of_metric_keeps_its_name_labels_and_numbers() -> None:
 
 
 class Sender:
-    """Fails where ``failing``; the first page waits for ``go_on``."""
+    """Fails where ``failing``; each page waits for ``go_on``."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -67,19 +69,32 @@ class Sender:
         self.sent.append(b"closed")
 
 
-def test_of_pages_that_wait_the_newest_is_sent_and_failures_are_told_once(
+def test_the_loop_does_not_wait_for_the_collector_and_failures_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sender = Sender()
-    push = MetricsPush(lambda: sender)
-    push.open()
-    with caplog.at_level(logging.INFO):
-        push.put(b"1")
-        assert sender.began.wait(10)
-        for page in (b"2", b"3", b"4"):  # while it sends, which holds nobody up
-            push.put(page)
+    sender, numbers = Sender(), itertools.count(1)
+
+    async def page() -> bytes:
+        return b"%d" % next(numbers)
+
+    async def main() -> None:
+        pusher = MetricsPusher(page, lambda: sender, 0.001)
+        pushing = asyncio.ensure_future(pusher.run())
+        while not sender.began.is_set():
+            await asyncio.sleep(0.001)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert next(numbers) == 2, "one page at a time"
         sender.go_on.set()
-        push.close(10)
-    assert sender.sent == [b"1", b"4", b"closed"]
-    assert [one.levelname for one in caplog.records] == ["WARNING"]
+        while len(sender.sent) < 3:
+            await asyncio.sleep(0.001)
+        pushing.cancel()
+        sender.failing = False
+        await pusher.close(10)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert sender.sent[:3] == [b"1", b"3", b"4"]
+    assert sender.sent[-1] == b"closed"
+    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
     assert "nobody is there" in caplog.text

@@ -143,7 +143,7 @@ class Front:
         front_listeners = FrontListeners(service, settings, self._spawn, live, notify)
         draining = Draining(service.health, front_listeners, generations, notify, self._spawn)
         rates = RateReports(service, generations, front_listeners, notify)
-        metrics_pusher = start_metrics_push(service.metrics_page, settings)
+        metrics_pusher = start_metrics_push(service.metrics_page.page, settings)
         self._parts = FrontParts(service, generations, front_listeners, draining, rates, live, metrics_pusher)
         self._handlers = self._dispatch_table(self._parts)
         self._spawn(run_periodic_work(partial(trim_periodically, generations.shrink)))
