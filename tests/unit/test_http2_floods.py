@@ -189,13 +189,16 @@ def test_long_heads_of_requests_whose_bodies_do_not_come() -> None:
     talks = [Talk() for _ in range(20)]
     for talk in talks:
         talk.way.admission = talks[0].way.admission
+    heads = [frame(HEADERS, END_HEADERS, 2 * n + 1, block) for n in range(61)]
     for talk in talks:
-        talk.feed(b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, block) for n in range(60)))
-    answered = [one.peer.response(119).reset for one in talks]
-    assert (answered[0], answered[-1]) == (None, REFUSED_STREAM)
+        talk.feed(b"".join(heads[:60]))
+    assert (talks[0].peer.response(119).reset, talks[-1].peer.response(119).reset) == (None, REFUSED_STREAM)
     assert sum(len(one.http2.unanswered) for one in talks) * 60_000 < 66 << 20
     talks[-1].feed(talks[-1].peer.headers(121))
     assert talks[-1].peer.response(121).reset is None
+    for n in range(60, 90):
+        talks[0].feed(frame(HEADERS, END_HEADERS, 2 * n + 1, block))
+    assert talks[0].peer.response(2 * 60 + 1).reset == REFUSED_STREAM
     for talk in talks:
         talk.http2.lost()
     assert talks[0].way.admission.heads_nbytes == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.core.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
+from gpuserve.core.errors import InvalidArgument, NoMemory, NotFound, RequestError, Stopping, Unavailable
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.model_replica import IngressService, ModelPublisher
 from gpuserve.front.ingress.proxied_requests import ProxiedRequests
@@ -257,16 +257,27 @@ class _LargeWorker(Worker):
         self._link.send(wire.Done(run.batch_id, outputs, None, True, 1, 2, 3))
 
 
-def test_a_large_tensor_is_lent_both_ways_and_comes_back() -> None:
+def large_request(nbytes: int) -> InferRequest:
+    return InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (nbytes,), b"\7" * nbytes)], (), None)
+
+
+def taking(nbytes: int) -> Any:
+    return dataclasses.replace(LARGE_SPEC, inputs=(TensorSpec("x", "UINT8", (nbytes,)),))
+
+
+@pytest.mark.parametrize("nbytes", [LARGE, 20 * LARGE])
+def test_a_large_tensor_is_lent_both_ways_and_comes_back(nbytes: int) -> None:
+    """The largest are copied over several turns of the loop."""
+
     async def talk() -> None:
-        async with doors(LARGE_SPEC) as there:
+        async with doors(taking(nbytes)) as there:
             there.let_workers_die()
             await there.settle()
             worker = _LargeWorker(there.scene.driver, "a")
             there.scene.workers = [worker]
-            data = b"\7" * LARGE
-            there.submit(InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), data)], (), None))
-            await there.settle()
+            there.submit(large_request(nbytes))
+            for _ in range(4):
+                await there.settle()
             (tensor,) = wire.tensors(worker.runs[0].inputs)
             assert isinstance(tensor.payload, wire.Loan)
             arena = there.door.service.models.find("m").arena
@@ -286,6 +297,26 @@ def test_a_large_tensor_is_lent_both_ways_and_comes_back() -> None:
             await there.settle()
             assert there.requests.loans.n_leased == 0
             worker.arena.close()
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("how", ["cancel", "front dies", "no room"])
+def test_a_large_tensor_that_is_copied_when_its_request_ends(how: str) -> None:
+    async def talk() -> None:
+        async with doors(taking(20 * LARGE)) as there:
+            arena = there.door.service.models.find("m").arena
+            if how == "no room":
+                arena.limit_nbytes = LARGE
+            pending = there.submit(large_request(20 * LARGE))
+            if how == "cancel":
+                pending.cancel()
+            elif how == "front dies":
+                there.door.on_front_died()
+            for _ in range(4):
+                await there.settle()
+            assert arena.statistics().blocks == 0
+            assert [type(one) for one in there.answers] == ([NoMemory] if how == "no room" else [])
 
     asyncio.run(talk())
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,7 @@ from gpuserve.core.errors import RequestError, Stopping, Unavailable, request_er
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.ingress_memory import IngressMemory, place_of
 from gpuserve.front.ingress.ipc_channel import FrontOutage, IpcChannel, front_died
-from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.ipc.gather import ONE_TURN_NBYTES, Join, copy_in_parts, free_body
 from gpuserve.front.ipc.scatter import select_outputs, split_outputs
 from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.pending_request import AnswerState, OnAnswer, OnResponse, PendingRequest
@@ -23,7 +23,7 @@ from gpuserve.front.requests.inference import InferRequest, InferResponse, Outpu
 from gpuserve.front.scheduling import refusals
 from gpuserve.front.scheduling.scheduler import SchedulerStatistics
 from gpuserve.model.spec import ModelSpec
-from gpuserve_worker.memory.arena import ORPHANS, OUTPUT_LEASE
+from gpuserve_worker.memory.arena import ORPHANS, OUTPUT_LEASE, OutOfMemory
 
 if TYPE_CHECKING:
     from gpuserve.front.models.pending_request import RequestObserver
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
 #: Looked up once: a look-up on an Enum class costs ten times a look-up of a global.
 _WAITING: Final = AnswerState.WAITING
+_ON_HEAP: Final = frozenset({bytes, memoryview})
 
 
 class ProxyRequest(PendingRequest):
@@ -95,6 +96,10 @@ class ProxyRequests:
         ticket = pending.ticket = next(self._tickets)
         self._pending[ticket] = pending
         request, memory = pending.request, self.memory
+        for one in request.inputs:
+            if type(one.data) in _ON_HEAP and len(one.data) > ONE_TURN_NBYTES:
+                self._copy_first(pending)
+                return
         memory.has_references = False
         if (
             request.parameters
@@ -111,6 +116,40 @@ class ProxyRequests:
             self._templated.add(ticket, request, [describe(one.data, one.problem) for one in request.inputs])
         if memory.has_references:  # small data is kept for another front
             request.inputs.clear()
+
+    def _copy_first(self, pending: ProxyRequest) -> None:
+        """Copy large tensors from the heap into the arena over several turns of the loop, then submit again."""
+        arena, ticket, joins, loop = (
+            self.memory.arena,
+            pending.ticket,
+            list[Join](),
+            asyncio.get_running_loop(),
+        )
+        on_heap = [one for one in pending.request.inputs if type(one.data) in _ON_HEAP]
+        large = [one for one in on_heap if len(one.data) > ONE_TURN_NBYTES]
+
+        def copies() -> Iterator[None]:
+            joins.extend([Join(arena.sparse(len(one.data)), (one.data,)) for one in large])
+            yield from copy_in_parts(joins, arena)
+
+        def copy_part() -> None:
+            try:
+                if self._pending.get(ticket) is pending and next(parts, self) is not self:
+                    loop.call_soon(copy_part)
+                    return
+            except OutOfMemory:
+                del self._pending[ticket]
+                pending.deliver(refusals.no_memory(pending.spec.name))
+            if self._pending.pop(ticket, None) is pending:
+                for one, (block, _) in zip(large, joins, strict=True):
+                    one.data = block
+                self.submit(pending)
+            else:  # the request was cancelled or refused, or the front has died
+                for block, _ in joins:
+                    block.free()
+
+        parts = copies()
+        copy_part()
 
     def _post(self, pending: ProxyRequest, request: InferRequest) -> None:
         describe = self.memory.describe

@@ -231,8 +231,7 @@ class Http2:
         if stream_id > self._last_id:
             self._last_id = stream_id
             head = self._blocks.head(block)
-            if not self._table.hold_head(stream_id, len(block.data)):
-                raise StreamFailed(stream_id, ErrorCode.REFUSED_STREAM)
+            self._table.hold_head(stream_id, len(block.data))
             self._open(stream_id, head, end)
             return
         stream = self._streams.get(stream_id)

@@ -119,15 +119,19 @@ class StreamTable:
         #: The sizes of long heads of open streams.
         self._long_heads: dict[int, int] = {}
 
-    def hold_head(self, stream_id: int, nbytes: int) -> bool:
-        """Count the head of a stream until the stream closes. Return False if long heads hold too much."""
+    def hold_head(self, stream_id: int, nbytes: int) -> None:
+        """Count the head of a stream until the stream closes. If long heads hold too much, raise StreamFailed, or
+        ConnectionFailed if this connection holds a large part of them.
+        """
         admission = self.connection.admission
         if nbytes >= LONG_HEAD_NBYTES:
             if admission.heads_nbytes + nbytes > _LONG_HEADS_NBYTES:
-                return False
+                if sum(self._long_heads.values()) > _LONG_HEADS_NBYTES >> 4:
+                    text = f"{len(self._long_heads)} long heads of requests without their bodies"
+                    raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, text)
+                raise StreamFailed(stream_id, ErrorCode.REFUSED_STREAM)
             admission.heads_nbytes += nbytes
             self._long_heads[stream_id] = nbytes
-        return True
 
     def drop_head(self, stream_id: int) -> None:
         self.connection.admission.heads_nbytes -= self._long_heads.pop(stream_id, 0)

@@ -78,14 +78,22 @@ class MetricsPusher:
                 logger.info("metrics_otlp_url accepts metrics again")
 
 
-def start_metrics_push(page: Callable[[], Awaitable[bytes]], settings: ServerSettings) -> MetricsPusher | None:
+def start_metrics_push(
+    page: Callable[[], Awaitable[bytes]], settings: ServerSettings
+) -> MetricsPusher | None:
     """Return the pusher of a front's metrics, or None if no collector is set."""
     if not settings.metrics_otlp_url:
         return None
-    url, resource, period_s = settings.metrics_otlp_url, settings.trace.resource, settings.metrics_otlp_period_s
+    url, resource, period_s = (
+        settings.metrics_otlp_url,
+        settings.trace.resource,
+        settings.metrics_otlp_period_s,
+    )
 
     def sender() -> MetricsSender:
-        from gpuserve.front.observability.otlp import OtlpMetrics  # an optional dependency that only this needs
+        from gpuserve.front.observability.otlp import (
+            OtlpMetrics,
+        )  # an optional dependency that only this needs
 
         return OtlpMetrics(url, resource, min(_SEND_TIMEOUT_S, max(period_s, 1.0)))
 
