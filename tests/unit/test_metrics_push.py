@@ -56,12 +56,14 @@ class Sender:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.failing = True
-        self.began, self.go_on = threading.Event(), threading.Event()
+        self.began, self.go_on, self.third = threading.Event(), threading.Event(), threading.Event()
 
     def send(self, page: bytes) -> None:
         self.began.set()
         assert self.go_on.wait(10)
         self.sent.append(page)
+        if len(self.sent) == 3:
+            self.third.set()
         if self.failing:
             raise OSError("nobody is there")
 
@@ -80,14 +82,12 @@ def test_the_loop_does_not_wait_for_the_collector_and_failures_are_logged_once(
     async def main() -> None:
         pusher = MetricsPusher(page, lambda: sender, 0.001)
         pushing = asyncio.ensure_future(pusher.run())
-        while not sender.began.is_set():
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(sender.began.wait, 10)
         for _ in range(20):
             await asyncio.sleep(0.001)
         assert next(numbers) == 2, "one page at a time"
         sender.go_on.set()
-        while len(sender.sent) < 3:
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(sender.third.wait, 10)
         pushing.cancel()
         sender.failing = False
         await pusher.close(10)

@@ -118,7 +118,7 @@ class ProxyRequests:
             request.inputs.clear()
 
     def _copy_first(self, pending: ProxyRequest) -> None:
-        """Copy large tensors from the heap into the arena over several turns of the loop, then submit again."""
+        """Copy large tensors from the heap into the arena, over several turns of the loop, then submit."""
         arena, ticket, joins, loop = (
             self.memory.arena,
             pending.ticket,

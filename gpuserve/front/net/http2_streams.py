@@ -120,8 +120,8 @@ class StreamTable:
         self._long_heads: dict[int, int] = {}
 
     def hold_head(self, stream_id: int, nbytes: int) -> None:
-        """Count the head of a stream until the stream closes. If long heads hold too much, raise StreamFailed, or
-        ConnectionFailed if this connection holds a large part of them.
+        """Count the head of a stream until the stream closes. If long heads hold too much, raise StreamFailed,
+        or ConnectionFailed if this connection holds a large part of them.
         """
         admission = self.connection.admission
         if nbytes >= LONG_HEAD_NBYTES:
