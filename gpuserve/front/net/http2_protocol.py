@@ -23,7 +23,14 @@ from gpuserve.front.net.http2_control import (
     refuse_late,
 )
 from gpuserve.front.net.http2_frames import ConnectionFailed, ErrorCode, FrameType, HeaderBlock, StreamFailed
-from gpuserve.front.net.http2_streams import CONNECTION_WINDOW, RECEIVE_WINDOW, State, Stream, StreamTable
+from gpuserve.front.net.http2_streams import (
+    CONNECTION_WINDOW,
+    LONG_HEAD_NBYTES,
+    RECEIVE_WINDOW,
+    State,
+    Stream,
+    StreamTable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -231,8 +238,9 @@ class Http2:
         if stream_id > self._last_id:
             self._last_id = stream_id
             head = self._blocks.head(block)
-            self._table.hold_head(stream_id, len(block.data))
             self._open(stream_id, head, end)
+            if len(block.data) >= LONG_HEAD_NBYTES and stream_id in self._streams:
+                self._table.hold_head(stream_id, len(block.data))
             return
         stream = self._streams.get(stream_id)
         if stream is None and stream_id not in self._table.reset_ids:
@@ -251,7 +259,6 @@ class Http2:
     def _open(self, stream_id: int, head: Head, end: bool) -> None:
         self._last_id = stream_id
         if self._draining or len(self._streams) >= MAX_CONCURRENT_STREAMS:
-            self._table.drop_head(stream_id)
             self._fail_stream(StreamFailed(stream_id, ErrorCode.REFUSED_STREAM))
             return
         stream = self._streams[stream_id] = Stream(self._table, stream_id, head)
@@ -366,6 +373,7 @@ class Http2:
     def check(self, now: float) -> None:
         connection, limits = self.connection, self.connection.limits
         if not self._finished:
+            self._table.check_heads()
             self._check_frames(now)
             self._check_idleness(now)
             has_room = self._table.receive_window > 0

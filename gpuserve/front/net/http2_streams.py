@@ -103,7 +103,16 @@ class StreamTable:
     """The open streams of a connection, and its receive window. ``on_empty``: called when the last closes."""
 
     __slots__ = (
-        *("_long_heads", "_uncredited", "connection", "on_empty", "open", "output", "receive_window"),
+        *(
+            "_is_paused",
+            "_long_heads",
+            "_uncredited",
+            "connection",
+            "on_empty",
+            "open",
+            "output",
+            "receive_window",
+        ),
         "reset_ids",
     )
 
@@ -118,20 +127,24 @@ class StreamTable:
         self._uncredited = 0
         #: The sizes of long heads of open streams.
         self._long_heads: dict[int, int] = {}
+        self._is_paused = False
 
     def hold_head(self, stream_id: int, nbytes: int) -> None:
-        """Count the head of a stream until the stream closes. If long heads hold too much, raise StreamFailed,
-        or ConnectionFailed if this connection holds a large part of them.
+        """Count a long head until its stream closes. While such heads hold too much, stop reading until
+        ``check_heads``: to refuse streams would cost other clients more.
         """
         admission = self.connection.admission
-        if nbytes >= LONG_HEAD_NBYTES:
-            if admission.heads_nbytes + nbytes > _LONG_HEADS_NBYTES:
-                if sum(self._long_heads.values()) > _LONG_HEADS_NBYTES >> 4:
-                    text = f"{len(self._long_heads)} long heads of requests without their bodies"
-                    raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, text)
-                raise StreamFailed(stream_id, ErrorCode.REFUSED_STREAM)
-            admission.heads_nbytes += nbytes
-            self._long_heads[stream_id] = nbytes
+        admission.heads_nbytes += nbytes
+        self._long_heads[stream_id] = nbytes
+        if admission.heads_nbytes > _LONG_HEADS_NBYTES and not self._is_paused:
+            self._is_paused = True
+            self.connection.pause_reading()
+
+    def check_heads(self) -> None:
+        """Read the connection again if there is room for long heads. Called about once a second."""
+        if self._is_paused and self.connection.admission.heads_nbytes <= _LONG_HEADS_NBYTES:
+            self._is_paused = False
+            self.connection.resume_reading()
 
     def drop_head(self, stream_id: int) -> None:
         self.connection.admission.heads_nbytes -= self._long_heads.pop(stream_id, 0)
