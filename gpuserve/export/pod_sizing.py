@@ -223,7 +223,10 @@ def memory_parts(configuration: Configuration, groups: Sequence[InstanceGroup]) 
         slots = _batch_slots(model, [group for group in groups if group.model == index])
         parts.append(_input_memory(index, model, slots, settings))
         if slots:
-            parts.append(_output_memory(index, model, slots))
+            batch = batch_nbytes(model, model.outputs)
+            # A worker keeps some memory for the next burst.
+            nbytes = slots * (RETAINED_NBYTES if batch is None else round_up(2 * batch, SEGMENT_NBYTES))
+            parts.append(MemoryShare(f"answers of {model.name}", nbytes, ("models", index, "outputs")))
     if settings.response_cache_nbytes:
         key: Path = ("server", "response_cache_nbytes")
         parts.append(MemoryShare("the response cache", settings.response_cache_nbytes, key))
@@ -264,13 +267,6 @@ def _input_memory(index: int, model: ModelSpec, slots: int, settings: ServerSett
         name = f"requests for {model.name} (server.max_arena_nbytes)"
         return MemoryShare(name, arena, ("server", "max_arena_nbytes"))
     return MemoryShare(f"requests for {model.name} (its queue)", nbytes, ("models", index, "queue"))
-
-
-def _output_memory(index: int, model: ModelSpec, slots: int) -> MemoryShare:
-    """Return the memory for answers; a worker keeps some for the next burst."""
-    batch = batch_nbytes(model, model.outputs)
-    nbytes = slots * (RETAINED_NBYTES if batch is None else round_up(2 * batch, SEGMENT_NBYTES))
-    return MemoryShare(f"answers of {model.name}", nbytes, ("models", index, "outputs"))
 
 
 def _region_memory(configuration: Configuration, groups: Sequence[InstanceGroup]) -> MemoryShare:

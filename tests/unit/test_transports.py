@@ -11,7 +11,6 @@ import pytest
 
 from gpuserve import Server
 from gpuserve.config.load import load_file
-from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.settings.server import GRPCIO, NATIVE
 from gpuserve.core.errors import ConfigError
 from gpuserve.front.net.admission import Admission, Limits
@@ -30,14 +29,6 @@ def config(tmp_path: Path, transport: str) -> str:
 def test_those_that_there_are(tmp_path: Path, name: str) -> None:
     Server(transport=name)
     assert load_file(config(tmp_path, name), {}).settings.transport == name
-
-
-def test_one_that_is_gone_says_what_there_is(tmp_path: Path) -> None:
-    gone = "transport h2corn is gone: leave transport out, or say native"
-    with pytest.raises(ConfigError, match=gone):
-        Server(transport="h2corn")
-    with pytest.raises(ConfigProblems, match=gone):
-        load_file(config(tmp_path, "h2corn"), {})
 
 
 def test_one_that_there_is_not() -> None:

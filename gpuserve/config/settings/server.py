@@ -25,10 +25,9 @@ from gpuserve.model.options import declared, option, rows
 
 #: The name of the trace settings that clients changed, in messages between front and supervisor.
 TRACE: Final = "trace"
-#: The transports, and a former one.
+#: The transports.
 NATIVE: Final = "native"
 GRPCIO: Final = "grpcio"
-_GONE: Final = "h2corn"
 #: Values of ``trace.mode`` and ``trace.level``.
 TRITON: Final = "triton"
 OPENTELEMETRY: Final = "opentelemetry"
@@ -82,16 +81,6 @@ class ResourceLimit:
             expected = "'name:count' or 'name:count:device', such as 'memory:4' or 'memory:4:cuda:0'"
             raise ValueError(f"expected a resource as {expected}, given {text!r}")
         return cls(name, int(count), f"cuda:{device}" if device.isdigit() else device)
-
-
-def read_transport(name: Any) -> Any:
-    """Return the name of a transport; raise ValueError with the present names for a former transport."""
-    if name == _GONE:
-        raise ValueError(
-            f"transport {_GONE} is gone: leave transport out, or say {NATIVE}, the server's own, which "
-            f"serves both protocols on both ports; with {GRPCIO}, grpc.aio has the gRPC port"
-        )
-    return name
 
 
 def read_resource(text: Any) -> str:
@@ -164,7 +153,7 @@ class ServerSettings:
         "Address of the metrics port; null: the value of host.", some=True)
     transport: str = option(NATIVE,
         "native, the server's own, serves both protocols on both ports; with grpcio, grpc.aio serves the "
-        "gRPC port.", words=(NATIVE, GRPCIO), read=read_transport)
+        "gRPC port.", words=(NATIVE, GRPCIO))
     doors: int = option(1,
         "Ingress processes, which hold the connections of HTTP and gRPC; 1: the front holds them itself. "
         "auto: one for every four processors that the server may use, 8 at most.",
