@@ -248,7 +248,7 @@ async def _text_documents(
     choices = [AnswerChoice(request.token_limit, stops) for _ in wanted]
     streams = [_deltas(call, one, choice) for one, choice in zip(wanted, choices, strict=True)]
     whole: list[list[Delta]] = [[] for _ in wanted]
-    cost, with_logprobs = 0, bool(request.logprobs)
+    cost, with_logprobs = 0, request.logprobs not in (None, False)
     async with aclosing(merge_streams(streams)) as deltas:
         async for index, delta in deltas:
             if request.stream:

@@ -44,6 +44,13 @@ def _input_list(value: Any) -> list[Prompt]:
     return list(value)
 
 
+def _texts_to_embed(value: Any) -> list[Prompt]:
+    found = _input_list(value)
+    if "" in found:
+        raise ValueError("expected texts that are not empty, given an empty one")
+    return found
+
+
 def _stop_sequences(value: Any) -> tuple[str, ...]:
     found = () if value is None else (value,) if isinstance(value, str) else value
     if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
@@ -68,6 +75,7 @@ def _value_or_default(value: Any, default: Any) -> Any:
 
 
 Inputs = Annotated[Any, BeforeValidator(_input_list)]
+EmbeddingInputs = Annotated[Any, BeforeValidator(_texts_to_embed)]
 Stops = Annotated[Any, BeforeValidator(_stop_sequences)]
 Flag = Annotated[bool, BeforeValidator(lambda value: _value_or_default(value, False))]
 Count = Annotated[int, Field(ge=1, le=128), BeforeValidator(lambda value: _value_or_default(value, 1))]
@@ -76,6 +84,8 @@ Temperature = Annotated[float | None, Field(ge=0, le=2)]
 Share = Annotated[float | None, Field(ge=0, le=1)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2)]
 Likeliest = Annotated[int | None, Field(ge=0, le=20)]
+#: As ``Likeliest``, for completions.
+FewLikeliest = Annotated[int | None, Field(ge=0, le=5)]
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
 
@@ -173,7 +183,7 @@ class CompletionRequest(_GenerationRequest):
     prompts: Inputs = Field(validation_alias="prompt")
     suffix: str | None = None
     echo: Flag = False
-    logprobs: Likeliest = None
+    logprobs: FewLikeliest = None
     best_of: Annotated[int | None, Field(ge=1)] = None
 
     @property
@@ -190,7 +200,7 @@ class CompletionRequest(_GenerationRequest):
 class EmbeddingRequest(TypedRequest):
     """A body of ``/v1/embeddings``. ``inputs`` are the client's texts, or lists of tokens."""
 
-    inputs: Inputs = Field(validation_alias="input")
+    inputs: EmbeddingInputs = Field(validation_alias="input")
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int | None, Field(ge=1)] = None
 
@@ -254,12 +264,33 @@ def _check_combinations(request: _GenerationRequest) -> None:
         raise BadRequest(text, "echo")
 
 
+#: The texts of pydantic's errors by type, with the values of their context.
+_TEXTS: Final = {
+    "value_error": "{error}",
+    "missing": "field required",
+    "string_type": "expected a string",
+    "string_too_long": "expected at most {max_length} characters",
+    "int_type": "expected an integer",
+    "int_from_float": "expected an integer",
+    "float_type": "expected a number",
+    "finite_number": "expected a finite number",
+    "bool_type": "expected true or false",
+    "list_type": "expected a list",
+    "dict_type": "expected an object",
+    "model_type": "expected an object",
+    "model_attributes_type": "expected an object",
+    "literal_error": "expected {expected}",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than_equal": "expected at most {le}",
+    "too_short": "expected at least {min_length} of them",
+}
+
+
 def _bad_request_of(error: ValidationError) -> BadRequest:
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return BadRequest(f"the body is no JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
-    text = first["msg"].removeprefix("Value error, ")
-    text = text[:1].lower() + text[1:]
+    text = _TEXTS.get(first["type"], "not valid").format_map(first.get("ctx", {}))
     if first["type"] not in {"missing", "value_error"}:
         value = first["input"]
         if isinstance(value, list | dict):

@@ -315,8 +315,8 @@ def test_an_endpoint_that_the_model_does_not_have(client: openai.OpenAI) -> None
 @pytest.mark.parametrize(
     ("more", "param", "text"),
     [
-        ({"temperature": 3}, "temperature", "less than or equal to 2, given 3"),
-        ({"messages": []}, "messages", "at least 1 item"),
+        ({"temperature": 3}, "temperature", "expected at most 2, given 3"),
+        ({"messages": []}, "messages", "expected at least 1 of them"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", 'given "robot"'),
         (
             {"messages": [{"role": "user", "content": 5}]},
@@ -325,8 +325,8 @@ def test_an_endpoint_that_the_model_does_not_have(client: openai.OpenAI) -> None
         ),
         ({"stop": [1]}, "stop", "expected a string or a list of strings"),
         ({"stop": ["x"] * 17}, "stop", "at most 16 strings, given 17"),
-        ({"n": 0}, "n", "greater than or equal to 1, given 0"),
-        ({"max_tokens": "5"}, "max_tokens", "valid integer"),
+        ({"n": 0}, "n", "expected at least 1, given 0"),
+        ({"max_tokens": "5"}, "max_tokens", "expected an integer"),
         ({"stream": "yes"}, "stream", "expected true or false"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only where stream is true"),
         ({"top_logprobs": 2}, "top_logprobs", "only where logprobs is true"),

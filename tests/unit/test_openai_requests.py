@@ -208,17 +208,31 @@ def test_each_answer_has_one_prompt_and_a_seed_of_its_own() -> None:
         ),
         (CompletionRequest, {"prompt": "a", "stop": ["b", "c" * 1025]}, "stop: expected at most 1024 char"),
         (CompletionRequest, {"prompt": "a", **{f"x{i}": 0 for i in range(257)}}, "expected at most 256 mem"),
-        (CompletionRequest, {"prompt": "a", "temperature": ["long"] * 99}, "temperature: input should be"),
-        (CompletionRequest, {"prompt": "a", "logit_bias": {"k" * 999: "x"}}, f"logit_bias.{'k' * 64}: input"),
+        (
+            CompletionRequest,
+            {"prompt": "a", "temperature": ["long"] * 99},
+            "temperature: expected a number, given a list",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": "a", "logit_bias": {"k" * 999: "x"}},
+            f"logit_bias.{'k' * 64}: expected a number",
+        ),
         (
             CompletionRequest,
             {"prompt": "a", "model": "m" * 129},
-            "model: string should have at most 128 char",
+            "model: expected at most 128 char",
         ),
         (EmbeddingRequest, {"input": ["a"] * 2049}, "input: expected at most 2048 of them, given 2049"),
         (EmbeddingRequest, {"input": [True]}, "input: expected a string"),
-        (EmbeddingRequest, {"input": "a", "encoding_format": "hex"}, "encoding_format: input should be"),
-        (EmbeddingRequest, {"input": "a", "dimensions": 0}, "dimensions: input should be greater"),
+        (
+            EmbeddingRequest,
+            {"input": "a", "encoding_format": "hex"},
+            "encoding_format: expected 'float' or 'base64', given",
+        ),
+        (EmbeddingRequest, {"input": "a", "dimensions": 0}, "dimensions: expected at least 1, given 0"),
+        (EmbeddingRequest, {"input": ["a", ""]}, "input: expected texts that are not empty"),
+        (CompletionRequest, {"prompt": "a", "logprobs": 6}, "logprobs: expected at most 5, given 6"),
     ],
 )
 def test_a_wrong_body(kind: Any, more: dict[str, Any], text: str) -> None:

@@ -79,7 +79,7 @@ class Endpoint(enum.Enum):
     SERVER_METADATA = "GET", "/v2/?", _METADATA, "ServerMetadata"
     MODELS = "GET", "/v2/models/?", _METADATA
     SERVER_LIVE = "GET", "/v2/health/live", _HEALTH, "ServerLive"
-    SERVER_READY = "GET", "/v2/health/ready", _HEALTH, "ServerReady"
+    SERVER_READY = "GET", "/(?:v2/)?health/ready", _HEALTH, "ServerReady"
     SERVER_STARTED = "GET", "/v2/health/startup", _HEALTH
     MODEL_STATISTICS = "GET", f"/v2/models/stats|{_VERSION}/stats", _STATISTICS, "ModelStatistics"
     MODEL_METADATA = "GET", _VERSION, _METADATA, "ModelMetadata"
