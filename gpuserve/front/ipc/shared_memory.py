@@ -333,7 +333,10 @@ def _check_new(name: str, kind: RegionKind, registered: Collection[str]) -> None
         )
     if name in registered:
         raise AlreadyExists(f"shared memory region '{shown(name)}' already in manager")
-    if len(registered) >= _most_regions():
+    # Each takes a descriptor, and connections need most descriptors.
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_REGIONS if soft == resource.RLIM_INFINITY else min(MAX_REGIONS, soft // 4)
+    if len(registered) >= most:
         raise ResourceExhausted(
             f"failed to register shared memory region '{shown(name)}': {len(registered)} regions are "
             "registered, which is as many as there may be"
@@ -346,12 +349,6 @@ def _check_kind(region: RegisteredRegion, kind: RegionKind) -> None:
             f"The region named '{shown(region.status.name)}' is registered as {region.kind.value} shared "
             f"memory, not {kind.value} shared memory"
         )
-
-
-def _most_regions() -> int:
-    """Return the most regions at a time. Each takes a descriptor, and connections need most descriptors."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_REGIONS if soft == resource.RLIM_INFINITY else min(MAX_REGIONS, soft // 4)
 
 
 def _check_cuda(name: str, raw_handle: bytes, device_id: int, nbytes: int) -> None:

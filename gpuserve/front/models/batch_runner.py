@@ -98,18 +98,15 @@ class BatchRunner:
         if requests:
             self._metrics.queued(requests, now)
         if scheduler.shapes_report:
-            self._report_shapes(scheduler)
+            text, scheduler.shapes_report = scheduler.shapes_report, ""
+            advice = "see ragged inputs in docs/how-to.md"
+            logger.warning("model %s: %s: requests differ in shape; %s", self._spec.name, text, advice)
         wakeup = source.next_wakeup(now)
         if wakeup != self._wakeup_at:
             if self._wakeup is not None:
                 self._wakeup.cancel()
             self._wakeup_at = wakeup
             self._wakeup = None if wakeup is None else self._loop.call_later(wakeup - now, self._wake)
-
-    def _report_shapes(self, scheduler: Scheduler) -> None:
-        text, scheduler.shapes_report = scheduler.shapes_report, ""
-        advice = "see ragged inputs in docs/how-to.md"
-        logger.warning("model %s: %s: requests differ in shape; %s", self._spec.name, text, advice)
 
     def _wake(self) -> None:
         self._wakeup = self._wakeup_at = None

@@ -100,7 +100,11 @@ class ModelTracer:
         """Record the end of a batch, with the durations that its worker measured."""
         for trace in _traces(batch.requests):
             trace.note("COMPUTE_END")
-            _note_compute(trace, done)
+            # The worker's durations, counted back from its answer, but not to before the batch was sent.
+            started, ended = trace.moments.get("COMPUTE_START", 0), trace.moments["COMPUTE_END"]
+            output_start = max(started, ended - done.compute_output_ns)
+            trace.note("COMPUTE_OUTPUT_START", output_start)
+            trace.note("COMPUTE_INPUT_END", max(started, output_start - done.compute_infer_ns))
 
     def _is_sampled(self, reception: Reception | None) -> bool:
         if reception is None:
@@ -202,14 +206,6 @@ def _traces(requests: Iterable[QueuedRequest]) -> Iterator[Trace]:
         trace = getattr(one, "trace", None)
         if trace is not None:
             yield trace
-
-
-def _note_compute(trace: Trace, done: wire.Done) -> None:
-    """Record the worker's durations, counted back from its answer, but not to before the batch was sent."""
-    started, ended = trace.moments.get("COMPUTE_START", 0), trace.moments["COMPUTE_END"]
-    output_start = max(started, ended - done.compute_output_ns)
-    trace.note("COMPUTE_OUTPUT_START", output_start)
-    trace.note("COMPUTE_INPUT_END", max(started, output_start - done.compute_infer_ns))
 
 
 def _recording(trace: Trace, on_response: OnResponse) -> OnResponse:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
@@ -21,19 +22,19 @@ _QUEUED: Final = RequestState.QUEUED
 _Position: TypeAlias = tuple[Any, int]
 
 
+@dataclass(eq=False, slots=True)
 class ShapeGroup:
-    """The waiting requests of one shape, in the order of the queue, and their rows."""
+    """The waiting requests of one shape, in the order of the queue, and their rows.
 
-    __slots__ = ("key", "places", "position", "rows")
+    ``places`` is a deque, or the lanes of a queue with priorities, and may hold places of requests that no
+    longer wait. ``rows`` are those of the requests that wait. ``position`` is that of the first request when
+    it was last compared with those of other groups.
+    """
 
-    def __init__(self, key: Hashable, places: Any) -> None:
-        self.key = key
-        #: A deque, or the lanes of a queue with priorities. May hold places of requests that no longer wait.
-        self.places = places
-        #: The rows of the requests that wait.
-        self.rows = 0
-        #: The position of the first request when it was last compared with those of other groups.
-        self.position: _Position | None = None
+    key: Hashable
+    places: Any
+    rows: int = 0
+    position: _Position | None = None
 
 
 class ShapeGroups:
