@@ -73,6 +73,9 @@ class OnnxModel:
         ModelFileError: if the file, an option or the device is not usable.
     """
 
+    #: onnxruntime makes new outputs for each run.
+    owned_outputs = True
+
     def __init__(
         self,
         file: str,

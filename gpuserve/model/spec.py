@@ -430,6 +430,11 @@ class ModelOptions:
         nullable=True,
     )
     read_only_inputs: bool = option(False, "Whether the callable never writes to its inputs.")
+    owned_outputs: bool = option(
+        False,
+        "Whether the callable never writes again to memory on a GPU that it has returned. Otherwise each "
+        "output is first copied within the GPU.",
+    )
     request_details: bool = option(
         False,
         "Whether the callable receives the id, the priority and the timeout of each request (details of a "

@@ -28,7 +28,7 @@ from gpuserve_worker.cuda.pipeline import Job, Jobs
 from gpuserve_worker.cuda.recovery import CudaRecovery, is_out_of_memory
 from gpuserve_worker.execution.batch_inputs import BatchInputs, BatchPart, join_answers
 from gpuserve_worker.execution.device_path import Model
-from gpuserve_worker.execution.execution import Execution, Stopwatch, only_result, try_result
+from gpuserve_worker.execution.execution import Execution, Stopwatch, is_deferred, only_result, try_result
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.link_receiver import BatchReceiver
 from gpuserve_worker.execution.session import FrontSession
@@ -233,7 +233,12 @@ class DeviceCalls:
 
     def run_warmup(self, session: FrontSession, batch: Batch) -> None:
         """Call the callable on a warm-up batch. Raise its exceptions, and errors of the device."""
-        try_result(self._call(self._execution.warm(session, batch)))
+        batch = self._execution.warm(session, batch)
+        result = self._call(batch)
+        if is_deferred(result):
+            try_result(result)
+        else:
+            self._execution.try_outputs(result, batch)
         self._device.enter()
         self._device.runtime.synchronize()  # reports errors of the device
 

@@ -5,6 +5,7 @@ before user code runs.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from functools import partial
 from time import perf_counter_ns
 from typing import Final
@@ -12,7 +13,7 @@ from typing import Final
 from gpuserve_worker.cuda.copies.cuda_session import CudaSession, Staging, device_inputs
 from gpuserve_worker.cuda.cuda_loop import CudaLoop
 from gpuserve_worker.cuda.device.device import CudaDevice, open_device
-from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, CudaError, CudaUnavailable
+from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, CudaError, CudaUnavailable, TimedRuntime
 from gpuserve_worker.cuda.recovery import CudaRecovery
 from gpuserve_worker.execution.device_path import Model
 from gpuserve_worker.execution.execution import Execution, Stopwatch
@@ -33,7 +34,8 @@ class CudaPath:
         self.page_locks = device.host.locks
         self.spares = device.host.spare
         self.reader = device.arrays
-        self.new_watch = partial(CudaStopwatch, device)
+        every = 1 if isinstance(device.runtime, TimedRuntime) else SAMPLE_EVERY
+        self.new_watch = partial(CudaStopwatch, device, TimeSamples(every=every))
         self.open_session = partial(CudaSession, device, staging)
         self.enter_concurrently = device.enter_concurrently
         self.close = device.close
@@ -83,16 +85,34 @@ def _check_types(init: Init, device: CudaDevice) -> None:
             ) from None
 
 
+#: The device's times are measured for one batch of so many.
+SAMPLE_EVERY: Final = 64
 #: Indexes of a batch's events in time order; an event of 0 does not exist.
 _TAKEN, _ARRIVED, _START, _END, _LANDED = range(5)
 _EVENTS: Final = 5
 
 
+class TimeSamples:
+    """The choice of batches whose times on the device are measured, and the last of these times."""
+
+    def __init__(self, *, every: int) -> None:
+        self._every = every
+        self._numbers = itertools.count()
+        #: Phases of the last measured batch, in ns.
+        self.phases = (0, 0, 0)
+
+    def is_due(self) -> bool:
+        """Count a batch. The first ones, which libraries compile in, are followed by samples more often."""
+        number = next(self._numbers)
+        return number % self._every == 0 or number & (number - 1) == 0
+
+
 class CudaStopwatch(Stopwatch):
     """A stopwatch of the host and the device. Its methods raise ``CudaError``, except ``phases``.
 
-    Work on the device continues after the host's call returns, so events on its streams measure each phase,
-    independently of overlapping batches. No method but ``wait_computed`` blocks.
+    Work on the device continues after the host's call returns, so events on its streams measure each phase of
+    a sampled batch, independently of overlapping batches. All other batches have the last sample's phases, if
+    these are longer than their own times on the host. No method but ``wait_computed`` blocks.
 
     ::
 
@@ -101,12 +121,15 @@ class CudaStopwatch(Stopwatch):
         d2h stream                                          | outputs |
     """
 
-    __slots__ = ("_device", "_events", "_left_ns", "_staged_ns")
+    __slots__ = ("_computed", "_device", "_events", "_left_ns", "_samples", "_staged_ns", "_ticket")
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaDevice, samples: TimeSamples) -> None:
         super().__init__()
         self._device = device
-        self._events = [0] * _EVENTS
+        self._samples = samples
+        self._events = [0] * _EVENTS if samples.is_due() else []
+        #: The event after the callable's work, and its ticket.
+        self._computed = self._ticket = 0
         self._staged_ns = self._left_ns = 0
         self._record(_TAKEN, device.h2d)
 
@@ -123,33 +146,53 @@ class CudaStopwatch(Stopwatch):
         self._device.arrays.join()  # so that work of other streams is included
         self._record(_END, DEFAULT_STREAM)
 
+    def mark_computed(self) -> tuple[int, int]:
+        self._computed = self._computed or self._device.events.acquire()
+        self._ticket = self._device.progress.record(self._computed)
+        return self._computed, self._ticket
+
     def leaving(self) -> None:
         self._left_ns = perf_counter_ns()
         self._record(_LANDED, self._device.d2h)
 
     def has_computed(self) -> bool:
-        return not self._events[_END] or self._device.runtime.is_complete(self._events[_END])
+        if not self._computed or self._device.progress.is_complete(self._ticket):
+            return True
+        is_complete = self._device.runtime.is_complete(self._computed)
+        if is_complete:
+            self._device.progress.complete(self._ticket)
+        return is_complete
 
     def wait_computed(self) -> None:
-        self._device.runtime.wait(self._events[_END])
+        self._device.runtime.wait(self._computed)
+        self._device.progress.complete(self._ticket)
 
     def phases(self) -> tuple[int, int, int]:
         before_ns = (self._staged_ns or self.called_ns) - self.received_ns
-        # Earlier work on the stream is in the host's time, but not in that of the events.
-        infer_ns = self._elapsed_ns(_START, _END) or self.returned_ns - self.called_ns
+        infer_ns = self.returned_ns - self.called_ns
         after_ns = (self._left_ns or perf_counter_ns()) - self.returned_ns
+        if self._events:
+            staging_ns, computing_ns = self._elapsed_ns(_TAKEN, _ARRIVED), self._elapsed_ns(_START, _END)
+            # Earlier work on the stream is in the host's time, but not in that of the events.
+            infer_ns = computing_ns or infer_ns
+            self._samples.phases = staging_ns, computing_ns, self._elapsed_ns(_END, _LANDED)
+        sampled = self._samples.phases
         return (
-            max(before_ns, self._elapsed_ns(_TAKEN, _ARRIVED)),
-            infer_ns,
-            max(after_ns, self._elapsed_ns(_END, _LANDED)),
+            max(before_ns, sampled[0]),
+            infer_ns if self._events else max(infer_ns, sampled[1]),
+            max(after_ns, sampled[2]),
         )
 
     def __del__(self) -> None:
+        if self._computed:
+            self._device.events.release(self._computed)
         for event in self._events:
             if event:
                 self._device.events.release(event, timing=True)
 
     def _record(self, which: int, stream: int) -> None:
+        if not self._events:
+            return
         event = self._events[which] = self._events[which] or self._device.events.acquire(timing=True)
         self._device.runtime.record(event, stream)
 

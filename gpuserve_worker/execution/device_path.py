@@ -7,7 +7,7 @@ device is a folder that implements these protocols, and a branch in ``loading.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpuserve_worker.inference.callable_loading import InferenceCallable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Model(NamedTuple):
     """A loaded callable with its declaration and its device path. ``slots`` is the number of concurrent
     batches. ``concurrent``: the callable awaits or yields. ``all_lines``: clients receive every line of its
-    exceptions.
+    exceptions. ``owned_outputs``: the callable never writes to memory again that it has returned.
     """
 
     context: ModelContext
@@ -42,6 +42,7 @@ class Model(NamedTuple):
     slots: int = 1
     concurrent: bool = False
     all_lines: bool = False
+    owned_outputs: bool = False
 
     @property
     def name(self) -> str:
@@ -95,10 +96,13 @@ class DeviceSession(DeviceRegionOpener, Protocol):
         """Return the numpy arrays of a warm-up with the kind and location that the callable expects."""
 
     def start_output_copies(
-        self, answers: BatchAnswers, requests: Sequence[wire.WireRequest | int]
+        self,
+        answers: BatchAnswers,
+        requests: Sequence[wire.WireRequest | int],
+        mark_computed: Callable[[], tuple[int, int]] | None = None,
     ) -> OutputCopies:
-        """Start copying responses to memory that the front reads. Raise as ``write``, and
-        ``DeviceFailure``.
+        """Start copying responses to memory that the front reads. ``mark_computed`` is that of the batch's
+        stopwatch. Raise as ``write``, and ``DeviceFailure``.
         """
 
     def wait_inputs_read(self, batch_id: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -165,6 +166,10 @@ class Stopwatch:
     def returned(self) -> None:
         self.returned_ns = perf_counter_ns()
 
+    def mark_computed(self) -> tuple[int, int]:
+        """Record a device's event after the callable's work. Return the event and its ticket."""
+        return 0, 0
+
     def leaving(self) -> None:
         """Record that the outputs are being copied from a device."""
 
@@ -200,6 +205,7 @@ class Execution:
             strict=model.strict,
             exact=model.exact,
             decoupled=model.context.decoupled,
+            owned_outputs=model.owned_outputs,
             reader=model.path.reader,
             tell=reporter.error,
         )
@@ -259,6 +265,11 @@ class Execution:
                 arrays[name] = RaggedTensor(arrays[name].reshape(-1), [tuple(arrays[name].shape)], axes)
         return Batch(arrays, batch.requests, batch.output_names, batch.batching, self._ragged)
 
+    def try_outputs(self, result: Any, batch: Batch) -> None:
+        """Convert the outputs of a warm-up as those of a request, which may compile kernels."""
+        with suppress(OutputError):
+            self._rules.check(result, batch.requests)
+
     def check(
         self, session: FrontSession, result: Any, run: wire.Run, inputs: BatchInputs, *, apart: bool = False
     ) -> BatchAnswers:
@@ -292,7 +303,7 @@ class Execution:
         assert session.device is not None, "outputs on the host need no copy"
         copies: OutputCopies | wire.Failed
         try:
-            copies = session.device.start_output_copies(answers, run.requests)
+            copies = session.device.start_output_copies(answers, run.requests, watch.mark_computed)
             watch.leaving()
         except (OutOfMemory, DeviceFailure, RegionError) as error:
             copies = wire.Failed(run.batch_id, self.failure(error), False)

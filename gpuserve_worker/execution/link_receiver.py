@@ -381,7 +381,7 @@ def _array(value: Any, reader: DeviceReader | None) -> Any:
     if reader is None or type(value) is np.ndarray or not is_on_device(value):
         return np.asarray(value)
     array = reader.read(value)
-    return reader.as_dtype(array, array.dtype)
+    return reader.as_dtype(array, array.dtype, value)
 
 
 #: Changes within this time are sent together.

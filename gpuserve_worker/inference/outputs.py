@@ -85,11 +85,10 @@ class DeviceReader(Protocol):
         anything.
         """
 
-    def is_kept(self, value: Any) -> bool:
-        """Return whether the callable may write again to the array that it returned."""
-
-    def as_dtype(self, array: Any, dtype: np.dtype[Any]) -> Any:
-        """Return a contiguous array of this type on the device, the same array if it is one already."""
+    def as_dtype(self, array: Any, dtype: np.dtype[Any], value: Any = None) -> Any:
+        """Return a contiguous array of this type on the device, the same array if it is one already.
+        ``value`` is the object that the array was read from.
+        """
 
 
 class CheckedOutput(NamedTuple):
@@ -141,12 +140,14 @@ class OutputRules:
         strict: bool,
         exact: bool = False,
         decoupled: bool = False,
+        owned_outputs: bool = False,
         reader: DeviceReader | None = None,
         tell: Callable[[str], object] = str,
     ) -> None:
         self._model = model
         self._tell = tell
         self._reader = reader
+        self._owns_outputs = owned_outputs
         self._specs = tuple(specs)
         self._names = tuple(spec.name for spec in specs)
         self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in specs}
@@ -321,14 +322,9 @@ class OutputRules:
 
     def _output(self, spec: TensorSpec, value: Any, rows: int | None) -> CheckedOutput:
         """Return one checked output with ``rows`` rows on its first axis; None means any number."""
-        is_kept = False
-        if type(value) is np.ndarray:
-            array: Any = value
-        elif type(value) is RaggedTensor:
+        if type(value) is RaggedTensor:
             return self._ragged_output(spec, value)
-        else:  # before another reference to the value exists
-            is_kept = self._reader is not None and self._reader.is_kept(value)
-            array = self._as_array(spec, value)
+        array: Any = value if type(value) is np.ndarray else self._as_array(spec, value)
         shape = array.shape
         if rows is not None and (not shape or shape[0] != rows):
             raise OutputError(
@@ -346,7 +342,7 @@ class OutputRules:
         if array.dtype != dtype:
             array = self._castable(spec, array, dtype)
         if self._reader is not None and not isinstance(array, np.ndarray):
-            return self._device_output(spec, array, is_kept)
+            return self._device_output(spec, array, value)
         return CheckedOutput(spec.name, spec.datatype, shape, array.size * dtype.itemsize, dtype, [array])
 
     def _ragged_output(self, spec: TensorSpec, value: RaggedTensor) -> CheckedOutput:
@@ -357,19 +353,18 @@ class OutputRules:
         dtype, flat = self._dtypes[spec.name], value.flat
         if flat.dtype != dtype:
             flat = self._castable(spec, flat, dtype)
-        nbytes = flat.size * dtype.itemsize
-        return CheckedOutput(spec.name, spec.datatype, tuple(value.shapes), nbytes, dtype, [flat])
+        nbytes, is_kept = flat.size * dtype.itemsize, not (isinstance(flat, np.ndarray) or self._owns_outputs)
+        return CheckedOutput(spec.name, spec.datatype, tuple(value.shapes), nbytes, dtype, [flat], is_kept)
 
-    def _device_output(self, spec: TensorSpec, array: Any, is_kept: bool) -> CheckedOutput:
+    def _device_output(self, spec: TensorSpec, array: Any, value: Any) -> CheckedOutput:
         assert self._reader is not None, "else no array on a device comes as far as this"
         dtype = self._dtypes[spec.name]
-        part = self._reader.as_dtype(array, dtype)
+        part = self._reader.as_dtype(array, dtype, value)
         nbytes, is_same = part.size * dtype.itemsize, part is array
         source = None if is_same else array
+        is_kept = is_same and not self._owns_outputs
         # The shape of the array, because CuPy adds an axis to a scalar that it copies.
-        return CheckedOutput(
-            spec.name, spec.datatype, array.shape, nbytes, dtype, [part], is_kept and is_same, source
-        )
+        return CheckedOutput(spec.name, spec.datatype, array.shape, nbytes, dtype, [part], is_kept, source)
 
     def _as_array(self, spec: TensorSpec, value: Any) -> Any:
         """Return the array in a value that is no plain numpy array: of another library, a list or a

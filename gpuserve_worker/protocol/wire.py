@@ -107,6 +107,7 @@ class Init(NamedTuple):
     lent_limit_nbytes: int = 0
     all_lines: bool = False
     reports_imports: bool = False
+    owned_outputs: bool = False
 
 
 class Stop(NamedTuple):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -253,13 +249,28 @@ def test_arrays_of_the_device_need_cupy_to_be_taken_from_there(stand_in: GpuMach
         )
 
 
-def test_outputs_that_the_callable_keeps_are_told_from_new_ones(shared_gpu_machine: Machine) -> None:
-    program = Path(__file__).parent.parent / "programs" / "kept_outputs.py"
-    environ = {**os.environ, **shared_gpu_machine.environ}
-    ran = subprocess.run([sys.executable, program], env=environ, capture_output=True, text=True, check=True)
-    told = {tuple(line.split(": ")) for line in ran.stdout.splitlines()}
-    expected = {"new": False, "kept": True, "part of kept": True, "computed from kept": False}
-    for library in {one[0] for one in told}:
-        for name, kept in expected.items():
-            assert (library, name, str(kept), str(kept)) in told
-    assert ("cupy", "new, reshaped", "False", "False") in told
+def test_a_batch_of_one_input_and_one_output_makes_few_calls_of_cuda(stand_in: GpuMachine) -> None:
+    """At most 12: others than these, and a question whether the device is done, or several and a wait."""
+    outputs = (("y", "FP32", (-1,)), ("calls", "INT64", (2,)))
+    counts = []
+    with on_gpu(stand_in, "CountsCalls", outputs=outputs) as worker:
+        stand_in.change(launch_delay_s=0.0)
+        for number in range(24):
+            array = noise(1, LARGE // 4)
+            done = worker.run([in_segments(worker, array)], batch_id=number + 1)
+            assert np.array_equal(output(worker, done), array * 2)
+            counts.append(values(worker, done.outputs[1], np.dtype(np.int64))[0])
+    queries, others = np.array(counts)[-5:].T
+    assert max(others) <= 11
+    assert min(queries + others) >= 8, "they are counted"
+
+
+def test_casts_are_compiled_at_the_warm_up(stand_in: GpuMachine) -> None:
+    outputs = (("y", "FP32", (-1,)), ("calls", "INT64", (2,)))
+    warmup = (("w", 1, 1, (("x", "FP32", (2,), "random", ""),)),)
+    counts = []
+    with on_gpu(stand_in, "counts_kernels", outputs=outputs, strict=False, warmup=warmup) as worker:
+        for number in range(2):
+            done = worker.run([floats("x", [1, 2])], batch_id=number + 1)
+            counts.append(int(values(worker, done.outputs[1], np.dtype(np.int64))[0, 0]))
+    assert counts[0] == counts[1] > 0

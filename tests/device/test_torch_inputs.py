@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-import types
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from gpu_machine import GpuMachine, RealMachine
 from test_device_inputs import NUMERIC
 from worker_process import LARGE, floats, loaded, model, output, values
 
-from gpuserve_worker.cuda.device.arrays import is_kept
+from gpuserve_worker.cuda.device.arrays import converted_tensor
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BF16, numpy_dtype
 
@@ -52,12 +51,13 @@ def test_every_type_of_number(shared_gpu_machine: Machine, device: str) -> None:
             assert np.array_equal(values(worker, tensor, numpy_dtype(tensor[1])), arrays[tensor[0]])
 
 
-def test_what_a_graph_of_kernels_may_write_to_counts_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "uint8", "bool"])
+def test_torch_makes_its_tensors_contiguous_and_casts_them(dtype: str) -> None:
     torch = pytest.importorskip("torch")
-    answer = {"y": torch.zeros(3) + 1}
-    assert not is_kept(answer["y"], np.ndarray)
-    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", types.ModuleType("graphs"))
-    assert is_kept(answer["y"], np.ndarray)
+    tensor = torch.arange(12, dtype=torch.float64, requires_grad=True).reshape(3, 4).T
+    found = converted_tensor(torch, tensor, np.dtype(dtype))
+    assert found.is_contiguous()
+    assert np.array_equal(found.numpy(), tensor.detach().numpy().astype(dtype))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])

@@ -44,6 +44,35 @@ def passed_on_by_request(requests: Any) -> list[dict[str, Any]]:
     return [{"y": one["x"]} for one in requests]
 
 
+class CountsCalls:
+    """Answers with the questions after events and the other calls of CUDA since its last call."""
+
+    def __init__(self) -> None:
+        self._before = np.zeros(2, np.int64)
+
+    @batch
+    def __call__(self, x: Any) -> dict[str, Any]:
+        since = self._counts() - self._before
+        y = x * 2
+        self._before = self._counts()
+        return {"y": y, "calls": np.tile(since, (len(x), 1))}
+
+    def _counts(self) -> Any:
+        from cuda_simulation.context import current
+
+        calls = {name: count for name, count in current().calls.items() if not name.startswith("_")}
+        queries = calls.pop("eventQuery", 0)
+        return np.array([queries, sum(calls.values())])
+
+
+@batch
+def counts_kernels(x: Any) -> dict[str, Any]:
+    """How many kernels this process has compiled before; the server casts its output."""
+    from cuda_simulation.context import current
+
+    return {"y": (x * 2).astype(np.float64), "calls": np.full((len(x), 2), len(current().compiled))}
+
+
 class KeepsItsInput:
     """Answers with its input, and writes to it in the next call."""
 

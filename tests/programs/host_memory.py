@@ -161,14 +161,11 @@ def lent_up_to_a_limit() -> dict[str, Any]:
 
 
 def blocks_of_their_size() -> dict[str, Any]:
-    """A large block is for who needs it, and is used again only when the copy from it is over."""
-    device = open_device()
-    blocks, runtime = device.host.blocks, device.runtime
+    """A large block is for who needs it."""
+    blocks = open_device().host.blocks
     large, small = blocks.acquire(32 << 20), blocks.acquire(1000)
     for block in (large, small):
-        runtime.record(block.event, device.h2d)
         blocks.release(block)
-    runtime.synchronize()
     found = [blocks.acquire(nbytes) for nbytes in (64 << 10, 64 << 10, 30 << 20)]
     return {
         "sizes": [len(one.memory) for one in found],
@@ -178,12 +175,11 @@ def blocks_of_their_size() -> dict[str, Any]:
 
 def surplus_blocks_are_unlocked() -> dict[str, Any]:
     device = open_device()
-    blocks, runtime = device.host.blocks, device.runtime
+    blocks = device.host.blocks
     taken = [blocks.acquire(20 << 20) for _ in range(6)]
     device.host.wait()
     addresses = [one.address for one in taken]
     for block in taken:
-        runtime.record(block.event, device.h2d)
         blocks.release(block)
     del taken, block
     device.host.wait()

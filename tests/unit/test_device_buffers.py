@@ -13,32 +13,20 @@ from gpuserve_worker.cuda.device.buffers import ALIGNMENT, SizedCache, size_clas
 from gpuserve_worker.protocol import wire
 
 
-def ready(item: object) -> bool:
-    return True
-
-
 def test_the_smallest_that_fits_and_of_those_the_longest_unused() -> None:
     shelf: SizedCache[str] = SizedCache(1000)
     for nbytes, name in ((300, "large"), (100, "old"), (100, "new"), (50, "small")):
         shelf.put(nbytes, name)
-    assert [shelf.pop(90, ready), shelf.pop(90, ready), shelf.pop(90, ready)] == ["old", "new", "large"]
-    assert shelf.pop(90, ready) is None
+    assert [shelf.pop(90), shelf.pop(90), shelf.pop(90)] == ["old", "new", "large"]
+    assert shelf.pop(90) is None
     assert shelf.nbytes == 50
 
 
 def test_what_is_far_too_large_is_left_for_others() -> None:
     shelf: SizedCache[str] = SizedCache(10_000)
     shelf.put(1000, "large")
-    assert shelf.pop(100, ready) is None
-    assert shelf.pop(300, ready) == "large"
-
-
-def test_what_is_still_in_use_is_passed_over() -> None:
-    shelf: SizedCache[str] = SizedCache(1000)
-    shelf.put(100, "in use")
-    shelf.put(200, "free")
-    assert shelf.pop(100, lambda item: item == "free") == "free"
-    assert shelf.pop(100, lambda item: item == "free") is None
+    assert shelf.pop(100) is None
+    assert shelf.pop(300) == "large"
 
 
 def test_what_is_over_the_limit_goes_the_longest_unused_first() -> None:
@@ -64,7 +52,7 @@ def test_nothing_is_given_twice_and_nothing_is_lost(steps: list[tuple[bool, int]
             dropped = set(shelf.surplus())
             assert dropped <= inside
             inside -= dropped
-        elif (item := shelf.pop(nbytes, ready)) is not None:
+        elif (item := shelf.pop(nbytes)) is not None:
             assert sizes[item] >= nbytes
             inside.remove(item)
         assert shelf.nbytes == sum(sizes[item] for item in inside)

@@ -374,6 +374,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wi
         settings.shared_memory_locked_nbytes,
         spec.all_lines,
         context.follows_imports or settings.model_control == POLL,
+        spec.owned_outputs,
     )
 
 

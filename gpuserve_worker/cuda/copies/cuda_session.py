@@ -20,12 +20,12 @@ from gpuserve_worker.cuda.copies.ipc_regions import (
     DeviceRegions,
     ExportExchange,
     ExportUnavailable,
-    wait_reads,
+    wait_copies,
 )
 from gpuserve_worker.cuda.copies.output_copies import DeviceWriter
 from gpuserve_worker.cuda.device.buffers import ALIGNMENT, Buffer
 from gpuserve_worker.cuda.device.device import CudaDevice
-from gpuserve_worker.cuda.device.host_memory import Span, address_of
+from gpuserve_worker.cuda.device.host_memory import HostBlock, Span, address_of
 from gpuserve_worker.cuda.device.ipc_memory import OpenedMemory
 from gpuserve_worker.cuda.device.runtime import Copy, CudaError
 from gpuserve_worker.execution.batch_inputs import input_defect
@@ -61,7 +61,7 @@ class CudaSession:
         self.reader = device.arrays
         self.regions = DeviceRegions(device, front.regions, front.fail)
         self.open_region = self.regions.open
-        self.wait_reads = partial(wait_reads, device)
+        self.wait_reads = partial(wait_copies, device, device.h2d)
         #: Exports for other workers, and loans of theirs.
         self.exchange = ExportExchange(device, front.send, front.fail)
         self.process_message = self.exchange.process_message
@@ -137,34 +137,41 @@ class Piece(NamedTuple):
 
 
 class StagedInputs:
-    """The inputs of one batch in transfer; implements ``Arrival``. ``spans`` are the host memory that the
-    device reads meanwhile.
+    """The inputs of one batch in transfer; implements ``Arrival``. The device reads ``spans`` of others' host
+    memory, and ``blocks`` of the worker's.
     """
 
-    __slots__ = ("_arrived", "_device")
+    __slots__ = ("_arrived", "_blocks", "_device", "_ticket")
 
-    def __init__(self, device: CudaDevice, spans: Sequence[Span]) -> None:
+    def __init__(self, device: CudaDevice, spans: Sequence[Span], blocks: Sequence[HostBlock]) -> None:
         self._device = device
-        #: A separate event, because the buffer may be released before the reply is sent. 0: the copies have
-        #: ended.
+        self._blocks = blocks
+        #: 0: the copies have ended.
         self._arrived = device.events.acquire()
+        #: Once this work of the default stream is complete, so are the copies, which it waits for.
+        self._ticket: int | None = None
         device.runtime.record(self._arrived, device.h2d)
         device.host.uses.begin(self._arrived, spans)
 
     def admit(self) -> None:
         for stream in self._device.arrays.streams() if self._arrived else ():
             self._device.runtime.stream_wait_event(stream, self._arrived)
+        self._ticket = self._device.progress.next_ticket
 
     def wait_idle(self) -> None:
         """Block the host until no copy is running, whether the copies succeeded or not."""
         event, self._arrived = self._arrived, 0
         if not event:
             return
-        with suppress(CudaError):  # no copy runs after an error; the next user of the device sees it
-            if not self._device.runtime.is_complete(event):
-                self._device.runtime.wait(event)
-        self._device.host.uses.end(event)
-        self._device.events.release(event)
+        device = self._device
+        if self._ticket is None or not device.progress.is_complete(self._ticket):
+            with suppress(CudaError):  # no copy runs after an error; the next user of the device sees it
+                if not device.runtime.is_complete(event):
+                    device.runtime.wait(event)
+        device.host.uses.end(event)
+        device.events.release(event)
+        for block in self._blocks:
+            device.host.blocks.release(block)
 
 
 def device_inputs(specs: Iterable[TensorSpec]) -> frozenset[str]:
@@ -297,8 +304,10 @@ class Staging:
         except BaseException:
             with suppress(CudaError):  # started copies read memory that its owner may reuse after the reply
                 device.runtime.synchronize_stream(device.h2d)
+            for block in copying.blocks:
+                device.host.blocks.release(block)
             raise
-        arrival = StagedInputs(device, copying.spans)
+        arrival = StagedInputs(device, copying.spans, copying.blocks)
         arrays = {
             name: device.arrays.over(memory, offset, datatype, tuple(shape), self._kind)
             for (name, datatype, shape, _), offset in zip(tensors, offsets, strict=True)
@@ -316,8 +325,9 @@ class _Copying:
         self._session = session
         self._buffer = buffer
         self._failures = failures
-        #: Memory of others that the copies read.
+        #: Memory of others, and of the worker, that the copies read.
         self.spans: list[Span] = []
+        self.blocks: list[HostBlock] = []
 
     def copy(self, run: Sequence[Piece]) -> None:
         if run[0].is_staged:
@@ -385,17 +395,13 @@ class _Copying:
         """Copy consecutive pieces into a host block, in the layout of the buffer, and copy the block to the
         device.
         """
-        device = self._device
         start, last = run[0].offset, run[-1]
         nbytes = last.offset + last.nbytes - start
-        block = device.host.blocks.acquire(nbytes)
-        try:
-            for piece in run:
-                self._put(piece, block.memory[piece.offset - start :][: piece.nbytes])
-            self._to_device(start, block.address, nbytes)
-        finally:
-            device.runtime.record(block.event, device.h2d)
-            device.host.blocks.release(block)
+        block = self._device.host.blocks.acquire(nbytes)
+        self.blocks.append(block)
+        for piece in run:
+            self._put(piece, block.memory[piece.offset - start :][: piece.nbytes])
+        self._to_device(start, block.address, nbytes)
 
     def _put(self, piece: Piece, target: memoryview) -> None:
         if isinstance(piece.source, bytes):

@@ -104,7 +104,7 @@ class CudaMemoryRegion:
 
     def read(self, place: Place, target: memoryview) -> None:
         self.start_read(place, target)
-        wait_reads(self._device)
+        wait_copies(self._device, self._device.h2d)
 
     def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
         """Fill a host buffer by calling ``put``, copy it to a place and wait for the copy."""
@@ -114,9 +114,7 @@ class CudaMemoryRegion:
         try:
             put(block.memory[: place.nbytes])
             self._copy(to, block.address, place.nbytes, Copy.HOST_TO_DEVICE, device.d2h)
-            device.runtime.record(block.event, device.d2h)
-            with copying():
-                device.runtime.wait(block.event)
+            wait_copies(device, device.d2h)
         finally:
             device.host.blocks.release(block)
 
@@ -205,11 +203,11 @@ class DeviceRegions:
                 self._memories.release_memory(self._returned.popleft())
 
 
-def wait_reads(device: CudaDevice) -> None:
-    """Wait for the started copies to the host, of all regions. Raise as ``copying``."""
+def wait_copies(device: CudaDevice, stream: int) -> None:
+    """Wait for the started copies from or to the host, of all regions. Raise as ``copying``."""
     event = device.events.acquire()
     with copying():
-        device.runtime.record(event, device.h2d)
+        device.runtime.record(event, stream)
         device.runtime.wait(event)
     device.events.release(event)
 

@@ -6,14 +6,16 @@ outputs contiguous and of their declared type. Outputs on the host are written a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gpuserve_worker.cuda.copies.ipc_regions import CudaMemoryRegion, DeviceRegions, ExportExchange
+from gpuserve_worker.cuda.device.buffers import ALIGNMENT
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.host_memory import Span, address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError
@@ -72,15 +74,17 @@ class CudaOutputCopies:
         device: CudaDevice,
         writer: DeviceWriter,
         written: Written,
-        answers: BatchAnswers | None,
-        event: int,
+        sources: object = None,
+        event: int = 0,
+        ticket: int = 0,
     ) -> None:
         self._device = device
         self._writer = writer
         self._written = written
         # Keeps the source memory from being reused during the copies.
-        self._answers = answers
+        self._sources = sources
         self._event = event
+        self._ticket = ticket
         self._thread = threading.get_ident()
 
     def is_ready(self) -> bool:
@@ -100,9 +104,10 @@ class CudaOutputCopies:
             self._writer.abandon(self._written)
             raise
         finally:
-            self._answers = None
+            self._sources = None
         if not self._event:
             return self._written
+        self._device.progress.complete(self._ticket)
         self._device.host.uses.end(self._event)
         self._device.events.release(self._event)
         return self._writer.completed(self._written)
@@ -147,29 +152,68 @@ class DeviceWriter(OutputWriter):
     def write(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> Written:
         return self.begin(answers, requests).wait()
 
-    def begin(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> CudaOutputCopies:
+    def begin(
+        self,
+        answers: BatchAnswers,
+        requests: Sequence[WireRequest | int],
+        mark_computed: Callable[[], tuple[int, int]] | None = None,
+    ) -> CudaOutputCopies:
         """Start copying the responses to these requests, ordered after the present work of the default
-        stream. After an error all blocks are freed.
+        stream. ``mark_computed`` records an event after that work, and returns the event and its ticket.
+        After an error all blocks are freed.
         """
+        device = self._device
         outputs = list(_outputs(answers))
-        on_device = any(map(self._is_on_device, outputs))
-        if not on_device and not self._meets_device_regions(answers, requests):
-            return CudaOutputCopies(self._device, self, super().write(answers, requests), None, 0)
-        runtime, stream = self._device.runtime, self._device.d2h
-        event = self._device.events.acquire()
-        runtime.record(event, DEFAULT_STREAM)
-        runtime.stream_wait_event(stream, event)
+        if not any(map(self._is_on_device, outputs)) and not self._meets_device_regions(answers, requests):
+            if mark_computed is not None:
+                mark_computed()
+            return CudaOutputCopies(device, self, super().write(answers, requests))
+        sources = self._copy_kept(outputs)
+        event = device.events.acquire()
+        if mark_computed is None:
+            ticket = device.progress.record(event)
+            device.runtime.stream_wait_event(device.d2h, event)
+        else:
+            computed, ticket = mark_computed()
+            device.runtime.stream_wait_event(device.d2h, computed)
         spans: list[Span] = []
         self._under_way.spans = spans
         written = super().write(answers, requests)
-        runtime.record(event, stream)
-        self._device.host.uses.begin(event, spans)
-        if any(
-            one.is_kept for one in outputs
-        ):  # the next call may write to the output, so the call starts after the copy
-            for one in self._device.arrays.streams():
-                runtime.stream_wait_event(one, event)
-        return CudaOutputCopies(self._device, self, written, answers, event)
+        device.runtime.record(event, device.d2h)
+        device.host.uses.begin(event, spans)
+        return CudaOutputCopies(device, self, written, (answers, sources), event, ticket)
+
+    def _copy_kept(self, outputs: Sequence[CheckedOutput]) -> list[Any]:
+        """Replace memory that the callable may write to again, such as the static output of a CUDA graph, by
+        a copy on the device. Return the replaced arrays, which must live until the copies have ended.
+        """
+        device = self._device
+        replaced: list[Any] = []
+        kept = [
+            (one.parts, index, one.datatype)
+            for one in outputs
+            if one.is_kept
+            for index, part in enumerate(one.parts)
+            if isinstance(part, self._array) and part.nbytes
+        ]
+        if not kept:
+            return replaced
+        sizes = [-(-parts[index].nbytes // ALIGNMENT) * ALIGNMENT for parts, index, _ in kept]
+        buffer = device.buffers.acquire(sum(sizes))
+        memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
+        for (parts, index, datatype), offset in zip(kept, accumulate(sizes, initial=0), strict=False):
+            part = parts[index]
+            to = buffer.address + offset
+            device.runtime.copy(to, part.data.ptr, part.nbytes, Copy.DEVICE_TO_DEVICE, DEFAULT_STREAM)
+            parts[index] = device.arrays.over(memory, offset, datatype, part.shape, "cupy")
+            replaced.append(part)
+        if others := device.arrays.streams() - {DEFAULT_STREAM}:  # on which the next call may write
+            event = device.events.acquire()
+            device.runtime.record(event, DEFAULT_STREAM)
+            for stream in others:
+                device.runtime.stream_wait_event(stream, event)
+            device.events.release(event)
+        return replaced
 
     def completed(self, written: Written) -> Written:
         """Return the responses after the end of the copies, with bytes moved into the message or a region."""

@@ -5,7 +5,6 @@ change its type.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,17 +16,6 @@ from gpuserve_worker.protocol.tensor import BF16, CARRIERS, element_count, from_
 
 #: The legacy default stream, as ``__cuda_array_interface__`` and DLPack name it.
 _LEGACY_STREAM: Final = 1
-
-
-#: References to the memory of a CuPy array: the pointer's, and that of the check.
-_MEMORY: Final = 2
-#: References to the base of a view: the view's, and that of the check.
-_BASE: Final = 2
-#: References to the storage of a torch tensor: the tensor's, and that of the check.
-_STORAGE: Final = 2
-#: If this module is imported, a compiled callable may replay a graph of kernels that writes to memory it has
-#: returned before, without a reference to that memory.
-_GRAPHS: Final = "torch._inductor.cudagraph_trees"
 
 
 class MemoryLease:
@@ -43,6 +31,11 @@ class MemoryLease:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._on_end()
+
+
+def converted_tensor(torch: Any, tensor: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a contiguous tensor of this type with the values of a tensor, on its device."""
+    return tensor.detach().resolve_neg().to(getattr(torch, dtype.name)).contiguous()
 
 
 class CudaArrays:
@@ -71,7 +64,7 @@ class CudaArrays:
         """Return the streams on which libraries compute in this thread: the default stream and the current
         ones.
         """
-        streams = {DEFAULT_STREAM, int(self._cupy.cuda.get_current_stream().ptr)}
+        streams = {DEFAULT_STREAM, int(self._cupy.cuda.get_current_stream(self._number).ptr)}
         try:
             torch = sys.modules.get("torch")
             if torch is not None and torch.cuda.is_initialized():
@@ -90,22 +83,23 @@ class CudaArrays:
         """
         array = value if isinstance(value, self._cupy.ndarray) else self._of_another(value)
         self._follow(
-            self._cupy.cuda.get_current_stream().ptr
+            self._cupy.cuda.get_current_stream(self._number).ptr
         )  # DLPack has ordered this stream after the producer's
         if array.data.device_id != self._number:  # the default stream belongs to another device
             raise ValueError(f"it is on device {array.data.device_id}, expected device {self._number}")
         return array
 
-    def is_kept(self, value: Any) -> bool:
-        return is_kept(value, self._cupy.ndarray)
-
-    def as_dtype(self, array: Any, dtype: np.dtype[Any]) -> Any:
+    def as_dtype(self, array: Any, dtype: np.dtype[Any], value: Any = None) -> Any:
         """Return a contiguous array of this type on the device, the same array if it is one already.
         Otherwise ``array`` must be kept until the default stream has read it, because its library may reuse
-        the memory on another stream.
+        the memory on another stream. ``value`` is the object that ``array`` was read from: torch converts its
+        own tensors, since CuPy would first compile a kernel.
         """
         if array.dtype == dtype and array.flags.c_contiguous:
             return array
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return self.read(converted_tensor(torch, value, dtype))
         with self._cupy.cuda.Stream.null:
             return self._cupy.ascontiguousarray(array, dtype)
 
@@ -148,58 +142,3 @@ class CudaArrays:
         self._runtime.record(event, stream)
         self._runtime.stream_wait_event(DEFAULT_STREAM, event)
         self._events.release(event)
-
-
-def is_kept(value: Any, cupy_array: type) -> bool:
-    """Return whether anything but the response refers to a device array. The callable or its framework may
-    then write to the array again, for example as an output buffer, and its next call must wait for the copy.
-    The references to the array and to its memory decide; unknown cases count as kept. The depth of calls from
-    the response to this function must be that of ``_references``.
-    """
-    if sys.getrefcount(value) > _references():
-        return True
-    if isinstance(value, cupy_array):
-        return _is_shared(value)
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor) or _GRAPHS in sys.modules:
-        return True
-    return _is_shared_storage(torch, value)
-
-
-def _is_shared(array: Any) -> bool:
-    """Return whether an array other than a CuPy array and its base uses the same memory."""
-    base = array.base
-    if base is None:
-        return sys.getrefcount(array.data.mem) > _MEMORY
-    del base  # the reference would be counted
-    return sys.getrefcount(array.base) > _BASE or sys.getrefcount(array.data.mem) > _MEMORY + 1
-
-
-def _is_shared_storage(torch: Any, tensor: Any) -> bool:
-    try:
-        users = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    except (AttributeError, RuntimeError, NotImplementedError):  # not part of torch's public interface
-        return True
-    return int(users) > _STORAGE
-
-
-@functools.cache
-def _references() -> int:
-    """Return the number of references to a value in ``is_kept`` if only a mapping holds the value."""
-    answer = {"": object()}
-    return _checked(answer[""])
-
-
-def _checked(value: object) -> int:
-    """Stand for ``OutputRules`` in the chain of calls."""
-    return _asked(value)
-
-
-def _asked(value: object) -> int:
-    """Stand for ``CudaArrays.is_kept`` in the chain of calls."""
-    return _counted(value)
-
-
-def _counted(value: object) -> int:
-    """Stand for ``is_kept`` in the chain of calls."""
-    return sys.getrefcount(value)

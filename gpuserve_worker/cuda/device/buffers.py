@@ -1,20 +1,20 @@
 """Reused device memory for the inputs of batches, and the cache of free memory by size.
 
 A buffer is reused when the last array over it is deleted and the device work of that moment is done. Arrays
-are deleted in any thread and inside any line, so the deletion takes no lock: it records an event and puts the
-buffer into a queue.
+are deleted in any thread and inside any line, so the deletion takes no lock and calls no CUDA: it puts the
+buffer into a queue with the ticket of the work that may still use it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from gpuserve_worker.cuda.device.arrays import MemoryLease
-from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, CudaError, Runtime
+from gpuserve_worker.cuda.device.runtime import CudaError, Progress, Runtime
 
 _Item = TypeVar("_Item")
 
@@ -37,17 +37,16 @@ class SizedCache(Generic[_Item]):
         self._entries.append((nbytes, item))
         self.nbytes += nbytes
 
-    def pop(self, nbytes: int, is_ready: Callable[[_Item], bool]) -> _Item | None:
-        """Return the smallest item that is large enough and ready, the longest unused first, or None."""
+    def pop(self, nbytes: int) -> _Item | None:
+        """Return the smallest item that is large enough, the longest unused first, or None."""
         most = max(nbytes, 1) * self._slack
         fitting = [one for one in self._entries if nbytes <= one[0] <= most]
-        fitting.sort(key=lambda one: one[0])
-        for entry in fitting:  # query CUDA for as few items as possible
-            if is_ready(entry[1]):
-                self._entries.remove(entry)
-                self.nbytes -= entry[0]
-                return entry[1]
-        return None
+        if not fitting:
+            return None
+        entry = min(fitting, key=lambda one: one[0])
+        self._entries.remove(entry)
+        self.nbytes -= entry[0]
+        return entry[1]
 
     def surplus(self) -> list[_Item]:
         return self._drop(self.limit_nbytes)
@@ -77,52 +76,54 @@ ALIGNMENT: Final = 256
 
 
 class Buffer(NamedTuple):
-    """``nbytes`` of device memory at ``address``. The memory may be reused after the event ``released``."""
+    """``nbytes`` of device memory at ``address``."""
 
     address: int
     nbytes: int
-    released: int
 
 
 class Buffers:
     """The buffers of one device, for any thread. ``retained_nbytes`` are kept for later batches."""
 
-    def __init__(self, runtime: Runtime, retained_nbytes: int) -> None:
+    def __init__(self, runtime: Runtime, progress: Progress, retained_nbytes: int) -> None:
         self._runtime = runtime
-        self._returned: deque[Buffer] = deque()
-        #: Buffers whose last array was deleted in a thread with another device, or without use of this one.
-        self._unmarked: deque[Buffer] = deque()
+        self._progress = progress
+        #: Buffers in the order of their return, with the ticket of the last work that may use them.
+        self._returned: deque[tuple[int, Buffer]] = deque()
         self._shelf: SizedCache[Buffer] = SizedCache(retained_nbytes)
         self._lock = threading.Lock()
         self._closed = False
 
     def acquire(self, nbytes: int) -> Buffer:
         """Return a buffer of at least ``nbytes`` that the device no longer uses."""
+        size = size_class(nbytes)
         with self._lock:
             self._sort_in()
-            # Copies into a buffer in use would wait for the callable; they are to run beside it.
-            buffer = self._shelf.pop(size_class(nbytes), lambda one: self._runtime.is_complete(one.released))
-        return buffer if buffer is not None else self._new(size_class(nbytes))
+            buffer = self._shelf.pop(size)
+            if buffer is None and self._returned:
+                self._progress.poll()
+                self._sort_in()
+                buffer = self._shelf.pop(size)
+            self._free(self._shelf.surplus())
+        return buffer if buffer is not None else self._new(size)
 
     def lease(self, buffer: Buffer) -> MemoryLease:
         return MemoryLease(partial(self.recycle, buffer))
 
     def recycle(self, buffer: Buffer) -> None:
         """Queue a buffer for reuse after its last array was deleted. The device may still use the buffer."""
-        try:
-            self._runtime.record(buffer.released, DEFAULT_STREAM)
-            if self._closed:
+        if self._closed:
+            with suppress(CudaError):  # finalizers must not raise
                 self._free([buffer])
-                return
-        except CudaError:  # finalizers must not raise
-            self._unmarked.append(buffer)
-            return
-        self._returned.append(buffer)
+        else:
+            self._returned.append((self._progress.next_ticket, buffer))
 
     def trim(self) -> int:
-        """Free all unused buffers, waiting for the device. Return the number of freed bytes."""
+        """Free all unused buffers, for which CUDA waits for the device. Return the number of freed bytes."""
         with self._lock:
-            self._sort_in()
+            while self._returned:
+                _, buffer = self._returned.popleft()
+                self._shelf.put(buffer.nbytes, buffer)
             nbytes = self._shelf.nbytes
             self._free(self._shelf.empty())
         return nbytes
@@ -133,14 +134,9 @@ class Buffers:
         self.trim()
 
     def _sort_in(self) -> None:
-        while self._unmarked:
-            buffer = self._unmarked.popleft()
-            self._runtime.record(buffer.released, DEFAULT_STREAM)
-            self._returned.append(buffer)
-        while self._returned:
-            buffer = self._returned.popleft()
+        while self._returned and self._progress.is_complete(self._returned[0][0]):
+            _, buffer = self._returned.popleft()
             self._shelf.put(buffer.nbytes, buffer)
-        self._free(self._shelf.surplus())
 
     def _new(self, nbytes: int) -> Buffer:
         try:
@@ -149,9 +145,8 @@ class Buffers:
             if not error.is_out_of_memory or not self.trim():
                 raise
             address = self._runtime.allocate(nbytes)
-        return Buffer(address, nbytes, self._runtime.create_event())
+        return Buffer(address, nbytes)
 
     def _free(self, buffers: list[Buffer]) -> None:
         for buffer in buffers:
             self._runtime.free(buffer.address)
-            self._runtime.destroy_event(buffer.released)

@@ -12,6 +12,7 @@ Streams wait for each other by events only, and the host waits only for the end 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -20,7 +21,7 @@ from gpuserve_worker.cuda.device.arrays import CudaArrays
 from gpuserve_worker.cuda.device.buffers import Buffers
 from gpuserve_worker.cuda.device.host_memory import Background, HostMemory
 from gpuserve_worker.cuda.device.ipc_memory import OF_THIS_PROCESS, ExportPool, OpenedHandles, Returns
-from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime, load_runtime
+from gpuserve_worker.cuda.device.runtime import CudaError, Events, Progress, Runtime, load_runtime
 
 #: Device memory that is kept for inputs between batches: a part of the device, and at least this size. The
 #: same amount may be used for outputs that other workers read, once they are requested.
@@ -32,8 +33,8 @@ _CAPTURE: Final = range(900, 909)
 
 class CudaDevice:
     """A CUDA device, opened by ``open_device``. Any thread may use it. ``h2d`` and ``d2h`` are streams;
-    ``buffers`` are device memory, ``host`` is host memory; ``exports`` are readable by other workers,
-    ``opened`` and ``returns`` handle their exports.
+    ``progress`` is that of the default stream; ``buffers`` are device memory, ``host`` is host memory;
+    ``exports`` are readable by other workers, ``opened`` and ``returns`` handle their exports.
     """
 
     def __init__(
@@ -51,23 +52,29 @@ class CudaDevice:
         self.h2d = h2d
         self.d2h = d2h
         self.events = Events(runtime)
+        self.progress = Progress(runtime, self.events)
         self.arrays = CudaArrays(runtime, self.events, number)
-        self.buffers = Buffers(runtime, retained_nbytes)
-        self.host = HostMemory(runtime, self.events, self.enter_concurrently, lent_limit_nbytes, warn)
+        self.buffers = Buffers(runtime, self.progress, retained_nbytes)
+        self.host = HostMemory(runtime, self.enter_concurrently, lent_limit_nbytes, warn)
         self.exports = ExportPool(runtime, retained_nbytes)
         self.opened = OpenedHandles(
             runtime, number, Background(self.enter_concurrently, "gs-handles"), OF_THIS_PROCESS
         )
         self.returns = Returns(runtime, number, self.events, self.opened)
+        self._threads = threading.local()
 
     def enter(self) -> None:
         """Select the device in the calling thread. Every thread must do this before it uses the device."""
         self.runtime.use_device(self.number)
 
     def enter_concurrently(self) -> None:
-        """Select the device beside the thread of the callable, which may capture a graph."""
-        self.enter()
-        self.runtime.tolerate_captures()
+        """Select the device in a thread of the worker, beside that of the callable, which may capture a
+        graph. Only the first call in a thread has an effect.
+        """
+        if not hasattr(self._threads, "has_entered"):
+            self.enter()
+            self.runtime.tolerate_captures()
+            self._threads.has_entered = True
 
     def wait_idle(self) -> None:
         self.runtime.synchronize_stream(self.h2d)

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gpuserve_worker.cuda.device.buffers import SizedCache, size_class
-from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime
+from gpuserve_worker.cuda.device.runtime import CudaError, Runtime
 from gpuserve_worker.memory.segments import SpareSegment, touch
 
 #: A thread that does not end within this time is blocked by a device that no longer responds.
@@ -281,11 +281,10 @@ _RETAINED_BLOCKS: Final = 4
 
 
 class HostBlock(NamedTuple):
-    """Host memory of the worker. ``event`` is complete when the last copy from the block has ended."""
+    """Host memory of the worker."""
 
     memory: memoryview
     address: int
-    event: int
 
 
 class HostBlocks:
@@ -293,9 +292,7 @@ class HostBlocks:
     data to a block, and the device from the block. Thread-safe.
     """
 
-    def __init__(self, runtime: Runtime, events: Events, background: Background, locks: PageLocker) -> None:
-        self._runtime = runtime
-        self._events = events
+    def __init__(self, background: Background, locks: PageLocker) -> None:
         self._background = background
         self._locks = locks
         self._shelf: SizedCache[HostBlock] = SizedCache(RETAINED_NBYTES, SPARE)
@@ -306,33 +303,27 @@ class HostBlocks:
         size = size_class(nbytes)
         with self._lock:
             self._shelf.limit_nbytes = max(self._shelf.limit_nbytes, _RETAINED_BLOCKS * size)
-            block = self._shelf.pop(size, lambda one: self._runtime.is_complete(one.event))
+            block = self._shelf.pop(size)
         return self._new(size) if block is None else block
 
     def release(self, block: HostBlock) -> None:
-        """Return a block for reuse after its event, which has been recorded."""
+        """Return a block for reuse. The copies from it must have ended."""
         with self._lock:
             self._shelf.put(len(block.memory), block)
             surplus = self._shelf.surplus()
         for one in surplus:
-            self._background.later(partial(self._drop, one))
+            self._background.later(partial(self._locks.unlock, one.memory))
 
     def close(self) -> None:
         with self._lock:
             left = self._shelf.empty()
         for block in left:
-            self._drop(block)
+            self._locks.unlock(block.memory)
 
     def _new(self, size: int) -> HostBlock:
         memory = memoryview(mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
         self._locks.lock(memory)
-        return HostBlock(memory, address_of(memory), self._events.acquire())
-
-    def _drop(self, block: HostBlock) -> None:
-        with suppress(CudaError):  # after an error no copy is running
-            self._runtime.wait(block.event)
-        self._events.release(block.event)
-        self._locks.unlock(block.memory)
+        return HostBlock(memory, address_of(memory))
 
 
 class HostMemory:
@@ -344,7 +335,6 @@ class HostMemory:
     def __init__(
         self,
         runtime: Runtime,
-        events: Events,
         enter: Callable[[], None],
         lent_limit_nbytes: int,
         warn: Callable[[str], None],
@@ -352,7 +342,7 @@ class HostMemory:
         self._background = Background(enter)
         self.uses = HostCopies(runtime)
         self.locks = PageLocker(runtime, self._background, self.uses, lent_limit_nbytes, warn)
-        self.blocks = HostBlocks(runtime, events, self._background, self.locks)
+        self.blocks = HostBlocks(self._background, self.locks)
         self.spare = SpareSegment(self.locks, self._background.later)
 
     def wait(self) -> None:

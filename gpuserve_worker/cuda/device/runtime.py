@@ -267,6 +267,51 @@ class Events:
                 self._runtime.destroy_event(free.popleft())
 
 
+class Progress:
+    """Which work of the default stream is known to be complete, for any thread. Work that is enqueued now is
+    complete when ``is_complete(progress.next_ticket)``; no call of CUDA is needed to ask.
+    """
+
+    def __init__(self, runtime: Runtime, events: Events) -> None:
+        self._runtime = runtime
+        self._events = events
+        self._lock = threading.Lock()
+        self._issued = 0
+        self._completed = 0
+        #: The ticket and the event of ``poll``.
+        self._polled: tuple[int, int] | None = None
+
+    @property
+    def next_ticket(self) -> int:
+        return self._issued + 1
+
+    def record(self, event: int) -> int:
+        """Record an event in the default stream. Return the ticket of the work before it."""
+        with self._lock:
+            # First: a thread that asks for the next ticket meanwhile gets one that is recorded later.
+            self._issued += 1
+            self._runtime.record(event, DEFAULT_STREAM)
+            return self._issued
+
+    def complete(self, ticket: int) -> None:
+        """Note that the event of a ticket, or of a later one, is complete."""
+        self._completed = max(self._completed, ticket)
+
+    def is_complete(self, ticket: int) -> bool:
+        return ticket <= self._completed
+
+    def poll(self) -> None:
+        """Ask CUDA for the progress. Raise errors of earlier work."""
+        if self._polled is None:
+            event = self._events.acquire()
+            self._polled = self.record(event), event
+        ticket, event = self._polled
+        if self._runtime.is_complete(event):
+            self._polled = None
+            self._events.release(event)
+            self.complete(ticket)
+
+
 def load_runtime() -> Runtime:
     """Load CUDA through cupy, without opening a device. Raise ``CudaUnavailable`` if cupy or the driver is
     missing.

@@ -8,8 +8,10 @@ import functools
 import os
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from cuda_simulation import captures, errors, traces
 from cuda_simulation.costs import DriverTime
@@ -49,6 +51,9 @@ class Context:
 
     def __init__(self, view: MachineView) -> None:
         self.pid = os.getpid()
+        #: How often each function was called.
+        self.calls: Counter[str] = Counter()
+        self.compiled: set[tuple[Any, ...]] = set()
         self.view = view
         self.thread = Thread()
         self.init_failure = _init_failure(view)
@@ -87,6 +92,12 @@ class Context:
         device, gpu = self.device, self.view.gpu(self.device.uuid)
         self.spend(self.view.now.malloc_s)
         return self.memory.allocate(device, nbytes, origin, gpu.foreign_memory)
+
+    def compile(self, kernel: tuple[Any, ...]) -> None:
+        """Spend the time of the compiler if this process has not launched the kernel before."""
+        if kernel not in self.compiled:
+            self.compiled.add(kernel)
+            time.sleep(self.view.now.compile_s)
 
     def spend(self, seconds: float) -> None:
         """Time of the driver that the call under way takes."""
@@ -192,6 +203,7 @@ def entry(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             context = current()
+            context.calls[called] += 1
             thread, before = context.thread, context.thread.keeps_lock
             thread.keeps_lock = keeps_lock
             try:

@@ -109,6 +109,8 @@ class Machine:
     handles_held: bool = False
     #: How long it takes to allocate memory of the device, and to free it.
     malloc_s: float = 0.0
+    #: How long it takes to compile a kernel, which a process does when it first launches it.
+    compile_s: float = 0.0
     #: How long a thread that sleeps until an event comes takes to wake up then.
     wake_s: float = 0.0
     #: Whether CUDA's compiler and cuBLAS are looked for, as ``cuda.pathfinder`` does; False: they are there.

@@ -57,6 +57,7 @@ def launch(function: Callable[..., Any], operands: Sequence[Any], target: Layout
     def assign(content: np.ndarray[Any, Any], *values: Any) -> None:
         np.copyto(content, function(*values), casting="unsafe")
 
+    assign.__qualname__ = getattr(function, "__qualname__", function.__name__)
     launch_in_place(assign, target, operands)
 
 
@@ -65,6 +66,9 @@ def launch_in_place(function: Callable[..., object], target: Layout, operands: S
     """Queue ``function(target, *operands)``, which changes the target."""
     context = current()
     require("nvrtc")
+    context.compile(
+        (function.__qualname__, *[one.dtype for one in (target, *operands) if type(one) is Layout])
+    )
     device, stream = context.device, context.stream(get_current_stream().ptr)
     if stream.device != device:
         raise CUDARuntimeError(errors.INVALID_RESOURCE_HANDLE)
