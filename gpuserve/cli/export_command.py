@@ -59,7 +59,11 @@ def export_app() -> typer.Typer:
 
 
 #: Fields of ``ExportOptions`` by the parameter of the option, for options whose value is an amount of memory.
-_MEMORY_FIELDS = {"node_memory": "node_memory_nbytes", "gpu_memory": "gpu_memory_nbytes"}
+_MEMORY_FIELDS = {
+    "node_memory": "node_memory_nbytes",
+    "gpu_memory": "gpu_memory_nbytes",
+    "min_gpu_memory": "min_gpu_memory_nbytes",
+}
 _DEFAULTS: Final = ExportOptions()
 # fmt: off
 _OPTIONS: Final = (
@@ -74,6 +78,16 @@ _OPTIONS: Final = (
             "GPUs of a node, or MIG slices; required if the config has cuda:*.", least=1),
     keyword(None, "gpu_resource", str, _DEFAULTS.gpu_resource,
             "Resource name of a GPU, such as nvidia.com/mig-1g.10gb.", metavar="RESOURCE"),
+    keyword(None, "gpu_operator", bool, False,
+            "Run on nodes that NVIDIA's GPU operator labels only; a plain device plugin sets no labels."),
+    keyword(None, "gpu_product", str, "",
+            "Run on nodes with this label nvidia.com/gpu.product only.", metavar="PRODUCT"),
+    keyword(None, "min_gpu_memory", str | None, None,
+            "Run on nodes whose label nvidia.com/gpu.memory is at least this, such as 79Gi.",
+            metavar="MEMORY"),
+    keyword(None, "gpu_sharing", str, "",
+            "How the device plugin shares a GPU between pods: mps or time-slicing.", metavar="MODE"),
+    keyword(None, "runtime_class", str, "", "RuntimeClass of the pods, such as nvidia.", metavar="NAME"),
     keyword(None, "node_cpus", int | None, None,
             "Cores of a node that pods may use; the config is checked against it.", least=1),
     keyword(None, "node_memory", str | None, None,

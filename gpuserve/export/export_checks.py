@@ -104,6 +104,9 @@ def fit_violations(
     yield from _node_memory_findings(options, computed)
     yield from _node_cpu_findings(options, computed, groups)
     yield from _gpu_memory_findings(configuration, options, groups)
+    if options.gpu_sharing and computed.gpus.value > 1:
+        text = f"a pod would get {computed.gpus.value} shares, which may be of one GPU: expected cuda:0 only"
+        yield flag_finding("--gpu-sharing", text)
 
 
 def _name_findings(configuration: Configuration, options: ExportOptions) -> Iterator[ExportFinding]:

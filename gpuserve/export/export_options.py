@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME: Final = "gpuserve"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
+MPS: Final = "mps"
+GPU_SHARING: Final = ("", MPS, "time-slicing")
 PROMETHEUS: Final = "http://prometheus-operated.monitoring:9090"
 DEFAULT_REPLICAS: Final = 2
 #: The default of ``max_replicas`` as a multiple of ``replicas``.
@@ -37,6 +39,13 @@ class ExportOptions:
     gpus_per_node: int | None = None
     #: Resource name of a GPU or a MIG slice: nvidia.com/gpu, nvidia.com/mig-1g.10gb.
     gpu_resource: str = GPU_RESOURCE
+    #: Whether nodes have the labels of NVIDIA's GPU operator.
+    gpu_operator: bool = False
+    gpu_product: str = ""
+    min_gpu_memory_nbytes: int | None = None
+    #: How the device plugin shares GPUs between pods: "", "mps" or "time-slicing".
+    gpu_sharing: str = ""
+    runtime_class: str = ""
     node_cpus: int | None = None
     node_memory_nbytes: int | None = None
     gpu_memory_nbytes: int | None = None
@@ -138,6 +147,15 @@ def option_violations(options: ExportOptions) -> Iterator[ExportFinding]:
     if not is_resource_name(options.gpu_resource):
         form = "expected the resource name of a device plugin, such as nvidia.com/gpu"
         yield flag_finding("--gpu-resource", f"{form}, given {quoted(options.gpu_resource)}")
+    if options.runtime_class and not is_secret_name(options.runtime_class):
+        text = f"{quoted(options.runtime_class)} is not a valid name of a RuntimeClass"
+        yield flag_finding("--runtime-class", text)
+    if options.gpu_product and not is_label_value(options.gpu_product):
+        form = "expected the value of a node's label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3"
+        yield flag_finding("--gpu-product", f"{form}, given {quoted(options.gpu_product)}")
+    if options.gpu_sharing not in GPU_SHARING:
+        form = f"expected {' or '.join(GPU_SHARING[1:])}"
+        yield flag_finding("--gpu-sharing", f"{form}, given {quoted(options.gpu_sharing)}")
     if options.tls_secret and not is_secret_name(options.tls_secret):
         yield flag_finding("--tls-secret", f"{quoted(options.tls_secret)} is not a valid name of a Secret")
     if not _is_web_address(options.prometheus):

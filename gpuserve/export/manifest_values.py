@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.export.config_bundle import ConfigBundle, bundle_config, config_map_key
-from gpuserve.export.export_options import export_name
+from gpuserve.export.export_options import MPS, export_name
 from gpuserve.export.manifest_templates import fill_template
 from gpuserve.export.pod_sizing import (
     GRPC,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpuserve.export.pod_sizing import PodSizes
 
 
+MIB: Final = 1 << 20
 #: The user id of the Dockerfile.
 POD_UID: Final = 10001
 #: The folder of relative paths, which is writable.
@@ -82,7 +83,7 @@ def placeholder_values(
     released = {**labels, "release": "prometheus"}
     on_gpu = bool(sizes.gpus.value)
     nbytes = settings.max_arena_nbytes
-    per_node = options.gpus_per_node
+    per_node, least_nbytes = options.gpus_per_node, options.min_gpu_memory_nbytes
     # A config with a token has to be a Secret.
     has_token = settings.access_token is not None or bool(settings.access_rules)
     return {
@@ -97,8 +98,18 @@ def placeholder_values(
         "dashboard": dashboard_text(name, on_gpu=on_gpu),
         "image": options.image,
         "gpu_resource": options.gpu_resource,
+        "gpu_resource_path": options.gpu_resource.replace("/", "~1"),
+        "gpu_operator": options.gpu_operator,
+        "gpu_product": options.gpu_product,
+        "selects_node": options.gpu_operator or bool(options.gpu_product),
+        "above_gpu_mib": None if least_nbytes is None else str(-(-least_nbytes // MIB) - 1),
+        "runtime_class": options.runtime_class,
+        # The device plugin mounts the /dev/shm of its MPS daemon into the pod.
+        "plugin_mounts_shm": options.gpu_sharing == MPS,
         # Whether a pod uses all GPUs of its node, so that no second pod fits.
-        "takes_node": on_gpu and (per_node is None or sizes.gpus.value >= per_node),
+        "takes_node": on_gpu
+        and not options.gpu_sharing
+        and (per_node is None or sizes.gpus.value >= per_node),
         "uid": POD_UID,
         "working_folder": WORKING_FOLDER,
         "tls_folder": TLS_FOLDER,

@@ -45,6 +45,7 @@ _BASE: Final = (
 _COMPONENTS: Final = {
     "surge": (),
     "writable-root": (),
+    "dra": ("resourceclaimtemplate.yaml",),
     "daemonset": (),
     "keda": ("scaledobject.yaml",),
     "monitoring": ("servicemonitor.yaml", "prometheusrule.yaml", "dashboard.yaml"),
@@ -56,7 +57,7 @@ _COMPONENTS: Final = {
         "disruptionbudget.yaml",
     ),
 }
-_ONLY_ON_GPU: Final = {"surge", "writable-root"}
+_ONLY_ON_GPU: Final = {"surge", "writable-root", "dra"}
 #: The template of each file for Docker Compose, by the path at which Prometheus or Grafana reads the file.
 _COMPOSE: Final = {
     "compose.yaml": "compose/compose.yaml",

@@ -197,3 +197,43 @@ def test_a_name_that_yaml_has_a_meaning_for_is_a_text_in_patches_too(tmp_path: P
     kinds = {one["kind"] for one in kustomized(tmp_path / "overlays" / component)}
     assert "HorizontalPodAutoscaler" not in kinds
     assert "Deployment" in kinds or "DaemonSet" in kinds
+
+
+@pytest.mark.parametrize(
+    ("options", "spec"),
+    [
+        ({}, {"nodeSelector": None, "runtimeClassName": None}),
+        ({"gpu_operator": True}, {"nodeSelector": {"nvidia.com/gpu.present": "true"}}),
+        (
+            {"gpu_product": "NVIDIA-L4", "runtime_class": "nvidia"},
+            {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}, "runtimeClassName": "nvidia"},
+        ),
+    ],
+)
+def test_pods_select_nodes_by_labels_only_on_request(
+    tmp_path: Path, options: dict[str, Any], spec: dict[str, Any]
+) -> None:
+    objects = exported(tmp_path, {"instances": [{"device": "cuda:0"}]}, options=options)
+    (pod,) = pod_templates(objects)
+    assert {key: pod["spec"].get(key) for key in spec} == spec
+    check(objects)
+
+
+def test_pods_that_share_gpus(tmp_path: Path) -> None:
+    options = {
+        "gpu_sharing": "mps",
+        "gpu_resource": "nvidia.com/gpu.shared",
+        "min_gpu_memory_nbytes": 40 << 30,
+    }
+    objects = exported(tmp_path, {"instances": [{"device": "cuda:0"}]}, options=options)
+    (pod,) = pod_templates(objects)
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu.shared"] == 1
+    assert "/dev/shm" not in {one["mountPath"] for one in container["volumeMounts"]}, "the plugin mounts it"
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in pod["spec"]["affinity"]["podAntiAffinity"]
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    (expression,) = term["matchExpressions"]
+    assert expression == {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["40959"]}
+    check(objects)
