@@ -258,7 +258,7 @@ def test_a_batch_of_one_input_and_one_output_makes_few_calls_of_cuda(stand_in: G
         for number in range(24):
             array = noise(1, LARGE // 4)
             done = worker.run([in_segments(worker, array)], batch_id=number + 1)
-            assert np.array_equal(output(worker, done), array * 2)
+            assert np.array_equal(values(worker, done.outputs[0]), array * 2)
             counts.append(values(worker, done.outputs[1], np.dtype(np.int64))[0])
     queries, others = np.array(counts)[-5:].T
     assert max(others) <= 11

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,13 @@ WIDE = ANNOUNCED_NBYTES // 4
 
 
 @contextmanager
-def on_gpu(machine: Machine, path: str, **changes: Any) -> Iterator[WorkerProcess]:
+def on_gpu(
+    machine: Machine, path: str, environ: dict[str, str] | None = None, **changes: Any
+) -> Iterator[WorkerProcess]:
     given: dict[str, Any] = {"device": "cuda:0", "instance": "cuda:0#0", "array": "cupy", "inputs": (X,)}
-    with loaded(model(f"pipelined.py:{path}", **(given | changes)), environ=machine.environ) as worker:
+    with loaded(
+        model(f"pipelined.py:{path}", **(given | changes)), environ={**machine.environ, **(environ or {})}
+    ) as worker:
         yield worker
 
 
@@ -98,9 +103,12 @@ def test_nothing_is_told_early_of_one_batch_at_a_time(shared_gpu_machine: Machin
             assert isinstance(worker.run([tensor], batch_id=number), wire.Done)
 
 
-def test_the_times_are_those_of_each_batch_however_much_they_overlap(stand_in: GpuMachine) -> None:
+def test_the_times_are_those_of_each_batch_however_much_they_overlap(
+    stand_in: GpuMachine, tmp_path: Path
+) -> None:
+    """All are measured while a timeline is written, else one of many."""
     array = np.zeros((1, 50_000), np.float32)
-    with on_gpu(stand_in, "started") as worker:
+    with on_gpu(stand_in, "started", {"GPUSERVE_CUDA_TIMELINE": str(tmp_path / "lines")}) as worker:
         tensor = worker.in_arena("x", "FP32", array.shape, array.tobytes())
         worker.run([tensor])
         stand_in.change(kernel_s=0.04, copy_bytes_per_s=array.nbytes / 0.02, launch_delay_s=0.0)
