@@ -50,8 +50,12 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     slots = 1 if plain else init.concurrency or (own if isinstance(own, int) else DEFAULT_CONCURRENCY)
     concurrent = init.decoupled or not plain
     rules = init.strict, init.exact, init.read_only_inputs
+    if init.static_inputs and concurrent:
+        raise LoadError("static_inputs needs a plain callable, which runs one batch at a time")
     owned_outputs = init.owned_outputs or getattr(made, "owned_outputs", False) is True
-    return Model(context, made, path, *rules, slots, concurrent, init.all_lines, owned_outputs)
+    return Model(
+        context, made, path, *rules, slots, concurrent, init.all_lines, owned_outputs, init.static_inputs
+    )
 
 
 def new_loop(link: Link, model: Model, reporter: Reporter) -> WorkerLoop:

@@ -435,6 +435,11 @@ class ModelOptions:
         "Whether the callable never writes again to memory on a GPU that it has returned. Otherwise each "
         "output is first copied within the GPU.",
     )
+    static_inputs: bool = option(
+        False,
+        "Whether inputs on a GPU begin at the same addresses in every batch, so that a CUDA graph captured "
+        "once can be replayed. The callable runs one batch at a time.",
+    )
     request_details: bool = option(
         False,
         "Whether the callable receives the id, the priority and the timeout of each request (details of a "

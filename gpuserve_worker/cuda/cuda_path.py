@@ -68,7 +68,9 @@ def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
         reporter.warning(f"outputs on the device cannot be taken from there: {client_text(error)}")
         return None
     names = device_inputs(TensorSpec(*one) for one in init.inputs)
-    return CudaPath(device, Staging(device, names, init.array, read_only=init.read_only_inputs))
+    rows = max(1, init.max_batch_size) if init.static_inputs else 0
+    staging = Staging(device, names, init.array, read_only=init.read_only_inputs, static_rows=rows)
+    return CudaPath(device, staging)
 
 
 def _check_types(init: Init, device: CudaDevice) -> None:

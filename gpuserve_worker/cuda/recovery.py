@@ -135,6 +135,8 @@ class CudaRecovery:
             was_alone and (len(run.requests) == 1 or not self._model.context.batching)
         ):
             return False
+        if self._model.static_inputs:  # a half would begin at another address
+            return False
         return self._model.read_only_inputs or all(
             name in self._on_device or datatype == BYTES or isinstance(payload, bytes)
             for name, datatype, _, payload in run.inputs

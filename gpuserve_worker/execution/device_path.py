@@ -43,6 +43,7 @@ class Model(NamedTuple):
     concurrent: bool = False
     all_lines: bool = False
     owned_outputs: bool = False
+    static_inputs: bool = False
 
     @property
     def name(self) -> str:

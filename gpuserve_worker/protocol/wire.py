@@ -108,6 +108,7 @@ class Init(NamedTuple):
     all_lines: bool = False
     reports_imports: bool = False
     owned_outputs: bool = False
+    static_inputs: bool = False
 
 
 class Stop(NamedTuple):

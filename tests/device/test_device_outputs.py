@@ -265,6 +265,21 @@ def test_a_batch_of_one_input_and_one_output_makes_few_calls_of_cuda(stand_in: G
     assert min(queries + others) >= 8, "they are counted"
 
 
+def test_static_inputs_begin_at_one_address(stand_in: GpuMachine) -> None:
+    stand_in.change(kernel_s=0.002, copy_bytes_per_s=1e9)
+    outputs = (("y", "FP32", (-1,)), ("address", "INT64", (1,)))
+    arrays = [noise(rows, LARGE // 4, seed=number) for number, rows in enumerate((1, 4, 2, 4, 3, 1))]
+    addresses = set()
+    with on_gpu(stand_in, "StaticAddresses", outputs=outputs, static_inputs=True, max_batch_size=4) as worker:
+        for number, array in enumerate(arrays):
+            worker.start([in_segments(worker, array)], (len(array),), batch_id=number)
+        for array in arrays:
+            done = worker.answer()
+            assert np.array_equal(values(worker, done.outputs[0]), array * 2)
+            addresses |= set(values(worker, done.outputs[1], np.dtype(np.int64)).ravel().tolist())
+    assert len(addresses) == 1
+
+
 def test_casts_are_compiled_at_the_warm_up(stand_in: GpuMachine) -> None:
     outputs = (("y", "FP32", (-1,)), ("calls", "INT64", (2,)))
     warmup = (("w", 1, 1, (("x", "FP32", (2,), "random", ""),)),)

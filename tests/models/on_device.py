@@ -44,6 +44,14 @@ def passed_on_by_request(requests: Any) -> list[dict[str, Any]]:
     return [{"y": one["x"]} for one in requests]
 
 
+class StaticAddresses:
+    """Answers with the address of its input as well. Its last batch is not disturbed by the next one."""
+
+    @batch
+    def __call__(self, x: Any) -> dict[str, Any]:
+        return {"y": x * 2, "address": np.full((len(x), 1), x.data.ptr, np.int64)}
+
+
 class CountsCalls:
     """Answers with the questions after events and the other calls of CUDA since its last call."""
 

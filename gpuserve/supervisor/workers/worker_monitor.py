@@ -375,6 +375,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wi
         spec.all_lines,
         context.follows_imports or settings.model_control == POLL,
         spec.owned_outputs,
+        spec.static_inputs,
     )
 
 

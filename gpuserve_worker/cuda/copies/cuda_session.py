@@ -27,8 +27,9 @@ from gpuserve_worker.cuda.device.buffers import ALIGNMENT, Buffer
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.host_memory import HostBlock, Span, address_of
 from gpuserve_worker.cuda.device.ipc_memory import OpenedMemory
-from gpuserve_worker.cuda.device.runtime import Copy, CudaError
+from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError
 from gpuserve_worker.execution.batch_inputs import input_defect
+from gpuserve_worker.inference.failure import DeviceFailure
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
@@ -110,6 +111,8 @@ class CudaSession:
 #: Up to this size a copy by the host is faster than the start of a separate device copy.
 SMALL_NBYTES: Final = 32 << 10
 _BOOL: Final = "BOOL"
+#: Shapes of static inputs that have memory.
+_MAX_STATIC: Final = 64
 #: Alignment of a tensor for use in place: kernels may require it, and CUDA's error for less ends the process.
 _IN_PLACE_ALIGNMENT: Final = 256
 
@@ -141,7 +144,7 @@ class StagedInputs:
     memory, and ``blocks`` of the worker's.
     """
 
-    __slots__ = ("_arrived", "_blocks", "_device", "_ticket")
+    __slots__ = ("_arrived", "_blocks", "_device", "_ticket", "static_copies")
 
     def __init__(self, device: CudaDevice, spans: Sequence[Span], blocks: Sequence[HostBlock]) -> None:
         self._device = device
@@ -150,12 +153,18 @@ class StagedInputs:
         self._arrived = device.events.acquire()
         #: Once this work of the default stream is complete, so are the copies, which it waits for.
         self._ticket: int | None = None
+        #: Copies to static inputs, with what keeps their sources alive: (to, source, nbytes, owner).
+        self.static_copies: list[tuple[int, int, int, object]] = []
         device.runtime.record(self._arrived, device.h2d)
         device.host.uses.begin(self._arrived, spans)
 
     def admit(self) -> None:
         for stream in self._device.arrays.streams() if self._arrived else ():
             self._device.runtime.stream_wait_event(stream, self._arrived)
+        for to, source, nbytes, _ in self.static_copies:
+            self._device.runtime.copy(to, source, nbytes, Copy.DEVICE_TO_DEVICE, DEFAULT_STREAM)
+        if self.static_copies:
+            self._device.order_after_default()
         self._ticket = self._device.progress.next_ticket
 
     def wait_idle(self) -> None:
@@ -181,13 +190,25 @@ def device_inputs(specs: Iterable[TensorSpec]) -> frozenset[str]:
 
 class Staging:
     """The transfer of one model's inputs in ``names`` to the device. ``kind`` is "cupy" or "torch". If inputs
-    are ``read_only``, those that are on the device already are used in place.
+    are ``read_only``, those that are on the device already are used in place. With ``static_rows`` each input
+    has memory for so many rows, where every batch begins: the inputs are copied there in the order of the
+    default stream.
     """
 
     def __init__(
-        self, device: CudaDevice, names: frozenset[str], kind: str, *, read_only: bool = False
+        self,
+        device: CudaDevice,
+        names: frozenset[str],
+        kind: str,
+        *,
+        read_only: bool = False,
+        static_rows: int = 0,
     ) -> None:
-        self._uses_in_place = read_only
+        self._uses_in_place = read_only and not static_rows
+        self._static_rows = static_rows
+        #: The static memory by name and shape of a row, and the arrays over it with their addresses.
+        self._static_memory: dict[Any, Any] = {}
+        self._static_arrays: dict[tuple[str, tuple[int, ...]], tuple[Any, int]] = {}
         self._device = device
         self._names = names
         self._kind = kind
@@ -206,7 +227,7 @@ class Staging:
         arrays: dict[str, Any] = front.inputs.arrays(run.batch_id, others)
         if self._uses_in_place and session.regions.any_open:
             ours = self._use_in_place(ours, arrays, lambda one: self._in_region(one, session.regions))
-        if session.exchange.has_loans:
+        if session.exchange.has_loans and not self._static_rows:
             of_batch = front.leases.grant(run.batch_id)
             ours = self._use_in_place(ours, arrays, lambda one: self._lent(one, session.exchange, of_batch))
         if not ours:
@@ -312,7 +333,34 @@ class Staging:
             name: device.arrays.over(memory, offset, datatype, tuple(shape), self._kind)
             for (name, datatype, shape, _), offset in zip(tensors, offsets, strict=True)
         }
+        if self._static_rows:
+            for (name, datatype, shape, _), offset in zip(tensors, offsets, strict=True):
+                given = arrays[name]
+                arrays[name], to = self._static(name, datatype, tuple(shape))
+                nbytes = element_count(shape) * numpy_dtype(datatype).itemsize
+                if nbytes:
+                    arrival.static_copies.append((to, buffer.address + offset, nbytes, given))
         return arrays, arrival
+
+    def _static(self, name: str, datatype: str, shape: tuple[int, ...]) -> tuple[Any, int]:
+        """Return the array over an input's static memory, and its address. Raise ``DeviceFailure`` if there
+        are too many shapes.
+        """
+        found = self._static_arrays.get((name, shape))
+        if found is None:
+            rows = self._static_rows
+            is_batch = bool(shape) and shape[0] <= rows
+            key = name, shape[1:] if is_batch else shape, is_batch
+            if key not in self._static_memory:
+                if len(self._static_memory) >= _MAX_STATIC:
+                    raise DeviceFailure(f"static_inputs has memory for {_MAX_STATIC} shapes of inputs")
+                count = element_count(key[1]) * (rows if is_batch else 1)
+                owned = self._device.buffers.acquire(count * numpy_dtype(datatype).itemsize)
+                self._static_memory[key] = self._device.arrays.memory(owned.address, owned.nbytes, None)
+            memory = self._static_memory[key]
+            array = self._device.arrays.over(memory, 0, datatype, shape, self._kind)
+            found = self._static_arrays[name, shape] = array, memory.ptr
+        return found
 
 
 class _Copying:

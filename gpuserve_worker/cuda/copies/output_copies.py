@@ -207,12 +207,7 @@ class DeviceWriter(OutputWriter):
             device.runtime.copy(to, part.data.ptr, part.nbytes, Copy.DEVICE_TO_DEVICE, DEFAULT_STREAM)
             parts[index] = device.arrays.over(memory, offset, datatype, part.shape, "cupy")
             replaced.append(part)
-        if others := device.arrays.streams() - {DEFAULT_STREAM}:  # on which the next call may write
-            event = device.events.acquire()
-            device.runtime.record(event, DEFAULT_STREAM)
-            for stream in others:
-                device.runtime.stream_wait_event(stream, event)
-            device.events.release(event)
+        device.order_after_default()  # on other streams the next call may write
         return replaced
 
     def completed(self, written: Written) -> Written:

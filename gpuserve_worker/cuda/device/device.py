@@ -21,7 +21,14 @@ from gpuserve_worker.cuda.device.arrays import CudaArrays
 from gpuserve_worker.cuda.device.buffers import Buffers
 from gpuserve_worker.cuda.device.host_memory import Background, HostMemory
 from gpuserve_worker.cuda.device.ipc_memory import OF_THIS_PROCESS, ExportPool, OpenedHandles, Returns
-from gpuserve_worker.cuda.device.runtime import CudaError, Events, Progress, Runtime, load_runtime
+from gpuserve_worker.cuda.device.runtime import (
+    DEFAULT_STREAM,
+    CudaError,
+    Events,
+    Progress,
+    Runtime,
+    load_runtime,
+)
 
 #: Device memory that is kept for inputs between batches: a part of the device, and at least this size. The
 #: same amount may be used for outputs that other workers read, once they are requested.
@@ -75,6 +82,15 @@ class CudaDevice:
             self.enter()
             self.runtime.tolerate_captures()
             self._threads.has_entered = True
+
+    def order_after_default(self) -> None:
+        """Order later work of this thread's current streams after the default stream's present work."""
+        if others := self.arrays.streams() - {DEFAULT_STREAM}:
+            event = self.events.acquire()
+            self.runtime.record(event, DEFAULT_STREAM)
+            for stream in others:
+                self.runtime.stream_wait_event(stream, event)
+            self.events.release(event)
 
     def wait_idle(self) -> None:
         self.runtime.synchronize_stream(self.h2d)
