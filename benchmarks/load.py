@@ -14,7 +14,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +26,7 @@ from benchmarks.servers.server import Api, Option, RunningServer, Server
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
 _WRK_MIXED_SCRIPT = Path(__file__).parent / "wrk_mixed.lua"
 _MIN_S = 2.0  # in which 64 streams at once end on a busy machine
+_START_S = 0.5  # until the load beside a timed one has its requests in flight
 _GRACE_S = 30.0  # for a generator to end after its time
 
 
@@ -132,6 +135,28 @@ class GrpcLoad(Load):
             *(word for name, value in headers for word in ("-H", f"{name}: {value}")),
             f"{scheme}://127.0.0.1:{one.ports.grpc}{self.payload.path}",
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class BesideLoad(GrpcLoad):
+    """One timed request in flight while the load ``other`` runs on another model of the server."""
+
+    connections: int = 1
+    streams: int = 1
+    latency: bool = True
+    other: Load = field(kw_only=True)
+
+    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
+        api = api_between(self.other, one.server)
+        if api is None:
+            raise LoadFailed(f"{one.server.title} cannot run the load beside the timed requests")
+        others_answer = self.other.payload.check(one, api)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self.other.run, one, seconds + _START_S, others_answer)
+            time.sleep(_START_S)
+            result = super(BesideLoad, self).run(one, seconds, answer)
+            running.result()
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from functools import partial
 from benchmarks import payloads
 from benchmarks.figures import Goal
 from benchmarks.load import (
+    BesideLoad,
     FirstResponseLoad,
     GrpcLoad,
     GrpcStreamLoad,
@@ -147,6 +148,16 @@ def _option_row(option: Option, title: str, goals: Goals) -> Row:
     return Row(option.value, title, GrpcLoad(_SMALL, 8, 16, option=option), THROUGHPUT, goals)
 
 
+def _beside_rows(name: str, title: str, other: Load) -> tuple[Row, Row]:
+    load = BesideLoad(payloads.eight_inputs(64), other=other)
+    title = f"gRPC, eight inputs of 64 B, one in flight, beside {title}"
+    goals = _at_most(triton=0.8)
+    return (
+        Row(name, f"{title}, median", load, LATENCY, goals),
+        Row(f"{name}-p99", f"{title}, p99", load, Measure.TAIL, goals),
+    )
+
+
 def _stream_row(name: str, title: str, load: Load, goals: Goals) -> Row:
     return Row(name, title, load, LATENCY if name.startswith("first") else TOKENS, goals)
 
@@ -171,6 +182,9 @@ ROWS = (
     _json_row(1000, connections=16, at_least=3.0),
     # An image of 224 x 224 pixels in three colours.
     _json_row(150_528, connections=2, at_least=4.0),
+    *_beside_rows("mixed", "600 KiB, 12 in flight", GrpcLoad(EchoPayload(600 << 10), 12, 1)),
+    *_beside_rows("mixed-json", "150,528 floats in JSON", JsonLoad(EchoFractionsPayload(602_112), 2)),
+    *_beside_rows("flood", "1,024 in flight on 32 connections", GrpcLoad(_SMALL, 32, 32)),
     Row("stream-64-64", _IN_STREAM, InStreamLoad(EchoInStreamPayload(64), 64), THROUGHPUT, _at_least(1.5)),
     Row("grpc-1m-1", "gRPC 1 MiB, one in flight", GrpcLoad(_LARGE, 1, 1), BANDWIDTH, _LARGE_GOALS),
     Row("grpc-1m-8", _EIGHT_LARGE, GrpcLoad(_LARGE, 8, 1), BANDWIDTH, _LARGE_GOALS),

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.core.errors import RequestError, request_error
@@ -17,6 +17,7 @@ from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.in_flight import InFlightBatch, InFlightBatches
 from gpuserve.front.models.instances import ModelInstances
 from gpuserve.front.models.model_answers import ModelAnswers, phases_of
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.front.scheduling import refusals
@@ -29,6 +30,9 @@ from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire
 
 logger = logging.getLogger(__name__)
+
+#: The answers of a busy model that are delivered in one turn of the event loop.
+_PORTION: Final = 16
 
 
 class ModelScheduling(NamedTuple):
@@ -68,6 +72,8 @@ class BatchRunner:
         self._no_memory = RateLimitedLog(logger)
         #: Batches that are not sent yet, with their messages and the copies to make first.
         self._unsent: deque[tuple[InFlightBatch, wire.Run, Iterator[None]]] = deque()
+        #: Answers for later turns of the event loop, so that requests for other models are read in between.
+        self._undelivered: deque[tuple[PendingRequest, Answer]] = deque()
         self._loop = asyncio.get_running_loop()
         self.pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
@@ -83,6 +89,8 @@ class BatchRunner:
 
     def _pump(self) -> None:
         self.pump_due = False
+        if self._undelivered:  # the batch becomes larger by the requests that follow these answers
+            return
         now = time.monotonic()
         scheduler, source, _ = self._scheduling
         for late in scheduler.expire(now):
@@ -255,10 +263,29 @@ class BatchRunner:
         else:
             answers = self._messages.unpack(link, flight.batch, done)
         self._count(flight, done, answers)
+        # An instance without a batch waits for the requests that follow these answers.
+        if self._undelivered or (len(answers) > _PORTION and link.in_flight):
+            if not self._undelivered:
+                self._loop.call_soon(self._deliver_portion)
+            self._undelivered.extend(zip(flight.requests, answers, strict=True))
+            return
         release_inputs, deliver = self._answers.release_inputs, self._answers.deliver
         for pending, answer in zip(flight.requests, answers, strict=True):
             release_inputs(pending)
             deliver(pending, answer)
+
+    def _deliver_portion(self, most: int = _PORTION) -> None:
+        undelivered = self._undelivered
+        try:
+            for _ in range(min(most, len(undelivered))):
+                pending, answer = undelivered.popleft()
+                self._answers.release_inputs(pending)
+                self._answers.deliver(pending, answer)
+        finally:  # a defect must not affect later answers
+            if undelivered:
+                self._loop.call_soon(self._deliver_portion)
+            else:
+                self.pump_soon()
 
     def _count(self, flight: InFlightBatch, done: wire.Done, answers: Sequence[object]) -> None:
         """Count the requests of a batch, before their answers are delivered."""
@@ -287,5 +314,7 @@ class BatchRunner:
     # ---- ends -----------------------------------------------------------------------------
 
     def close(self) -> None:
+        if self._undelivered:
+            self._deliver_portion(len(self._undelivered))
         if self._wakeup is not None:
             self._wakeup.cancel()

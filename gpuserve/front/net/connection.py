@@ -33,7 +33,7 @@ _READERS: Final = 16
 #: The budget of one iteration. A small request takes 0.1 ms, and some tens of requests arrive in one read.
 BUDGET_S: Final = 0.004
 #: The budget while connections wait: a client with few requests then needs several iterations.
-CROWDED_BUDGET_S: Final = 0.001
+CROWDED_BUDGET_S: Final = 0.0006
 
 
 class BudgetUser(Protocol):

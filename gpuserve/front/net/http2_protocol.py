@@ -46,6 +46,9 @@ _NO_STREAM: Final = -1
 _SHORT_CONTINUATION_NBYTES: Final = 1024
 #: Frames of small requests that are read, and streams dropped, before the loop budget is checked.
 _UNTIMED_FRAMES: Final = 16
+#: A connection with so many open streams lets others go first: only two of its frames are read untimed.
+_BUSY_STREAMS: Final = 8
+_UNTIMED_FRAMES_OF_BUSY: Final = _UNTIMED_FRAMES - 2
 #: Other frames count as one more for each so many bytes.
 _LONG_FRAME_NBYTES: Final = 256
 #: A WINDOW_UPDATE below this size counts as abuse while responses wait.
@@ -121,7 +124,8 @@ class Http2:
 
     def _read(self, data: Piece) -> None:
         """Read every whole frame. Buffer the beginning of another, or the rest if the budget is spent."""
-        position, nbytes, streams, heads, n = 0, len(data), self._streams, self._blocks.heads, 0
+        position, nbytes, streams, heads = 0, len(data), self._streams, self._blocks.heads
+        n = _UNTIMED_FRAMES_OF_BUSY if len(streams) >= _BUSY_STREAMS else 0
         while nbytes - position >= h2.HEAD_NBYTES:
             n += 1
             if n > _UNTIMED_FRAMES and self.connection.defers():
