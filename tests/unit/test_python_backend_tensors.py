@@ -141,7 +141,7 @@ def test_a_response_has_outputs_or_an_error() -> None:
     [
         ({"output_tensors": [np.ones(1)]}, "pb_utils.Tensor objects, but one is ndarray"),
         ({"error": "no"}, "a pb_utils.TritonError, but str was given"),
-        ({"parameters": {"a": [1]}}, "parameter 'a' is of type list"),
+        ({"parameters": {"a": [1]}}, "Expect parameters values to have type bool/int/float/str, found type"),
     ],
 )
 def test_what_is_no_response_is_refused(arguments: dict[str, Any], error: str) -> None:

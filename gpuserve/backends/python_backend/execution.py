@@ -51,7 +51,11 @@ class ExecutedModel:
     def _receive(self, requests: Any, responses: BatchResponseQueue) -> list[ReceivedRequest]:
         if self.batch_tensors is not None:
             requests = self.batch_tensors.add_inputs(requests)
-        return _received_requests(requests, responses)
+        received = [ReceivedRequest(one, at, responses) for at, one in enumerate(requests)]
+        if responses.decoupled:
+            for one in received:  # a request ends when its sender is deleted, so each needs a sender
+                one.get_response_sender()
+        return received
 
     def close(self) -> None:
         finalize = getattr(self._model, "finalize", None)
@@ -216,14 +220,6 @@ class ExecuteThread:
         while (call := self._calls.get()) is not None:
             call()
             del call  # frees the requests before the next call comes
-
-
-def _received_requests(requests: Sequence[Request], responses: BatchResponseQueue) -> list[ReceivedRequest]:
-    received = [ReceivedRequest(one, position, responses) for position, one in enumerate(requests)]
-    if responses.decoupled:
-        for one in received:  # a request ends when its sender is deleted, so each needs a sender
-            one.get_response_sender()
-    return received
 
 
 def _answers(

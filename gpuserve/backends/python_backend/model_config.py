@@ -128,25 +128,17 @@ class ModelConfig:
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """Return the configuration of an input, or None if there is no input of this name."""
-    return _entry_named(model_config.get("input", ()), name)
+    return next((one for one in model_config.get("input", ()) if one.get("name") == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """Return the configuration of an output, or None if there is no output of this name."""
-    return _entry_named(model_config.get("output", ()), name)
+    return next((one for one in model_config.get("output", ()) if one.get("name") == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
     """Return whether a model sends any number of responses to a request."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
-
-
-def _entry_named(entries: Any, name: str) -> dict[str, Any] | None:
-    for entry in entries:
-        if entry.get("name") == name:
-            found: dict[str, Any] = entry
-            return found
-    return None
 
 
 def completed_config(model_class: Any, config: str) -> str:

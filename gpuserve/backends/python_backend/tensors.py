@@ -96,7 +96,9 @@ class Tensor:
                 f"Tensor {name!r} is made of a DLPack capsule or an array that has __dlpack__, but "
                 f"{type(tensor).__name__} was given"
             )
-        return received_tensor(name, tensor if _stays_in_library(tensor) else np.from_dlpack(tensor))
+        # numpy can import neither what is on a device nor bfloat16, so such arrays stay with their library.
+        stays = is_on_device(tensor) or str(getattr(tensor, "dtype", "")) == "torch.bfloat16"
+        return received_tensor(name, tensor if stays else np.from_dlpack(tensor))
 
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, shape={self.shape()}, dtype={self._value.dtype})"
@@ -159,11 +161,6 @@ def _string_array(array: NDArray[Any]) -> NDArray[Any]:
     texts = np.empty(array.size, dtype=object)
     texts[:] = [one if type(one) in _TEXT_TYPES else str(one) for one in elements]
     return texts.reshape(array.shape)
-
-
-def _stays_in_library(value: Any) -> bool:
-    """Return whether an array stays with its library: it is on a device, or its type is unknown to numpy."""
-    return is_on_device(value) or str(getattr(value, "dtype", "")) == "torch.bfloat16"
 
 
 def _on_host(value: Any) -> Any:

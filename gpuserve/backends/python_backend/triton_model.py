@@ -127,21 +127,16 @@ def _initialize_arguments(
         number = current_model().instance.rpartition("#")[2]
     except LookupError:
         number = "0"
+    groups = json.loads(config).get("instance_group") or [{"name": name}]
     return {
         "model_config": config,
         "model_instance_kind": "CPU" if device == "cpu" else "GPU",
-        "model_instance_name": f"{_group_name(name, config)}_{number}",
+        "model_instance_name": f"{groups[0].get('name') or f'{name}_0'}_{number}",
         "model_instance_device_id": "0" if device == "cpu" else device.rpartition(":")[2] or "0",
         "model_repository": os.path.abspath(model_dir),
         "model_version": version,
         "model_name": name,
     }
-
-
-def _group_name(name: str, config: str) -> str:
-    """Return the name of the model's instance group, or one made of the model's name."""
-    groups = json.loads(config).get("instance_group") or [{"name": name}]
-    return str(groups[0].get("name") or f"{name}_0")
 
 
 def _initialized_model(model_class: Any, file: str, arguments: dict[str, str]) -> Any:
