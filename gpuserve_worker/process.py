@@ -13,6 +13,7 @@ from gpuserve_worker.execution import lifecycle
 from gpuserve_worker.execution.lifecycle import Reporter, SupervisorReceiver
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.loading import close_model, is_unusable, load_model, new_loop, warm_up
+from gpuserve_worker.memory.shared_weights import open_port
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import SealedMemory, split
 from gpuserve_worker.protocol.stack_signals import block_forced_signal, show_on_signal
@@ -53,6 +54,7 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     lifecycle.set_title(f"gs:{init.model}/{init.instance}")
     supervision = SupervisorReceiver(boot)
     supervision.start()
+    open_port(supervision)
     block_forced_signal()
     reporter = Reporter(boot)
     started_s = time.monotonic()

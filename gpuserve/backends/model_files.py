@@ -16,6 +16,7 @@ from gpuserve.devices.placement import n_processors, threads_of_environment
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.model_context import ModelContext, current_model
+from gpuserve_worker.memory.shared_weights import shared_weights
 
 
 class ModelFileError(LoadError):
@@ -89,6 +90,22 @@ def served_model() -> ModelContext | None:
         return current_model()
     except LookupError:
         return None
+
+
+def load_once(load: Callable[[], Any], file: str, options: object, *, is_shared: bool, device: str) -> Any:
+    """Return what ``load`` returns; with ``is_shared`` from one copy for all instances of the same file and
+    options, in memory of the host. Raise ModelFileError for an instance on another device.
+    """
+    if not is_shared:
+        return load()
+    if device != "cpu":
+        text = f"shared_weights shares memory of the host, and the instance has device: {device}"
+        raise ModelFileError(f"{text}; remove shared_weights")
+    name = os.path.basename(os.path.normpath(file))
+    files = [file] if os.path.exists(file) else []  # a name on the hub is no file
+    # Libraries may write to their arrays.
+    with shared_weights(name, files=files, version=repr(options), copy_on_write=True) as weights:
+        return weights.load(load)
 
 
 def is_one_row_per_request(ranks: Mapping[str, int]) -> bool:

@@ -20,6 +20,7 @@ from gpuserve.backends.model_files import (
     ModelFileError,
     existing_file,
     import_library,
+    load_once,
     require_trust,
     retry_one_by_one,
     served_model,
@@ -45,6 +46,7 @@ class SklearnModel:
         methods: The methods that are outputs.
         dtype: Type of numbers whose type the file does not have.
         device: The instance's device, which must be the CPU.
+        shared_weights: Whether the instances have one copy of the estimator's arrays.
 
     Raises:
         ModelFileError: if the file cannot be served like this.
@@ -59,10 +61,13 @@ class SklearnModel:
         methods: Sequence[str] | None = None,
         dtype: str = "float64",
         device: str = "cpu",
+        shared_weights: bool = False,
     ) -> None:
         if device != "cpu":
             raise ModelFileError(f"scikit-learn computes on the CPU; the instance has device: {device}")
-        self._estimator = load_estimator(file, trust=trust, trusted=trusted)
+        load = partial(load_estimator, file, trust=trust, trusted=trusted)
+        options = trust, list(trusted)
+        self._estimator = load_once(load, file, options, is_shared=shared_weights, device=device)
         self._form = input_form(self._estimator, columns, dtype)
         model = served_model()
         declared = [] if model is None else [one.name for one in model.outputs]

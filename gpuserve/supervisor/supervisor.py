@@ -298,6 +298,8 @@ class Supervisor:
         context = WorkerContext(
             reactor, self, threads_of, live_settings, relay_output, {}, lines, follows_imports
         )
+        self._weights = context.weights
+        self._weights.on_changed = self._send_weights
         places = devices or ServerDevices()
         self._parts = _Parts(self._core, context, repository or self._declared, places, config, watch)
         broken = {} if config is None else config.start.broken
@@ -476,8 +478,13 @@ class Supervisor:
         parts.models.table.announce()
         parts.attached.announce()
         parts.operator.quiescence.announce()
+        self._send_weights()
         if self.state is ServerState.SERVING:
             self._core.front.send(messages.Serving(tuple(parts.models.missing)))
+
+    def _send_weights(self) -> None:
+        rows = [(one["name"], one["nbytes"], len(one["instances"])) for one in self._weights.document()]
+        self._core.front.send(messages.HeldWeights(tuple(rows)))
 
     def front_ready(self) -> None:
         self._parts.ingress.front_ready()

@@ -17,13 +17,26 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Final, NoReturn
 
 from gpuserve_worker.inference.model_context import current_request_ids
+from gpuserve_worker.memory.shared_weights import SealedObject
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.protocol.wire import Imported, Log, Phase, Stop, Unrecoverable
+from gpuserve_worker.protocol.sealed_memory import SealedMemory
+from gpuserve_worker.protocol.wire import (
+    Imported,
+    LoadWeights,
+    Log,
+    Phase,
+    Stop,
+    Unrecoverable,
+    WantWeights,
+    Weights,
+    WeightsFailed,
+)
 
 EXIT_STOPPED: Final = 0
 EXIT_FAILED: Final = 1
@@ -128,12 +141,17 @@ class Reporter:
 
 
 class SupervisorReceiver:
-    """The receiver of the supervisor's messages. ``on_stop`` handles ``Stop``: it exits the process until a
-    loop exists that can finish its batch, because loading user code cannot be interrupted otherwise.
+    """The receiver of the supervisor's messages, and the port to its shared weights. ``on_stop`` handles
+    ``Stop``: it exits the process until a loop exists that can finish its batch, because loading user code
+    cannot be interrupted otherwise.
     """
 
     def __init__(self, boot: Link) -> None:
         self._boot = boot
+        self._replies: deque[SealedObject | None] = deque()
+        self._n_replies = threading.Semaphore(0)
+        #: Held by the thread whose request for weights is not answered.
+        self._requesting = threading.Lock()
         self.on_stop: Callable[[], None] = functools.partial(os._exit, EXIT_STOPPED)
 
     def start(self) -> None:
@@ -143,11 +161,32 @@ class SupervisorReceiver:
     def _listen(self) -> None:
         try:
             while (received := self._boot.receive()) is not None:
-                if isinstance(received[0], Stop):
+                message, fds = received
+                if isinstance(message, Stop):
                     self.on_stop()
+                elif isinstance(message, LoadWeights):
+                    self._on_weights(None)
+                elif isinstance(message, Weights):
+                    self._on_weights(SealedObject(SealedMemory(fds[0]), message.ranges))
         finally:
             # Also if this thread fails: a worker that cannot be stopped must not stay alive.
             os._exit(EXIT_FAILED)
+
+    def _on_weights(self, weights: SealedObject | None) -> None:
+        self._replies.append(weights)
+        self._n_replies.release()
+
+    def request(self, key: str) -> SealedObject | None:
+        with self._requesting:
+            self._boot.send(WantWeights(key))
+            self._n_replies.acquire()
+            return self._replies.popleft()
+
+    def publish(self, key: str, weights: SealedObject | None) -> None:
+        if weights is None:
+            self._boot.send(WeightsFailed(key))
+        else:
+            self._boot.send(Weights(key, weights.ranges), (weights.memory.fd,))
 
 
 #: Delay of a report after an import, so that imports triggered by the import are reported with it.

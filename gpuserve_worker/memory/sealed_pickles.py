@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -28,15 +29,17 @@ class SealedPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
     """A pickler that moves large buffers out of the pickle to ``buffers``."""
 
     def __init__(self, file: Any) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._keep_in_pickle)
-        self.buffers: list[memoryview] = []
+        self.buffers = buffers = list[memoryview]()
 
-    def _keep_in_pickle(self, buffer: pickle.PickleBuffer) -> bool:
-        view = buffer.raw()
-        if view.nbytes < LEAST_NBYTES:
-            return True
-        self.buffers.append(view)
-        return False
+        # No method, because a reference cycle would keep the arrays until the next garbage collection.
+        def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
+            view = buffer.raw()
+            if view.nbytes < LEAST_NBYTES:
+                return True
+            buffers.append(view)
+            return False
+
+        super().__init__(file, protocol=5, buffer_callback=keep_in_pickle)
 
     def reducer_override(self, value: Any) -> Any:
         """Pickle storages of torch as arrays, because torch's own reduction copies them into the pickle, once
@@ -53,10 +56,13 @@ class SealedPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 def untyped_storage(array: Any) -> Any:
-    """Return a torch storage over the bytes of an array, which must be writable."""
+    """Return a torch storage over the bytes of an array in mapped memory."""
     import torch  # only pickles of torch's storages call this function
 
-    return torch.from_numpy(array).untyped_storage()
+    with warnings.catch_warnings():
+        # Memory is mapped copy-on-write, so writing to a read-only array of it is safe.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array).untyped_storage()
 
 
 def typed_storage(storage: Any, dtype: Any) -> Any:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuserve_worker.protocol import datagram
-from gpuserve_worker.protocol.wire import WORKER, Init, Lend, Message, Region, Segment, WireError
+from gpuserve_worker.protocol.wire import WORKER, Init, Lend, Message, Region, Segment, Weights, WireError
 
 #: Messages that carry exactly one descriptor, as does ``Init`` with ``ranges``. All others carry none.
-_WITH_MEMORY: Final = frozenset({Segment, Region, Lend})
+_WITH_MEMORY: Final = frozenset({Segment, Region, Lend, Weights})
 
 
 class Link:

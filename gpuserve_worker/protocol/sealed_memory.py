@@ -46,10 +46,6 @@ class SealedMemory:
         """
         return memoryview(mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_PRIVATE))
 
-    def map_read_only(self) -> memoryview:
-        """Return the memory, mapped read-only. The mapping lives as long as any array over it."""
-        return memoryview(mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
-
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:

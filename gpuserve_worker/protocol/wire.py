@@ -162,6 +162,35 @@ class Imported(NamedTuple):
     files: tuple[str, ...]
 
 
+class WantWeights(NamedTuple):
+    """The worker asks for shared weights. The reply is ``LoadWeights``, or ``Weights`` when they are loaded.
+    ``key`` is the name of the weights, and what distinguishes their versions.
+    """
+
+    key: str
+
+
+class LoadWeights(NamedTuple):
+    """The worker is to load these weights, and to reply with ``Weights`` or ``WeightsFailed``."""
+
+    key: str
+
+
+class Weights(NamedTuple):
+    """Weights in sealed memory, whose memfd is sent beside this message, from the worker that loaded them or
+    to a worker. ``ranges`` are those of ``Init``.
+    """
+
+    key: str
+    ranges: tuple[tuple[int, int], ...]
+
+
+class WeightsFailed(NamedTuple):
+    """The worker could not load these weights."""
+
+    key: str
+
+
 class Attach(NamedTuple):
     """A front takes over the link. The epoch of a new front is new."""
 
@@ -466,7 +495,7 @@ Message: TypeAlias = (
     Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CancelCall
     | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
-    | UnlendExport | Imported
+    | UnlendExport | Imported | WantWeights | LoadWeights | Weights | WeightsFailed
 )  # fmt: skip
 
 
@@ -480,6 +509,10 @@ WORKER: Final = MessageCodec(
         13: Log,
         14: Unrecoverable,
         15: Imported,
+        16: WantWeights,
+        17: LoadWeights,
+        18: Weights,
+        19: WeightsFailed,
         20: Segment,
         21: DropSegment,
         30: Attach,

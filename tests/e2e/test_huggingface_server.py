@@ -30,7 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Addresses]:
     tiny_models.text_classifier(folder / "mood")
     tiny_models.writer(folder / "writer")
-    models = [{"name": "mood", "callable": "./mood"}, {"name": "writer", "callable": "writer/"}]
+    two = [{"device": "cpu", "count": 2}]
+    shared = {"kwargs": {"shared_weights": True}, "instances": two}
+    models = [{"name": name, "callable": f"{name}/", **shared} for name in ("mood", "writer")]
     config = write_config(folder, models, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
@@ -85,6 +87,13 @@ def generated(folder: Path, prompt: str, count: int) -> str:
     )
     text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
     return text
+
+
+def test_the_instances_have_one_copy_of_the_weights(server: Addresses) -> None:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    for name in ("mood", "writer"):
+        assert f'gpuserve_shared_weights_instances{{weights="{name}"}} 2.0' in lines
 
 
 def test_texts_have_the_classes_that_the_pipeline_gives(client: InferenceServerClient, folder: Path) -> None:

@@ -26,7 +26,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     config = write_config(
         folder,
         [
-            {"name": "iris", "callable": "iris.skops"},
+            {
+                "name": "iris",
+                "callable": "iris.skops",
+                "kwargs": {"shared_weights": True},
+                "instances": [{"device": "cpu", "count": 2}],
+            },
             {"name": "rents", "callable": "rents.joblib", "kwargs": {"trust": True}},
         ],
         host="127.0.0.1",

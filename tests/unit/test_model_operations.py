@@ -43,7 +43,8 @@ def reactor() -> Any:
 
 def generation(reactor: Reactor, version: int = 1, *states: GenerationState) -> Generation:
     spec = dataclasses.replace(SPEC, version=version)
-    care = WorkerContext(reactor, None, LiveSettings(ServerSettings()), False, {})  # type: ignore[arg-type]
+    settings = LiveSettings(ServerSettings())
+    care = WorkerContext(reactor, None, lambda _: 1, settings, False, {})  # type: ignore[arg-type]
     one = Generation(version, spec, WorkerGroup(spec, care), served=False)
     for state in states:
         one.move(state)

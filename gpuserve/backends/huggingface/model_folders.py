@@ -10,9 +10,10 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
-from gpuserve.backends.model_files import ModelFileError, import_library, threads_per_instance
+from gpuserve.backends.model_files import ModelFileError, import_library, load_once, threads_per_instance
 from gpuserve.backends.registry import HUB
 
 #: Suffixes of class names in ``architectures`` and their tasks. The first match counts.
@@ -143,9 +144,9 @@ class ModelSettings:
 
     ``file`` is a folder, or hf:NAME; ``instances`` is the number of workers that share the processors.
     ``pooling`` and ``normalize`` are for feature-extraction; ``image`` and ``audio`` are the form of these
-    inputs. For text-generation, ``stream`` is whether each token is a response, ``prompts`` the number of
-    prompts in a batch, and ``batches`` the number of batches that run at once. ``options`` go to the
-    pipeline.
+    inputs. With ``shared_weights`` the instances have one copy of the weights. For text-generation,
+    ``stream`` is whether each token is a response, ``prompts`` the number of prompts in a batch, and
+    ``batches`` the number of batches that run at once. ``options`` go to the pipeline.
     """
 
     file: str
@@ -154,6 +155,7 @@ class ModelSettings:
     task: str | None = None
     dtype: str = "auto"
     trust_remote_code: bool = False
+    shared_weights: bool = False
     pooling: str | None = None
     normalize: bool | None = None
     image: str = "encoded"
@@ -175,9 +177,16 @@ def model_settings(kwargs: Mapping[str, Any]) -> ModelSettings:
     for key, choices in _CHOICES.items():
         if kwargs.get(key) is not None and kwargs[key] not in choices:
             raise ModelFileError(f"{key} is one of {', '.join(choices)}, got {kwargs[key]!r}")
-    for key in ("trust_remote_code", "normalize", "stream"):  # a quoted "false" would count as true
+    for key in (
+        "trust_remote_code",
+        "shared_weights",
+        "normalize",
+        "stream",
+    ):  # a quoted "false" would count as true
         if not isinstance(kwargs.get(key), bool | None):
             raise ModelFileError(f"{key} is true or false, got {kwargs[key]!r}")
+    if kwargs.get("shared_weights") and kwargs.get("trust_remote_code"):
+        raise ModelFileError("shared_weights does not go with trust_remote_code: other code cannot be shared")
     for key in ("instances", "prompts", "batches"):
         if key in kwargs and (type(kwargs[key]) is not int or kwargs[key] < 1):
             raise ModelFileError(f"{key} is a number of at least 1, got {kwargs[key]!r}")
@@ -200,15 +209,21 @@ def load_pipeline(settings: ModelSettings, task: str, **components: Any) -> Any:
     transformers.logging.set_verbosity_error()
     if settings.device == "cpu":
         torch.set_num_threads(threads_per_instance(settings.instances))
+    load = partial(
+        transformers.pipeline,
+        task,
+        model=transformers_name(settings.file),
+        device=settings.device,
+        dtype=settings.dtype,
+        trust_remote_code=settings.trust_remote_code is True,  # None would ask at the terminal
+        **components,
+    )
+    options = task, settings.dtype, sorted(components)
+    is_shared, device = settings.shared_weights, settings.device
     try:
-        pipeline = transformers.pipeline(
-            task,
-            model=transformers_name(settings.file),
-            device=settings.device,
-            dtype=settings.dtype,
-            trust_remote_code=settings.trust_remote_code is True,  # None would ask at the terminal
-            **components,
-        )
+        pipeline = load_once(load, settings.file, options, is_shared=is_shared, device=device)
+    except ModelFileError:
+        raise
     except Exception as error:  # a folder may lack anything, and may bring its own code
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelFileError(

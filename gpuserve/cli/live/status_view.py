@@ -22,6 +22,7 @@ _INSTANCE_HEAD: Final = (
     "GPU MEMORY",
 )
 _INGRESS_HEAD: Final = ("INGRESS", "PID", "STATE", "CONNECTIONS", "REQUESTS", "CPU", "RESTARTS")
+_WEIGHTS_HEAD: Final = ("SHARED WEIGHTS", "STATE", "MEMORY", "INSTANCES")
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 _SERVICE: Final = {"LEAVING": ", draining", "OUT_OF_SERVICE": ", drained"}
 _MISSING: Final = "-"
@@ -42,6 +43,8 @@ def status_text(document: Mapping[str, Any], width: int | None = None) -> str:
         has_gpu = any("gpu_memory_nbytes" in one for _, one in instances)
         columns = len(_INSTANCE_HEAD) - (0 if has_gpu else 1)
         parts.append(list(table_lines(_INSTANCE_HEAD[:columns], [row[:columns] for row in rows], width)))
+    if weights := document.get("weights"):
+        parts.append(list(table_lines(_WEIGHTS_HEAD, map(_weights_row, weights), width)))
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
@@ -107,6 +110,12 @@ def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequ
     memory = [_mebibytes(instance.get(name)) for name in ("memory_nbytes", "gpu_memory_nbytes")]
     cells = _cells(instance, "name", "device", "state", "pid", "restarts", "threads")
     return (model["name"], *cells, *memory)
+
+
+def _weights_row(weights: Mapping[str, Any]) -> Sequence[str]:
+    instances = weights["instances"]
+    shown = ", ".join(instances[:2]) + (f" and {len(instances) - 2} more" if len(instances) > 2 else "")
+    return (weights["name"], weights["state"], _mebibytes(weights["nbytes"]), shown)
 
 
 def _duration(seconds: float) -> str:

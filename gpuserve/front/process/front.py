@@ -181,6 +181,7 @@ class Front:
             messages.LostGpus: lambda message: control.gpus.restore(LostGpu(*one) for one in message.gpus),
             messages.CudaState: lambda message: health.cuda_state(message.works),
             messages.Adjust: self._adjust,
+            messages.HeldWeights: lambda held: parts.service.metrics_page.show_weights(held.weights),
             messages.Quiesce: parts.draining.quiesce,
             messages.Resume: parts.draining.resume,
             messages.RequestCensus: lambda message: self._notify_supervisor(

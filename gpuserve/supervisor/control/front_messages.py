@@ -2,7 +2,8 @@
 
     supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, Outcome, InstanceUp,
                           InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState, Adjust,
-                          Quiesce, Resume, RequestCensus, EventBatch, WatchRates, IngressUp, IngressDown
+                          HeldWeights, Quiesce, Resume, RequestCensus, EventBatch, WatchRates, IngressUp,
+                          IngressDown
     front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
                           Quiesced, Census, ExecutionHung, IsolatedWorkerDeath, FrontEvent, Rates,
                           StartIngress
@@ -329,6 +330,12 @@ class CudaState(NamedTuple):
     works: bool
 
 
+class HeldWeights(NamedTuple):
+    """The memory that instances share: (name, bytes, number of instances) of each weights."""
+
+    weights: tuple[tuple[str, int, int], ...]
+
+
 # Ingress processes are children of the supervisor; the front decides which of them run.
 
 
@@ -368,6 +375,6 @@ CONTROL: Final = MessageCodec(dict(enumerate((
     InstanceDown, Serving, Drain, Quiesce, Resume, RequestCensus, Quit, FrontReady, Retired, InstanceRetired,
     LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,
     EventBatch, FrontEvent, WatchRates, Rates, ExecutionHung, IsolatedWorkerDeath, StartIngress, IngressUp,
-    IngressDown, AttachFront,
+    IngressDown, AttachFront, HeldWeights,
 ), start=1)))
 # fmt: on

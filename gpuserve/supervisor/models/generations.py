@@ -6,7 +6,7 @@ import enum
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from gpuserve.core.states import StepTable
 from gpuserve.model.spec import InstanceSpec, ModelSpec
@@ -124,6 +124,10 @@ class GenerationTable:
 
     def __contains__(self, generation: Generation) -> bool:
         return generation.number in self._generations
+
+    def shared_weights(self) -> list[dict[str, Any]]:
+        """Return a row for each memory that workers share."""
+        return self._context.weights.document()
 
     def get(self, number: int) -> Generation | None:
         return self._generations.get(number)

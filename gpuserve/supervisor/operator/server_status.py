@@ -87,7 +87,8 @@ class OperatorStatus:
             census,
             self._table.leaving(),
         )
-        return {"server": self._server(census), "models": model_rows(sources)}
+        weights = self._table.shared_weights()
+        return {"server": self._server(census), "models": model_rows(sources), "weights": weights}
 
     def _server(self, census: Census | None) -> dict[str, Any]:
         settings, front = self._core.settings.current, self._core.front

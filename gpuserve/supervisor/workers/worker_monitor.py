@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -32,10 +32,13 @@ from gpuserve.supervisor.processes.lifecycle import (
     LiveSettings,
 )
 from gpuserve.supervisor.processes.log_lines import LogLines, OutputRate
+from gpuserve.supervisor.workers.shared_weights import SharedWeights
 from gpuserve.supervisor.workers.worker_thread import start_thread
 from gpuserve.supervisor.workers.worker_watchdogs import Hang, LoadWatchdog, SlowLoad, report_overdue_call
 from gpuserve_worker.execution.lifecycle import EXIT_DEVICE
 from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.datagram import close_all
+from gpuserve_worker.protocol.sealed_memory import SealedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +80,11 @@ class WorkerContext:
     lost_gpus: dict[str, str]
     lines: LogLines | None = None
     follows_imports: bool = False
+    weights: SharedWeights = field(default_factory=SharedWeights)
 
 
+#: Messages that have no meaning once their worker is dead.
+_OF_THE_LIVING: Final = (wire.Ready, wire.WantWeights, wire.Weights, wire.WeightsFailed)
 #: The phase of a worker that was just started.
 STARTING: Final = "starting"
 #: Restart back-off, in seconds, if it is long enough to be reported.
@@ -115,6 +121,10 @@ class WorkerMonitor:
         self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
 
     @property
+    def name(self) -> str:
+        return self.lifecycle.name
+
+    @property
     def process(self) -> Child | None:
         return None if self.child is None else self.child.process
 
@@ -134,8 +144,10 @@ class WorkerMonitor:
         self.child.open(self._on_boot, self._on_died)
         self._last_words, self._load_failed = "", False
         self._move(InstanceEvent.SPAWNED, STARTING)
-        memory = self.instance.source.get("memory")
-        self._send(_init(self.spec, self.instance, self._context), () if memory is None else (memory.fd,))
+        memory: SealedMemory | None = self.instance.source.get("memory")
+        if memory is not None:
+            self._context.weights.hold(self, self.spec.name, memory)
+        self.send(_init(self.spec, self.instance, self._context), () if memory is None else (memory.fd,))
         on_slow = partial(self._context.events.load_slow, self)
         self._load = LoadWatchdog(self.child, reactor, settings.load_timeout_s, self._fields, on_slow)
         self._load.start()
@@ -193,7 +205,9 @@ class WorkerMonitor:
         if self.lifecycle.state is InstanceState.STOPPED:
             return
         self._move(InstanceEvent.STOP)
-        self._send(wire.Stop())
+        if self.child is None:
+            self._context.weights.instance_ended(self)
+        self.send(wire.Stop())
 
     def kill(self) -> None:
         if self.child is not None:
@@ -212,8 +226,9 @@ class WorkerMonitor:
         self.stop()
         self.kill()
         self.close()
+        self._context.weights.instance_ended(self)
 
-    def _send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
         if self.child is not None and not self.child.send(message, fds):
             self._kill_broken("it does not read its boot socket")
 
@@ -226,17 +241,31 @@ class WorkerMonitor:
     def _on_boot(self) -> None:
         assert self.child is not None
         try:
-            message = self.child.channel.receive()
+            received = self.child.channel.receive_with_fds()
         except (wire.WireError, OSError) as error:
             self._kill_broken(str(error))
             return
-        if message is None:
+        if received is None:
             self.child.stop_listening()
             return
+        message, fds = received
         try:
+            if isinstance(message, wire.Weights) and fds:
+                self._publish_weights(message, fds.pop())
+                return
             self._handle(message)  # an OSError of the supervisor's own work is not the worker's fault
         except wire.WireError as error:
             self._kill_broken(str(error))
+        finally:
+            close_all(fds)
+
+    def _publish_weights(self, message: wire.Weights, fd: int) -> None:
+        """Store the weights that this worker has loaded. Raise ``WireError`` if they are not sealed."""
+        try:
+            memory = SealedMemory(fd)
+        except ValueError as error:
+            raise wire.WireError(str(error)) from None
+        self._context.weights.publish(self, message.key, memory, message.ranges)
 
     def _handle(self, message: Any) -> None:
         """Handle a message, or raise ``WireError``. Fields are checked, because the worker runs user code."""
@@ -249,6 +278,7 @@ class WorkerMonitor:
                 logger.info("loaded in %.2f s", load_s, extra=self._fields)
                 self._loaded = message
                 self.device_failures = 0
+                self._context.weights.worker_ready(self)
                 self._move(InstanceEvent.LOADED)
                 self._context.events.instance_ready(self)
             case wire.Ready() | wire.Unrecoverable() if self.lifecycle.state is InstanceState.STOPPING:
@@ -264,6 +294,10 @@ class WorkerMonitor:
                 self._context.events.instance_unrecoverable(self, text)
             case wire.Imported(tuple(files)) if all(isinstance(one, str) for one in files):
                 self._context.events.instance_imported(self, files)
+            case wire.WantWeights(str(key)):
+                self._context.weights.request(self, key)
+            case wire.WeightsFailed(str(key)):
+                self._context.weights.failed(self, key)
             case wire.Log(int(level), str(text), str(traceback), tuple(ids)):
                 if self.child is not None and self.child.may_log(text + traceback + "".join(map(str, ids))):
                     fields = {**self._fields, REQUEST_IDS: [str(one) for one in ids]}
@@ -284,7 +318,7 @@ class WorkerMonitor:
             # The last messages of the worker are still in the socket, above all LoadFailed. A worker that
             # died right after Ready was never used.
             for message in self.child.last_messages():
-                if not isinstance(message, wire.Ready):
+                if not isinstance(message, _OF_THE_LIVING):
                     self._handle(message)
         except (wire.WireError, OSError) as error:
             logger.error("the worker broke the protocol: %s", error, extra=self._fields)
@@ -299,6 +333,10 @@ class WorkerMonitor:
     def _lost(self, reason: str) -> None:
         stopping = self.lifecycle.state is InstanceState.STOPPING
         self._move(InstanceEvent.DIED)
+        if stopping:
+            self._context.weights.instance_ended(self)
+        else:
+            self._context.weights.worker_ended(self)
         if not stopping and (lost_gpu_reason := self.lost_gpu_reason()):
             self._move(InstanceEvent.FENCE)
             reason = lost_gpu_reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,16 @@ class MetricsPage:
         self._version = version
         self._cache_nbytes = cache_nbytes
         self._machine: list[Callable[[], Iterable[Family]]] = [CpuMetrics().families, gpus]
+        self._weights: Sequence[tuple[Labels, int, int]] = ()
         self._sliced = SlicedPage(lambda: self._rendering(self._machine))
+
+    def show_weights(self, weights: Sequence[tuple[str, int, int]]) -> None:
+        """Show the memory that instances share: (name, bytes, number of instances) of each weights."""
+        nbytes, users = Counter[str](), Counter[str]()
+        for name, size, n_instances in weights:  # several versions may have one name
+            nbytes[name] += size
+            users[name] += n_instances
+        self._weights = [({"weights": name}, size, users[name]) for name, size in nbytes.items()]
 
     def add(self, families: Callable[[], Iterable[Family]]) -> None:
         self._machine.append(families)
@@ -126,7 +136,12 @@ class MetricsPage:
         build = _family("build_info", "gauge", "The version that runs.", [({"version": self._version}, 1)])
         text = "Bytes in the response cache."
         cache = _family("cache_bytes", "gauge", text, [({}, self._cache_nbytes())])
-        for listed in (build, cache, *own.families, *instances.families, *present.families):
+        text = "Memory that instances share."
+        shared = _family("shared_weights_bytes", "gauge", text, [one[:2] for one in self._weights])
+        text = "Instances that use this memory."
+        users = [(labels, count) for labels, _, count in self._weights]
+        sharing = _family("shared_weights_instances", "gauge", text, users)
+        for listed in (build, cache, shared, sharing, *own.families, *instances.families, *present.families):
             parts.append(prometheus.page([listed], also_empty=True))
             yield  # with hundreds of models, all families at once would delay other tasks too long
         for listed in at_triton.families:

@@ -1,0 +1,161 @@
+"""The shared weights of a server's workers. The supervisor holds the descriptors of sealed memory and hands
+them to workers. It maps no memory and reads none, so nothing that a worker writes can harm it.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from gpuserve.core.states import StepTable
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.sealed_memory import Ranges, SealedMemory
+
+logger = logging.getLogger(__name__)
+
+
+class WeightsState(enum.Enum):
+    """The states of weights."""
+
+    LOADING = "LOADING"
+    SHARED = "SHARED"
+
+
+WEIGHTS_STEPS: Final = StepTable("weights", {WeightsState.LOADING: {WeightsState.SHARED}})
+
+
+class WeightsUser(Protocol):
+    """An instance that uses weights, through its restarts."""
+
+    @property
+    def name(self) -> str:
+        """The model and the instance, as "model/instance"."""
+
+    def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
+        """Send a message to the present worker of the instance."""
+
+
+@dataclass(eq=False)
+class _Weights:
+    """Weights of one key. ``users`` are the instances that have asked for them; when the last user leaves,
+    they are freed. ``loader`` is the instance that loads them, and ``waiting`` are the others.
+    """
+
+    loader: WeightsUser
+    users: set[WeightsUser]
+    state: WeightsState = WeightsState.LOADING
+    waiting: list[WeightsUser] = field(default_factory=list)
+    memory: SealedMemory | None = None
+    ranges: Ranges = ()
+
+
+class SharedWeights:
+    """All weights of a server, or of an attached program, by key."""
+
+    def __init__(self) -> None:
+        #: Called when ``document()`` has changed.
+        self.on_changed: Callable[[], None] = lambda: None
+        self._weights: dict[str, _Weights] = {}
+        #: The keys that the present worker of each instance has asked for.
+        self._asked: dict[WeightsUser, set[str]] = {}
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return a row for each of the weights: name, state, bytes, and the instances that use them."""
+        return [
+            {
+                "name": name_of(key),
+                "state": one.state.value,
+                "nbytes": 0 if one.memory is None else one.memory.nbytes,
+                "instances": sorted(user.name for user in one.users),
+            }
+            for key, one in self._weights.items()
+        ]
+
+    def request(self, user: WeightsUser, key: str) -> None:
+        """Send an instance the weights of a key, ask it to load them, or let it wait for the loader."""
+        self._asked.setdefault(user, set()).add(key)
+        found = self._weights.get(key)
+        if found is None:
+            self._weights[key] = _Weights(user, {user})
+            user.send(wire.LoadWeights(key))
+            return
+        found.users.add(user)
+        if found.memory is not None:
+            user.send(wire.Weights(key, found.ranges), (found.memory.fd,))
+        else:
+            found.waiting.append(user)
+        self.on_changed()
+
+    def hold(self, user: WeightsUser, name: str, memory: SealedMemory) -> None:
+        """Note that an instance uses memory that its callable was pickled to."""
+        key = f"{name}\n{id(memory)}"
+        self._asked.setdefault(user, set()).add(key)
+        held = self._weights.setdefault(key, _Weights(user, set(), WeightsState.SHARED, memory=memory))
+        held.users.add(user)
+        self.on_changed()
+
+    def publish(self, user: WeightsUser, key: str, memory: SealedMemory, ranges: Ranges) -> None:
+        """Store weights that an instance was asked to load, and send them to those that wait. Raise
+        ``WireError`` if the instance was not asked.
+        """
+        found = self._loaded_by(user, key)
+        found.state = WEIGHTS_STEPS.step(found.state, WeightsState.SHARED, name_of(key))
+        found.memory, found.ranges = memory, ranges
+        logger.info("shared weights %s: %s loaded %d bytes", name_of(key), user.name, memory.nbytes)
+        waiting, found.waiting = found.waiting, []
+        for one in waiting:
+            one.send(wire.Weights(key, ranges), (memory.fd,))
+        self.on_changed()
+
+    def failed(self, user: WeightsUser, key: str) -> None:
+        """Let the next waiting instance load, because the loader failed. Raise as ``publish``."""
+        self._replace_loader(key, self._loaded_by(user, key))
+
+    def _loaded_by(self, user: WeightsUser, key: str) -> _Weights:
+        found = self._weights.get(key)
+        if found is None or found.state is not WeightsState.LOADING or found.loader is not user:
+            raise wire.WireError(f"weights {name_of(key)!r}, which this worker was not asked to load")
+        return found
+
+    def _replace_loader(self, key: str, weights: _Weights) -> None:
+        weights.users.discard(weights.loader)
+        if not weights.waiting:
+            del self._weights[key]
+            return
+        weights.loader = weights.waiting.pop(0)
+        weights.loader.send(wire.LoadWeights(key))
+
+    def worker_ended(self, user: WeightsUser) -> None:
+        """Note that the worker of an instance ended: it waits for nothing, and loads nothing. The instance
+        keeps its weights for the next worker.
+        """
+        self._asked.pop(user, None)
+        for key, one in list(self._weights.items()):
+            one.waiting = [waiting for waiting in one.waiting if waiting is not user]
+            if one.state is WeightsState.LOADING and one.loader is user:
+                self._replace_loader(key, one)
+
+    def worker_ready(self, user: WeightsUser) -> None:
+        """Free weights that an earlier worker of an instance asked for, and its loaded worker did not."""
+        self._release(user, self._asked.get(user, set()))
+
+    def instance_ended(self, user: WeightsUser) -> None:
+        """Free the weights of an instance that gets no further worker."""
+        self.worker_ended(user)
+        self._release(user, set())
+
+    def _release(self, user: WeightsUser, kept: set[str]) -> None:
+        for key, one in list(self._weights.items()):
+            if user in one.users and key not in kept:
+                one.users.remove(user)
+                if not one.users:
+                    del self._weights[key]  # and with it the last reference to the memory
+                self.on_changed()
+
+
+def name_of(key: str) -> str:
+    """Return the name that the author gave weights."""
+    return key.partition("\n")[0]

@@ -1,0 +1,158 @@
+"""Weights that several workers share (``gpuserve.weights``). The first worker loads them and gives the
+supervisor sealed memory with them. Other workers, and later processes of the same instances, map that memory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from os import PathLike
+from types import TracebackType
+from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+
+from gpuserve_worker.protocol.sealed_memory import Ranges, SealedMemory, split
+
+_Arguments = ParamSpec("_Arguments")
+Loaded = TypeVar("Loaded")
+
+
+class SealedObject(NamedTuple):
+    """An object in sealed memory, and the places of its parts."""
+
+    memory: SealedMemory
+    ranges: Ranges
+
+    def open(self, *, writable: bool) -> Any:
+        """Return the object over the mapped memory. Raise whatever its parts raise."""
+        data, *buffers = split(self.memory.map_private(), self.ranges)
+        return pickle.loads(data, buffers=[one if writable else one.toreadonly() for one in buffers])
+
+
+class WeightsPort(Protocol):
+    """The way of a worker to its supervisor's weights."""
+
+    def request(self, key: str) -> SealedObject | None:
+        """Return the weights of a key, or None if the caller is to load them. Wait while another worker loads
+        them. Raise ``OSError`` if the supervisor is gone.
+        """
+
+    def publish(self, key: str, weights: SealedObject | None) -> None:
+        """Give the supervisor the weights that the caller was to load. None: the load failed."""
+
+
+_PORTS: list[WeightsPort] = []
+
+
+def open_port(port: WeightsPort) -> None:
+    """Share the weights of this process through a port from now on."""
+    _PORTS[:] = [port]
+
+
+class shared_weights:  # noqa: N801 - it reads as a function: with shared_weights("encoder") as weights
+    """Weights that exist once for all instances of a server that name them alike::
+
+        with shared_weights("encoder", files=["encoder.safetensors"]) as weights:
+            model.load_state_dict(weights.load(load_file, "encoder.safetensors"), assign=True)
+
+    The first instance loads them. Its arrays (numpy, and torch on the CPU) come to lie in sealed memory that
+    the supervisor holds. Other instances, their restarts, and other models map that memory. If the loading
+    instance dies, the next one loads. The memory is freed when the last instance that uses it has ended.
+
+    Outside of a worker process (in tests, in worker threads) ``load`` only calls the function.
+
+    Args:
+        name: the name of the weights in the server.
+        files: files or folders that the weights come from. If one of them changes, later loads are of a new
+            version, while running instances keep theirs.
+        version: any text that distinguishes versions which ``files`` do not.
+        copy_on_write: whether arrays may be written. A written page is then the instance's own. Otherwise
+            numpy raises ``ValueError``; torch has no read-only tensors, so its tensors are always
+            copy-on-write.
+
+    Raises:
+        OSError: one of ``files`` does not exist.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        files: Iterable[str | PathLike[str]] = (),
+        version: str = "",
+        copy_on_write: bool = False,
+    ) -> None:
+        self._key = f"{name}\n{fingerprint(files, version)}"
+        self._writable = copy_on_write
+        self._n_loads = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: arrays own their memory."""
+
+    def load(
+        self, load: Callable[_Arguments, Loaded], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Loaded:
+        """Return what ``load(*args, **kwargs)`` returned in the instance that called it.
+
+        Args:
+            load: a function whose result can be pickled, such as a dict of arrays or a whole model.
+
+        Raises:
+            Exception: whatever ``load`` or the pickling of its result raises. The next instance then loads.
+        """
+        self._n_loads += 1
+        key = self._key if self._n_loads == 1 else f"{self._key}\n{self._n_loads}"
+        if not _PORTS:
+            return load(*args, **kwargs)
+        (port,) = _PORTS
+        shared = port.request(key)
+        if shared is None:
+            try:
+                shared = seal_object(load(*args, **kwargs))
+            except BaseException:
+                with suppress(OSError):
+                    port.publish(key, None)
+                raise
+            port.publish(key, shared)
+        opened: Loaded = shared.open(writable=self._writable)
+        return opened
+
+
+def seal_object(value: Any) -> SealedObject:
+    """Return an object in sealed memory. Raise whatever its parts raise, or ``MemoryError``."""
+    from gpuserve_worker.memory.sealed_pickles import NoMemory, PickledObject, seal_pickles
+
+    try:
+        memory, (ranges,) = seal_pickles([PickledObject(value)])
+    except NoMemory as error:
+        raise MemoryError(str(error)) from None
+    return SealedObject(memory, ranges)
+
+
+def fingerprint(files: Iterable[str | PathLike[str]], version: str = "") -> str:
+    """Return a text that changes if a file, its size or its time of change does. The content is not read,
+    because reading takes as long as loading. Raise ``OSError`` if a file does not exist.
+    """
+    import hashlib  # most workers share no weights
+
+    digest = hashlib.blake2b(version.encode(), digest_size=16)
+    for file in files:
+        for path in _paths(os.path.realpath(file)):
+            found = os.stat(path)
+            digest.update(f"\0{path}\0{found.st_size}\0{found.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _paths(path: str) -> Iterator[str]:
+    """Yield a file, or the files of a folder."""
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, _, names in sorted(os.walk(path)):
+        yield from (os.path.realpath(os.path.join(folder, name)) for name in sorted(names))

@@ -1,0 +1,44 @@
+"""A model whose instances share weights, a file of floats. What it does is told in a folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuserve.decorators import batch
+from gpuserve.weights import shared_weights
+
+
+class Shared:
+    """Writes a line to ``loads`` for each load, and dies in the load if ``die`` exists."""
+
+    def __init__(self, folder: str, copy_on_write: bool = False) -> None:
+        self._folder = Path(folder)
+        file = self._folder / "weights.npy"
+        with shared_weights("numbers", files=[file], copy_on_write=copy_on_write) as weights:
+            self._weights = weights.load(self._load, file)["w"]
+
+    def _load(self, file: Path) -> dict[str, Any]:
+        with (self._folder / "loads").open("a") as journal:
+            journal.write(f"{os.getpid()}\n")
+        if (self._folder / "die").exists():
+            (self._folder / "die").unlink()
+            os._exit(7)
+        return {"w": np.load(file)}
+
+    @batch
+    def __call__(self, x: Any) -> dict[str, Any]:
+        if x[0, 0] < 0:  # a negative number asks for a write
+            self._weights[0] = -x[0, 0]
+        first = float(self._weights[0]) + 0 * float(self._weights.sum())
+        anonymous = int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) << 10
+        time.sleep(0.02)  # so that both instances get requests
+        told = {"y": first, "calls": anonymous, "pid": os.getpid()}
+        return {
+            name: np.full((len(x), 1), value, np.float32 if name == "y" else np.int64)
+            for name, value in told.items()
+        }

@@ -1,0 +1,110 @@
+"""Weights that the instances of a server share: loaded once, mapped by all, freed with the last."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from commands import ask as operate
+from commands import status
+from operated import MODELS, InBackground, OperatedServer, Orders, config, model
+from processes import wait_until
+
+NBYTES = 64 << 20
+TWO = [{"device": "cpu", "count": 2}]
+
+
+def write_weights(folder: Path, first: float) -> None:
+    weights = np.zeros(NBYTES // 4, np.float32)
+    weights[0] = first
+    np.save(folder / "new.npy", weights)
+    (folder / "new.npy").rename(folder / "weights.npy")
+
+
+@contextmanager
+def operated(folder: Path, *names: str, **kwargs: Any) -> Iterator[OperatedServer]:
+    write_weights(folder, 1.0)
+    given = {"kwargs": {"folder": str(folder), **kwargs}, "instances": TWO}
+    given |= {"callable": f"{MODELS / 'shared.py'}:Shared"}
+    models = [model(name, Orders(folder), **given) for name in names]
+    with OperatedServer(config(folder, *models)) as server:
+        yield server.wait_ready()
+        assert server.end() == 0
+
+
+def loads(folder: Path) -> int:
+    return len((folder / "loads").read_text().splitlines())
+
+
+def answers(server: OperatedServer, name: str) -> dict[int, tuple[float, int]]:
+    """The first weight and the anonymous memory of each instance, by process."""
+    found: dict[int, tuple[float, int]] = {}
+    while len(found) < 2:
+        for one in [InBackground(server.infer, name, 1.0) for _ in range(4)]:
+            answer = one.result()
+            found[answer.output("pid")[0]] = (answer.output("y")[0], answer.output("calls")[0])
+    return found
+
+
+def shared(server: OperatedServer) -> list[dict[str, Any]]:
+    return list(status(server.addresses["HTTP"])["weights"])
+
+
+def kill_workers(server: OperatedServer) -> None:
+    """Kill the workers, and wait until others are ready."""
+    for pid in server.workers:
+        os.kill(pid, signal.SIGKILL)
+    loaded = sum("loaded in" in line for line in server.log)
+    server.wait_log("loaded in", loaded + len(server.workers))
+
+
+def test_weights_are_loaded_once_and_freed_with_their_last_instance(tmp_path: Path) -> None:
+    with operated(tmp_path, "a", "b") as server:
+        for name in ("a", "b"):
+            for first, anonymous_nbytes in answers(server, name).values():
+                assert first == 1.0
+                assert anonymous_nbytes < NBYTES
+        assert loads(tmp_path) == 1
+        (row,) = shared(server)
+        assert (row["name"], row["state"]) == ("numbers", "SHARED")
+        assert list(row["instances"]) == ["a/cpu#0", "a/cpu#1", "b/cpu#0", "b/cpu#1"]
+        assert server.metric("gpuserve_shared_weights_bytes", weights="numbers") == row["nbytes"] > NBYTES
+        assert server.metric("gpuserve_shared_weights_instances", weights="numbers") == 4
+        refused = server.infer("a", -5.0)
+        assert (refused.status, "read-only" in refused.error) == (500, True)
+
+        kill_workers(server)
+        assert {first for first, _ in answers(server, "a").values()} == {1.0}
+        assert loads(tmp_path) == 1
+
+        write_weights(tmp_path, 2.0)
+        operate(server.addresses["HTTP"], "reload", model="a")
+        assert {first for first, _ in answers(server, "a").values()} == {2.0}
+        assert {first for first, _ in answers(server, "b").values()} == {1.0}
+        assert loads(tmp_path) == 2
+        wait_until(lambda: len(server.workers) == 4, "the earlier workers have ended")
+        assert len(shared(server)) == 2
+        operate(server.addresses["HTTP"], "unload", model="b")
+        wait_until(lambda: len(shared(server)) == 1, "the earlier version is freed")
+
+
+def test_a_loader_that_dies_is_followed_by_another_instance(tmp_path: Path) -> None:
+    with operated(tmp_path, "a", copy_on_write=True) as server:
+        written = server.infer("a", -3.0)
+        assert written.output("y") == [3.0]
+        (writer,) = written.output("pid")
+        assert {pid: first for pid, (first, _) in answers(server, "a").items()} == {
+            pid: 3.0 if pid == writer else 1.0 for pid in server.workers
+        }
+        write_weights(tmp_path, 4.0)
+        (tmp_path / "die").touch()
+        kill_workers(server)
+        assert {first for first, _ in answers(server, "a").values()} == {4.0}
+        assert loads(tmp_path) == 3
+        (row,) = shared(server)
+        assert list(row["instances"]) == ["a/cpu#0", "a/cpu#1"]
