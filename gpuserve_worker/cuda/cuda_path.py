@@ -123,7 +123,9 @@ class CudaStopwatch(Stopwatch):
         d2h stream                                          | outputs |
     """
 
-    __slots__ = ("_computed", "_device", "_events", "_left_ns", "_samples", "_staged_ns", "_ticket")
+    __slots__ = (
+        "_computed", "_device", "_events", "_has_returned", "_left_ns", "_samples", "_staged_ns", "_ticket",
+    )  # fmt: skip
 
     def __init__(self, device: CudaDevice, samples: TimeSamples) -> None:
         super().__init__()
@@ -132,6 +134,7 @@ class CudaStopwatch(Stopwatch):
         self._events = [0] * _EVENTS if samples.is_due() else []
         #: The event after the callable's work, and its ticket.
         self._computed = self._ticket = 0
+        self._has_returned = False
         self._staged_ns = self._left_ns = 0
         self._record(_TAKEN, device.h2d)
 
@@ -145,20 +148,26 @@ class CudaStopwatch(Stopwatch):
 
     def returned(self) -> None:
         super().returned()
+        self._has_returned = True
         self._device.arrays.join()  # so that work of other streams is included
         self._record(_END, DEFAULT_STREAM)
 
     def mark_computed(self) -> tuple[int, int]:
-        self._computed = self._computed or self._device.events.acquire()
-        self._ticket = self._device.progress.record(self._computed)
-        return self._computed, self._ticket
+        event = self._computed or self._device.events.acquire()
+        self._ticket = self._device.progress.record(event)
+        self._computed = event
+        return event, self._ticket
 
     def leaving(self) -> None:
         self._left_ns = perf_counter_ns()
         self._record(_LANDED, self._device.d2h)
 
     def has_computed(self) -> bool:
-        if not self._computed or self._device.progress.is_complete(self._ticket):
+        if not self._computed:
+            if not self._has_returned:
+                return True
+            self.mark_computed()  # its reply failed before: raises if the device is lost
+        if self._device.progress.is_complete(self._ticket):
             return True
         is_complete = self._device.runtime.is_complete(self._computed)
         if is_complete:
