@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpuserve_worker.inference.inference_request import Request, Response
     from gpuserve_worker.inference.model_calls import ModelCallError
     from gpuserve_worker.inference.model_context import current_model, current_request_ids
+    from gpuserve_worker.inference.stepping import Last, Later, SteppedCallable, StepResult
 
 from gpuserve.core.version import VERSION
 
@@ -25,6 +26,8 @@ __version__ = VERSION
 __all__ = [
     "DynamicBatcher",
     "EventStream",
+    "Last",
+    "Later",
     "ModelCallError",
     "ModelConfig",
     "RateLimiter",
@@ -35,6 +38,8 @@ __all__ = [
     "SequenceControl",
     "Server",
     "Step",
+    "StepResult",
+    "SteppedCallable",
     "Tensor",
     "UnrecoverableError",
     "__version__",
@@ -50,6 +55,7 @@ _HOMES = {
     "gpuserve.cli.live.event_client": ("EventStream", "events"),
     "gpuserve_worker.inference.model_calls": ("ModelCallError",),
     "gpuserve_worker.inference.model_context": ("current_model", "current_request_ids"),
+    "gpuserve_worker.inference.stepping": ("Last", "Later", "StepResult", "SteppedCallable"),
     "gpuserve_worker.inference.failure": ("UnrecoverableError",),
     "gpuserve_worker.inference.inference_request": ("Request", "Response"),
 }

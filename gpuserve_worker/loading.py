@@ -7,7 +7,7 @@ with such a device imports.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve_worker.execution.device_path import Model
 from gpuserve_worker.execution.lifecycle import EXIT_DEVICE, Reporter
@@ -17,6 +17,7 @@ from gpuserve_worker.inference.callable_metrics import MetricRegistry
 from gpuserve_worker.inference.failure import log_text, log_traceback
 from gpuserve_worker.inference.model_calls import OutgoingCalls
 from gpuserve_worker.inference.model_context import ModelContext, enter_model
+from gpuserve_worker.inference.stepping import is_stepped, max_active_of
 from gpuserve_worker.inference.warmup import batches, warmups
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import TensorSpec
@@ -45,6 +46,9 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     reporter.phase("loading")
     may_yield = init.decoupled or init.exact or not init.strict
     made = build(target, init.source, init.device, may_yield=may_yield)
+    stepped = is_stepped(made)
+    if stepped != bool(init.max_active):
+        raise LoadError(_wrong_kind(made, stepped=stepped))
     plain = kind_of(made) is CallableKind.PLAIN
     own = getattr(made, "concurrency", None)
     slots = 1 if plain else init.concurrency or (own if isinstance(own, int) else DEFAULT_CONCURRENCY)
@@ -53,13 +57,25 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     if init.static_inputs and concurrent:
         raise LoadError("static_inputs needs a plain callable, which runs one batch at a time")
     owned_outputs = init.owned_outputs or getattr(made, "owned_outputs", False) is True
-    return Model(
-        context, made, path, *rules, slots, concurrent, init.all_lines, owned_outputs, init.static_inputs
-    )
+    slots = init.max_active or slots
+    more = init.all_lines, owned_outputs, init.static_inputs, stepped
+    return Model(context, made, path, *rules, slots, concurrent, *more)
+
+
+def _wrong_kind(made: Any, *, stepped: bool) -> str:
+    kind = type(made).__name__
+    if stepped:
+        advice = f"give the model max_active: {max_active_of(made)}"
+        return f"{kind} has the methods admit and step, but the model is not stepped: {advice}"
+    return f"max_active is for a callable with the methods admit and step, which {kind} has not"
 
 
 def new_loop(link: Link, model: Model, reporter: Reporter) -> WorkerLoop:
     """Return the worker loop for the model's kind of callable and device."""
+    if model.stepped:
+        from gpuserve_worker.execution.step_loop import StepLoop  # imports asyncio, see below
+
+        return StepLoop(link, model, reporter)
     if not model.concurrent:
         return model.path.new_loop(link, model, reporter)
     from gpuserve_worker.execution.async_loop import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from gpuserve.api.pickled_callables import described, pickled_sources
@@ -29,6 +29,7 @@ from gpuserve.model.spec import (
     check_model_name,
 )
 from gpuserve_worker.inference.callable_loading import YIELDING, LoadError, kind_of
+from gpuserve_worker.inference.stepping import Served, is_stepped, max_active_of
 
 #: The ``strict`` mode of PyTriton's programs.
 EXACT: Final = "exact"
@@ -36,7 +37,7 @@ EXACT: Final = "exact"
 
 def model_spec(
     model_name: str,
-    infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+    infer_func: Served | Sequence[Served],
     inputs: Sequence[Tensor] | None,
     outputs: Sequence[Tensor] | None,
     model_version: int,
@@ -60,7 +61,7 @@ def model_spec(
     if config is not None and config.openai is True:
         inputs, outputs, config = _for_openai(inputs, outputs, config)
         adapter = openai.ADAPTER
-    inputs, outputs, config = _completed(infer_func, inputs, outputs, config)
+    inputs, outputs, config = _completed(infer_func, inputs, outputs, _stepped(first, config))
     given: dict[str, Any] = {"version": model_version, "strict": True if strict == EXACT else strict}
     given |= {"concurrency": concurrency, "on_unrecoverable": on_unrecoverable}
     names = {"version": "model_version"}
@@ -86,6 +87,19 @@ def model_spec(
     )
     check_sequences(spec)
     return spec
+
+
+def _stepped(first: Any, config: ModelConfig | None) -> ModelConfig | None:
+    """Return the config of a stepped callable, which is decoupled and does not batch unless a config says
+    otherwise.
+    """
+    if not is_stepped(first):
+        return config
+    if config is None:
+        return ModelConfig(batching=False, decoupled=True, max_active=max_active_of(first))
+    config = copy.copy(config)
+    config.max_active = config.max_active or max_active_of(first)
+    return config
 
 
 def _for_openai(
@@ -144,7 +158,7 @@ def _completed(
     return tensors[0], tensors[1], config
 
 
-def _declared_tensors(key: str, declared: Mapping[str, Any], target: Callable[..., Any]) -> list[Tensor]:
+def _declared_tensors(key: str, declared: Mapping[str, Any], target: Served) -> list[Tensor]:
     if key not in declared:
         ways = f"say {key}=[Tensor(…)], or give the callable types (gpuserve.typed) or an attribute {key}"
         raise BindError(f"the {key} of {described(target)} are not known: {ways} = [Tensor(…)]")
@@ -153,7 +167,7 @@ def _declared_tensors(key: str, declared: Mapping[str, Any], target: Callable[..
 
 def _instances(
     model_name: str,
-    callables: Sequence[Callable[..., Any]],
+    callables: Sequence[Served],
     devices: Sequence[str],
     isolation: str,
     rate: RateLimiter,
@@ -183,9 +197,7 @@ def _devices(device: Any) -> list[str]:
         raise BindError(f"device: {error}") from None
 
 
-def _paired(
-    callables: Sequence[Callable[..., Any]], devices: Sequence[str]
-) -> tuple[list[Callable[..., Any]], list[str]]:
+def _paired(callables: Sequence[Served], devices: Sequence[str]) -> tuple[list[Served], list[str]]:
     """Return a callable and a device for each instance; a single callable or device is repeated."""
     if len(callables) != len(devices) and 1 not in (len(callables), len(devices)):
         counts = f"{len(callables)} callables and {len(devices)} devices"
@@ -194,16 +206,20 @@ def _paired(
     return [*callables] * (count // len(callables)), [*devices] * (count // len(devices))
 
 
-def _callables(infer_func: Any, adapter: str = "") -> list[Callable[..., Any]]:
+def _callables(infer_func: Any, adapter: str = "") -> list[Served]:
     # An adapter calls it, so it need not be callable itself.
-    if callable(infer_func) or (adapter and not isinstance(infer_func, Sequence)):
+    if _is_served(infer_func) or (adapter and not isinstance(infer_func, Sequence)):
         return [infer_func]
     if adapter and infer_func:
         return list(infer_func)
-    if isinstance(infer_func, Sequence) and infer_func and all(map(callable, infer_func)):
+    if isinstance(infer_func, Sequence) and infer_func and all(map(_is_served, infer_func)):
         return list(infer_func)
     kinds = "infer_func must be a callable or a non-empty sequence of callables"
     raise BindError(f"{kinds}, got {_shown(infer_func)}")
+
+
+def _is_served(infer_func: Any) -> bool:
+    return callable(infer_func) or is_stepped(infer_func)
 
 
 def _shown(infer_func: Any) -> str:
@@ -213,7 +229,7 @@ def _shown(infer_func: Any) -> str:
     return f"a {type(infer_func).__name__} of {kinds or 'nothing'}"
 
 
-def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]], *, may_yield: bool) -> None:
+def _check_answers(config: ModelConfig, callables: Sequence[Served], *, may_yield: bool) -> None:
     """Check that the callables can answer in the way of the config, and that such answers can be cached."""
     if config.response_cache and config.decoupled:
         why = "only a model that gives one response to a request can be answered from memory"

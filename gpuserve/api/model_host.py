@@ -23,6 +23,7 @@ from gpuserve.core.errors import BindError, GpuserveError
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import ModelSpec
+from gpuserve_worker.inference.stepping import Served
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class ModelHost(abc.ABC):
     def bind(
         self,
         model_name: str,
-        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+        infer_func: Served | Sequence[Served],
         inputs: Sequence[Tensor] | None = None,
         outputs: Sequence[Tensor] | None = None,
         model_version: int = 1,

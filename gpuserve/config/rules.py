@@ -152,7 +152,7 @@ def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:
         return
     if model.get("response_cache") is True:
         yield Violation((*path, "response_cache"), "response_cache does not go with decoupled")
-    if model.get("retry_on_worker_death") is True:
+    if model.get("retry_on_worker_death") is True and not model.get("max_active"):
         text = "retry_on_worker_death does not go with decoupled: some responses may have been sent already"
         yield Violation((*path, "retry_on_worker_death"), text)
 

@@ -312,9 +312,17 @@ def build_model_spec(
         options["prefetch"] = int(any(one.device != CPU for one in instances))
     sequence: SequenceBatching = options["sequence"]
     # Some responses may have been sent when the worker dies; the state of a sequence is lost with the worker.
-    options["retry_on_worker_death"] &= not (options["decoupled"] or sequence.strategy)
+    stepped = bool(options["max_active"])
+    once = options["decoupled"] and not stepped
+    options["retry_on_worker_death"] &= not (once or sequence.strategy)
     warmed = warmups(warmup, input_specs, options["max_batch_size"])
     batching: BatchingSpec = options.get("batching", BatchingSpec())
+    if stepped:
+        if sequence.strategy:
+            raise BadModelConfig("sequence_batching does not go with max_active: a step has many requests")
+        # The callable joins requests itself, and an instance begins every request that it is given.
+        batching = options["batching"] = dataclasses.replace(batching, merge=False)
+        options["prefetch"] = 0
     if not batching.max_batch_elements and any(one.ragged for one in input_specs):
         options["batching"] = dataclasses.replace(batching, max_batch_elements=RAGGED_BATCH_ELEMENTS)
     options.setdefault("labels", label_specs(outputs, output_specs))

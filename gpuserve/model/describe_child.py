@@ -24,6 +24,7 @@ from gpuserve.model.self_description import declaration, target_kind
 from gpuserve.model.signature import call_problem
 from gpuserve_worker.execution.lifecycle import die_with_parent
 from gpuserve_worker.inference.callable_loading import YIELDING, LoadError, locate, module_at
+from gpuserve_worker.inference.stepping import is_stepped
 
 
 def sole_callable(module: ModuleType, file: str) -> str:
@@ -49,7 +50,7 @@ def _public_callables(module: ModuleType) -> Iterator[tuple[str, Any]]:
             continue
         is_plain = isinstance(one, type | FunctionType)
         home = one.__module__ if is_plain else type(one).__module__
-        if callable(one) and home == module.__name__ and not _is_data(one):
+        if (callable(one) or is_stepped(one)) and home == module.__name__ and not _is_data(one):
             yield name, one
 
 
@@ -57,17 +58,15 @@ def _is_data(one: Any) -> bool:
     """Return whether an object is a class that holds values, such as the outputs of a function, and serves
     nothing.
     """
-    return isinstance(one, type) and not isinstance(
-        inspect.getattr_static(one, "__call__", None), FunctionType
-    )
+    called = inspect.getattr_static(one, "__call__", None)
+    return isinstance(one, type) and not (isinstance(called, FunctionType) or is_stepped(one))
 
 
 def _is_meant_to_be_served(one: Any) -> bool:
     """Return whether a callable is meant to be served: decorated, or with a declaration."""
     called = one.__call__ if isinstance(one, type) else one
-    if argument_form_of(called) is not None or (
-        isinstance(one, type) and callable(getattr(one, "declare", None))
-    ):
+    has_declaration = isinstance(one, type) and callable(getattr(one, "declare", None))
+    if argument_form_of(called) is not None or has_declaration or is_stepped(one):
         return True
     return hasattr(one, "inputs") and hasattr(one, "outputs")
 
@@ -143,7 +142,7 @@ def _error_text(error: LoadError, base_dir: str) -> str:
 
 def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any]) -> str | None:
     """Return the error in the object itself or in its arguments, or None."""
-    if not callable(target):
+    if not (callable(target) or is_stepped(target)):
         return f"{path!r} is {type(target).__name__} and cannot be called"
     if not isinstance(target, type):
         return None

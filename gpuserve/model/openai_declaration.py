@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuserve.model.declaration import Tensor
+from gpuserve_worker.inference.stepping import is_stepped
 
 OPENAI: Final = "openai"
 #: Tensors: the body of a request, and the JSON of a response or of a chunk.
@@ -62,8 +63,9 @@ def is_for_openai(target: Any) -> bool:
     marked = getattr(target, OPENAI, None)
     if isinstance(marked, bool):
         return marked
-    own = [one for name in METHODS if callable(one := getattr(target, name, None))]
-    called = target.__call__ if isinstance(target, type) else target
+    methods = ("admit",) if is_stepped(target) else METHODS
+    own = [one for name in methods if callable(one := getattr(target, name, None))]
+    called = getattr(target, "__call__", None) if isinstance(target, type) else target  # noqa: B004
     return any(annotation_names(one) & REQUESTS for one in own or [called])
 
 

@@ -11,6 +11,7 @@ attributes ``inputs``, ``outputs``, …         values that ``declare`` left out
 OpenAI's requests (``gpuserve/openai``)       ``openai: true``, if no tensors are declared
 types of tensors (``gpuserve.typed``)         values still missing: tensors, batch size, array
 a body with ``yield``                         ``decoupled: true``
+methods ``admit`` and ``step``                ``max_active`` and ``decoupled: true``
 ============================================  =======================================================
 """
 
@@ -26,6 +27,7 @@ from gpuserve.model.openai_declaration import declared_openai
 from gpuserve.model.signature import SignatureError, signature_of
 from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, LoadError, kind_of
 from gpuserve_worker.inference.failure import log_text, log_traceback
+from gpuserve_worker.inference.stepping import is_stepped, max_active_of
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 #: Attributes with common names: values of another type are not meant for gpuserve.
@@ -47,7 +49,7 @@ def declaration(
     Raises:
         LoadError: The declaration is wrong, or raised an exception.
     """
-    found = _attributes(target, name) | _declared(target, name, kwargs)
+    found = _stepped(target) | _attributes(target, name) | _declared(target, name, kwargs)
     if not found.keys() & _TENSORS.keys() and (openai := declared_openai(target)):
         return openai | found
     if by_types and not found.keys() >= _TENSORS.keys():
@@ -57,9 +59,15 @@ def declaration(
     return found
 
 
+def _stepped(target: Any) -> dict[str, Any]:
+    if not is_stepped(target):
+        return {}
+    return {"max_active": max_active_of(target), "decoupled": True, "max_batch_size": 0}
+
+
 def target_kind(target: Any) -> CallableKind:
     """Return the kind of the target, or of a class's instances. The kind of a factory's result is unknown."""
-    return kind_of(target.__call__) if isinstance(target, type) else kind_of(target)
+    return kind_of(getattr(target, "__call__", target)) if isinstance(target, type) else kind_of(target)  # noqa: B004
 
 
 # ---- declare() ----------------------------------------------------------------------------------

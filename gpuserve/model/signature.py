@@ -37,6 +37,7 @@ from gpuserve.model.declaration import Tensor
 from gpuserve.typed import DType, Name, Shape
 from gpuserve_worker.inference.callable_loading import makes_callable
 from gpuserve_worker.inference.inference_request import function_of
+from gpuserve_worker.inference.stepping import is_stepped
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of
 
 #: The largest batch of ``@batch`` without an argument.
@@ -113,6 +114,8 @@ def call_problem(
     """Return why a worker cannot call ``target``, a callable or a class, with requests that have ``inputs``
     (None: unknown), or None. Decorators from elsewhere may change the call, so nothing is said below them.
     """
+    if is_stepped(target):
+        return None
     is_class = isinstance(target, type)
     if is_class and not any("__call__" in vars(base) for base in target.__mro__):
         if target.__new__ is not object.__new__:

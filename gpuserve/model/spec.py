@@ -450,9 +450,17 @@ class ModelOptions:
         "Whether OpenAI's clients are served: the callable takes typed requests of gpuserve.openai, and the"
         " model declares no inputs and outputs.",
     )
+    max_active: int = option(
+        0,
+        "Requests that a stepped callable (with admit and step) has active at once in one instance; 0: the "
+        "callable is called. Default of a stepped callable: its attribute max_active, else 64.",
+        least=0,
+        most=MAX_CONCURRENCY,
+    )
     retry_on_worker_death: bool = option(
         True,
-        "Whether a batch runs once more when its worker died; never for decoupled models and sequences.",
+        "Whether a batch runs once more when its worker died; never for sequences, nor for decoupled models "
+        "that are not stepped. A request of a stepped model runs again only before its first response.",
     )
     execution_timeout_s: float = option(
         0.0,

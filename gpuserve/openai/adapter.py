@@ -32,15 +32,16 @@ import numpy as np
 from gpuserve.model.openai_declaration import annotation_names
 from gpuserve.openai import answers
 from gpuserve.openai import documents as written
-from gpuserve.openai.answers import AnswerChoice, BadRequest, Delta, StopSequences, Token, without_frames
+from gpuserve.openai.answers import BadRequest, Token, without_frames
+from gpuserve.openai.endpoints import REQUESTS, OpenAIEndpoint, endpoint_of, parse_body
 from gpuserve.openai.request_types import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
     TypedRequest,
-    parse_request,
-    request_for_each_answer,
 )
+from gpuserve.openai.text_answer import TextAnswer
+from gpuserve_worker.inference.stepping import is_stepped
 
 if TYPE_CHECKING:
     from gpuserve_worker.inference.inference_request import Request
@@ -48,15 +49,16 @@ if TYPE_CHECKING:
 #: The names that ``gpuserve/model/openai_declaration.py`` declares.
 _REQUEST: Final = "request"
 _RESPONSE: Final = "response"
-_ENDPOINT: Final = "endpoint"
-#: Limit of an answer that is not streamed. A piece counts as 64 characters at least.
-MAX_ANSWER_CHARACTERS: Final = 64 << 20
 #: An answer to a request of a batch: a response, an error, or nothing yet.
 Answer = Mapping[str, Any] | Exception | None
 
 
-def adapt_callable(made: Any) -> Callable[[Any], Any]:
+def adapt_callable(made: Any) -> Any:
     """Return the inference callable over a user's callable. Raise TypeError if that answers no endpoint."""
+    if is_stepped(made):
+        from gpuserve.openai.stepped import SteppedOpenAI
+
+        return SteppedOpenAI(made)
     handlers = handlers_of(made)
     embed = handlers.get(OpenAIEndpoint.EMBEDDINGS)
     if embed is not None and len(handlers) == 1:
@@ -73,8 +75,8 @@ class BatchMember:
         self.answer: Answer = None
         self._shape = request[_REQUEST].shape
         try:
-            self.endpoint = _endpoint_of(request.parameters, handlers)
-            self.request: Any = _parse_body(request, self.endpoint, handlers[self.endpoint].argument)
+            self.endpoint = endpoint_of(request.parameters, handlers)
+            self.request: Any = _parse(request, self.endpoint, handlers[self.endpoint].argument)
         except (BadRequest, answers.NoSuchEndpoint) as error:
             self.answer = without_frames(error)
 
@@ -84,25 +86,8 @@ class BatchMember:
         return {_RESPONSE: tensor}
 
 
-def _endpoint_of(
-    parameters: Mapping[str, Any], handlers: Mapping[OpenAIEndpoint, EndpointHandler]
-) -> OpenAIEndpoint:
-    named = parameters.get(_ENDPOINT)
-    if named is None and len(handlers) == 1:
-        return next(iter(handlers))
-    for one in handlers:
-        if one.value == named:
-            return one
-    known = " and ".join(f"{one.value}" for one in handlers)
-    raise answers.NoSuchEndpoint(f"the model answers {known}, not {str(named)[:64]!r}")
-
-
-def _parse_body(request: Request, endpoint: OpenAIEndpoint, argument: HandlerArgument) -> TypedRequest:
-    bodies = request[_REQUEST]
-    if bodies.size != 1:
-        raise BadRequest(f"expected one body in a request, given {bodies.size}")
-    forwarded = {key: one for key, one in request.parameters.items() if key != _ENDPOINT}
-    parsed = parse_request(REQUESTS[endpoint], bodies.item(), forwarded)
+def _parse(request: Request, endpoint: OpenAIEndpoint, argument: HandlerArgument) -> TypedRequest:
+    parsed: TypedRequest = parse_body(request, endpoint)
     if isinstance(parsed, EmbeddingRequest) and argument is HandlerArgument.TEXTS:
         parsed.require_texts()
     return parsed
@@ -238,73 +223,35 @@ async def _answer_embeddings(groups: Sequence[EmbeddingGroup], batch: Sequence[B
 async def _text_documents(
     call: Callable[[Any], Any], request: ChatRequest | CompletionRequest
 ) -> AsyncGenerator[bytes]:
-    documents: written.AnswerDocuments
-    if isinstance(request, ChatRequest):
-        documents = written.ChatDocuments(request)
-    else:
-        documents = written.CompletionDocuments(request)
-    wanted = request_for_each_answer(request)
-    stops = StopSequences(request.stop)
-    choices = [AnswerChoice(request.token_limit, stops) for _ in wanted]
-    streams = [_deltas(call, one, choice) for one, choice in zip(wanted, choices, strict=True)]
-    whole: list[list[Delta]] = [[] for _ in wanted]
-    cost, with_logprobs = 0, request.logprobs not in (None, False)
-    async with aclosing(merge_streams(streams)) as deltas:
-        async for index, delta in deltas:
-            if request.stream:
-                yield documents.chunk(index, delta)
-                continue
-            whole[index].append(delta)
-            cost += delta.cost(with_logprobs=with_logprobs)
-            if cost > MAX_ANSWER_CHARACTERS:
-                raise BadRequest(
-                    f"the answer is over the limit of {MAX_ANSWER_CHARACTERS} characters for one that is not "
-                    "streamed: expected stream: true, or smaller values of max_tokens and n",
-                    "stream",
-                )
-    counts, n = [one.usage for one in choices], request.n
-    # The prompt of several answers counts once.
-    prompts = [max(prompt for prompt, _ in counts[start : start + n]) for start in range(0, len(counts), n)]
-    usage = written.usage_document(sum(prompts), sum(made for _, made in counts))
-    if not request.stream:
-        yield documents.whole(whole, usage)
-    elif request.wants_usage:
-        yield documents.usage_chunk(usage)
+    answer = TextAnswer(request)
+    streams = [_batches(call(one), answer, index) for index, one in enumerate(answer.wanted)]
+    async with aclosing(merge_streams(streams)) as each:
+        async for _, documents in each:
+            for document in documents:
+                yield document
+    for document in answer.end():
+        yield document
 
 
-async def _deltas(call: Callable[[Any], Any], request: Any, choice: AnswerChoice) -> AsyncGenerator[Delta]:
-    if isinstance(request, CompletionRequest) and request.echo:
-        yield Delta(request.text)
-    async with aclosing(each_value(call(request))) as given:
+async def _batches(result: Any, answer: TextAnswer, index: int) -> AsyncGenerator[list[bytes]]:
+    """Yield the documents of one answer as its values come."""
+    async with aclosing(each_value(result)) as given:
         async for one in given:
-            if (delta := choice.add(one)) is not None:
-                yield delta
-            if choice.over:
+            if documents := answer.add(index, [one]):
+                yield documents
+            if answer.is_over(index):
                 return
-    yield choice.end()
+    yield answer.add(index, (), is_last=True)
 
 
 # ---- handlers ------------------------------------------------------------------------------------
 
 
-class OpenAIEndpoint(enum.Enum):
-    """An endpoint of OpenAI's API."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    EMBEDDINGS = "embeddings"
-
-
-#: The method of each endpoint, and the type of its requests.
+#: The method of each endpoint.
 METHODS: Final = {
     OpenAIEndpoint.CHAT: "chat",
     OpenAIEndpoint.COMPLETIONS: "complete",
     OpenAIEndpoint.EMBEDDINGS: "embed",
-}
-REQUESTS: Final[dict[OpenAIEndpoint, type[TypedRequest]]] = {
-    OpenAIEndpoint.CHAT: ChatRequest,
-    OpenAIEndpoint.COMPLETIONS: CompletionRequest,
-    OpenAIEndpoint.EMBEDDINGS: EmbeddingRequest,
 }
 
 

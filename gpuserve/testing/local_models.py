@@ -30,6 +30,7 @@ from gpuserve.testing.local_requests import (
     local_request,
     worker_batch,
 )
+from gpuserve.testing.local_steps import LocalSteps
 from gpuserve_worker.execution.execution import await_only_result, is_deferred
 from gpuserve_worker.inference import model_calls
 from gpuserve_worker.inference.callable_loading import InferenceCallable, LoadError, build, locate
@@ -223,6 +224,8 @@ class LocalModel:
 
     def answers(self, requests: Sequence[LocalRequest]) -> list[Outputs | ModelCallError | None]:
         """Return the answer to each request of a batch, or its error."""
+        if self.spec.max_active and not self.spec.decoupled:
+            return next(self._stepped(requests))
         batch, described = worker_batch(self.spec, self._check, requests)
         if self.spec.decoupled:
             refused = no_stream(self.spec.name)
@@ -234,6 +237,9 @@ class LocalModel:
 
     def steps(self, requests: Sequence[LocalRequest]) -> Iterator[list[Outputs | ModelCallError | None]]:
         """Yield the steps of a decoupled model: the response to each request, or None."""
+        if self.spec.max_active:
+            yield from self._stepped(requests)
+            return
         batch, described = worker_batch(self.spec, self._check, requests)
         for one in self._each_result(self._call_model(batch)):
             yield self._checked_answers(one, described)
@@ -255,11 +261,29 @@ class LocalModel:
         except OutputError as error:
             raise ModelCallError("INTERNAL", str(error)) from None
 
-    def _call_model(self, batch: Any) -> Any:
-        call = self._call
-        if call is None:
+    def _stepped(self, requests: Sequence[LocalRequest]) -> Iterator[list[Outputs | ModelCallError | None]]:
+        """Yield the responses of each step of a stepped callable; of a model that is not decoupled, all
+        answers at once.
+        """
+        pairs = [worker_batch(self.spec, self._check, [one]) for one in requests]
+        described = [one for _, (one,) in pairs]
+        steps = LocalSteps(self._loaded(), self.spec.max_active, self._run_in_loop)
+        answers: list[Any] = [None] * len(requests)
+        for responses in steps.responses([batch.as_list()[0] for batch, _ in pairs]):
+            if self.spec.decoupled:
+                yield self._checked_answers(responses, described)
+            answers = [old if new is None else new for old, new in zip(answers, responses, strict=True)]
+        if not self.spec.decoupled:
+            yield self._checked_answers(answers, described)
+
+    def _loaded(self) -> InferenceCallable:
+        if self._call is None:
             text = f"model {self.spec.name!r} is not loaded: use it in a with block, or load() it"
             raise RuntimeError(text)
+        return self._call
+
+    def _call_model(self, batch: Any) -> Any:
+        call = self._loaded()
         given = batch if accepts_batch(call) else batch.as_list()
         return _outside_loop(lambda: self._context.run(call, given))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Final, TypeAlias, Unpack
 
@@ -25,9 +25,10 @@ from gpuserve.model.spec import ModelSpec, check_model_name
 from gpuserve.testing.local_models import LocalModel, Other, OtherModels
 from gpuserve.testing.local_requests import Outputs, WrongCall
 from gpuserve_worker.inference.model_calls import CallOptions
+from gpuserve_worker.inference.stepping import Served, is_stepped
 
 #: A target of a test: callables, a server with bound models, or a path that can be served.
-Target: TypeAlias = Callable[..., Any] | Mapping[str, Callable[..., Any]] | Server | str | PathLike[str]
+Target: TypeAlias = Served | Mapping[str, Served] | Server | str | PathLike[str]
 
 _NO_OTHERS: Final[Mapping[str, Other]] = {}
 _NAMELESS: Final = "model"
@@ -43,12 +44,13 @@ def target_models(
         ConfigError, BindError: if the target cannot be served.
         WrongCall: if the other arguments do not apply to such a target.
     """
+    made: Any = target
     if isinstance(target, Mapping):
         callables: Mapping[str, Any] = target
-    elif callable(target):
-        callables = {callable_model_name(target): target}
-    elif not isinstance(target, Server) and is_callable_path(os.fspath(target)):
-        path, given = os.fspath(target), {"kwargs": dict(kwargs)} if kwargs else {}
+    elif callable(made) or is_stepped(made):
+        callables = {callable_model_name(made): made}
+    elif not isinstance(made, Server) and is_callable_path(os.fspath(made)):
+        path, given = os.fspath(made), {"kwargs": dict(kwargs)} if kwargs else {}
         entry = entry_of(path, os.getcwd())
         model = {**entry, **given, **_plain_declarations(declared, entry["name"])}
         configuration = load_data({"models": [model]}, path, os.getcwd(), os.environ)
@@ -57,12 +59,12 @@ def target_models(
         names = ", ".join([*(["kwargs"] if kwargs else []), *declared])
         raise WrongCall(f"{names}: expected with a callable alone, given with {target}")
     else:
-        return _all_models(target)
+        return _all_models(made)
     specs = [callable_spec(one, name, kwargs, declared, pickled=pickled) for name, one in callables.items()]
     return ServerSettings(), tuple(specs)
 
 
-def callable_model_name(target: Callable[..., Any]) -> str:
+def callable_model_name(target: Served) -> str:
     """Return the model name of a callable: its own name, if that is a valid model name."""
     name = getattr(target, "__name__", type(target).__name__)
     try:
@@ -73,7 +75,7 @@ def callable_model_name(target: Callable[..., Any]) -> str:
 
 
 def callable_spec(
-    target: Callable[..., Any],
+    target: Served,
     name: str,
     kwargs: Mapping[str, Any],
     declared: Mapping[str, Any],
@@ -126,7 +128,7 @@ def open_triton_model(
 
 
 def open_callable(
-    target: Callable[..., Any],
+    target: Served,
     /,
     *,
     name: str = _NAMELESS,
@@ -184,7 +186,7 @@ def run_triton_model(
 
 
 def run_callable(
-    target: Callable[..., Any],
+    target: Served,
     inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     /,
     *,

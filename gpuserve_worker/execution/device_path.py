@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 class Model(NamedTuple):
     """A loaded callable with its declaration and its device path. ``slots`` is the number of concurrent
-    batches. ``concurrent``: the callable awaits or yields. ``all_lines``: clients receive every line of its
-    exceptions. ``owned_outputs``: the callable never writes to memory again that it has returned.
+    batches. ``concurrent``: the callable awaits or yields. ``stepped``: the callable has ``admit`` and
+    ``step``. ``all_lines``: clients receive every line of its exceptions. ``owned_outputs``: the callable
+    never writes to memory again that it has returned.
     """
 
     context: ModelContext
@@ -44,6 +45,7 @@ class Model(NamedTuple):
     all_lines: bool = False
     owned_outputs: bool = False
     static_inputs: bool = False
+    stepped: bool = False
 
     @property
     def name(self) -> str:

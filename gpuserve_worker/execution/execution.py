@@ -198,7 +198,7 @@ class Execution:
         self._ragged = ragged_names(model.context.inputs, model.context.outputs)
         #: Whether the callable accepts the whole ``Batch``; otherwise it is given a list of requests.
         self.takes_batch = accepts_batch(model.call)
-        self._rules = OutputRules(
+        self.rules = OutputRules(
             model.name,
             model.context.outputs,
             batching=model.context.batching,
@@ -268,7 +268,7 @@ class Execution:
     def try_outputs(self, result: Any, batch: Batch) -> None:
         """Convert the outputs of a warm-up as those of a request, which may compile kernels."""
         with suppress(OutputError):
-            self._rules.check(result, batch.requests)
+            self.rules.check(result, batch.requests)
 
     def check(
         self, session: FrontSession, result: Any, run: wire.Run, inputs: BatchInputs, *, apart: bool = False
@@ -280,7 +280,7 @@ class Execution:
             session.regions.check(place)
         failures: Mapping[int, WireFailure | None] = inputs.failures
         elsewhere = [one for one in run.requests if not isinstance(one, int) and (one[3] or one[5])]
-        answers = self._rules.check(result, inputs.requests, apart=apart or bool(failures or elsewhere))
+        answers = self.rules.check(result, inputs.requests, apart=apart or bool(failures or elsewhere))
         if inputs.in_place:
             answers = BatchAnswers(answers.whole, answers.each, answers.parameters, inputs.in_place)
         if failures and self._model.context.decoupled:

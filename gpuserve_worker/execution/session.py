@@ -25,7 +25,7 @@ from gpuserve_worker.protocol.link import Link
 if TYPE_CHECKING:
     from gpuserve_worker.execution.device_path import WorkerDevicePath
 
-BatchReply: TypeAlias = wire.Done | wire.Failed
+BatchReply: TypeAlias = wire.Done | wire.Failed | wire.Requeue
 
 
 class FrontSession:
@@ -190,7 +190,7 @@ def _nothing() -> None: ...
 
 def _with_inputs(reply: BatchReply, *, free: bool) -> BatchReply:
     """Return the same reply with ``inputs_free`` set; much faster than ``_replace``."""
-    if isinstance(reply, wire.Failed):
-        return wire.Failed(reply.batch_id, reply.failure, free)
+    if not isinstance(reply, wire.Done):
+        return type(reply)(reply.batch_id, reply.failure, free)  # type: ignore[arg-type]  # both classes fit
     batch_id, outputs, responses, _, input_ns, infer_ns, output_ns, parameters = reply
     return wire.Done(batch_id, outputs, responses, free, input_ns, infer_ns, output_ns, parameters)

@@ -36,6 +36,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from gpuserve_worker.inference.failure import log_text, log_traceback
 from gpuserve_worker.inference.inference_request import accepts_batch, function_of
+from gpuserve_worker.inference.stepping import is_stepped
 
 InferenceCallable: TypeAlias = Callable[[Any], Any]
 
@@ -91,11 +92,11 @@ def build(
         raise LoadError(f"{name} is called as it is, so it takes no kwargs, but {_names(kwargs)} given")
     if adapter := source.get("adapter"):
         made = _adapted(made, name, adapter)
-    if not callable(made):
+    if not (callable(made) or is_stepped(made)):
         came = "" if made is target else "returned "
         raise LoadError(
             f"{name} {came or 'is '}an object of type {type(made).__name__}, which cannot be called; "
-            "expected a function, a class, or an object with __call__"
+            "expected a function, a class, or an object with __call__, or with admit and step"
         )
     kind = kind_of(made)
     if kind in YIELDING and not may_yield:

@@ -15,12 +15,14 @@ Senders and receivers::
     front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free, Shrink   (the link)
                            Region, CudaRegion, DropRegion, Lend, Unlend, Answer
                            StartExports, FreeExports, LendExport, UnlendExport
-    worker -> front        Attached, Segment, DropSegment, Yield, Computed, Split, Done, Failed
+    worker -> front        Attached, Segment, DropSegment, Yield, Stepped, Computed, Split, Done, Failed
+                           Requeue
                            Released, RegionOpened, Call, CancelCall, Return, ExportSegment, ExportOpened
                            Metrics, Command
 
 The reply to a batch is one ``Done`` or ``Failed``. The reply of a decoupled model is any number of ``Yield``,
-then one ``Done`` without outputs, or ``Failed``.
+then one ``Done`` without outputs, or ``Failed``. A stepped callable sends the responses of many batches in
+one ``Stepped``, and returns a batch that it cannot run now by ``Requeue``.
 
 The supervisor keeps a duplicate of the front's end of every link, so a front may die and be
 replaced while the worker keeps its model. A new front sends ``Attach`` first. It drops messages that
@@ -57,7 +59,7 @@ __all__ += ["MessageCodec", "WireError", "WireFailure", "WireRequest", "WireTens
 __all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Protocol version: incremented when a field changes its meaning or a worker must support a new message.
-PROTOCOL: Final = 12
+PROTOCOL: Final = 13
 
 #: Limit of ``Yield`` messages of one batch that clients have not received; then the worker waits for
 #: ``Credit``. The window starts at one: the front gives credit for the rest when it has sent the first
@@ -83,6 +85,7 @@ class Init(NamedTuple):
     is the kind of input arrays: "numpy", "cupy" or "torch". The worker runs on ``cpus`` (empty: all) and
     allocates memory from ``numa_node`` (-1: any). It may page-lock ``lent_limit_nbytes`` of the host memory
     that clients registered. If ``reports_imports``, the worker reports its imported files by ``Imported``.
+    ``max_active`` is the number of active requests of a stepped callable, 0 for other callables.
     """
 
     protocol: int
@@ -109,6 +112,7 @@ class Init(NamedTuple):
     reports_imports: bool = False
     owned_outputs: bool = False
     static_inputs: bool = False
+    max_active: int = 0
 
 
 class Stop(NamedTuple):
@@ -313,6 +317,38 @@ class Yield(NamedTuple):
     last: tuple[int, ...] = ()
 
 
+class Stepped(NamedTuple):
+    """Steps of a stepped callable since the last message, with the responses of the last step.
+
+    ``steps`` is the number of the steps and ``busy_ns`` their time; ``active`` requests were in the last one.
+    Each of ``batch_ids`` is a batch of one request with one response. ``outputs`` has the responses stacked
+    on a new first axis; otherwise ``responses`` has one for each. All bytes are in the message. ``last`` has
+    the positions of the requests that have ended; their ``Done`` follows. ``parameters`` are those of each
+    response, or empty.
+    """
+
+    steps: int
+    busy_ns: int
+    active: int
+    batch_ids: tuple[int, ...] = ()
+    outputs: tuple[WireTensor, ...] | None = None
+    responses: tuple[tuple[WireTensor, ...] | None, ...] | None = None
+    parameters: tuple[dict[str, Any], ...] = ()
+    last: tuple[int, ...] = ()
+
+
+class Requeue(NamedTuple):
+    """The worker returns a batch that has sent no response. Without a ``failure`` the batch was not begun,
+    because the callable has no room for its request; the instance takes no other batch before one has ended.
+    With a ``failure``, the callable raised while it computed several batches, and this batch may run once
+    more, alone; otherwise it fails.
+    """
+
+    batch_id: int
+    failure: WireFailure | None
+    inputs_free: bool
+
+
 class Computed(NamedTuple):
     """The computation of these batches is done and only the copies of their outputs from the device are
     running, so their slots are free. The reply to each follows as ``Done`` or ``Failed``.
@@ -495,7 +531,7 @@ Message: TypeAlias = (
     Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CancelCall
     | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
-    | UnlendExport | Imported | WantWeights | LoadWeights | Weights | WeightsFailed
+    | UnlendExport | Imported | WantWeights | LoadWeights | Weights | WeightsFailed | Stepped | Requeue
 )  # fmt: skip
 
 
@@ -534,6 +570,8 @@ WORKER: Final = MessageCodec(
         46: Computed,
         47: Split,
         48: Shrink,
+        49: Stepped,
+        56: Requeue,
         50: Call,
         51: CancelCall,
         52: Answer,

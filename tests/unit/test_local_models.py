@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from models.stepped import RAISES, REFUSED, Counting
 
 from gpuserve import Response, Tensor, current_model
 from gpuserve.config.problems import ConfigProblems
@@ -216,3 +218,20 @@ def test_an_answer_that_cannot_be_sent_is_told() -> None:
         run_callable(lambda requests: [{"z": one["x"]} for one in requests], {"x": [1.0]}, **PLAIN)
     with pytest.raises(ZeroDivisionError):
         run_callable(lambda requests: 1 // 0, {"x": [1.0]}, **PLAIN)
+
+
+def test_a_stepped_callable_runs_as_in_its_worker(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    kwargs = {"step_s": 0.0, "room": 2, "record": str(record)}
+    values = [int(one["value"][0]) for one in run_callable(Counting, {"n": [3]}, kwargs=kwargs)]
+    assert values == [1, 2, 3]
+    with pytest.raises(ValueError, match="poison"):
+        run_callable(Counting, {"n": [RAISES]}, kwargs=kwargs)
+    with pytest.raises(ModelCallError, match="not this number"):
+        run_callable(Counting, {"n": [REFUSED]}, kwargs=kwargs)
+    whole = run_callable(
+        Counting, [{"n": [n]} for n in (4, 1, 2)], kwargs={**kwargs, "whole": True}, decoupled=False
+    )
+    assert [int(one["value"][0]) for one in whole] == [4, 1, 2]
+    events = Counter(line.split()[0] for line in record.read_text().splitlines())
+    assert events["admit"] == events["release"] == 5

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuserve.front.ipc.gather import NO_INPUTS, DeviceInputs, Gathered, copy_in_parts, gather
-from gpuserve.front.ipc.scatter import Answer, WholeOutputs, scatter, whole_outputs
+from gpuserve.front.ipc.scatter import Answer, WholeOutputs, scatter, scatter_step, whole_outputs
 from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.requests import inference
 from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor
@@ -91,15 +91,26 @@ class BatchMessages:
                 return self._sequences.scatter(link, batch, message, on_gone)
             return scatter(self._spec, link, batch.requests, message, on_gone)
         except (ValueError, TypeError, KeyError) as error:
-            # Workers are not trusted, because user code runs in them.
-            logger.error(
-                "model %s: rejected a malformed answer of instance %s: %s",
-                self._spec.name,
-                link.instance,
-                error,
-            )
-            wrong = refusals.nonsense(self._spec.name)
-            return [wrong] * len(batch.requests)
+            return self._reject(link, error, len(batch.requests))
+
+    def unpack_step(
+        self,
+        link: WorkerLink,
+        requests: Sequence[Any],
+        message: wire.Stepped,
+        on_gone: Sequence[Callable[[], None]],
+    ) -> list[Answer]:
+        """Return the answers in the message of a step, as ``scatter_step``."""
+        try:
+            return scatter_step(self._spec, link, requests, message, on_gone)
+        except (ValueError, TypeError, KeyError) as error:
+            return self._reject(link, error, len(requests))
+
+    def _reject(self, link: WorkerLink, error: Exception, count: int) -> list[Answer]:
+        """Log a malformed answer: workers are not trusted, because user code runs in them."""
+        name = self._spec.name
+        logger.error("model %s: rejected a malformed answer of instance %s: %s", name, link.instance, error)
+        return [refusals.nonsense(name)] * count
 
 
 def run_message(

@@ -159,6 +159,53 @@ def scatter(
     return answers
 
 
+def scatter_step(
+    spec: ModelSpec,
+    link: WorkerLink,
+    batch: Sequence[Any],
+    message: wire.Stepped,
+    on_gone: Sequence[Callable[[], None]],
+) -> list[Answer]:
+    """Return one answer for each request in a step's message. ``on_gone`` are called when the responses are
+    closed, each by itself: no client waits for another. Raises as ``scatter``.
+    """
+    per_request: Sequence[Any]
+    if message.outputs is not None:
+        per_request = _unstacked(wire.tensors(message.outputs), len(batch), link)
+    else:
+        per_request, blocks, exported = _responses(wire.responses(message.responses or ()), link)
+        if blocks or exported or not all(isinstance(one, list) for one in per_request):
+            raise ValueError("a response of a step that is not in its message")
+    if len(per_request) != len(batch):
+        raise ValueError(f"{len(per_request)} responses to {len(batch)} requests")
+    parameters: Iterable[Mapping[str, Any]] = _NO_PARAMETERS
+    if message.parameters:
+        parameters = _parameters(message.parameters, len(batch))
+    name, version, memory = spec.name, str(spec.version), link.outputs
+    answers: list[Answer] = []
+    for pending, outputs, given, gone in zip(batch, per_request, parameters, on_gone, strict=False):
+        chosen = _select_or_close(spec, pending.request, outputs, gone)
+        if isinstance(chosen, list):
+            answers.append(InferResponse(name, version, pending.request.id, given, chosen, gone, memory))
+        else:
+            answers.append(chosen)
+    return answers
+
+
+def _unstacked(tensors: Sequence[wire.WireTensor], count: int, link: WorkerLink) -> list[_Outputs]:
+    """Return stacked tensors as a list of tensors for each request."""
+    columns: list[list[OutputTensor]] = []
+    for one in tensors:
+        if not isinstance(one.payload, bytes) or one.datatype == BYTES:
+            raise ValueError(f"output {one.name!r} of a step is not stacked in its message")
+        _check_rows(one.name, one.shape, count)
+        data, inner = _data(one, link), one.shape[1:]
+        size = len(data) // count
+        column = [data[at * size : at * size + size] for at in range(count)]
+        columns.append([OutputTensor(one.name, one.datatype, inner, part) for part in column])
+    return [list(one) for one in zip(*columns, strict=True)] if columns else [[] for _ in range(count)]
+
+
 def _parameters(given: tuple[dict[str, Any], ...], count: int) -> tuple[dict[str, Any], ...]:
     if len(given) != count:
         raise ValueError(f"parameters of {len(given)} responses to {count} requests")

@@ -81,6 +81,8 @@ class WorkerLink:
         self._ended = False
         #: The number of unanswered batches.
         self.in_flight = 0
+        #: The number of messages about steps of a stepped callable.
+        self.n_steps = 0
         self._reason = "its process died"
 
     def open(self) -> None:

@@ -129,6 +129,8 @@ class BatchRunner:
             self._refuse(batch, error, now)
             return None
         flight = InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
+        if self._spec.max_active:
+            flight.open_window()
         self.in_flight.add(flight)
         for request in batch.requests:
             if request.deadline is not None:
@@ -233,6 +235,10 @@ class BatchRunner:
         match message:
             case wire.Yield():
                 return self._on_yield(link, message)
+            case wire.Stepped():
+                return self._on_stepped(link, message)
+            case wire.Requeue():
+                self._on_returned(link, message)
             case wire.Computed(batch_ids):
                 for batch_id in batch_ids:
                     self._scheduling.scheduler.computed(self.in_flight.batch_at(link, batch_id).batch)
@@ -298,11 +304,62 @@ class BatchRunner:
         answers = self._messages.unpack(link, flight.batch, message, flight.on_yield_sent)
         for pending in self._answers.deliver_responses(flight, answers, message.last):
             self.in_flight.cancel_at_worker(pending)  # it has failed, so further responses are useless
+        if self._spec.max_active:
+            self._metrics.stepped(0, 0, 0, 1)
         if flight.count_yield() > 1:
             return False
+        if self._spec.max_active:
+            self._on_first_response(flight)
+            return True
         # The responses are sent at the end of the next turn of the event loop.
         self._loop.call_soon(self._loop.call_soon, self.in_flight.grant_window, flight)
         return True
+
+    def _on_stepped(self, link: WorkerLink, message: wire.Stepped) -> bool:
+        """Deliver the responses of a step. Returns True for the first response of a request."""
+        link.n_steps += 1
+        self._metrics.stepped(message.steps, message.busy_ns, message.active, len(message.batch_ids))
+        flights = [self.in_flight.batch_at(link, batch_id) for batch_id in message.batch_ids]
+        if not flights:
+            return False
+        requests = [flight.requests[0] for flight in flights]
+        on_gone = [flight.on_yield_sent for flight in flights]
+        answers = self._messages.unpack_step(link, requests, message, on_gone)
+        last, is_first = set(message.last), False
+        for position, (flight, answer) in enumerate(zip(flights, answers, strict=True)):
+            ends = (0,) if position in last else ()
+            for pending in self._answers.deliver_responses(flight, (answer,), ends):
+                self.in_flight.cancel_at_worker(pending)
+            if flight.count_yield() == 1:
+                self._on_first_response(flight)
+                is_first = True
+        return is_first
+
+    def _on_first_response(self, flight: InFlightBatch) -> None:
+        """Let other requests join one that ran alone, which cannot run again from now on."""
+        for pending in flight.requests:
+            pending.retriable = False
+        if flight.batch.slots > 1:
+            self._scheduling.scheduler.share(flight.batch)
+            self.pump_soon()
+
+    def _on_returned(self, link: WorkerLink, message: wire.Requeue) -> None:
+        """Queue the request of a batch that its worker has returned once more."""
+        batch_id, failure, inputs_free = message
+        flight = self.in_flight.batch_at(link, batch_id)
+        if not inputs_free and flight.in_place:  # the body belongs to arrays that the callable keeps
+            for pending in flight.requests:
+                pending.retriable = False
+            failure = failure or wire.WireFailure("INTERNAL", refusals.KEPT_INPUTS)
+        self.in_flight.complete(link, batch_id, inputs_free)
+        lost = self._scheduling.source.return_batch(batch_id, begun=failure is not None)
+        for pending in flight.requests:
+            if pending in lost:
+                assert failure is not None, "only a failure is final"
+                self._answers.finish(pending, request_error(*failure))
+            elif pending.cancelled:
+                self._answers.release_inputs(pending)
+        self.pump_soon()
 
     def _fail(self, link: WorkerLink, flight: InFlightBatch, error: RequestError) -> None:
         compute_s = time.monotonic() - flight.sent_at

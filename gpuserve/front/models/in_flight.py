@@ -59,6 +59,10 @@ class InFlightBatch:
     _yields: int = 0
     _credit: int = 1
 
+    def open_window(self) -> None:
+        """Note that the worker may send a full window of responses from the start."""
+        self._credit = YIELD_WINDOW
+
     def count_yield(self) -> int:
         self._yields += 1
         return self._yields
@@ -71,13 +75,15 @@ class InFlightBatch:
     def running_call(self, began_at: float) -> RunningCall:
         began_at = max(self.sent_at, began_at)
         is_held_back = self._yields >= self._credit
-        return RunningCall(self.batch.instance, self.batch.batch_id, began_at, self._yields, is_held_back)
+        n_responses = self._yields + self.link.n_steps
+        return RunningCall(self.batch.instance, self.batch.batch_id, began_at, n_responses, is_held_back)
 
     def on_yield_sent(self) -> None:
         """Count one more sent message of responses, and grant the worker credit now and then."""
         self._gone += 1
         if self._gone >= _CREDIT_YIELDS:
-            self.grant_credit(self._gone)
+            self._credit += self._gone
+            self.link.post_soon(Credit(self.batch.batch_id, self._gone))
             self._gone = 0
 
 
@@ -116,6 +122,10 @@ class InFlightBatches:
             elif link not in one_by_one:
                 one_by_one.add(link)
                 yield flight.running_call(began_at(link.instance))
+
+    def requests_at(self, link: WorkerLink) -> list[PendingRequest]:
+        """Return the requests of all batches at a worker."""
+        return [one for flight in self._flights.values() if flight.link is link for one in flight.requests]
 
     def find(self, batch_id: int) -> InFlightBatch | None:
         return self._flights.get(batch_id)
@@ -207,8 +217,10 @@ class StreamAccount:
 
     def responded(self, position: int, pending: PendingRequest, came_at: float, *, failed: bool) -> None:
         """Count a delivered response that came at ``came_at``. A ``failed`` one ends its request."""
-        if self._indices[position] == 0 and not failed:
-            self._metrics.first_response.observe((came_at - pending.enqueued_at) * 1000)
+        is_first = self._indices[position] == 0
+        if not failed:
+            since = pending.enqueued_at if is_first else self._last_at[position]
+            self._metrics.responded(came_at - since, is_first=is_first)
         fate = ResponseFate.FAIL if failed else ResponseFate.SUCCESS
         self._add(position, fate, came_at, time.monotonic() - came_at)
 

@@ -197,6 +197,7 @@ class OverdueCalls:
         self._workers = workers
         self._answers = answers
         self._metrics = metrics
+        self._is_stepped = spec.max_active > 0
         self._watch = CallWatch(spec.execution_timeout_s)
 
     def poll(self, now: float, next_poll_at: float) -> list[OverdueCall]:
@@ -207,7 +208,8 @@ class OverdueCalls:
     def terminate(self, overdue: OverdueCall, grace_s: float) -> bool:
         """Abandon an instance whose call is overdue. Returns False if the call has just ended.
 
-        The requests of the batch fail. Other batches that the instance ran run once more elsewhere, as if
+        The requests of the batch fail. Of a step with several requests, those without a response run once
+        more, each alone. Other batches that the instance ran run once more elsewhere, as if
         their worker had died; batches that it only held have not been tried. Memory that the worker may still
         write to is free when it is dead, which must be within the grace period.
         """
@@ -221,8 +223,11 @@ class OverdueCalls:
             return False
         # A worker that has not attached to this front still runs batches of the previous one.
         hung: list[PendingRequest] = flight.requests if link.attached else []
-        for pending in hung:
-            pending.retriable = False
+        if self._is_stepped and link.attached:  # all requests of the step, one of which may be the cause
+            hung = flights.requests_at(link)
+        if len(hung) == 1 or not self._is_stepped:
+            for pending in hung:
+                pending.retriable = False
         instances.remove(link.instance, None)
         counts = self._metrics.instance(link.instance)
         counts.set_up(False)

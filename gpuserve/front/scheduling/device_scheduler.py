@@ -139,6 +139,10 @@ class DeviceScheduler(Scheduler):
     def complete(self, batch_id: int, took_s: float | None = None, now: float = math.inf) -> Batch:
         return self._anywhere.complete(batch_id, took_s, now)
 
+    def return_batch(self, batch_id: int, *, begun: bool) -> list[QueuedRequest]:
+        device = self._slots.batch(batch_id).requests[0].device
+        return self._of(device).return_batch(batch_id, begun=begun)
+
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:

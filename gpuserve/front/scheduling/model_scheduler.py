@@ -334,6 +334,26 @@ class ModelScheduler(Scheduler):
                 counts.finished -= 1
         return batch
 
+    def return_batch(self, batch_id: int, *, begun: bool) -> list[QueuedRequest]:
+        batch = self._slots.release(batch_id, None, math.inf)
+        if not begun:
+            self._slots.hold(batch.instance)
+        lost: list[QueuedRequest] = []
+        for request in batch.requests:
+            request.attempts += begun
+            if request.cancelled:
+                advance((request,), "complete")
+                self._counts.cancelled += 1
+            elif not begun:
+                self._queue.put_back(request)
+            elif self._retry_on_death and request.retriable and request.attempts == 1:
+                self.requeue((request,))
+            else:
+                lost.append(request)
+        advance(lost, "lose")
+        self._counts.lost += len(lost)
+        return lost
+
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:

@@ -146,6 +146,11 @@ class PriorityQueue(RequestQueue):
             request.timeout_at = None
         super().requeue(requests)
 
+    def put_back(self, request: QueuedRequest) -> None:
+        super().put_back(request)
+        if request.timeout_at is not None:
+            self._add_deadline(self._timeouts, request, request.timeout_at)
+
     def first_due(self, now: float) -> QueuedRequest | None:
         if self.next_due() > now:
             return None

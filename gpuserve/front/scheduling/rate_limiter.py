@@ -82,6 +82,11 @@ class RateLimitedSource:
         self._limiter.release(self._rates[self._running.pop(batch_id)])
         return batch
 
+    def return_batch(self, batch_id: int, *, begun: bool) -> list[QueuedRequest]:
+        lost = self._scheduler.return_batch(batch_id, begun=begun)
+        self._limiter.release(self._rates[self._running.pop(batch_id)], unused=not begun)
+        return lost
+
     def instance_down(self, name: str, died_at: float | None = None) -> list[QueuedRequest]:
         lost = self._scheduler.instance_down(name, died_at)
         for batch_id in [n for n, instance in self._running.items() if instance == name]:

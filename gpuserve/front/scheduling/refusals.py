@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from gpuserve.core.errors import (
     Cancelled,
@@ -62,6 +63,10 @@ def no_memory(model: str) -> RequestError:
 
 def nonsense(model: str) -> RequestError:
     return Internal(f"model {model!r} gave an answer that does not fit its request")
+
+
+#: The failure of a request that the callable has returned to the queue.
+KEPT_INPUTS: Final = "admit raised Later for a request and kept its inputs"
 
 
 def worker_died(model: str, attempts: int, isolated: bool = False) -> RequestError:

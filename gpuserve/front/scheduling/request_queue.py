@@ -363,6 +363,12 @@ class RequestQueue(QueueAccounting):
         by_age = sorted((*self.retried, *requests), key=operator.attrgetter("sequence"))
         self.retried = deque(by_age)
 
+    def put_back(self, request: QueuedRequest) -> None:
+        """Queue a request that no instance has begun before all others that wait, regardless of limits."""
+        advance((request,), "retry")
+        self._count(request)
+        self.waiting.extendleft((request,))
+
     def remove(self, request: QueuedRequest, event: Literal["cancel", "expire"]) -> None:
         """Remove a queued request for good, wherever it stands."""
         super().remove(request, event)

@@ -107,6 +107,11 @@ class BatchSource(Protocol):
         Raises KeyError if no such batch runs.
         """
 
+    def return_batch(self, batch_id: int, *, begun: bool) -> list[QueuedRequest]:
+        """Return the requests of a batch that has sent nothing to the queue: to its head if it was not
+        ``begun``, else to run once more, alone. Returns the requests that must not run again.
+        """
+
     def retire(self, name: str) -> None:
         """Give an instance no new batches. Once it is idle, ``instance_down`` removes it for good."""
 
@@ -166,6 +171,10 @@ class Scheduler(BatchSource, Protocol):
 
     def began_at(self, name: str) -> float:
         return self._slots.began_at(name)
+
+    def share(self, batch: Batch) -> None:
+        """Let other batches run beside a batch that has run alone until now."""
+        self._slots.share(batch)
 
     def computed(self, batch: Batch) -> None:
         """Free the slot of a batch whose call is over before its end. Sequences ignore this."""

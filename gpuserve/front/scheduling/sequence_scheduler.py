@@ -292,6 +292,9 @@ class SequenceScheduler(Scheduler):
             self._update(sequence)
         return batch
 
+    def return_batch(self, batch_id: int, *, begun: bool) -> list[QueuedRequest]:
+        raise NotImplementedError("only a stepped callable returns batches, and it has no sequences")
+
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:

@@ -67,6 +67,8 @@ class Instance:
     retired: bool = False
     batches: list[Batch] = field(default_factory=list)
     began_at: float = math.inf
+    #: The slots that stay free until a batch ends, because the callable has no room for a request.
+    held: int = 0
 
     @property
     def has_exclusive_room(self) -> bool:
@@ -172,7 +174,32 @@ class InstanceTable(Generic[InstanceT]):
         instance.began_at = now
         self._lead = None
         self.free_slot(batch)
+        if instance.held:
+            self._hold(instance, -instance.held)
         return batch
+
+    def batch(self, batch_id: int) -> Batch:
+        """Return a running batch. Raises KeyError if no such batch runs."""
+        return self._running[batch_id]
+
+    def hold(self, name: str) -> None:
+        """Place no batch at an instance before one of its batches has ended."""
+        instance = self._instances[name]
+        if instance.batches and not instance.held:
+            self._hold(instance, instance.capacity - instance.running)
+
+    def share(self, batch: Batch) -> None:
+        """Let other batches run beside a batch that has run alone until now."""
+        instance, others = self._instances[batch.instance], batch.slots - 1
+        if others > 0:
+            batch.slots = 1
+            instance.running -= others
+            self.room += 0 if instance.retired else others
+
+    def _hold(self, instance: InstanceT, slots: int) -> None:
+        instance.held += slots
+        instance.running += slots
+        self.room -= 0 if instance.retired else slots
 
 
 class InstanceSlots(InstanceTable[Instance]):

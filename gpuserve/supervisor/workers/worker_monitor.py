@@ -414,6 +414,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wi
         context.follows_imports or settings.model_control == POLL,
         spec.owned_outputs,
         spec.static_inputs,
+        spec.max_active,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from gpuserve.front.observability.metrics import model_metrics, prometheus
-from gpuserve.front.observability.metrics.model_metrics import InstanceMetrics, ModelMetrics
+from gpuserve.front.observability.metrics.model_metrics import InstanceMetrics, ModelMetrics, StepMetrics
 from gpuserve.front.observability.metrics.prometheus import (
     Family,
     Labels,
@@ -51,6 +51,12 @@ _RAGGED_COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int | 
         "Elements of ragged batches whose rows are padded to the longest.",
         lambda one: one.padded_elements,
     ),
+)
+#: Counters of stepped models.
+_STEP_COUNTERS: Final[Sequence[tuple[str, str, Callable[[StepMetrics], int]]]] = (
+    ("steps_total", "Steps of the callable.", lambda one: one.steps),
+    ("step_requests_total", "Active requests of each step, in the sum.", lambda one: one.active),
+    ("step_responses_total", "Responses of steps.", lambda one: one.responses),
 )
 #: Counters of each instance: name, help text, and value from its metrics and the sum of its executions.
 _INSTANCE_COUNTERS: Final[Sequence[tuple[str, str, Callable[[InstanceMetrics, Executions], int]]]] = (
@@ -184,6 +190,18 @@ def _model_families(each: Sequence[tuple[Labels, ModelMetrics]]) -> Iterator[Fam
     for name, text, amount in _RAGGED_COUNTERS:
         counted = [(labels, n) for labels, one in each if (n := amount(one)) is not None]
         yield _family(name, "counter", text, counted)
+    stepped = [(labels, one.steps) for labels, one in each if one.steps is not None]
+    for name, text, count in _STEP_COUNTERS:
+        yield _family(name, "counter", text, [(labels, count(one)) for labels, one in stepped])
+    durations = [(labels, one.duration) for labels, one in stepped]
+    yield histogram_family("gpuserve_step_duration_seconds", "A step of the callable.", durations)
+    streams = [(labels, one) for labels, one in each if one.statistics.responses]
+    firsts = [(labels, one.to_first) for labels, one in streams]
+    text = "From acceptance to the first response of decoupled models."
+    yield histogram_family("gen_ai_server_time_to_first_token_seconds", text, firsts)
+    text = "Between two responses of decoupled models."
+    between = [(labels, one.between_responses) for labels, one in streams]
+    yield histogram_family("gen_ai_server_time_per_output_token_seconds", text, between)
     gauges = [(labels, one.gauges()) for labels, one in each]
     for name, text in _GAUGES.items():
         values = [(labels, now[name]) for labels, now in gauges if name in now]

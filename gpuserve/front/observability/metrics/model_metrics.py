@@ -27,6 +27,11 @@ BATCH_SIZE_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _FEW: Final = 3
 #: Upper bounds in milliseconds.
 FIRST_RESPONSE_BUCKETS: Final = (100, 500, 2000, 5000)
+#: Upper bounds in seconds, those of OpenTelemetry's conventions for generative AI.
+TO_FIRST_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+BETWEEN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 #: Refusals of requests that reached the scheduler.
 _REFUSED_BY_SCHEDULER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -150,6 +155,16 @@ class _Latest:
         return [[column[place] for place in places] for column in columns]
 
 
+class StepMetrics:
+    """The steps of a stepped callable: their number, requests and responses in the sum, and durations."""
+
+    __slots__ = ("active", "duration", "responses", "steps")
+
+    def __init__(self) -> None:
+        self.steps = self.active = self.responses = 0
+        self.duration = Histogram(DURATION_BUCKETS)
+
+
 class OutcomeCounts:
     """Counts of requests that no instance answered: accepted ``failures`` by error code, ``rejections`` by
     reason, ``cancellations`` by clients, and ``cache_misses`` that ran, None without a response cache.
@@ -192,6 +207,11 @@ class ModelMetrics:
         self.request_duration = Histogram(DURATION_BUCKETS)
         self.queue_duration = Histogram(DURATION_BUCKETS)
         self.first_response = Histogram(FIRST_RESPONSE_BUCKETS)
+        #: Of decoupled models, in seconds: to the first response, and between two responses.
+        self.to_first = Histogram(TO_FIRST_BUCKETS)
+        self.between_responses = Histogram(BETWEEN_BUCKETS)
+        #: The steps of a stepped callable; None for other models.
+        self.steps: StepMetrics | None = None
         self.instances: dict[str, InstanceMetrics] = {}
 
     def instance(self, name: str) -> InstanceMetrics:
@@ -220,6 +240,25 @@ class ModelMetrics:
         sent = sum([one.rows * size for one, size in zip(requests, sizes, strict=True)])
         self.elements = (self.elements or 0) + sent
         self.padded_elements = (self.padded_elements or 0) + rows * max(sizes)
+
+    def stepped(self, steps: int, busy_ns: int, active: int, responses: int) -> None:
+        """Count ``steps`` steps that took ``busy_ns`` in all, with ``active`` requests in the sum."""
+        counts = self.steps
+        if counts is None:
+            counts = self.steps = StepMetrics()
+        counts.steps += steps
+        counts.active += active
+        counts.responses += responses
+        if steps:
+            counts.duration.observe(busy_ns / steps * 1e-9, steps)
+
+    def responded(self, since_s: float, *, is_first: bool) -> None:
+        """Count a response, ``since_s`` after its request was accepted or after the response before."""
+        if is_first:
+            self.first_response.observe(since_s * 1000)
+            self.to_first.observe(since_s)
+        else:
+            self.between_responses.observe(since_s)
 
     def executed(
         self,

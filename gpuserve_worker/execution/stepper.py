@@ -1,0 +1,300 @@
+"""The requests of a stepped callable, from their arrival to their end. No I/O: a ``StepSink`` makes the
+requests and sends the results.
+
+::
+
+    arrive ──► waiting ──admit──► active ──Last, an error, cancel──► release, ended
+                  │                 │  ▲
+                  │ Later           ▼  │ credit
+                  ▼                paused
+               postponed
+
+``release`` is called once for each admitted request, before its end is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter_ns
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from gpuserve_worker.inference.outputs import OutputError
+from gpuserve_worker.inference.stepping import Last, Later, SteppedCallable
+
+#: The state of a request that is not admitted yet, or is released.
+_NO_STATE: Final = object()
+#: The types of the results of a step in which each request has a response, and none has ended.
+_RESPONSES: Final = {dict}
+
+
+class StepRequest:
+    """A request at a stepped callable.
+
+    ``credit`` is the number of responses that may still be sent; a request without credit is paused.
+    ``has_sent``: a response was made.
+    """
+
+    __slots__ = ("cancelled", "credit", "has_sent", "state")
+
+    def __init__(self, credit: int) -> None:
+        self.credit = credit
+        self.has_sent = False
+        self.cancelled = False
+        self.state: Any = _NO_STATE
+
+
+Entry = TypeVar("Entry", bound=StepRequest)
+
+
+Failure = TypeVar("Failure")
+
+
+class StepSink(Protocol[Entry, Failure]):
+    """The side of a ``Stepper`` that knows messages. Each request ends with one call of ``ended``,
+    ``failed``, ``cancelled``, ``postponed`` or ``retry``.
+    """
+
+    def request_of(self, entry: Entry) -> Any:
+        """Return the request for ``admit``. Raise anything if its inputs cannot be read."""
+
+    def respond(
+        self, entries: Sequence[Entry], responses: Sequence[Any], last: Sequence[int]
+    ) -> Sequence[tuple[Entry, Failure]]:
+        """Send a response to each of these requests, the last one at the positions ``last``. Return the
+        requests whose responses cannot be sent.
+        """
+
+    def stepped(self, busy_ns: int, active: int) -> None:
+        """Count a step of ``active`` requests that took ``busy_ns``, before its responses are sent."""
+
+    def failure(self, error: Exception, entry: Entry | None = None) -> Failure:
+        """Log an exception of the callable, at ``entry`` or at all requests, and return the failure that
+        clients receive.
+        """
+
+    def ended(self, entry: Entry) -> None:
+        """Report the end of a request whose last response was sent, or that has none."""
+
+    def failed(self, entry: Entry, failure: Failure) -> None:
+        """Report a request that failed."""
+
+    def cancelled(self, entry: Entry) -> None:
+        """Report the end of a cancelled request."""
+
+    def postponed(self, entries: Sequence[Entry]) -> None:
+        """Return requests that were not admitted, in the order of their arrival."""
+
+    def retry(self, entry: Entry, failure: Failure) -> None:
+        """Return a request to run once more alone, or fail it if it must not run again."""
+
+    def release_failed(self, error: Exception) -> None:
+        """Report an exception of ``release``."""
+
+
+class Stepper(Generic[Entry, Failure]):
+    """The step loop of one callable. ``admit_waiting`` and ``step`` alternate; everything else may be called
+    at any time in the same thread.
+    """
+
+    def __init__(self, made: SteppedCallable[Any], sink: StepSink[Entry, Failure]) -> None:
+        self._admit = made.admit
+        self._step = made.step
+        self._release: Callable[[Any], object] | None = getattr(made, "release", None)
+        self._sink = sink
+        self.waiting: deque[Entry] = deque()
+        #: In the order of admission.
+        self.active: list[Entry] = []
+        self._ready: list[Entry] = []
+        self._states: list[Any] = []
+        #: Whether ``_ready`` must be computed again.
+        self._changed = False
+        self._any_cancelled = False
+
+    def arrive(self, entry: Entry) -> None:
+        self.waiting.append(entry)
+
+    def cancel(self, entry: Entry) -> None:
+        """Cancel a request; ``admit_waiting`` removes it."""
+        entry.cancelled = self._any_cancelled = True
+
+    def add_credit(self, entry: Entry, responses: int) -> None:
+        self._changed |= entry.credit <= 0
+        entry.credit += responses
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self._any_cancelled or self.ready)
+
+    @property
+    def ready(self) -> list[Entry]:
+        """The active requests that are not paused."""
+        if self._changed:
+            self._changed = False
+            self._ready = [one for one in self.active if one.credit > 0]
+            self._states = [one.state for one in self._ready]
+        return self._ready
+
+    async def admit_waiting(self) -> None:
+        """Remove cancelled requests, and admit those that wait."""
+        if self._any_cancelled:
+            self._remove_cancelled()
+        while self.waiting:
+            entry = self.waiting.popleft()
+            failure: Failure | None = None
+            try:
+                state = self._admit(self._sink.request_of(entry))
+                if inspect.isawaitable(state):
+                    state = await _uncancelled(state)
+            except Later:
+                state = _NO_STATE
+            except Exception as error:  # user code may raise anything; the request fails
+                state, failure = _NO_STATE, self._sink.failure(error, entry)
+            # Here no traceback refers to the inputs any more.
+            if failure is not None:
+                self._sink.failed(entry, failure)
+            elif state is _NO_STATE:
+                self._postpone(entry)
+                return
+            else:
+                self._add(entry, state)
+
+    async def step(self) -> None:
+        """Call ``step`` for the ready requests, and send the results."""
+        entries, failure = self.ready, None
+        results: Any = ()
+        began_ns = perf_counter_ns()
+        try:
+            results = self._step(self._states.copy())
+            if inspect.isawaitable(results):
+                results = await _uncancelled(results)
+            _check(results, len(entries))
+        except Exception as error:  # user code may raise anything
+            failure = self._sink.failure(error)
+        self._sink.stepped(perf_counter_ns() - began_ns, len(entries))
+        if failure is None:
+            self._process(entries, results)
+        else:
+            self._step_failed(entries, failure)
+
+    def _process(self, entries: list[Entry], results: Sequence[Any]) -> None:
+        """Send the results of a step, and end the requests that have ended."""
+        if set(map(type, results)) == _RESPONSES:  # the usual case in a few steps
+            for entry, failure in self._respond(entries, results, ()):
+                self._remove(entry)
+                self._sink.failed(entry, failure)
+            return
+        responding: list[Entry] = []
+        responses: list[Any] = []
+        last: list[int] = []
+        ended: list[Entry] = []
+        failed: list[tuple[Entry, Failure]] = []
+        for entry, result in zip(entries, results, strict=True):
+            is_last = type(result) is Last
+            if is_last:
+                ended.append(entry)
+                result = result.response
+            if isinstance(result, Exception):
+                failed.append((entry, self._sink.failure(result, entry)))
+            elif result is not None:
+                several = result if type(result) is list else [result]
+                responding += [entry] * len(several)
+                responses += several
+                if is_last and several:
+                    last.append(len(responses) - 1)
+        if responding:
+            failed += self._respond(responding, responses, last)
+        for entry, failure in failed:
+            self._remove(entry)
+            self._sink.failed(entry, failure)
+        for entry in ended:
+            if entry.state is not _NO_STATE:
+                self._remove(entry)
+                self._sink.ended(entry)
+
+    def _respond(
+        self, entries: Sequence[Entry], responses: Sequence[Any], last: Sequence[int]
+    ) -> Sequence[tuple[Entry, Failure]]:
+        for entry in entries:
+            entry.has_sent = True
+            entry.credit -= 1
+            if entry.credit <= 0:
+                self._changed = True
+        return self._sink.respond(entries, responses, last)
+
+    def _step_failed(self, entries: list[Entry], failure: Failure) -> None:
+        """End the requests of a failed step. Those without a response run once more, each alone."""
+        is_alone = len(entries) == 1
+        self._states = []
+        for entry in tuple(entries):
+            self._remove(entry)
+            if entry.has_sent or is_alone:
+                self._sink.failed(entry, failure)
+            else:
+                self._sink.retry(entry, failure)
+
+    def _add(self, entry: Entry, state: Any) -> None:
+        entry.state = state
+        self.active.append(entry)
+        self._changed = True
+        if entry.cancelled:  # while ``admit`` was awaited
+            self._remove_cancelled()
+
+    def _postpone(self, entry: Entry) -> None:
+        if self.active:
+            self._sink.postponed([entry, *self.waiting])
+            self.waiting.clear()
+            return
+        error = OutputError("admit raised Later although no request was active")
+        self._sink.failed(entry, self._sink.failure(error, entry))
+
+    def _remove_cancelled(self) -> None:
+        self._any_cancelled = False
+        for entry in [one for one in (*self.waiting, *self.active) if one.cancelled]:
+            if entry.state is _NO_STATE:
+                self.waiting.remove(entry)
+            else:
+                self._remove(entry)
+            self._sink.cancelled(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        self.active.remove(entry)
+        self._changed = True
+        state, entry.state = entry.state, _NO_STATE
+        if self._release is None:
+            return
+        try:
+            self._release(state)
+        except Exception as error:  # user code may raise anything; the request has its result
+            self._sink.release_failed(error)
+
+    def cancel_all(self) -> None:
+        """Cancel all requests; ``admit_waiting`` removes them."""
+        for entry in (*self.waiting, *self.active):
+            self.cancel(entry)
+
+    def close(self) -> None:
+        """Cancel and release all requests, after the last step."""
+        self.cancel_all()
+        self._remove_cancelled()
+
+
+def _check(results: Any, count: int) -> None:
+    if not isinstance(results, Sequence):
+        kind = type(results).__name__
+        raise OutputError(f"step must return a list with one result for each state, but returned {kind}")
+    if len(results) != count:
+        raise OutputError(f"step returned {len(results)} results for {count} states")
+
+
+async def _uncancelled(result: Awaitable[Any]) -> Any:
+    """Return an awaited result. A cancellation from inside user code is an error of the user code."""
+    try:
+        return await result
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("the inference callable was cancelled from within") from None

@@ -1,0 +1,97 @@
+"""Fast paths for responses that are plain dicts of equal arrays: one step for each output name instead of one
+for each request.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from gpuserve_worker.protocol.payloads import WireRequest, WireTensor
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, fit_shape, fits_shape
+
+_DTYPE: Final = operator.attrgetter("dtype")
+_SHAPE: Final = operator.attrgetter("shape")
+_BYTES: Final = operator.methodcaller("tobytes")
+_ARRAYS: Final = {np.ndarray}
+_MAPPINGS: Final = {dict}
+
+
+def alike_columns(
+    answers: Sequence[Any],
+    requests: Sequence[WireRequest],
+    specs: Sequence[TensorSpec],
+    dtypes: Mapping[str, np.dtype[Any]],
+) -> list[tuple[TensorSpec, tuple[Any, ...], list[Any]]] | None:
+    """Return each output of the batch with its shape, or those of all requests if they differ, and the arrays
+    of all requests. None unless all responses are plain dicts of equally typed arrays as declared.
+
+    This is the fast path of ``OutputRules.check``: one step for each name instead of one for each request.
+    """
+    if set(map(type, answers)) != _MAPPINGS or len({one[2] for one in requests}) != 1:
+        return None
+    wanted = requests[0][2]
+    rows = [one[0] for one in requests]
+    columns = []
+    for spec in specs:
+        if wanted and spec.name not in wanted:
+            continue
+        column = _column(answers, spec, dtypes[spec.name], rows)
+        if column is None:
+            return None
+        columns.append(column)
+    if not wanted and set(map(len, answers)) != {len(specs)}:
+        return None
+    return columns
+
+
+def _column(
+    answers: Sequence[dict[str, Any]], spec: TensorSpec, dtype: np.dtype[Any], rows: Sequence[int]
+) -> tuple[TensorSpec, tuple[Any, ...], list[Any]] | None:
+    name = spec.name
+    arrays = [one.get(name) for one in answers]
+    if spec.datatype == BYTES or set(map(type, arrays)) != _ARRAYS:
+        return None
+    shapes = [one.shape for one in arrays]  # type: ignore[union-attr]  # all elements are arrays
+    if {one.dtype for one in arrays} != {dtype}:  # type: ignore[union-attr]
+        return None
+    if [shape[:1] for shape in shapes] != [(count,) for count in rows]:
+        return None
+    inner = {shape[1:] for shape in shapes}
+    if not fit_shape(inner, spec.shape):
+        return None
+    return spec, (sum(rows), *inner.pop()) if len(inner) == 1 else tuple(shapes), arrays
+
+
+def stacked_outputs(
+    responses: Sequence[Any],
+    specs: Sequence[TensorSpec],
+    dtypes: Mapping[str, np.dtype[Any]],
+    most_nbytes: int,
+    *,
+    batching: bool,
+) -> tuple[WireTensor, ...] | None:
+    """Return each output of all responses, stacked on a new first axis, or None unless the responses are
+    plain dicts of arrays as declared, alike, and of ``most_nbytes`` bytes in all.
+    """
+    if set(map(type, responses)) != _MAPPINGS or set(map(len, responses)) != {len(specs)}:
+        return None
+    stacked, left = [], most_nbytes
+    for spec in specs:
+        name = spec.name
+        arrays = [one.get(name) for one in responses]
+        if spec.datatype == BYTES or set(map(type, arrays)) != _ARRAYS:
+            return None
+        first = arrays[0]
+        left -= first.nbytes * len(arrays)
+        inner = first.shape[1:] if batching else first.shape
+        if left < 0 or (batching and not first.shape) or not fits_shape(inner, spec.shape):
+            return None
+        if set(map(_DTYPE, arrays)) != {dtypes[name]} or set(map(_SHAPE, arrays)) != {first.shape}:
+            return None
+        data = b"".join(map(_BYTES, arrays))
+        stacked.append(WireTensor(name, spec.datatype, (len(arrays), *first.shape), data))
+    return tuple(stacked)

@@ -1,0 +1,262 @@
+"""The step loop of a stepped callable: requests join, leave, wait and fail between steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuserve import Last, Later
+from gpuserve_worker.execution.stepper import Stepper, StepRequest
+
+
+class Job(StepRequest):
+    """A request of so many steps."""
+
+    def __init__(self, name: str, length: int = 3, credit: int = 64) -> None:
+        super().__init__(credit)
+        self.name = name
+        self.length = length
+
+
+class Work:
+    """The state of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.done = 0
+
+
+class Words:
+    """A callable with ``room`` jobs at most, and a record of what was called."""
+
+    def __init__(self, room: int = 64, awaits: bool = False) -> None:
+        self.room = room
+        self.awaits = awaits
+        self.held: list[Work] = []
+        self.released: Counter[str] = Counter()
+        self.steps: list[list[str]] = []
+        self.poison: set[str] = set()
+        #: What ``step`` returns in place of its results.
+        self.wrong: tuple[Any, ...] = ()
+
+    def admit(self, job: Job) -> Any:
+        if len(self.held) >= self.room:
+            raise Later
+        if job.length < 0:
+            raise ValueError(job.name)
+        work = Work(job)
+        self.held.append(work)
+        return self._result(work)
+
+    def step(self, active: Sequence[Work]) -> Any:
+        self.steps.append([one.job.name for one in active])
+        for one in active:
+            if one.job.name in self.poison:
+                raise ArithmeticError("poison")
+        return self.wrong[0] if self.wrong else self._result([self._next(one) for one in active])
+
+    def release(self, work: Work) -> None:
+        self.held.remove(work)
+        self.released[work.job.name] += 1
+
+    def _next(self, work: Work) -> Any:
+        work.done += 1
+        word = {"y": work.done}
+        return Last(word) if work.done == work.job.length else word
+
+    def _result(self, value: Any) -> Any:
+        async def awaited() -> Any:
+            await asyncio.sleep(0)
+            return value
+
+        return awaited() if self.awaits else value
+
+
+class Ends:
+    """The receiver of results: responses and the end of each job."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, list[int]] = {}
+        self.ends: dict[str, list[str]] = {}
+        self.returned: list[Job] = []
+        self.n_logged = 0
+
+    def request_of(self, entry: Job) -> Any:
+        return entry
+
+    def respond(self, entries: Sequence[Job], responses: Sequence[Any], last: Sequence[int]) -> Any:
+        for entry, response in zip(entries, responses, strict=True):
+            self.words.setdefault(entry.name, []).append(response["y"])
+        return []
+
+    def stepped(self, busy_ns: int, active: int) -> None:
+        assert busy_ns >= 0 < active
+
+    def failure(self, error: Exception, entry: Job | None = None) -> str:
+        self.n_logged += 1
+        return type(error).__name__
+
+    def ended(self, entry: Job) -> None:
+        self._end(entry, "ended")
+
+    def failed(self, entry: Job, failure: str) -> None:
+        self._end(entry, failure)
+
+    def cancelled(self, entry: Job) -> None:
+        self._end(entry, "cancelled")
+
+    def postponed(self, entries: Sequence[Job]) -> None:
+        self.returned = [*entries, *self.returned]
+
+    def retry(self, entry: Job, failure: str) -> None:
+        self._end(entry, "retry")
+
+    def release_failed(self, error: Exception) -> None:
+        raise error
+
+    def _end(self, entry: Job, how: str) -> None:
+        self.ends.setdefault(entry.name, []).append(how)
+
+
+class Scene:
+    def __init__(self, **options: Any) -> None:
+        self.words = Words(**options)
+        self.ends = Ends()
+        self.stepper: Stepper[Job, str] = Stepper(self.words, self.ends)
+
+    def arrive(self, *jobs: Job) -> None:
+        for job in jobs:
+            self.stepper.arrive(job)
+
+    def turn(self, times: int = 1) -> None:
+        async def turns() -> None:
+            for _ in range(times):
+                await self.stepper.admit_waiting()
+                if self.stepper.ready:
+                    await self.stepper.step()
+
+        asyncio.run(turns())
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_requests_join_and_leave_between_steps(awaits: bool) -> None:
+    scene = Scene(awaits=awaits)
+    scene.arrive(Job("a", 3))
+    scene.turn()
+    scene.arrive(Job("b", 1), Job("c", 2))
+    scene.turn(3)
+    assert scene.words.steps == [["a"], ["a", "b", "c"], ["a", "c"]]
+    assert scene.ends.words == {"a": [1, 2, 3], "b": [1], "c": [1, 2]}
+    assert scene.ends.ends == {key: ["ended"] for key in "abc"}
+    assert scene.words.released == {"a": 1, "b": 1, "c": 1}
+
+
+def test_later_returns_a_request_and_those_behind_it_in_order() -> None:
+    scene = Scene(room=1)
+    jobs = [Job("a"), Job("b"), Job("c")]
+    scene.arrive(*jobs)
+    scene.turn()
+    assert [one.name for one in scene.ends.returned] == ["b", "c"]
+    assert scene.words.steps == [["a"]]
+
+
+def test_later_without_an_active_request_is_an_error() -> None:
+    scene = Scene(room=0)
+    scene.arrive(Job("a"))
+    scene.turn()
+    assert scene.ends.ends == {"a": ["OutputError"]}
+
+
+def test_an_exception_of_admit_fails_one_request() -> None:
+    scene = Scene()
+    scene.arrive(Job("bad", -1), Job("good", 1))
+    scene.turn()
+    assert scene.ends.ends == {"bad": ["ValueError"], "good": ["ended"]}
+    assert scene.words.released == {"good": 1}
+
+
+def test_an_exception_of_step_fails_those_that_have_sent_and_returns_the_others() -> None:
+    scene = Scene()
+    scene.arrive(Job("sent"))
+    scene.turn()
+    scene.words.poison = {"new"}
+    scene.arrive(Job("new"), Job("other"))
+    scene.turn()
+    assert scene.ends.ends == {"sent": ["ArithmeticError"], "new": ["retry"], "other": ["retry"]}
+    assert scene.ends.n_logged == 1
+    scene.arrive(Job("new"))
+    scene.turn()
+    assert scene.ends.ends["new"] == ["retry", "ArithmeticError"]
+    assert not scene.words.held
+
+
+def test_a_request_without_credit_is_paused_and_a_cancelled_one_is_released_before_the_next_step() -> None:
+    scene = Scene()
+    slow, fast = Job("slow", 9, credit=1), Job("fast", 9)
+    scene.arrive(slow, fast)
+    scene.turn(3)
+    scene.stepper.add_credit(slow, 1)
+    scene.stepper.cancel(fast)
+    scene.turn()
+    assert scene.words.steps == [["slow", "fast"], ["fast"], ["fast"], ["slow"]]
+    assert scene.words.released == {"fast": 1}
+    scene.stepper.close()
+    assert scene.ends.ends == {"fast": ["cancelled"], "slow": ["cancelled"]}
+    assert scene.words.released == {"fast": 1, "slow": 1}
+
+
+@pytest.mark.parametrize("results", [None, 7, {}, [], [None, None]])
+def test_a_wrong_number_or_kind_of_results_fails_the_request(results: Any) -> None:
+    scene = Scene()
+    scene.words.wrong = (results,)
+    scene.arrive(Job("a"))
+    scene.turn()
+    assert scene.ends.ends == {"a": ["OutputError"]}
+
+
+_MOVES = ("arrive", "short", "bad", "turn", "cancel", "credit", "poison", "cure")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(_MOVES), st.integers(0, 7)), max_size=60),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_every_request_ends_once_and_is_released_once(
+    moves: list[tuple[str, int]], room: int, awaits: bool
+) -> None:
+    scene = Scene(room=room, awaits=awaits)
+    jobs: list[Job] = []
+    for move, number in moves:
+        if move in {"arrive", "short", "bad"}:
+            length = {"arrive": 1 + number, "short": 1, "bad": -1}[move]
+            jobs.append(Job(str(len(jobs)), length, credit=1 + number % 3))
+            scene.arrive(jobs[-1])
+        elif move == "turn":
+            scene.turn(1 + number)
+        elif move == "poison":
+            scene.words.poison = {str(number)}
+        elif move == "cure":
+            scene.words.poison = set()
+        elif jobs:
+            job = jobs[number % len(jobs)]
+            (scene.stepper.cancel(job) if move == "cancel" else scene.stepper.add_credit(job, 2))
+        for step in scene.words.steps:
+            assert step == sorted(step, key=int), "the order of admission"
+            assert len(step) <= room
+    scene.stepper.close()
+    returned = {one.name for one in scene.ends.returned}
+    for job in jobs:
+        ends = scene.ends.ends.get(job.name, [])
+        assert len(ends) == (job.name not in returned), (job.name, ends)
+        assert scene.words.released[job.name] <= 1
+        words = scene.ends.words.get(job.name, [])
+        assert words == list(range(1, len(words) + 1))
+    assert not scene.words.held
