@@ -96,9 +96,9 @@ class BatchingSpec:
     )
     max_batch_elements: int = option(
         0,
-        "Largest batch in elements: its rows, times the elements of its longest row in the largest ragged "
-        "input, or in the largest input. 0: no limit, or 16777216 if an input is ragged. A request with more "
-        "runs alone.",
+        "Largest batch in elements: its rows, times the elements of a row of the largest ragged input if all "
+        "rows are padded to one shape, or of the largest input. 0: no limit, or 16777216 if an input is "
+        "ragged. A request with more runs alone.",
         least=0,
     )
     bucket_boundaries: tuple[int, ...] = option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,23 +38,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     limits = {"budget": "max_batch_elements: 100", "buckets": "bucket_boundaries: [10, 100]"}
     for name, limit in limits.items():
         entries.append(MODEL.format(name=name, models=MODELS, form="rows", rows=32, more=f", {limit}"))
+    images = MODEL.format(
+        name="images", models=MODELS, form="rows", rows=32, more=", max_batch_elements: 100"
+    )
+    entries.append(images.replace("shape: [-1], ragged", "shape: [-1, -1], ragged"))
     config.write_text("models:" + "".join(entries))
     with serving(GPUSERVE, "serve", str(config), *JSON_LOG) as addresses:
         yield addresses
 
 
-def ask(server: Addresses, model: str, shape: tuple[int, int]) -> Any:
-    x = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape) % 7 + 1
+def ask(server: Addresses, model: str, shape: tuple[int, ...]) -> Any:
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 7 + 1
     given = InferInput("x", list(shape), "FP32")
     given.set_data_from_numpy(x)
     with InferenceServerClient(server.grpc) as client:
         answer = client.infer(model, [given])
     assert np.array_equal(answer.as_numpy("twice"), 2 * x)
-    assert np.array_equal(answer.as_numpy("total")[:, 0], x.sum(axis=1))
+    assert np.array_equal(answer.as_numpy("total")[:, 0], x.reshape(shape[0], -1).sum(axis=1))
     return answer.as_numpy("rows")[0, 0]
 
 
-def ask_at_once(server: Addresses, model: str, shapes: list[tuple[int, int]]) -> list[int]:
+def ask_at_once(server: Addresses, model: str, shapes: Sequence[tuple[int, ...]]) -> list[int]:
     with ThreadPoolExecutor(len(shapes)) as pool:
         return list(pool.map(lambda shape: ask(server, model, shape), shapes))
 
@@ -71,6 +75,13 @@ def test_requests_of_any_length_share_a_batch_and_get_their_own_rows(
 def test_the_limit_of_elements_counts_every_row_as_long_as_the_longest(server: Addresses) -> None:
     assert set(ask_at_once(server, "budget", [(1, 50)] * 3)) <= {1, 2}
     assert ask(server, "budget", (1, 5_000)) == 1
+
+
+def test_the_limit_of_elements_counts_the_largest_size_of_each_axis(server: Addresses) -> None:
+    padded_before = metric(server, 'gpuserve_ragged_padded_elements_total{model="images"')
+    assert ask_at_once(server, "images", [(1, 2, 20), (1, 20, 2)]) == [1, 1], "2 x 20 x 20 if padded"
+    assert metric(server, 'gpuserve_ragged_padded_elements_total{model="images"') - padded_before == 80
+    assert set(ask_at_once(server, "images", [(1, 2, 3), (1, 4, 2)])) <= {1, 2}
 
 
 def test_a_batch_holds_lengths_of_one_bucket(server: Addresses) -> None:

@@ -6,15 +6,25 @@ sequence of events is in ``test_batcher_properties.py``.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 import sys
 
 import pytest
+from exploring import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scheduled import Model, model_spec
 
 from gpuserve.core.errors import Code, QueueFull, Unavailable
+from gpuserve.front.requests.inference import InferRequest, InputTensor
+from gpuserve.front.requests.validation import ModelCheck
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
+from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 # ---- B-1 … B-8 ------------------------------------------------------------------------------
 
@@ -388,6 +398,61 @@ def test_batches_are_bounded_in_elements_and_learn_what_the_memory_holds() -> No
     assert rows_of_next(*[100] * 8) == 8, "tried again after a while"
     assert rows_of_next(500) == 1
     assert rows_of_next(500) == 1, "a request over the limit runs alone"
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), *[st.integers(0, 9)] * 3), min_size=1, max_size=20),
+    st.sampled_from([20, 100, 400]),
+    st.integers(0, 6),
+)
+def test_a_padded_batch_never_exceeds_the_limit_of_elements_and_is_not_smaller_than_need_be(
+    sizes: list[tuple[int, int, int, int]], limit: int, before: int
+) -> None:
+    """``before`` requests arrive and are looked at before the others do."""
+    inputs = (
+        TensorSpec("image", "INT8", (-1, 2, -1), ragged=True),
+        TensorSpec("text", "INT8", (-1,), ragged=True),
+        TensorSpec("label", "INT8", (-1,)),
+    )
+    batching = BatchingSpec(max_batch_elements=limit, max_queue_delay_us=1000)
+    spec = dataclasses.replace(model_spec(max_batch_size=64, batching=batching), inputs=inputs)
+    check, model = ModelCheck(spec), ModelScheduler(spec)
+    model.instance_up("i0")
+    made = {}
+    batches: list[Batch] = []
+
+    def form(now: float) -> None:
+        while (batch := model.next_batch(now)) is not None:
+            batches.append(model.complete(batch.batch_id))
+
+    def padded_elements(rows: list[tuple[int, int, int, int]]) -> int:
+        counts, *axes = zip(*rows, strict=True)
+        height, width, length = map(max, axes)
+        elements: int = sum(counts) * max(height * 2 * width, length)
+        return elements
+
+    for number, (rows, height, width, length) in enumerate(sizes):
+        shapes = (rows, height, 2, width), (rows, length), (rows, 5)
+        tensors = [
+            InputTensor(one.name, one.datatype, shape, bytes(math.prod(shape)))
+            for one, shape in zip(inputs, shapes, strict=True)
+        ]
+        checked = check.check(InferRequest("m", "", "", {}, tensors, (), None))
+        request = QueuedRequest(rows, checked.nbytes, checked.merge_key)
+        request.row_elements, request.row_shapes = checked.row_elements, checked.row_shapes
+        made[request] = sizes[number]
+        model.submit(request, 0.0)
+        if number < before:
+            form(0.0)
+    form(1.0)
+    ran = [[made[one] for one in batch.requests] for batch in batches]
+    assert list(itertools.chain(*ran)) == sizes
+    for batch, follower in itertools.pairwise([*ran, []]):
+        assert len(batch) == 1 or padded_elements(batch) <= limit
+        if follower:
+            larger = [*batch, follower[0]]
+            assert padded_elements(larger) > limit or sum(one[0] for one in larger) > 64
 
 
 @pytest.mark.parametrize("delay_us", [0, 1000])

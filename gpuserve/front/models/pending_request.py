@@ -92,7 +92,7 @@ class PendingRequest(QueuedRequest):
         on_answer: OnAnswer | None = None,
     ) -> None:
         # As in ``QueuedRequest``, without one more call per request.
-        self.rows, self.merge_key, self.nbytes, self.row_elements = checked
+        self.rows, self.merge_key, self.nbytes, self.row_elements, self.row_shapes = checked
         self.deadline = None
         self.retriable = retriable
         self.priority = request.priority

@@ -55,13 +55,16 @@ _RANGES: Final = {
 
 class CheckedRequest(NamedTuple):
     """A valid request for the scheduler. Requests with equal ``merge_key`` may share a batch: their inputs
-    have equal inner shapes, or are ragged. ``row_elements`` is the size of a row if the model has a limit.
+    have equal inner shapes, or are ragged. If the model has a limit of elements, ``row_elements`` is the size
+    of a row in the largest input. ``row_shapes`` are its shapes in the ragged inputs if several sizes of one
+    input vary, else ().
     """
 
     rows: int
     merge_key: Hashable
     nbytes: int
     row_elements: int = 0
+    row_shapes: tuple[tuple[int, ...], ...] = ()
 
 
 class _Measured(NamedTuple):
@@ -119,6 +122,7 @@ class ModelCheck:
     def _check_together(self, checks: Sequence[_InputCheck], inputs: Sequence[InputTensor]) -> CheckedRequest:
         nbytes = row_elements = 0
         rows = 1
+        row_shapes: tuple[tuple[int, ...], ...] = ()
         inner = []
         for position, (check, tensor) in enumerate(zip(checks, inputs, strict=True)):
             measured = check.measure(tensor)
@@ -131,7 +135,8 @@ class ModelCheck:
             inner.append(measured.inner)
             nbytes += len(tensor.data)
             row_elements = max(row_elements, measured.alone.row_elements)
-        return CheckedRequest(rows, tuple(inner) if self._batches else None, nbytes, row_elements)
+            row_shapes += measured.alone.row_shapes
+        return CheckedRequest(rows, tuple(inner) if self._batches else None, nbytes, row_elements, row_shapes)
 
     def _match_inputs(self, request: InferRequest) -> Sequence[_InputCheck]:
         """Return the checks of the inputs that are present, after putting the inputs in the same order."""
@@ -287,6 +292,10 @@ class _InputCheck:
         self._is_counted = bool(spec.batching.max_batch_elements) and (
             tensor.ragged or not any(one.ragged for one in spec.inputs)
         )
+        #: Whether a padded batch may have more elements than its rows times the longest of them.
+        self._has_row_shapes = self._is_counted and any(
+            one.ragged and one.shape.count(-1) > 1 for one in spec.inputs
+        )
         self._measured: dict[tuple[int, ...], _Measured] = {}
 
     def check_alone(self, tensor: InputTensor) -> CheckedRequest:
@@ -334,7 +343,8 @@ class _InputCheck:
         if self._ragged_axis is not None:  # one bucket without boundaries
             named = (self.name, bisect.bisect_left(self._boundaries, inner[self._ragged_axis]))
         row_elements = element_count(inner) if self._is_counted else 0
-        alone = CheckedRequest(rows, (named,) if batches else None, nbytes or 0, row_elements)
+        row_shapes = (inner,) if self._has_row_shapes else ()
+        alone = CheckedRequest(rows, (named,) if batches else None, nbytes or 0, row_elements, row_shapes)
         return _Measured(rows, named, elements, nbytes, alone)
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:

@@ -6,13 +6,16 @@ The callers own the queue and the instances: ``model_scheduler.py`` for the queu
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpuserve.front.scheduling.request_queue import (
+    EMPTY_ROW,
     GroupedRequests,
+    PaddedRow,
     QueuedRequest,
     RemovalReason,
     RequestQueue,
@@ -37,7 +40,7 @@ class BatchFormer:
 
     Requests of one merge key are walked in the order in which they wait, and taken until the batch is
     *closed*, because the next request would exceed ``max_batch_size``, or ``max_batch_elements`` with all
-    rows as long as the longest, or until there are no more. *best* is the largest preferred size that the
+    rows padded to one shape, or until there are no more. *best* is the largest preferred size that the
     walk reached, or else all requests before the one that exceeded the largest preferred size. The age of the
     oldest taken request then decides:
 
@@ -62,7 +65,8 @@ class BatchFormer:
 
     Taken requests stay here while they wait, so that a request is walked once, not once for each later
     arrival. Only a new request that stands before one of them, by its priority, restarts the walk. Rule 4
-    implies that there is no best and the batch is not closed: the requests and their rows are the only state.
+    implies that there is no best and the batch is not closed: the requests, the number of their rows and the
+    shape of the padded row are the only state.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class BatchFormer:
         self._delay_s = batching.max_queue_delay_us / 1e6
         self._collected: list[QueuedRequest] = []
         self._rows = 0
+        self._padded = EMPTY_ROW
         self._by_age = by_age
         self._regroup = regroup
 
@@ -119,12 +124,12 @@ class BatchFormer:
                 self.dissolve(waiting)
                 best, _ = self._walk_group(waiting, full)
                 return self._cut(best or len(self._collected), waiting)
-        batch, self._collected, self._rows = self._collected, [], 0
-        return batch
+        return self._cut(len(self._collected), waiting)
 
     def halve(self, requests: Sequence[QueuedRequest]) -> None:
         """Lower the limit of elements to half of these requests, if the model has a limit."""
-        elements = sum([one.rows for one in requests]) * max([one.row_elements for one in requests])
+        padded = functools.reduce(PaddedRow.including, requests, EMPTY_ROW)
+        elements = sum([one.rows for one in requests]) * padded.elements
         if self._max_elements and elements:
             self._max_elements = min(self._max_elements, max(1, elements // 2))
             self._until_growth = _GROWTH_BATCHES
@@ -182,7 +187,7 @@ class BatchFormer:
         """
         taken, rows, best = self._collected, self._rows, 0
         preferred, max_rows, max_elements = self._preferred, self._max_rows, self._max_elements
-        longest = max([one.row_elements for one in taken], default=0) if max_elements else 0
+        padded = self._padded
         while waiting:
             request = waiting[0]
             if request.state is not _QUEUED:
@@ -193,23 +198,24 @@ class BatchFormer:
                 if total > self._largest_preferred and not best:
                     best = len(taken)
                 if total > max_rows or request.merge_key != taken[0].merge_key:
-                    self._rows = rows
-                    return best, True
-                if max_elements and total * max(longest, request.row_elements) > max_elements:
-                    self._rows = rows
+                    self._rows, self._padded = rows, padded
                     return best, True
             if max_elements:
-                longest = max(longest, request.row_elements)
+                grown = padded.including(request)
+                if taken and total * grown.elements > max_elements:
+                    self._rows, self._padded = rows, padded
+                    return best, True
+                padded = grown
             taken.append(waiting.popleft())
             rows = total
             if rows in preferred:
                 best = len(taken)
-        self._rows = rows
+        self._rows, self._padded = rows, padded
         return best, False
 
     def _cut(self, count: int, waiting: WaitingRequests) -> list[QueuedRequest]:
         """Return the first ``count`` taken requests, and put the others back to be walked again."""
-        batch, self._collected, self._rows = self._collected, [], 0
+        batch, self._collected, self._rows, self._padded = self._collected, [], 0, EMPTY_ROW
         if count < len(batch):
             waiting.extendleft(reversed(batch[count:]))
             del batch[count:]

@@ -26,7 +26,7 @@ import sys
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from gpuserve.core.errors import DeadlineExceeded, QueueFull
 from gpuserve.core.states import IllegalTransition
@@ -87,12 +87,13 @@ class QueuedRequest:
     """One request as the scheduler sees it, compared by identity. The driver may subclass it.
 
     The caller sets ``rows``, the size of the batch dimension, at least 1; ``nbytes``, the size that counts
-    towards the queue's limit; ``merge_key``, equal for requests that may share a batch; ``row_elements``, the
-    elements of a row, for a model with a limit of elements; ``deadline``, in
-    seconds of the scheduler's clock; ``retriable``, whether the request may run a second time; ``priority``,
-    0 if the client gave none; ``timeout_s``, the source of the deadline. A queue policy that takes the
-    timeout over sets both ``deadline`` and ``timeout_s`` to None. The scheduler may refer to a removed
-    request for a while, so a subclass should drop its resources when it is answered.
+    towards the queue's limit; ``merge_key``, equal for requests that may share a batch; ``row_elements`` and
+    ``row_shapes``, the elements of a row and its shapes in inputs of which several sizes vary, for a model
+    with a limit of elements; ``deadline``, in seconds of the scheduler's clock; ``retriable``, whether the
+    request may run a second time; ``priority``, 0 if the client gave none; ``timeout_s``, the source of the
+    deadline. A queue policy that takes the timeout over sets both ``deadline`` and ``timeout_s`` to None. The
+    scheduler may refer to a removed request for a while, so a subclass should drop its resources when it is
+    answered.
 
     The scheduler sets ``enqueued_at``; ``sequence``, which numbers accepted requests in their order;
     ``attempts``, the number of workers that died while they ran the request; ``cancelled``, after which
@@ -109,6 +110,7 @@ class QueuedRequest:
     priority: int = 0
     timeout_s: float | None = None
     row_elements: int = 0
+    row_shapes: tuple[tuple[int, ...], ...] = ()
     enqueued_at: float = field(default=0.0, init=False)
     sequence: int = field(default=-1, init=False)
     attempts: int = field(default=0, init=False)
@@ -162,6 +164,26 @@ def illegal_transition(request: QueuedRequest, event: RequestEvent) -> IllegalTr
     return IllegalTransition(
         f"request in state {request.state.name} cannot {event}: only {source.name} allows it"
     )
+
+
+class PaddedRow(NamedTuple):
+    """The row to which a batch is padded: of each size that varies, the largest of the requests."""
+
+    elements: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def including(self, request: QueuedRequest) -> PaddedRow:
+        shapes = request.row_shapes
+        if not shapes:
+            elements = request.row_elements
+            return self if elements <= self.elements else PaddedRow(elements)
+        if self.shapes:
+            shapes = tuple([tuple(map(max, *pair)) for pair in zip(self.shapes, shapes, strict=True)])
+        return PaddedRow(max(map(math.prod, shapes)), shapes)
+
+
+#: The row of a batch without requests.
+EMPTY_ROW: Final = PaddedRow()
 
 
 class Deadlines:

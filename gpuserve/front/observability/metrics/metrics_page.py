@@ -48,7 +48,7 @@ _RAGGED_COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int | 
     ("ragged_elements_total", "Elements of requests in ragged batches.", lambda one: one.elements),
     (
         "ragged_padded_elements_total",
-        "Elements of ragged batches whose rows are padded to the longest.",
+        "Elements of ragged batches whose rows are padded to one shape.",
         lambda one: one.padded_elements,
     ),
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from bisect import bisect_left
@@ -15,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuserve.core.errors import Code, QueueFull, RequestError
 from gpuserve.front.requests.statistics import BySize, FailureReason, ModelStatistics, Phases, StatisticsEntry
+from gpuserve.front.scheduling.request_queue import EMPTY_ROW, PaddedRow
 from gpuserve.model.spec import InstanceSpec
 
 #: Upper bounds in seconds: 100 µs to 60 s. The last bucket is +Inf.
@@ -235,11 +237,10 @@ class ModelMetrics:
         self.queue_duration.observe_all([now - one.enqueued_at for one in requests])
 
     def count_elements(self, requests: Sequence[Any], rows: int) -> None:
-        """Count the elements of a batch with ragged inputs, as sent and as padded to the longest row."""
-        sizes = [one.row_elements for one in requests]
-        sent = sum([one.rows * size for one, size in zip(requests, sizes, strict=True)])
-        self.elements = (self.elements or 0) + sent
-        self.padded_elements = (self.padded_elements or 0) + rows * max(sizes)
+        """Count the elements of a batch with ragged inputs, as sent and as padded to one shape."""
+        padded = functools.reduce(PaddedRow.including, requests, EMPTY_ROW)
+        self.elements = (self.elements or 0) + sum([one.rows * one.row_elements for one in requests])
+        self.padded_elements = (self.padded_elements or 0) + rows * padded.elements
 
     def stepped(self, steps: int, busy_ns: int, active: int, responses: int) -> None:
         """Count ``steps`` steps that took ``busy_ns`` in all, with ``active`` requests in the sum."""
