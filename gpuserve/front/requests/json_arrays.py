@@ -21,6 +21,8 @@ from gpuserve_worker.protocol.tensor import ITEMSIZE, numpy_dtype
 
 #: Arrays up to this size are parsed at once.
 SHORT_NBYTES: Final = 256 << 10
+#: JSON of any kind up to this size is parsed at once: 64 KiB may hold 32,768 values.
+SHORT_JSON_NBYTES: Final = 64 << 10
 #: Bytes of a longer array that are parsed at once, and elements that are written at once: about a
 #: millisecond.
 SLICE_NBYTES: Final = 64 << 10

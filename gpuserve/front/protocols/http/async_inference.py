@@ -20,7 +20,7 @@ from gpuserve.front.net.exchange import Exchange
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.http.http_responses import IDENTITY
 from gpuserve.front.requests.inference import Data, InferRequest, InferResponse
-from gpuserve.front.requests.json_arrays import SHORT_NBYTES
+from gpuserve.front.requests.json_arrays import SHORT_JSON_NBYTES, SHORT_NBYTES
 from gpuserve.front.service.inference_service import InferenceService
 
 Parsed = TypeVar("Parsed")
@@ -126,7 +126,7 @@ class RequestReader:
         if dict(headers).get(b"content-encoding", b"") not in _NO_CODING:
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         parts, nbytes = await self._body(client)
-        if nbytes > SHORT_NBYTES:
+        if nbytes > SHORT_JSON_NBYTES:
             client.share.hold(nbytes)
             loop = asyncio.get_running_loop()
             # No local variable: the future has the error, whose traceback refers to this frame.
