@@ -167,8 +167,9 @@ class QueueSpec:
     )
     fairness: str = option(
         NONE,
-        "client: within a priority level, clients take turns by rows, and a full queue admits a new request"
-        " by dropping the newest request of the client with the most rows.",
+        "client: within a priority level, clients take turns by rows (by batches while requests of several "
+        "shapes wait), and a full queue admits a new request by dropping the newest request of the client "
+        "with the most rows.",
         words=(NONE, CLIENT),
     )
     fairness_header: str = option(

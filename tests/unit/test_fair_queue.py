@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections import Counter
 from typing import Any
 
@@ -25,8 +26,8 @@ class OfClient(QueuedRequest):
 
     __slots__ = ("name",)
 
-    def __init__(self, name: str, rows: int = 1, nbytes: int = 1, priority: int = 0) -> None:
-        super().__init__(rows, nbytes, "", priority=priority)
+    def __init__(self, name: str, rows: int = 1, nbytes: int = 1, priority: int = 0, shape: str = "") -> None:
+        super().__init__(rows, nbytes, shape, priority=priority)
         self.name = name
 
     def client_of(self, header: bytes) -> str:
@@ -243,6 +244,182 @@ def test_nothing_is_lost_and_each_client_keeps_its_order(
     while running or next_batch():
         complete()
     assert +ends == dict.fromkeys(sent, 1), "every request ends once"
+
+
+# ---- turns with several shapes ------------------------------------------------------------
+
+
+def send_shapes(to: ModelScheduler, text: str) -> list[OfClient]:
+    """Send requests that are written as client and shape: "ax by"."""
+    return [send(to, client, shape=shape)[0] for client, shape in text.split()]
+
+
+def shown(batches: list[list[Any]]) -> str:
+    return " | ".join(" ".join(one.name + one.merge_key for one in batch) for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ("ax ay bx by ax ay bx by", "ax bx ax bx | ay by ay by"),
+        ("ax ax ax ax ax ax by", "ax ax ax ax | by | ax ax"),
+        ("ap aq ar as bx bx bx bx bx", "ap | bx bx bx bx | aq | bx | ar | as"),  # a turn is a batch
+        ("ax ax bx bx cx cx dx dx ey ey", "ax bx cx dx | ey ey | ax bx cx dx"),  # a ride is a turn
+        ("cx cx ay ax ax bz", "cx ax cx ax | ay | bz"),  # but not if an older request stays
+        ("ay ax ax ax ax ax bx dz", "ay | bx ax ax ax | dz | ax ax"),  # a turn begins with its client
+    ],
+)
+def test_a_batch_has_the_shape_of_the_client_whose_turn_it_is(sent: str, expected: str) -> None:
+    model = scheduler(4)
+    send_shapes(model, sent)
+    assert shown(run_all(model)) == expected
+
+
+def test_cancelled_requests_do_not_use_up_turns() -> None:
+    model = scheduler(2, batching=BatchingSpec(1000))
+    sent = send_shapes(model, "ax ax ax by ax bx ax bx")
+    for one in sent[:3]:
+        model.cancel(one)
+    first = model.next_batch(0.0)
+    assert first is not None
+    assert shown([first.requests]) == "ax bx", "the turn of a is not over"
+
+
+def test_a_turn_does_not_wait_for_its_delay_beside_a_full_batch() -> None:
+    model = scheduler(4, batching=BatchingSpec(1000))
+    send_shapes(model, "ay bx")
+    assert model.next_batch(0.0) is None
+    send_shapes(model, "bx bx bx")
+    assert shown(run_all(model)) == "ay | bx bx bx bx"
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("submit"), st.sampled_from("aaabbcd"), st.sampled_from("xxxyyz"), st.integers(1, 3),
+                st.sampled_from([1, 1, 1, 2]), st.integers(1, 6),
+            ),
+            st.tuples(st.just("cancel"), st.integers(0, 40)),
+            st.tuples(st.sampled_from(["next", "next", "down", "delay"])),
+        ),
+        min_size=10,
+        max_size=120,
+    ),
+    st.sampled_from([0, 1000]),
+    st.sampled_from([(), (2,)]),
+)  # fmt: skip
+def test_no_client_leads_twice_while_the_oldest_request_of_another_waits(
+    actions: list[Any], delay_us: int, preferred: tuple[int, ...]
+) -> None:
+    delaying = PolicySpec(timeout_action="delay", default_timeout_us=5_000)
+    model = scheduler(
+        4,
+        batching=BatchingSpec(delay_us, preferred),
+        priority_levels=2,
+        default_priority=1,
+        policies=((2, delaying),),
+    )
+    now = 0.0
+    waiting: list[OfClient] = []
+    ends = Counter[OfClient]()
+    begun: dict[tuple[Any, ...], int] = {}
+    #: The clients that led batches while a request was the oldest of its client, by lane.
+    led: dict[OfClient, list[str]] = {}
+
+    def oldest() -> dict[tuple[Any, str], OfClient]:
+        found: dict[tuple[Any, str], OfClient] = {}
+        for one in waiting:
+            found.setdefault((one.lane, one.name), one)
+        return found
+
+    def next_batch() -> bool:
+        model.expire(now)
+        in_turns = model.statistics().shape_groups > 0
+        waited = oldest()
+        batch = model.next_batch(now)
+        if batch is None:
+            return False
+        first = batch.requests[0]
+        assert isinstance(first, OfClient)
+        for one in batch.requests:
+            assert isinstance(one, OfClient)
+            assert one.merge_key == first.merge_key
+            ends[one] += 1
+            if not batch.alone:
+                waiting.remove(one)
+                key = one.lane, one.name, one.merge_key
+                assert begun.get(key, -1) < one.sequence, (
+                    "the requests of a client and shape keep their order"
+                )
+                begun[key] = one.sequence
+        if not in_turns:
+            led.clear()
+        elif not batch.alone:
+            assert first is waited[first.lane, first.name], "a turn begins with the client's oldest request"
+            assert first.lane == min(lane for lane, _ in waited)
+            for (lane, name), one in waited.items():
+                if lane == first.lane and name != first.name and one in waiting:
+                    clients = led.setdefault(one, [])
+                    assert first.name not in clients
+                    clients.append(first.name)
+            alike = [one for one in waiting if one.merge_key == first.merge_key]
+            assert preferred or not alike or batch.rows + max(one.rows for one in alike) > 4
+        model.complete(batch.batch_id)
+        return True
+
+    for action, *more in actions:
+        if action == "submit":
+            client, shape, rows, priority, copies = more
+            for _ in range(copies):
+                waiting.append(OfClient(client, rows, 1, priority, shape))
+                model.submit(waiting[-1], now)
+        elif action == "cancel" and waiting:
+            one = waiting.pop(more[0] % len(waiting))
+            assert model.cancel(one)
+            ends[one] += 1
+        elif action == "next":
+            next_batch()
+        elif action == "delay":
+            now += 0.004
+        elif action == "down":
+            batch = model.next_batch(now) if not model.expire(now) else None
+            if batch is not None:
+                for one in batch.requests:
+                    if not batch.alone:
+                        waiting.remove(one)
+                lost = model.instance_down("i0")
+                ends.update(lost)  # type: ignore[arg-type]
+                model.instance_up("i0")
+                led.clear()
+    now += 1.0
+    while next_batch():
+        pass
+    assert not waiting
+    assert model.statistics().queued == 0
+    assert set(ends.values()) <= {1}
+
+
+def test_turns_cost_the_same_with_ten_thousand_clients_and_shapes() -> None:
+    def calls_per_request(count: int) -> float:
+        model, calls = scheduler(2, max_requests=0), 0
+
+        def counted(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in {"call", "c_call"}
+
+        requests = [OfClient(str(n % count), shape=str(n * 7 % count)) for n in range(3 * count)]
+        sys.setprofile(counted)
+        try:
+            for one in requests:
+                model.submit(one, 0.0)
+            run_all(model)
+        finally:
+            sys.setprofile(None)
+        return calls / len(requests)
+
+    assert calls_per_request(10_000) < 1.3 * calls_per_request(100)
 
 
 @pytest.mark.parametrize("fairness", ["none", "client"])

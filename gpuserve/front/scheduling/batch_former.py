@@ -54,7 +54,8 @@ class BatchFormer:
 
     If the queue has groups (``ShapeGroups``), the walk starts with the leading group. If rule 4 applies to
     this group, the first full group of the same lane goes instead, unless the delay has expired: no request
-    waits longer than the delay because of requests behind it. ``regroup`` gives the queue groups when the
+    waits longer than the delay because of requests behind it. In a queue that is fair to clients the leading
+    group, whose client has its turn, goes at once in this case. ``regroup`` gives the queue groups when the
     walk meets another merge key for the first time; without ``regroup`` another merge key closes the batch.
 
     A batch that an instance would only hold (``is_held``) must not be able to grow, so rule 3 does not apply.
@@ -104,7 +105,7 @@ class BatchFormer:
             # A newer request stands before these.
             if first is not None and first.lane < self._collected[-1].lane:
                 self.dissolve(waiting)
-        if type(waiting) is ShapeGroups:
+        if isinstance(waiting, ShapeGroups):
             best, closed = self._walk_group(waiting)
         else:
             best, closed = self._walk(waiting)
@@ -118,11 +119,12 @@ class BatchFormer:
         if best and (is_held or not is_overdue or not self._delay_s):
             return self._cut(best, waiting)
         if not (closed or (is_overdue and not is_held) or self._rows >= self._largest_preferred):
-            if type(waiting) is not ShapeGroups or (full := waiting.full_behind(self._collected[0])) is None:
+            groups = waiting if isinstance(waiting, ShapeGroups) else None
+            if groups is None or (full := groups.full_behind(self._collected[0])) is None:
                 return None
-            if not is_overdue:
+            if not (is_overdue or groups.in_turns):
                 self.dissolve(waiting)
-                best, _ = self._walk_group(waiting, full)
+                best, _ = self._walk_group(groups, full)
                 return self._cut(best or len(self._collected), waiting)
         return self._cut(len(self._collected), waiting)
 
@@ -173,7 +175,7 @@ class BatchFormer:
         if self._collected:
             group = groups.group(self._collected[0].merge_key)
         elif group is None:
-            group = groups.leading()
+            group = groups.next_group()
         if group is None:
             return 0, False
         n_places, rows = len(group.places), self._rows

@@ -28,7 +28,7 @@ from gpuserve.core.errors import QueueFull, RequestError
 from gpuserve.devices.names import CPU
 from gpuserve.front.scheduling import refusals
 from gpuserve.front.scheduling.batch_former import BatchFormer, Eviction
-from gpuserve.front.scheduling.priority_queue import make_request_queue
+from gpuserve.front.scheduling.priority_queue import FairQueue, make_request_queue
 from gpuserve.front.scheduling.request_queue import (
     QueuedRequest,
     RemovalReason,
@@ -44,10 +44,10 @@ from gpuserve.front.scheduling.scheduler import (
     SchedulerStatistics,
     statistics_of,
 )
-from gpuserve.front.scheduling.shape_groups import MixedShapes, ShapeGroups
+from gpuserve.front.scheduling.shape_groups import FairShapeGroups, MixedShapes, ShapeGroups
 from gpuserve.front.scheduling.slots import LEAD_S, Batch, InstanceSlots
 from gpuserve.front.scheduling.suspects import Blame, Suspects
-from gpuserve.model.spec import CLIENT, ModelSpec
+from gpuserve.model.spec import ModelSpec
 
 #: Answers to batches that take less time may leave their worker together.
 _SHORT_S: Final = 2e-4
@@ -67,9 +67,8 @@ class ModelScheduler(Scheduler):
         self, spec: ModelSpec, slots: InstanceSlots | None = None, suspects: Suspects | None = None
     ) -> None:
         self._queue: RequestQueue = make_request_queue(spec.queue)
-        regroup = None if spec.queue.fairness == CLIENT else self._regroup
         self._mixed_shapes = MixedShapes()
-        self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age, regroup)
+        self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age, self._regroup)
         self._slots: InstanceSlots = InstanceSlots(can_lead(spec)) if slots is None else slots
         self._prefetch = spec.prefetch
         self._retry_on_death = spec.retry_on_worker_death
@@ -260,7 +259,8 @@ class ModelScheduler(Scheduler):
 
     def _regroup(self, full_rows: int) -> ShapeGroups:
         """Put the waiting requests, which differ in shape, in groups."""
-        groups = ShapeGroups(self._queue.waiting, full_rows, self._queue.new_places)
+        kind = FairShapeGroups if isinstance(self._queue, FairQueue) else ShapeGroups
+        groups = kind(self._queue.waiting, full_rows, self._queue.new_places)
         self._queue.waiting = self._queue.groups = groups
         return groups
 

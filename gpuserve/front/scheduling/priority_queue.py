@@ -12,7 +12,7 @@ longer applies, because the timeout limits waiting, and they have waited.
 With fairness, clients take turns within a lane: deficit round robin by rows. A turn is worth a *quantum*, the
 rows of the largest request that the lane has seen since it was empty, so every turn serves at least one
 request. If all requests have one row, clients alternate. A client without queued requests has no turn, no
-credit, and costs nothing.
+credit, and costs nothing. While requests of several shapes wait, a turn is a batch (``FairShapeGroups``).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from gpuserve.front.scheduling.request_queue import (
     RequestState,
     WaitingRequests,
 )
+from gpuserve.front.scheduling.shape_groups import FairShapeGroups
 from gpuserve.model.spec import CLIENT, PolicySpec, QueueSpec
 
 DELAY: Final = "delay"
@@ -91,6 +92,10 @@ class PriorityLanes:
         for request in requests:
             self._places += 1
             self._lane(request.lane).appendleft(request)
+
+    def promote(self, request: QueuedRequest) -> None:
+        """Let a waiting request that is the oldest of its client go first in its lane, a ``FairLane``."""
+        self._places -= self._lanes[request.lane].promote(request)
 
     def _lane(self, key: Lane) -> Any:
         lane = self._lanes.get(key)
@@ -246,9 +251,9 @@ class FairLane:
     def __init__(self, key: Lane) -> None:
         self._key = key
         #: The clients that have requests, in the order of their turns.
-        self._turns: deque[_ClientTurn] = deque()
-        self._by_client: dict[Hashable, _ClientTurn] = {}
-        self._requeued: deque[QueuedRequest] = deque()
+        self._turns: OrderedDict[Hashable, _ClientTurn] = OrderedDict()
+        #: Requests that go before all turns, by their sequence numbers. Their clients have paid for them.
+        self._requeued: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._quantum = 1
 
     def __bool__(self) -> bool:
@@ -256,45 +261,63 @@ class FairLane:
 
     def __getitem__(self, index: int, /) -> QueuedRequest:
         """Return the first request. Requires a non-empty lane; only index 0 is valid."""
-        return self._requeued[0] if self._requeued else self._next_turn().requests[0]
+        return next(iter(self._requeued.values())) if self._requeued else self._next_turn().requests[0]
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        yield from self._requeued
-        for turn in self._turns:
+        yield from self._requeued.values()
+        for turn in self._turns.values():
             yield from turn.requests
 
     def append(self, request: QueuedRequest) -> None:
         self._quantum = max(self._quantum, request.rows)
-        turn = self._by_client.get(request.client)
+        turn = self._turns.get(request.client)
         if turn is None:
-            turn = self._by_client[request.client] = _ClientTurn(request.client, self._quantum)
-            self._turns.append(turn)
+            turn = self._turns[request.client] = _ClientTurn(request.client, self._quantum)
         turn.requests.append(request)
 
     def appendleft(self, request: QueuedRequest) -> None:
-        self._requeued.appendleft(request)
+        self._requeued[request.sequence] = request
+        self._requeued.move_to_end(request.sequence, last=False)
+
+    def promote(self, request: QueuedRequest) -> int:
+        """Let a waiting request go before all turns, at the expense of its client, whose oldest one it is.
+        Returns how many places of removed requests were dropped.
+        """
+        dropped = 0
+        if request.sequence not in self._requeued:
+            turn = self._turns[request.client]
+            while turn.requests.popleft() is not request:
+                dropped += 1
+            turn.credit -= request.rows
+            if not turn.requests:
+                del self._turns[request.client]
+        self.appendleft(request)
+        return dropped
 
     def popleft(self) -> QueuedRequest:
         if self._requeued:
-            return self._requeued.popleft()
+            _, request = self._requeued.popitem(last=False)
+            turn = self._turns.get(request.client)
+            if turn is not None and not is_waiting_in(request, self._key):
+                turn.credit = min(turn.credit + request.rows, 2 * self._quantum)
+            return request
         turn = self._next_turn()
         request = turn.requests.popleft()
         if is_waiting_in(request, self._key):
             turn.credit -= request.rows
         if not turn.requests:
-            self._turns.popleft()
-            del self._by_client[turn.client]
+            del self._turns[turn.client]
         return request
 
     def _next_turn(self) -> _ClientTurn:
         """Return the client whose turn it is, after rotating past the clients that have used their credit."""
         while True:
-            turn = self._turns[0]
+            turn = next(iter(self._turns.values()))
             request = turn.requests[0]
             if turn.credit >= request.rows or not is_waiting_in(request, self._key):
                 return turn
             turn.credit += self._quantum
-            self._turns.rotate(-1)
+            self._turns.move_to_end(turn.client)
 
 
 class _ClientShare:
@@ -384,6 +407,11 @@ class FairQueue(PriorityQueue):
     def add(self, request: QueuedRequest, now: float) -> None:
         request.client = request.client_of(self._header)
         super().add(request, now)
+
+    def mark_dispatched(self, requests: Collection[QueuedRequest]) -> int:
+        if isinstance(self.groups, FairShapeGroups):
+            self.groups.end_turns(requests)
+        return super().mark_dispatched(requests)
 
     def evictable_for(self, request: QueuedRequest) -> QueuedRequest | None:
         level, client = self._level(request.priority), request.client

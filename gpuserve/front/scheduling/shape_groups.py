@@ -11,9 +11,10 @@ Each operation costs O(log n) for n groups at most, and O(1) for a request that 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
 
@@ -45,6 +46,9 @@ class ShapeGroups:
         full_rows: the rows from which on a group makes a batch that cannot grow.
         new_places: makes the container of one group.
     """
+
+    #: Whether the leading group goes before its delay has expired if a full group waits behind it.
+    in_turns: ClassVar[bool] = False
 
     def __init__(
         self, requests: Iterable[QueuedRequest], full_rows: int, new_places: Callable[[], Any]
@@ -122,6 +126,10 @@ class ShapeGroups:
                 heapq.heappop(self._leading)
         return None
 
+    def next_group(self) -> ShapeGroup | None:
+        """Return the group of the next batch, whose first request the batch begins with."""
+        return self.leading()
+
     def full(self) -> ShapeGroup | None:
         """Return the first group, in the order of the queue, that has the rows of a full batch."""
         while self._full:
@@ -155,7 +163,7 @@ class ShapeGroups:
         self._update(group)
 
     def without(self, requests: Collection[QueuedRequest]) -> ShapeGroups:
-        return ShapeGroups((one for one in self if one not in requests), self._full_rows, self._new_places)
+        return type(self)((one for one in self if one not in requests), self._full_rows, self._new_places)
 
     def _group(self, key: Hashable) -> ShapeGroup:
         group = self._groups.get(key)
@@ -195,6 +203,72 @@ class ShapeGroups:
             return True
         del self._groups[group.key]
         return False
+
+
+class FairShapeGroups(ShapeGroups):
+    """The groups of a queue that is fair to its clients. A turn is a batch: it begins with the oldest request
+    of the client whose turn it is, and takes further requests of this shape from its client and others, who
+    take turns by rows within the group (``FairLane``). The turn of each client whose oldest request is in the
+    batch is over. So no client leads twice while another waits with its oldest request.
+
+    Until a batch is dispatched, its requests keep their places in the turns: a batch that is dissolved, or a
+    cancelled request, changes no turn.
+    """
+
+    in_turns: ClassVar[bool] = True
+
+    def __init__(
+        self, requests: Iterable[QueuedRequest], full_rows: int, new_places: Callable[[], Any]
+    ) -> None:
+        #: By lane and client, in the order of turns: requests by sequence number, oldest first.
+        self._turns: dict[Any, OrderedDict[Hashable, OrderedDict[int, QueuedRequest]]] = {}
+        super().__init__(requests, full_rows, new_places)
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        for lane in sorted(self._turns):
+            for waiting in self._turns[lane].values():
+                yield from waiting.values()
+
+    def append(self, request: QueuedRequest) -> None:
+        super().append(request)
+        turns = self._turns.setdefault(request.lane, OrderedDict())
+        turns.setdefault(request.client, OrderedDict())[request.sequence] = request
+
+    def discard(self, request: QueuedRequest) -> None:
+        super().discard(request)
+        self._remove(request)
+
+    def next_group(self) -> ShapeGroup | None:
+        if not self._turns:
+            return None
+        turns = self._turns[min(self._turns)]
+        request = next(iter(next(iter(turns.values())).values()))
+        group = self._groups[request.merge_key]
+        n_places = len(group.places)
+        group.places.promote(request)
+        self.popped(group, n_places - len(group.places), 0)
+        return group
+
+    def end_turns(self, requests: Iterable[QueuedRequest]) -> None:
+        """Remove dispatched requests, and end the turns of the clients whose oldest requests they are."""
+        for request in requests:
+            turns = self._turns.get(request.lane)
+            waiting = None if turns is None else turns.get(request.client)
+            if turns is None or waiting is None or request.sequence not in waiting:
+                continue  # a retried or isolated request
+            is_oldest = next(iter(waiting)) == request.sequence
+            self._remove(request)
+            if is_oldest and waiting:
+                turns.move_to_end(request.client)
+
+    def _remove(self, request: QueuedRequest) -> None:
+        turns = self._turns[request.lane]
+        waiting = turns[request.client]
+        del waiting[request.sequence]
+        if not waiting:
+            del turns[request.client]
+            if not turns:
+                del self._turns[request.lane]
 
 
 def _lane(request: QueuedRequest) -> Any:
