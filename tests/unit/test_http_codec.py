@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument, NotFound
+from gpuserve.front.net.http1_messages import parse_head
 from gpuserve.front.protocols.http import infer_json as header
 from gpuserve.front.protocols.http.infer_codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
 from gpuserve.front.protocols.http.infer_json import OutputForm
@@ -399,3 +401,33 @@ class TestResponses:
             f"sending {datatype} data via JSON is not supported. "
             "Please use the binary data format for output y"
         )
+
+
+def test_requests_of_two_thousand_lengths_cost_as_much_as_those_of_one() -> None:
+    def calls_per_request(lengths: range) -> float:
+        requests = []
+        for length in lengths:
+            tensor = {"name": "x", "shape": [1, length], "datatype": "INT8"}
+            text = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": length}}]}).encode()
+            head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+            answer = InferResponse("m", "1", "", {}, [OutputTensor("y", "INT8", (1, length), bytes(length))])
+            body = text + bytes(length)
+            requests.append((head % len(body), body, str(len(text)), answer))
+        calls = 0
+
+        def counted(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        for is_counted in (False, True):
+            sys.setprofile(counted if is_counted else None)
+            try:
+                for head, body, json_length, answer in requests:
+                    parse_head(head)
+                    parse_infer_request("m", "", body, json_length)
+                    encode_infer_response(answer, OutputForm(everything=True))
+            finally:
+                sys.setprofile(None)
+        return calls / len(requests)
+
+    assert calls_per_request(range(1, 2001)) < 1.1 * calls_per_request(range(1, 17))

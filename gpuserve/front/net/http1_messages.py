@@ -27,7 +27,8 @@ MAX_FIELDS: Final = 128
 #: The body length of a chunked body.
 CHUNKED: Final = -1
 
-_REMEMBERED: Final = 512
+#: The number of cached heads: requests of each length have a head of their own.
+_REMEMBERED: Final = 2048
 #: The maximum size of a cached head.
 REMEMBERED_NBYTES: Final = 2048
 _MAX_LENGTH: Final = (1 << 63) - 1
@@ -504,7 +505,7 @@ def status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {reason}".encode()
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(_REMEMBERED)
 def whole_head(template: bytes, nbytes: int, now_s: int) -> bytes:
     """Return a head made of a ``head_template``, with the length and the date."""
     return template % nbytes + _date_line(now_s)

@@ -34,7 +34,7 @@ from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element_count, holds_elements
 
 #: Cached shapes for each input, and cached output lists for each model.
-_REMEMBERED: Final = 1024
+_REMEMBERED: Final = 2048
 _LARGEST: Final = (1 << 63) - 1
 _BOOL: Final = "BOOL"
 #: Datatypes whose bytes have to be checked.

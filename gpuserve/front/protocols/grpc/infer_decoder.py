@@ -195,7 +195,7 @@ _RAW_TAG: Final = 7 << 3 | 2
 _HEAD_TAGS: Final = frozenset(number << 3 | 2 for number in range(1, 7))
 #: Longer keys get no template.
 _MOST_NBYTES: Final = 1024
-_REMEMBERED: Final = 1024
+_REMEMBERED: Final = 2048
 #: An upper bound on the number of tensors; a range costs less than a counter.
 _RAWS: Final = range(MAX_INPUTS)
 #: Shifts of the second to the fifth byte of a length, which reaches 2 GiB.

@@ -96,7 +96,7 @@ def _head(response: InferResponse) -> bytes:
     return head
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=2048)
 def _names_head(
     model_name: str, model_version: str, outputs: tuple[tuple[str, str, tuple[int, ...]], ...]
 ) -> bytes:
@@ -136,7 +136,7 @@ def _parameter_field(value: Any) -> str:
     raise TypeError(type(value).__name__)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=2048)
 def _raw_prefix(nbytes: int) -> bytes:
     """Return the tag and length before one entry of ``raw_output_contents``."""
     return _RAW_TAG + varint(nbytes)

@@ -35,6 +35,8 @@ from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element
 
 #: Binary tensors from this size on are not copied out of the body.
 LARGE_NBYTES: Final = 64 * 1024
+#: The number of cached texts of responses: those of each length differ.
+_REMEMBERED: Final = 2048
 #: Responses with more outputs are not cached, which bounds the memory of the cache.
 _MOST_OUTPUTS: Final = 16
 #: An output's name, datatype, shape, size in bytes, and whether it is in a shared-memory region.
@@ -189,7 +191,7 @@ def encode_file(response: InferResponse, media_type: str) -> Encoded:
     return head, [data], len(data)
 
 
-@functools.lru_cache(1024)
+@functools.lru_cache(_REMEMBERED)
 def _binary_template(
     model_name: str, model_version: str, outputs: tuple[_Sizes, ...], form: OutputForm
 ) -> tuple[AnswerHead, bytes, int] | None:
@@ -328,11 +330,11 @@ def _model_members(model_name: str, model_version: str) -> bytes:
     return f'{{"model_name":{compact(model_name)},"model_version":{compact(model_version)},'.encode()
 
 
-@functools.lru_cache(1024)
+@functools.lru_cache(_REMEMBERED)
 def _binary_entry(name: str, datatype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
     return b'%b"parameters":{"binary_data_size":%d}}' % (_tensor_members(name, datatype, shape), nbytes)
 
 
-@functools.lru_cache(1024)
+@functools.lru_cache(_REMEMBERED)
 def _tensor_members(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     return f'{{"name":{compact(name)},"datatype":"{datatype}","shape":{compact(shape)},'.encode()

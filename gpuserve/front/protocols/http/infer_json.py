@@ -19,10 +19,10 @@ from gpuserve.front.requests.limits import MAX_TEXTS_NBYTES, check_texts, shown
 from gpuserve.front.requests.parameters import RequestedOutputs
 from gpuserve_worker.protocol.tensor import ITEMSIZE
 
-#: Clients send the same few headers again and again. Headers up to this length are cached, the last
-#: ``_REMEMBERED`` of them.
+#: Clients send the same headers again and again, one for each length of their tensors. Headers up to this
+#: length are cached, the last ``_REMEMBERED`` of them.
 REMEMBERED_NBYTES: Final = 1024
-_REMEMBERED: Final = 512
+_REMEMBERED: Final = 2048
 
 _OWN_PARAMETERS: Final = known.SEQUENCE_KEYS | {"priority", "timeout", "binary_data_output"}
 _KINDS: Final = known.Kinds("a string", "an unsigned integer")
