@@ -325,8 +325,8 @@ def test_no_client_leads_twice_while_the_oldest_request_of_another_waits(
     waiting: list[OfClient] = []
     ends = Counter[OfClient]()
     begun: dict[tuple[Any, ...], int] = {}
-    #: The clients that led batches while a request was the oldest of its client, by lane.
-    led: dict[OfClient, list[str]] = {}
+    #: The clients that led batches while a request was the oldest of its client in its lane.
+    led: dict[tuple[OfClient, Any], list[str]] = {}
 
     def oldest() -> dict[tuple[Any, str], OfClient]:
         found: dict[tuple[Any, str], OfClient] = {}
@@ -361,7 +361,7 @@ def test_no_client_leads_twice_while_the_oldest_request_of_another_waits(
             assert first.lane == min(lane for lane, _ in waited)
             for (lane, name), one in waited.items():
                 if lane == first.lane and name != first.name and one in waiting:
-                    clients = led.setdefault(one, [])
+                    clients = led.setdefault((one, lane), [])
                     assert first.name not in clients
                     clients.append(first.name)
             alike = [one for one in waiting if one.merge_key == first.merge_key]
