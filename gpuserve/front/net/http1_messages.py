@@ -29,8 +29,9 @@ CHUNKED: Final = -1
 
 #: The number of cached heads: requests of each length have a head of their own.
 _REMEMBERED: Final = 2048
-#: The maximum size of a cached head.
+#: The maximum size of a cached head, and of its lines: each field takes some 270 bytes of the cache.
 REMEMBERED_NBYTES: Final = 2048
+REMEMBERED_LINES: Final = 40
 _MAX_LENGTH: Final = (1 << 63) - 1
 _METHOD_NBYTES: Final = 32
 _SHOWN_CHARACTERS: Final = 40
@@ -68,7 +69,8 @@ class RequestHead(NamedTuple):
 
 def parse_head(text: bytes) -> RequestHead:
     """Return the head in ``text``, which ends with a blank line. Raise RequestRefused if it is invalid."""
-    return remembered_head(text) if len(text) <= REMEMBERED_NBYTES else _parse_head(text)
+    is_usual = len(text) <= REMEMBERED_NBYTES and text.count(b"\n") <= REMEMBERED_LINES
+    return remembered_head(text) if is_usual else _parse_head(text)
 
 
 def check_begun(text: bytes) -> None:

@@ -304,9 +304,7 @@ class Http1:
         if end < len(h1.BLANK_LINE) or text[0] == _CARRIAGE_RETURN:
             return self._begin_incomplete(data, text)
         try:
-            request = (
-                h1.remembered_head(text[:end]) if end <= h1.REMEMBERED_NBYTES else h1.parse_head(text[:end])
-            )
+            request = h1.parse_head(text[:end])
         except h1.RequestRefused as error:
             return self._refuse(error)
         self._n_requests += 1
