@@ -6,6 +6,7 @@ gpuserve.model.describe ENVIRONMENT`` answers one question in another Python env
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -20,12 +21,14 @@ import msgpack
 
 from gpuserve.devices.placement import n_processors
 
+logger = logging.getLogger(__name__)
+
 #: Least number of concurrent children. Each child may load a whole framework, so more run only on more
 #: processors.
 _LEAST_CHILDREN: Final = 2
 #: Long enough to import a framework from a cold disk; a module that blocks is not waited for any longer.
 ANSWER_TIMEOUT_S: Final = 300.0
-#: A child that takes longer is reported to stderr, once.
+#: A child that takes longer is logged, once. Without a configured log the line goes to stderr as it is.
 _SLOW_S: Final = 3.0
 #: The time at which a child writes its stacks, as a part of the timeout.
 _STACKS_AT: Final = 0.8
@@ -70,8 +73,8 @@ class CallableAnswer:
 def ask_callables(
     questions: Iterable[CallableQuestion], timeout_s: float = ANSWER_TIMEOUT_S
 ) -> list[CallableAnswer]:
-    """Return the answers in the order of the questions; output of user code goes to stderr, and so does a
-    line for each child that takes long.
+    """Return the answers in the order of the questions; output of user code goes to stderr; each child
+    that takes long is logged.
 
     Each child has ``timeout_s`` seconds to answer once the answers before it are there. A child that exceeds
     them writes its stacks.
@@ -126,7 +129,7 @@ def _answer(question: CallableQuestion, child: subprocess.Popen[bytes], timeout_
         except subprocess.TimeoutExpired:
             if timeout_s <= _SLOW_S:
                 raise
-            sys.stderr.write(f"importing {question.path} to learn the tensors of its model …\n")
+            logger.warning("importing %s to learn the tensors of its model …", question.path)
             output, _ = child.communicate(timeout=timeout_s - _SLOW_S)
     except subprocess.TimeoutExpired:
         child.kill()

@@ -114,7 +114,11 @@ def _read_whole(body: bytes) -> Any:
     try:
         header = read_header(body)
     except RequestError as error:
-        told = str(error) if str(error) in (TOO_FEW, TOO_MANY) else f"{error} (in a request for model 'm')"
+        told = (
+            str(error)
+            if str(error).startswith((TOO_FEW, TOO_MANY))
+            else f"{error} (in a request for model 'm')"
+        )
         raise type(error)(told) from None
     refuse_binary_inputs(header)
     inputs = [
