@@ -98,7 +98,7 @@ def _shape_notes(configuration: Configuration) -> Iterator[str]:
         if free and model.max_batch_size > 1 and model.batching.merge and not model.is_ensemble:
             yield (
                 f"model {model.name!r}: requests share a batch if the sizes of {', '.join(free)} are equal; "
-                "for others see ragged inputs in docs/how-to.md"
+                "for others see ragged inputs in docs/how-to/batching.md"
             )
 
 

@@ -18,7 +18,7 @@ from manifests import DEPLOY, EXAMPLES, documents, kustomized, of_kind, only
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, serving
 
 TEMPLATES = REPOSITORY / "gpuserve" / "export" / "templates"
-REFERENCE = (REPOSITORY / "docs" / "reference.md").read_text()
+REFERENCE = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text()
 _VARIABLES = {"$job": "job", "$pod": "pod", "$model": "model", "$__rate_interval": "5m"}
 
 

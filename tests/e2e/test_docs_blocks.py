@@ -19,7 +19,7 @@ from serving import REPOSITORY
 import gpuserve
 from gpuserve import Tensor
 
-PAGES = (*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "README.md")
+PAGES = (*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md")
 #: A phrase of a block, and why it is not run here.
 ELSEWHERE = {
     "OpenAI(": "tests/e2e/test_openai.py asks with that client",

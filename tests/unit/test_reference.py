@@ -18,7 +18,7 @@ from gpuserve.front.requests.server_status import STATUS
 from gpuserve.model.options import rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "reference.md").read_text()
+PAGE = "\n".join(page.read_text() for page in sorted((REPOSITORY / "docs" / "reference").glob("*.md")))
 SECURITY = (REPOSITORY / "SECURITY.md").read_text()
 
 

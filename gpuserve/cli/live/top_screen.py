@@ -270,7 +270,7 @@ class Screen:
         if groups > 1 and (row["queued"] or 0) >= 4 * (row["batch_size"] or 1):
             yield Text(
                 f"mean batch {count_text(row['batch_size'])} with {count_text(row['queued'])} waiting: "
-                f"requests differ in shape ({groups} shapes); see ragged inputs in docs/how-to.md",
+                f"requests differ in shape ({groups} shapes); see ragged inputs in docs/how-to/batching.md",
                 "yellow",
             )
         yield Text("")

@@ -107,7 +107,7 @@ class BatchRunner:
             self._metrics.queued(requests, now)
         if scheduler.shapes_report:
             text, scheduler.shapes_report = scheduler.shapes_report, ""
-            advice = "see ragged inputs in docs/how-to.md"
+            advice = "see ragged inputs in docs/how-to/batching.md"
             logger.warning("model %s: %s: requests differ in shape; %s", self._spec.name, text, advice)
         wakeup = source.next_wakeup(now)
         if wakeup != self._wakeup_at:
