@@ -129,7 +129,8 @@ def _question(entry: ModelEntry, base_dir: str) -> CallableQuestion:
     python = os.path.join(base_dir, entry.python) if entry.python else ""
     decoupled = None if decides else entry.decoupled
     inputs = tuple(one.name for one in entry.inputs) if "inputs" in entry.given else None
-    return CallableQuestion(path, base_dir, kwargs, decoupled, python, _leaves_tensors(entry), inputs)
+    by_types = _leaves_tensors(entry)
+    return CallableQuestion(path, base_dir, kwargs, decoupled, python, by_types, inputs, entry.openai)
 
 
 def import_problems(

@@ -46,6 +46,7 @@ class CallableQuestion:
         python: The Python environment of the workers, "" for the server's own.
         by_types: Whether to read the types of the callable for values that it does not declare otherwise.
         inputs: The names of the declared inputs, None if they are not declared.
+        openai: Whether the model is declared to be for OpenAI's clients: an adapter calls the callable.
     """
 
     path: str
@@ -55,6 +56,7 @@ class CallableQuestion:
     python: str = ""
     by_types: bool = True
     inputs: tuple[str, ...] | None = None
+    openai: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgpack
 
 from gpuserve.decorators.wrapping import argument_form_of
+from gpuserve.model.openai_declaration import has_openai_method, is_for_openai
 from gpuserve.model.self_description import declaration, target_kind
 from gpuserve.model.signature import call_problem
 from gpuserve_worker.execution.lifecycle import die_with_parent
@@ -111,16 +112,18 @@ def _answer(
     decoupled: bool | None,
     by_types: bool,
     inputs: list[str] | None,
+    openai: bool,
 ) -> dict[str, Any]:
     """Return the declaration of the callable, which is located as a worker locates it, or the error."""
     try:
         if path.endswith(".py"):
             path = f"{path}:{sole_callable(module_at(path, base_dir), path)}"
         target = locate({"path": path, "base_dir": base_dir})
+        adapted = openai or is_for_openai(target)
         problem = (
-            _mismatch(path, target, kwargs)
+            _mismatch(path, target, kwargs, adapted)
             or _wrong_kind(path, target, decoupled)
-            or call_problem(target, path, kwargs, inputs)
+            or (None if adapted else call_problem(target, path, kwargs, inputs))
         )
         if problem:
             return {"error": problem}
@@ -140,9 +143,9 @@ def _error_text(error: LoadError, base_dir: str) -> str:
     return f"{error} ({own}, line {line})"
 
 
-def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any]) -> str | None:
+def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any], adapted: bool) -> str | None:
     """Return the error in the object itself or in its arguments, or None."""
-    if not (callable(target) or is_stepped(target)):
+    if not (callable(target) or is_stepped(target) or (adapted and has_openai_method(target))):
         return f"{path!r} is {type(target).__name__} and cannot be called"
     if not isinstance(target, type):
         return None

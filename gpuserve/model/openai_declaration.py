@@ -69,6 +69,10 @@ def is_for_openai(target: Any) -> bool:
     return any(annotation_names(one) & REQUESTS for one in own or [called])
 
 
+def has_openai_method(target: Any) -> bool:
+    return any(callable(getattr(target, name, None)) for name in METHODS)
+
+
 def annotation_names(function: Any) -> set[str]:
     """Return the names in the annotations of a function's parameters.
 

@@ -280,8 +280,8 @@ _TEXTS: Final = {
     "model_type": "expected an object",
     "model_attributes_type": "expected an object",
     "literal_error": "expected {expected}",
-    "greater_than_equal": "expected at least {ge}",
-    "less_than_equal": "expected at most {le}",
+    "greater_than_equal": "expected at least {ge:g}",
+    "less_than_equal": "expected at most {le:g}",
     "too_short": "expected at least {min_length} of them",
 }
 

@@ -334,8 +334,12 @@ def test_strict_finds_answers_that_do_not_fit(of_models: Server, which: str, com
         infer(of_models, "strict", **given)
     assert refused.value.status == 500
     assert complaint in refused.value.text
+    if which == "name":  # without any declared output there is no answer, strict or not
+        with pytest.raises(Refused, match="None of the returned outputs 'other' is declared"):
+            infer(of_models, "lenient", **given)
+        return
     (answer,) = infer(of_models, "lenient", **given).values()
-    np.testing.assert_array_equal(answer, next(iter(ANSWERS[which].values())))
+    np.testing.assert_array_equal(answer, ANSWERS[which]["OUTPUT_1"])
 
 
 # ---- binding to a server that runs --------------------------------------------------------------

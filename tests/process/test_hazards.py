@@ -228,7 +228,7 @@ def test_a_server_is_stopped_twice_fails_and_is_used_again() -> None:
 
 
 VANDAL = """
-import os, socket, sys
+import os
 from pathlib import Path
 import numpy as np
 from gpuserve.decorators import batch
@@ -240,7 +240,8 @@ class Vandal:
     def __call__(self, x):
         if not self.token.exists():
             self.token.touch()
-            self.vandalise(*map(int, sys.argv[1:3]))
+            arguments = Path("/proc/self/cmdline").read_bytes().split(b"\\0")
+            self.vandalise(*[int(one) for one in arguments if one.isdigit()][:2])
         return {"y": x, "calls": np.ones((len(x), 1), int), "pid": np.ones((len(x), 1), int)}
 
 class Boot(Vandal):

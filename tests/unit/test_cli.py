@@ -31,6 +31,9 @@ class Linear:
     def __init__(self, features, device="cpu"):
         raise RuntimeError("a check makes no model")
 
+    def __call__(self, requests):
+        return requests
+
 
 def predict(requests):
     return requests
@@ -44,6 +47,19 @@ predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,)), Tensor((1,), b
 predict.outputs = [Tensor(name="y", dtype="float32", shape=(-1,))]
 predict.max_batch_size = 8
 number = 3
+"""
+TALKS_FILE = """\
+from gpuserve.openai import ChatRequest
+
+class Typed:
+    async def chat(self, request: ChatRequest):
+        yield ""
+
+class Untyped:
+    def chat(self, request):
+        return ""
+
+typed, untyped = Typed(), Untyped()
 """
 STREAMS_FILE = """\
 def stream(requests):
@@ -164,6 +180,24 @@ def test_check_imports_in_another_process(capfd: pytest.CaptureFixture[str]) -> 
     assert out == "linear: cpu#0\n  in   x: FP32 [-1]\n  out  y: FP32 [-1]\nconfig.yaml is valid\n"
     assert "printed by user code" in err
     assert "model" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("attribute", "more"),
+    [
+        ("Typed", ""),
+        ("Typed", "openai: true"),
+        ("typed", ""),
+        ("Untyped", "openai: true"),
+        ("untyped", "openai: true"),
+    ],
+)
+def test_check_takes_callables_for_openai_without_a_call(tmp_path: Path, attribute: str, more: str) -> None:
+    (tmp_path / "talks.py").write_text(TALKS_FILE)
+    (tmp_path / "config.yaml").write_text(
+        f"models:\n  - name: m\n    callable: talks.py:{attribute}\n    {more}\n"
+    )
+    assert run(["check", "config.yaml"]) == ExitCode.OK
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_an_unknown_key_is_shown_with_a_caret_and_the_nearest_one(tmp_path: Path
     told = problems(tmp_path, f"models:\n{MODEL}    max_batch_size: 4\n    batching: {{max_dealy: 2}}\n")
     assert told == [
         "config.yaml:7:16: unknown key 'max_dealy' in models[0].batching; "
-        "did you mean 'max_queue_delay_us'?\n"
+        "did you mean 'max_queue_delay_us', in microseconds?\n"
         "  7 |     batching: {max_dealy: 2}\n"
         "    |                ^^^^^^^^^"
     ]
