@@ -24,6 +24,7 @@ PAGES = (*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md")
 ELSEWHERE = {
     "OpenAI(": "tests/e2e/test_openai.py asks with that client",
     "cuda_shared_memory.create": "it needs a GPU; tests/device/test_cuda_regions.py has one",
+    "torch.cuda.CUDAGraph(": "it needs a GPU",
     "Server.attach(": "tests/process/test_attach.py attaches programs",
     "gpuserve.events(": "tests/process/test_event_stream.py listens",
     "update_log_settings(": "tests/e2e/test_tritonclient.py asks with that client",
@@ -68,7 +69,7 @@ def yours() -> dict[str, Any]:
     server.bind("linear", str, tensors, tensors)
     return {
         "server": server, "inputs": tensors, "outputs": tensors, "better": str, "callable_with_a_lock": str,
-        "infer": str, "model": str, "next_word": str, "load": str, "search": str, "run": str, "client": None,
+        "infer": str, "model": str, "next_word": str, "load": str, "build_model": str, "search": str, "run": str, "client": None,
         "DeviceLost": RuntimeError, "x": np.zeros(3, np.float32),
     }  # fmt: skip
 
