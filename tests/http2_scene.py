@@ -37,6 +37,8 @@ class RecordingWay:
         self.drained: Callable[[], None] = lambda: None
         self._limit_nbytes = limit_nbytes
         self._unsent = b""
+        #: Memory that was passed uncopied, and the bytes that the client has to read until it is free.
+        self._lent: list[tuple[int, object]] = []
         self._releases: list[Release] = []
 
     @property
@@ -52,6 +54,8 @@ class RecordingWay:
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
         if pieces:
             self.write(b"".join(pieces))
+            lent = [one.obj if isinstance(one, memoryview) else one for one in pieces]
+            self._lent += [(len(self._unsent), one) for one in lent]
         if release is not None and self.unsent_nbytes:
             self._releases.append(release)
             self.full = True
@@ -62,11 +66,21 @@ class RecordingWay:
         """What the client reads now."""
         nbytes = len(self._unsent) if nbytes is None else nbytes
         taken, self._unsent = self._unsent[:nbytes], self._unsent[nbytes:]
+        self._lent = [(left - len(taken), one) for left, one in self._lent if left > len(taken)]
         if self.full and not self._unsent:
             self.full = False
             self.let_go()
             self.drained()
         return taken
+
+    def still_sends(self, memory: object) -> bool:
+        """Whether bytes of this memory wait for the client uncopied."""
+        return self._limit_nbytes is not None and any(one is memory for _, one in self._lent)
+
+    def lose(self) -> None:
+        """The connection is lost, and the socket's buffer with it."""
+        self._unsent, self._lent = b"", []
+        self.let_go()
 
     def let_go(self) -> None:
         releases, self._releases = self._releases, []

@@ -32,18 +32,22 @@ MIB = 1 << 20
 class Released:
     """How often memory was given back, by stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: RecordingWay | None = None) -> None:
+        self._way = way
         self.times: dict[int, int] = {}
 
     def answer(self, sink: BodyReceiver, nbytes: int) -> None:
         """A response of so many bytes."""
         stream = sink.exchange
         self.times[stream.id] = 0
+        pieces = (bytes(nbytes // 2), bytes(nbytes - nbytes // 2))
 
         def release() -> None:
             self.times[stream.id] += 1
+            if self._way is not None:
+                assert not any(self._way.still_sends(one) for one in pieces if one)
 
-        stream.answer(OK, (bytes(nbytes // 2), bytes(nbytes - nbytes // 2)), nbytes, release)
+        stream.answer(OK, pieces, nbytes, release)
 
 
 # ---- responses ------------------------------------------------------------------------------
@@ -68,8 +72,8 @@ class Scene:
     """Requests asked for, answered, given up and paid for in any order. The peer judges every frame."""
 
     def __init__(self, limit_nbytes: int) -> None:
-        self.released = Released()
         self.talk = Talk(peer=Peer(), way=RecordingWay(limit_nbytes))
+        self.released = Released(self.talk.way)
         self.sizes: list[int] = []
         self.answered: set[int] = set()
         self.given_up: set[int] = set()
@@ -137,7 +141,7 @@ def test_a_connection_that_is_lost_gives_everything_back(steps: list[tuple[Any, 
     scene = Scene(1000)
     for step in steps:
         scene.step(step)
-    scene.talk.way.let_go()  # the socket's buffer is gone with it
+    scene.talk.way.lose()
     scene.talk.http2.lost()
     scene.talk.way.let_go()
     assert set(scene.released.times.values()) <= {1}
@@ -187,6 +191,22 @@ def test_another_client_reads_the_same(requests: list[tuple[int, int]], chance: 
     assert {stream_id: len(bodies.get(stream_id, b"")) for stream_id in sizes} == sizes
     assert set(released.times.values()) == {1}
     assert [len(sink.body) for sink in talk.sinks] == [nbytes for _, nbytes in requests]
+
+
+@pytest.mark.parametrize("tail_nbytes", [1, 40, 1024, 5000])
+def test_memory_is_kept_until_the_last_uncopied_byte_is_sent(tail_nbytes: int) -> None:
+    """The rest of an answer that the window held back is small and copied; what was sent before it is not."""
+    talk = Talk(way=RecordingWay(1 << 30))
+    released = Released(talk.way)
+    talk.feed(talk.peer.request(1))
+    released.answer(talk.sinks[0], 65535 + tail_nbytes)
+    talk.feed(talk.peer.grow(0, MIB) + talk.peer.grow(1, MIB))  # as far as the client has read by then
+    assert talk.way.unsent_nbytes > 65535 + tail_nbytes
+    assert released.times == {1: 0}
+    talk.peer.read(talk.way.take())
+    talk.way.let_go()
+    assert released.times == {1: 1}
+    assert len(talk.peer.responses[1].body) == 65535 + tail_nbytes
 
 
 def test_a_window_may_fall_below_zero() -> None:

@@ -322,12 +322,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._abort_on_defect()
 
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
-        """Send pieces, large ones uncopied. ``release`` is called, perhaps now, once the kernel has all."""
+        """Send pieces, large ones uncopied. ``release`` is called, perhaps now, once the kernel has these and
+        all earlier pieces.
+        """
         transport, out = self._transport, self._out
         if out and pieces:  # joined into one system call
             self._out, pieces = [], (*out, *pieces)
-        else:
-            self.flush()
         if pieces and not self._write_closed:
             if self.endpoints.tls:
                 is_next = not self._unencrypted

@@ -307,8 +307,8 @@ class Http2Output:
         else:
             if frames:
                 self.connection.write(b"".join(frames))
-            if release is not None:
-                release()
+            if release is not None:  # earlier frames of the stream may wait for the kernel uncopied
+                self.connection.write_pieces((), release)
         if stream.all_framed:
             stream.on_response_sent()
         stream.wake()
