@@ -69,7 +69,8 @@ def yours() -> dict[str, Any]:
     server.bind("linear", str, tensors, tensors)
     return {
         "server": server, "inputs": tensors, "outputs": tensors, "better": str, "callable_with_a_lock": str,
-        "infer": str, "model": str, "next_word": str, "load": str, "build_model": str, "search": str, "run": str, "client": None,
+        "infer": str, "model": str, "next_word": str, "load": str, "search": str, "run": str, "client": None,
+        "build_model": str,
         "DeviceLost": RuntimeError, "x": np.zeros(3, np.float32),
     }  # fmt: skip
 
