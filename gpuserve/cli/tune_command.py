@@ -6,11 +6,12 @@ import os
 import sys
 import time
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpuserve.bench.load_plan import BenchOptionError, error_reason
+from gpuserve.bench.load_plan import BenchOptionError, MissingPackage, error_reason
 from gpuserve.cli.bench_command import run_and_exit
 from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.cli.option_types import keyword, with_options
@@ -170,6 +171,8 @@ def _load_plan(given: dict[str, Any]) -> Any:
 def _check_output(path: str | None) -> None:
     if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
         raise BenchOptionError("--output", f"there is no folder {os.path.dirname(path)!r}")
+    if path is not None and find_spec("ruamel") is None:
+        raise MissingPackage("ruamel.yaml")  # before the search, which may take long
 
 
 def _report_changes(given: dict[str, Any], chosen: dict[Path, Any]) -> None:
