@@ -131,7 +131,8 @@ def _answer(question: CallableQuestion, child: subprocess.Popen[bytes], timeout_
         except subprocess.TimeoutExpired:
             if timeout_s <= _SLOW_S:
                 raise
-            logger.warning("importing %s to learn the tensors of its model …", question.path)
+            if sys.stderr.isatty() or logging.getLogger().handlers:  # else a JSON log may follow on stderr
+                logger.warning("importing %s to learn the tensors of its model …", question.path)
             output, _ = child.communicate(timeout=timeout_s - _SLOW_S)
     except subprocess.TimeoutExpired:
         child.kill()

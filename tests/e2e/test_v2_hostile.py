@@ -143,8 +143,9 @@ def test_json_that_does_not_fit(sender: Sender, document: Any, named: list[str])
         ([*DATA, 4], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
     ],
 )
-def test_sentences_that_clients_compare_whole(sender: Sender, data: list[int], text: str) -> None:
-    assert sender.json({"inputs": [entry(data=data)]}) == (400, text)
+def test_sentences_begin_as_tritons(sender: Sender, data: list[int], text: str) -> None:
+    found = f"input 'x' has {len(data)} in 'data', its 'shape' makes {len(DATA)}"
+    assert sender.json({"inputs": [entry(data=data)]}) == (400, f"{text}: {found}")
 
 
 @pytest.mark.usefixtures("refused")

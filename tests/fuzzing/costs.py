@@ -19,7 +19,7 @@ _PEAK_OF_READER: Final = 256 << 10
 _LOOP_NBYTES: Final = 64 << 10
 _OF_READER_S: Final = 0.005
 _PER_BYTE_S: Final = 0.3e-6
-_PER_BYTE_OF_THREAD_S: Final = 1e-6
+_PER_BYTE_OF_THREAD_S: Final = 2.5e-6
 _TRIES: Final = 3
 
 
