@@ -124,9 +124,10 @@ def call_problem(
     if not is_class and makes_callable(target, kwargs):
         return None
     called = target.__call__ if is_class else target
+    is_method = is_class and not isinstance(inspect.getattr_static(target, "__call__"), staticmethod)
     if (form := argument_form_of(called)) is None:
         try:
-            inspect.signature(called).bind(*([None] * is_class), [])
+            inspect.signature(called).bind(*([None] * is_method), [])
         except TypeError as error:
             return f"{name!r} is called with one argument, a list of requests, but the call fails: {error}"
         except ValueError:  # written in C without a signature
@@ -135,7 +136,7 @@ def call_problem(
     if inputs is None or not _has_own_decorators_only(called):
         return None
     others = {*requested_parameters(called), _CONTEXT}
-    own = [one for one in _parameters(called, is_class) if one.name not in others]
+    own = [one for one in _parameters(called, is_method) if one.name not in others]
     lacking = [one.name for one in own if _is_required(one) and one.name not in inputs]
     any_name = any(one.kind is one.VAR_KEYWORD for one in own)
     surplus = [] if any_name else [one for one in inputs if one not in {named.name for named in own}]

@@ -18,6 +18,7 @@ from gpuserve.core.errors import BindError
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.describe import CallableQuestion, ask_callables
 from gpuserve.model.self_description import declaration
+from gpuserve.model.signature import call_problem
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -227,3 +228,16 @@ def test_who_never_answers_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixt
     told = capfd.readouterr().err
     assert told.startswith("importing hangs.py:hangs to learn the tensors of its model")
     assert 'hangs.py", line 1 in <module>' in told, "the stack of the import"
+
+
+def test_a_call_without_self_is_no_mistake() -> None:
+    class Static:
+        @staticmethod
+        def __call__(requests: list[Any]) -> list[Any]:
+            return requests
+
+    class Bare:
+        def __call__(self) -> None: ...
+
+    assert call_problem(Static, "m.py:Static", {}, ["x"]) is None
+    assert "the call fails" in str(call_problem(Bare, "m.py:Bare", {}, ["x"]))
