@@ -103,8 +103,7 @@ class IngressMonitor(ProtocolServer):
     async def stop(self) -> None:
         if self._next_check is not None:
             self._next_check.cancel()
-        await asyncio.sleep(0)  # accepts connections of the backlog, which closing would reset
-        self.stop_accepting()
+        await self.stop_accepting()
         for fd in self._listeners:
             os.close(fd)
         self._refuse_while(lambda _: True)
@@ -116,7 +115,7 @@ class IngressMonitor(ProtocolServer):
         await self._until(self._have_ended, _END_S)
         await self._requests.stop()
 
-    def stop_accepting(self) -> None:
+    async def stop_accepting(self) -> None:
         while self._acceptors:
             self._acceptors.pop().close()
 

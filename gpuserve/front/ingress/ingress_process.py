@@ -177,7 +177,9 @@ class IngressProcess:
             messages.IngressSetup: lambda message: self._on_new_front(parts, message),
             messages.ChangeSettings: lambda message: self._adjust(parts, message),
             messages.ChangeLogSettings: lambda message: logs.adjust(LogSettings(**message.settings)),
-            messages.AnnounceShutdown: lambda message: self._announce(parts, message),
+            messages.AnnounceShutdown: lambda message: parts.receiver.when_connected(
+                partial(self._announce, parts, message)
+            ),
             messages.ReloadTls: lambda _: self._renew(parts),
             messages.SpentTokens: lambda message: parts.admission.rates.charge(message.spent),
             messages.StopIngress: lambda _: self._quit.set(),
@@ -293,6 +295,14 @@ class ConnectionReceiver:
             task = self._loop.create_task(self._connect(accepted, release_place))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def when_connected(self, call: Callable[[], None]) -> None:
+        """Call ``call`` when the sockets that were received so far have their connections."""
+        if self._tasks:
+            waiting = asyncio.gather(*self._tasks, return_exceptions=True)
+            waiting.add_done_callback(lambda _: call())
+        else:
+            call()
 
     def renew(self) -> None:
         """Read the TLS files again. Raises OSError or ValueError if they are invalid."""

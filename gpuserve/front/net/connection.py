@@ -449,7 +449,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def aware(self) -> bool:
         """Whether the client has read the announcement, or will with its next response."""
-        return not self._announced or (self._protocol is not None and self._protocol.aware)
+        return not self._retiring or (self._protocol is not None and self._protocol.aware)
 
     @property
     def held(self) -> Sequence[str]:
@@ -509,6 +509,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._retiring and not is_http2:  # the first response can announce the shutdown
             self.announce()
         self._protocol.feed(data[len(PREFACE) :] if is_http2 else data)
+        if self._retiring and is_http2:  # after the server's first frame, which must be SETTINGS
+            self.announce()
 
     def _drop_protocol_if_lost(self) -> None:
         """Break the reference cycle with the protocol, which refers to this connection."""

@@ -63,8 +63,8 @@ class ProtocolServer(abc.ABC):
     async def stop(self) -> None:
         """Stop accepting, and close the connections."""
 
-    def stop_accepting(self) -> None:  # noqa: B027
-        """Accept no more connections, and serve those that are open."""
+    async def stop_accepting(self) -> None:  # noqa: B027
+        """Accept the clients that have connected by now and no others; serve the open connections."""
 
     def announce(self) -> None:  # noqa: B027
         """Ask each client, once, to send no more requests. Requests in flight are served."""
@@ -254,6 +254,10 @@ class Connections:
                 one.abort()
 
 
+#: Turns of the event loop in which asyncio accepts a socket, or makes the connection of an accepted one.
+_ACCEPT_TURNS: Final = 3
+
+
 class NativeServer(ProtocolServer):
     """HTTP/1.1, HTTP/2 and gRPC on every listener, in the running event loop.
 
@@ -285,9 +289,15 @@ class NativeServer(ProtocolServer):
         self._servers = [await self._listen(*one) for one in self._listeners.items()]
         self._connections.open()
 
-    def stop_accepting(self) -> None:
+    async def stop_accepting(self) -> None:
+        # asyncio accepts one turn after the socket is readable; closing earlier would reset these clients.
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
         for server in self._servers:
             server.close()
+        # asyncio makes the connection of an accepted socket by a task, in later turns.
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
 
     def announce(self) -> None:
         self._connections.announce()
@@ -310,8 +320,7 @@ class NativeServer(ProtocolServer):
                 server.handshakes.context = context
 
     async def stop(self) -> None:
-        await asyncio.sleep(0)  # accept clients that have connected by now: closing would reset them
-        self.stop_accepting()
+        await self.stop_accepting()
         for fd in self._listeners:
             os.close(fd)
         await self._connections.close()

@@ -27,7 +27,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -82,7 +82,7 @@ class Front:
         self._buffer = datagram.receive_buffer()
         self._settings = ServerSettings()
         self._parts: FrontParts | None = None
-        self._handlers: Mapping[type, Callable[[Any], None]] = {}
+        self._handlers: dict[type, Callable[[Any], None]] = {}
         self._quit = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -159,9 +159,10 @@ class Front:
         *listeners, own, supervisors = fds
         watchdog = SupervisorWatchdog(own, supervisors, settings.hang_timeout_s, service.health)
         self._spawn(watchdog.run())
-        self._spawn(self._listen(front_listeners, dict(zip(setup.listeners, listeners, strict=True))))
+        fds_by_role = dict(zip(setup.listeners, listeners, strict=True))
+        self._handlers[messages.Listen] = lambda _: self._spawn(self._listen(front_listeners, fds_by_role))
 
-    def _dispatch_table(self, parts: FrontParts) -> Mapping[type, Callable[[Any], None]]:
+    def _dispatch_table(self, parts: FrontParts) -> dict[type, Callable[[Any], None]]:
         models, control, health = parts.service.models, parts.service.control, parts.service.health
         return {
             messages.AddModel: parts.generations.add,
@@ -287,8 +288,7 @@ class Draining:
             await asyncio.sleep(message.lame_duck_s)
         deadline = time.monotonic() + message.timeout_s
         if message.keeps_ports:
-            await asyncio.sleep(0)  # accept clients that have connected by now
-            self._front_listeners.stop_accepting()
+            await self._front_listeners.stop_accepting()
         if message.notice:
             notice_end = min(deadline, time.monotonic() + NOTICE_S)
             self._front_listeners.announce()

@@ -99,9 +99,9 @@ class FrontListeners:
         for transport in self._transports:
             await transport.stop()
 
-    def stop_accepting(self) -> None:
+    async def stop_accepting(self) -> None:
         for transport in self._transports:
-            transport.stop_accepting()
+            await transport.stop_accepting()
 
     def announce(self) -> None:
         for transport in self._transports:

@@ -3,7 +3,7 @@
     supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, Outcome, InstanceUp,
                           InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState, Adjust,
                           HeldWeights, Quiesce, Resume, RequestCensus, EventBatch, WatchRates, IngressUp,
-                          IngressDown
+                          IngressDown, Listen
     front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
                           Quiesced, Census, ExecutionHung, IsolatedWorkerDeath, FrontEvent, Rates,
                           StartIngress
@@ -33,6 +33,10 @@ class Setup(NamedTuple):
     epoch: int
     settings: dict[str, Any]
     listeners: tuple[str, ...]
+
+
+class Listen(NamedTuple):
+    """Accept clients. Sent after the models, so that the front answers no client that a model is unknown."""
 
 
 class AddModel(NamedTuple):
@@ -375,6 +379,6 @@ CONTROL: Final = MessageCodec(dict(enumerate((
     InstanceDown, Serving, Drain, Quiesce, Resume, RequestCensus, Quit, FrontReady, Retired, InstanceRetired,
     LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,
     EventBatch, FrontEvent, WatchRates, Rates, ExecutionHung, IsolatedWorkerDeath, StartIngress, IngressUp,
-    IngressDown, AttachFront, HeldWeights,
+    IngressDown, AttachFront, HeldWeights, Listen,
 ), start=1)))
 # fmt: on

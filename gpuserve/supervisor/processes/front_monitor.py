@@ -188,6 +188,7 @@ class FrontMonitor:
         for kind, settings in self._settings.changed.items():
             self.send(messages.Changed(kind, settings))
         self._callbacks.front_started()
+        self.send(messages.Listen())
 
     def _on_message(self) -> None:
         child = self.child
