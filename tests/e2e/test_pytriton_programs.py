@@ -13,6 +13,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -253,15 +254,16 @@ def test_tritonclient_asks_until_the_program_is_stopped(
 def test_sigterm_after_run_finishes_what_is_under_way(ports: dict[str, int]) -> None:
     with (
         serving("runs.py", "Slow", ports) as process,
-        httpclient.InferenceServerClient(f"localhost:{ports['HTTP']}") as client,
+        grpcclient.InferenceServerClient(f"localhost:{ports['GRPC']}") as client,
+        ThreadPoolExecutor(1) as pool,
     ):
-        x = httpclient.InferInput("x", [1, 1], "FP32")
+        x = grpcclient.InferInput("x", [1, 1], "FP32")
         x.set_data_from_numpy(np.ones((1, 1), np.float32))
-        pending = client.async_infer("Slow", [x])
+        pending = pool.submit(client.infer, "Slow", [x])
         assert process.stdout is not None
         assert process.stdout.readline() == "called\n"
         process.send_signal(signal.SIGTERM)
-        assert pending.get_result(timeout=TIMEOUT_S).as_numpy("x").tolist() == [[-1]]
+        assert pending.result(TIMEOUT_S).as_numpy("x").tolist() == [[-1]]
         assert process.wait(TIMEOUT_S) == 0
 
 
