@@ -15,6 +15,7 @@ import numpy as np
 from gpuserve.decorators.wrapping import BatchError
 from gpuserve_worker.inference.inference_request import Batch, Request, RequestBatch
 from gpuserve_worker.inference.model_context import ModelContext
+from gpuserve_worker.inference.outputs import OutputError, named_outputs
 from gpuserve_worker.protocol.payloads import WireRequest
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -244,33 +245,13 @@ class SomeRows(NamedTuple):
 
 
 def named(result: Any, output_names: Sequence[str]) -> Mapping[str, Any]:
-    """Return outputs by name; by OUTPUT_1… if the declared names are unknown, which are mapped by position
-    later.
-
-    Raises:
-        BatchError: The result is no outputs, or their number differs from the declaration.
-    """
+    """Return outputs by name, as ``named_outputs``. Raise BatchError in place of ``OutputError``."""
     if type(result) is dict:
         return result
-    values: Sequence[Any]
-    if isinstance(result, (list, tuple)):
-        values = result
-    elif isinstance(result, Mapping):
-        return result
-    elif hasattr(result, "__array__"):
-        values = [result]
-    else:
-        raise BatchError(
-            f"Unsupported output type {type(result).__name__}: expected a mapping of output names to arrays, "
-            "a list of arrays in the order of the declared outputs, or one array"
-        )
-    names = output_names or [f"OUTPUT_{position}" for position in range(1, len(values) + 1)]
-    if len(values) != len(names):
-        raise BatchError(
-            f"The inference callable returned {len(values)} {'output' if len(values) == 1 else 'outputs'}, "
-            f"but the model declares {len(names)}: {', '.join(names)}"
-        )
-    return dict(zip(names, values, strict=True))
+    try:
+        return named_outputs(result, output_names)
+    except OutputError as error:
+        raise BatchError(str(error)) from None
 
 
 def check_rows(outputs: Mapping[str, Any], rows: int) -> None:

@@ -54,7 +54,13 @@ from gpuserve.decorators.wrapping import (
     wraps,
 )
 from gpuserve_worker.inference.callable_loading import CallableKind, kind_of
-from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, accept_batch, function_of
+from gpuserve_worker.inference.inference_request import (
+    Batch,
+    BatchedOutputs,
+    Request,
+    accept_batch,
+    function_of,
+)
 from gpuserve_worker.inference.ragged import Axes
 
 T = TypeVar("T")
@@ -343,12 +349,7 @@ def _over_batches(function: Any, padding: Padding | None) -> Any:
         if labels := ragged.inputs and refusals(requests, padding):
             return by_labels(lambda _, others: call(*bound, others, **given), function, labels, requests)
         arrays, lengths = arguments(requests, padding) if ragged.inputs else (requests.arrays, NO_LENGTHS)
-        try:
-            result = function(*bound, **given, **arrays)
-        except TypeError as error:
-            if is_misfit(error):
-                raise misfit(error, function, arrays) from None
-            raise
+        result = _called(function, bound, given, arrays)
         rows, names, batching = requests.rows, requests.output_names, requests.batching
         if type(result) not in _AT_HAND and is_deferred(result):
             del requests, arrays  # the result may live as long as a stream
@@ -366,6 +367,7 @@ def sample(decorated: F | None = None, /) -> F:
     """Call the function with the arrays of one request, one keyword argument for each input.
 
     For models that do not batch. The function returns or yields its outputs as under ``batch``, of any shape.
+    Over ``admit`` of a stepped callable, the function returns the state of the request.
     A direct call with arrays calls the function itself.
 
     Raises:
@@ -381,25 +383,33 @@ def sample(decorated: F | None = None, /) -> F:
         if not args:
             return _by_hand("@sample", function, args, given)
         *bound, requests = args
-        if not (isinstance(requests, Batch) or is_request_list(requests)):
+        is_alone = isinstance(requests, Request)
+        if not (is_alone or isinstance(requests, Batch) or is_request_list(requests)):
             return _by_hand("@sample", function, args, given)
         if asked is None:
             asked = requested_parameters(function)
+        if is_alone:
+            values = {name: one.value(requests.parameters) for name, one in without(asked, given).items()}
+            return _called(function, bound, given | values, requests.data)
         if asked and not given.keys() >= asked.keys():
             return by_parameters(partial(call, *bound, **given), function, without(asked, given), requests)
         alone = _only(requests)
-        try:
-            result = function(*bound, **given, **alone.arrays)
-        except TypeError as error:
-            if is_misfit(error):
-                raise misfit(error, function, alone.arrays) from None
-            raise
+        result = _called(function, bound, given, alone.arrays)
         names = alone.output_names
         return map_result(lambda answer: [named(answer, names)], result)
 
     accept_batch(call)
     mark_argument_form(SAMPLE, call)
     return call
+
+
+def _called(function: Any, bound: Sequence[Any], given: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
+    try:
+        return function(*bound, **given, **arrays)
+    except TypeError as error:
+        if is_misfit(error):
+            raise misfit(error, function, arrays) from None
+        raise
 
 
 def _by_hand(decorator: str, function: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:

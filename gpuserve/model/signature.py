@@ -15,6 +15,7 @@ returned: one tensor                    the only output, OUTPUT_1 or the name in
 returned: a NamedTuple, a TypedDict     outputs by the names of its fields
 returned: ``tuple[…]``                  OUTPUT_1, OUTPUT_2, …
 returned: an Iterator of these          the same, any number of times
+returned by ``step``                    a Sequence of ``StepResult`` of one of these
 ======================================  ========================================================
 """
 
@@ -32,12 +33,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from gpuserve.decorators.batching import is_parameter_type, parameter_kind, requested_parameters
-from gpuserve.decorators.wrapping import BATCH, argument_form_of, is_own_code
+from gpuserve.decorators.wrapping import BATCH, SAMPLE, argument_form_of, is_own_code
 from gpuserve.model.declaration import Tensor
 from gpuserve.typed import DType, Name, Shape
 from gpuserve_worker.inference.callable_loading import makes_callable
 from gpuserve_worker.inference.inference_request import function_of
-from gpuserve_worker.inference.stepping import is_stepped
+from gpuserve_worker.inference.stepping import Last, is_stepped
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of
 
 #: The largest batch of ``@batch`` without an argument.
@@ -82,12 +83,14 @@ class Signature:
 def signature_of(target: Any, name: str) -> Signature | None:
     """Return the declaration in the types of ``target``, or None if the types have no tensor.
 
-    Of a class, the types of ``__call__`` count. ``name`` stands for the target in messages.
+    Of a class, the types of ``__call__`` count; of a stepped callable, the parameters of ``admit`` and the
+    return type of ``step``. ``name`` stands for the target in messages.
 
     Raises:
         SignatureError: The types cannot be those of a model.
     """
-    called = target.__call__ if isinstance(target, type) else target
+    stepped = is_stepped(target)
+    called = target.admit if stepped else target.__call__ if isinstance(target, type) else target
     function = _function_of(called)
     if function is None:
         return None
@@ -96,7 +99,15 @@ def signature_of(target: Any, name: str) -> Signature | None:
     lengths = _attribute(called, "lengths_arguments", ())
     parameters = [one for one in _parameters(called, isinstance(target, type)) if one.name not in lengths]
     inputs, array = _inputs(parameters, hints, name)
-    outputs = _outputs(hints.get("return"), name)
+    if stepped:
+        step = _function_of(target.step)
+        given = {} if step is None else _evaluated(step, f"{name}.step", strictly=form is not None)
+        outputs = _outputs(_step_response(given.get("return")), f"{name}.step")
+        if inputs and form != SAMPLE:
+            raise SignatureError(f"{name}.admit has types of tensors: put @sample over it")
+        form = SAMPLE
+    else:
+        outputs = _outputs(hints.get("return"), name)
     if not inputs and not outputs:
         return None
     if form is None:
@@ -316,6 +327,21 @@ def _answer(hint: Any) -> Any:
         position = _ANSWERS[typing.get_origin(hint)]
         hint = _unaliased(arguments[position]) if position < len(arguments) else None
     return hint
+
+
+def _step_response(hint: Any) -> Any:
+    """Return the type of a response in the return type of ``step``, a list or Sequence of step results."""
+    hint = _answer(hint)
+    if typing.get_origin(hint) not in {list, collections.abc.Sequence}:
+        return None
+    result = _unaliased(typing.get_args(hint)[0])
+    is_union = typing.get_origin(result) in {typing.Union, types.UnionType}
+    for one in typing.get_args(result) if is_union else [result]:
+        while typing.get_origin(one) in {list, Last}:
+            one = typing.get_args(one)[0]
+        if one is not type(None) and one not in {Last, Exception}:
+            return one
+    return None
 
 
 def _fields(hint: Any) -> list[tuple[str | None, Any]]:

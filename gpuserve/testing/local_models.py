@@ -267,7 +267,9 @@ class LocalModel:
         """
         pairs = [worker_batch(self.spec, self._check, [one]) for one in requests]
         described = [one for _, (one,) in pairs]
-        steps = LocalSteps(self._loaded(), self.spec.max_active, self._run_in_loop)
+        steps = LocalSteps(
+            self._loaded(), self.spec.max_active, self._run_in_loop, [one.name for one in self.spec.outputs]
+        )
         answers: list[Any] = [None] * len(requests)
         for responses in steps.responses([batch.as_list()[0] for batch, _ in pairs]):
             if self.spec.decoupled:

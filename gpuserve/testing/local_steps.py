@@ -12,14 +12,14 @@ _Turn: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class LocalStep(StepRequest):
-    """A request of a test. ``response`` is that of the last step, or None."""
+    """A request of a test. ``responses`` are those of the last step."""
 
-    __slots__ = ("is_over", "request", "response")
+    __slots__ = ("is_over", "request", "responses")
 
     def __init__(self, request: Any) -> None:
         super().__init__(YIELD_WINDOW)
         self.request = request
-        self.response: Any = None
+        self.responses: list[Any] = []
         self.is_over = False
 
 
@@ -28,24 +28,25 @@ class LocalSteps:
     Exceptions of the callable are raised unchanged.
     """
 
-    def __init__(self, made: Any, max_active: int, run: Callable[[_Turn], object]) -> None:
-        self._stepper: Stepper[LocalStep, Exception] = Stepper(made, self)
+    def __init__(
+        self, made: Any, max_active: int, run: Callable[[_Turn], object], output_names: Sequence[str]
+    ) -> None:
+        self._stepper: Stepper[LocalStep, Exception] = Stepper(made, self, output_names)
         self._max_active = max_active
         self._run = run
         self._queue: list[LocalStep] = []
 
     def responses(self, requests: Sequence[Any]) -> Iterator[list[Any]]:
-        """Yield the responses of each step with any: one for each request, or None."""
+        """Yield the responses of the steps: each time one for each request, or None, and at least one."""
         steps = [LocalStep(one) for one in requests]
         self._queue = list(steps)
         try:
             while not all(one.is_over for one in steps):
                 self._run(self._turn)
-                found = [one.response for one in steps]
-                if any(one is not None for one in found):
-                    yield found
+                while any(one.responses for one in steps):
+                    yield [one.responses.pop(0) if one.responses else None for one in steps]
                 for one in steps:
-                    one.response, one.credit = None, YIELD_WINDOW
+                    one.credit = YIELD_WINDOW
         finally:
             self._stepper.close()
 
@@ -61,7 +62,7 @@ class LocalSteps:
 
     def respond(self, entries: Sequence[LocalStep], responses: Sequence[Any], last: Sequence[int]) -> Any:
         for entry, response in zip(entries, responses, strict=True):
-            entry.response = response
+            entry.responses.append(response)
         return ()
 
     def stepped(self, busy_ns: int, active: int) -> None:

@@ -101,7 +101,9 @@ class StepLoop(EventLoop[StepBatch]):
         self._reporter = reporter
         self._execution = Execution(model, reporter)
         self._decoupled = model.context.decoupled
-        self.stepper: Stepper[StepBatch, WireFailure] = Stepper(self._made, self)
+        self.stepper: Stepper[StepBatch, WireFailure] = Stepper(
+            self._made, self, [one.name for one in model.context.outputs]
+        )
         self._woken = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
         self._named = False

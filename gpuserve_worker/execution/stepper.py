@@ -17,11 +17,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from gpuserve_worker.inference.outputs import OutputError
+from gpuserve_worker.inference.outputs import OutputError, named_outputs
 from gpuserve_worker.inference.stepping import Last, Later, SteppedCallable
 
 #: The state of a request that is not admitted yet, or is released.
@@ -99,7 +99,10 @@ class Stepper(Generic[Entry, Failure]):
     at any time in the same thread.
     """
 
-    def __init__(self, made: SteppedCallable[Any], sink: StepSink[Entry, Failure]) -> None:
+    def __init__(
+        self, made: SteppedCallable[Any], sink: StepSink[Entry, Failure], output_names: Sequence[str]
+    ) -> None:
+        self._output_names = tuple(output_names)
         self._admit = made.admit
         self._step = made.step
         self._release: Callable[[Any], object] | None = getattr(made, "release", None)
@@ -182,9 +185,7 @@ class Stepper(Generic[Entry, Failure]):
     def _process(self, entries: list[Entry], results: Sequence[Any]) -> None:
         """Send the results of a step, and end the requests that have ended."""
         if set(map(type, results)) == _RESPONSES:  # the usual case in a few steps
-            for entry, failure in self._respond(entries, results, ()):
-                self._remove(entry)
-                self._sink.failed(entry, failure)
+            self._end(self._respond(entries, results, ()), ())
             return
         responding: list[Entry] = []
         responses: list[Any] = []
@@ -199,20 +200,31 @@ class Stepper(Generic[Entry, Failure]):
             if isinstance(result, Exception):
                 failed.append((entry, self._sink.failure(result, entry)))
             elif result is not None:
-                several = result if type(result) is list else [result]
-                responding += [entry] * len(several)
-                responses += several
-                if is_last and several:
+                try:
+                    named = self._named(result)
+                except OutputError as error:
+                    failed.append((entry, self._sink.failure(error, entry)))
+                    continue
+                responding += [entry] * len(named)
+                responses += named
+                if is_last and named:
                     last.append(len(responses) - 1)
         if responding:
             failed += self._respond(responding, responses, last)
+        self._end(failed, ended)
+
+    def _end(self, failed: Iterable[tuple[Entry, Failure]], ended: Iterable[Entry]) -> None:
         for entry, failure in failed:
-            self._remove(entry)
-            self._sink.failed(entry, failure)
+            if self._remove(entry):  # else another of its responses has failed
+                self._sink.failed(entry, failure)
         for entry in ended:
-            if entry.state is not _NO_STATE:
-                self._remove(entry)
+            if self._remove(entry):
                 self._sink.ended(entry)
+
+    def _named(self, result: Any) -> list[Mapping[str, Any]]:
+        """Return the responses in a result by name. Raise OutputError if one of them is no response."""
+        names, several = self._output_names, result if type(result) is list else [result]
+        return [one if type(one) is dict else named_outputs(one, names) for one in several]
 
     def _respond(
         self, entries: Sequence[Entry], responses: Sequence[Any], last: Sequence[int]
@@ -259,16 +271,19 @@ class Stepper(Generic[Entry, Failure]):
                 self._remove(entry)
             self._sink.cancelled(entry)
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: Entry) -> bool:
+        """Release an active request. Return False if it was released before."""
+        state, entry.state = entry.state, _NO_STATE
+        if state is _NO_STATE:
+            return False
         self.active.remove(entry)
         self._changed = True
-        state, entry.state = entry.state, _NO_STATE
-        if self._release is None:
-            return
-        try:
-            self._release(state)
-        except Exception as error:  # user code may raise anything; the request has its result
-            self._sink.release_failed(error)
+        if self._release is not None:
+            try:
+                self._release(state)
+            except Exception as error:  # user code may raise anything; the request has its result
+                self._sink.release_failed(error)
+        return True
 
     def cancel_all(self) -> None:
         """Cancel all requests; ``admit_waiting`` removes them."""

@@ -464,6 +464,31 @@ class OutputRules:
         return f"Output {spec.name!r} of model {self._model!r}"
 
 
+def named_outputs(result: Any, output_names: Sequence[str]) -> Mapping[str, Any]:
+    """Return outputs by name; by OUTPUT_1… if the declared names are unknown, which are mapped by position
+    later. Raise ``OutputError`` if the result is no outputs, or their number differs from the declaration.
+    """
+    values: Sequence[Any]
+    if isinstance(result, Mapping):
+        return result
+    if isinstance(result, (list, tuple)):
+        values = result
+    elif hasattr(result, "__array__"):
+        values = [result]
+    else:
+        raise OutputError(
+            f"Unsupported output type {type(result).__name__}: expected a mapping of output names to arrays, "
+            "a list of arrays in the order of the declared outputs, or one array"
+        )
+    names = output_names or [f"OUTPUT_{position}" for position in range(1, len(values) + 1)]
+    if len(values) != len(names):
+        raise OutputError(
+            f"The inference callable returned {len(values)} {'output' if len(values) == 1 else 'outputs'}, "
+            f"but the model declares {len(names)}: {', '.join(names)}"
+        )
+    return dict(zip(names, values, strict=True))
+
+
 def _check_parameters(model: str, response: Response) -> None:
     for key, value in response.parameters.items():
         if not (isinstance(key, str) and is_parameter(key) and is_parameter(value)):

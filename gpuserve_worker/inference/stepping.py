@@ -6,29 +6,30 @@ A stepped callable serves several requests at once and takes new ones between it
         max_active = 64
 
         def admit(self, request: Request) -> Count: ...
-        def step(self, active: Sequence[Count]) -> Sequence[StepResult]: ...
+        def step(self, active: Sequence[Count]) -> Sequence[StepResult[Response]]: ...
         def release(self, state: Count) -> None: ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 State = TypeVar("State")
+Response = TypeVar("Response")
 
 #: The active requests of one instance, unless the callable or the model says another number.
 DEFAULT_MAX_ACTIVE: Final = 64
 
 
-class Last:
+class Last(Generic[Response]):
     """The result of a step that ends a request: with its last response, a list of its last responses, or
     without one.
     """
 
     __slots__ = ("response",)
 
-    def __init__(self, response: Any = None) -> None:
+    def __init__(self, response: Response | None = None) -> None:
         self.response = response
 
     def __repr__(self) -> str:
@@ -44,8 +45,9 @@ class Later(Exception):
 
 
 #: The result of a step for one request: nothing yet (None), a response, a list of responses, ``Last``, or an
-#: error that ends the request. With ``openai: true`` a response is a text, a ``Token``, …
-StepResult: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Last | Exception | None
+#: error that ends the request. A response is a mapping of output names to arrays, a tuple of arrays in the
+#: order of the outputs, or the array of the only output. With ``openai: true`` it is a text, a ``Token``, …
+StepResult: TypeAlias = Response | list[Response] | Last[Response] | Last[list[Response]] | Exception | None
 
 
 class SteppedCallable(Protocol[State]):
@@ -56,16 +58,13 @@ class SteppedCallable(Protocol[State]):
     whatever ended it: its last response, an error, a cancellation, or the end of the worker.
     """
 
-    def admit(self, request: Any) -> State | Awaitable[State]:
-        """Return the state of a new request.
+    @property
+    def admit(self) -> Callable[..., State | Awaitable[State]]:
+        """The method that returns the state of a new request.
 
-        Args:
-            request: A ``gpuserve.Request``. A model with ``openai: true`` gets a ``ChatRequest`` or a
-                ``CompletionRequest``.
-
-        Raises:
-            Later: The request has no room yet.
-            Exception: The request fails.
+        Its argument is a ``gpuserve.Request``; below ``@sample``, the inputs and parameters by name. A model
+        with ``openai: true`` gets a ``ChatRequest`` or a ``CompletionRequest``. ``Later`` says that the
+        request has no room yet; any other exception fails the request.
         """
 
     def step(self, active: Sequence[State]) -> Sequence[Any] | Awaitable[Sequence[Any]]:

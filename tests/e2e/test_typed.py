@@ -31,7 +31,17 @@ WRONG = {"misnamed": {"outputs": [{"name": "y", "dtype": "float32", "shape": [-1
 
 
 def entries() -> Iterator[dict[str, Any]]:
-    for name in ("classify", "moments", "negate", "count", "count_later", "scale", "misnamed"):
+    for name in (
+        "classify",
+        "moments",
+        "negate",
+        "count",
+        "count_later",
+        "scale",
+        "misnamed",
+        "Climb",
+        "Halve",
+    ):
         yield {"name": name, "callable": f"{MODELS}:{name}", **WRONG.get(name, {})}
     said_otherwise = [{"name": "x", "dtype": "float32", "shape": [3]}]
     yield {
@@ -95,6 +105,8 @@ def metadata(server: Addresses, model: str) -> tuple[Any, Any, int]:
         ("moments", [("x", "FP32", [-1])], [("mean", "FP64", []), ("largest", "FP32", [1])], 0),
         ("negate", [("x", "INT32", [-1, -1, 2])], [("y", "INT32", [-1, -1, 2])], 64),
         ("count", [("n", "INT32", [1])], [("i", "INT32", [1])], 0),
+        ("Climb", [("n", "INT32", [1])], [("value", "INT32", [1]), ("label", "BYTES", [1])], 0),
+        ("Halve", [("x", "FP32", [1])], [("half", "FP32", [1])], 0),
         ("scale", [("x", "FP32", [-1, -1])], [("OUTPUT_1", "FP32", [-1, -1])], 16),
         ("shifted", [("x", "FP32", [-1, 3])], [("shifted", "FP32", [-1, -1])], 2),
     ],
@@ -131,6 +143,20 @@ def test_generators_are_streams(server: Addresses, model: str) -> None:
     with urllib.request.urlopen(request) as answer:
         events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: ")]
     assert [one["i"] for one in events] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "key", "values"),
+    [
+        ("Climb", {"n": 3, "step": 2, "start": 5}, "label", ["5", "7", "9"]),
+        ("Halve", {"x": 8.0}, "half", [4.0, 2.0]),
+    ],
+)
+def test_stepped_callables(server: Addresses, model: str, body: Any, key: str, values: Any) -> None:
+    url = f"http://{server.http}/v2/models/{model}/generate_stream"
+    with urllib.request.urlopen(url, json.dumps(body).encode()) as answer:
+        lines = [json.loads(line[6:]) for line in answer.read().decode().splitlines() if line]
+    assert [one[key] for one in lines if key in one] == values
 
 
 def test_parameters_of_the_request(client: Any) -> None:

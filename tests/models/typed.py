@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuserve import Last, StepResult
 from gpuserve.typed import Bytes, Float32, Int32, Name, Parameter, Shape, UInt8, batch, sample
 
 Image = Annotated[UInt8, Shape(2, -1, 3)]
@@ -76,3 +77,40 @@ class Shifted:
 @batch
 def misnamed(x: Float32) -> dict[str, Float32]:  # its config says what it returns
     return {"z": x}
+
+
+class Counted(NamedTuple):
+    value: Annotated[Int32, Shape(1)]
+    label: Annotated[Bytes, Shape(1)]
+
+
+class Climb:
+    """A stepped callable: a request with ``n`` gets ``start``, ``start + step``, … in n responses."""
+
+    max_active = 4
+
+    @sample
+    def admit(
+        self, n: Annotated[Int32, Shape(1)], step: Parameter[int], start: Parameter[int] = 0
+    ) -> Iterator[int]:
+        return iter(range(start, start + step * int(n[0]), step))
+
+    def step(self, active: Sequence[Iterator[int]]) -> Sequence[StepResult[Counted]]:
+        values = [next(one, None) for one in active]
+        return [
+            Last() if one is None else Counted(np.array([one], np.int32), np.array([str(one)], object))
+            for one in values
+        ]
+
+
+class Halve:
+    """A stepped callable with one output, whose methods are coroutines. It gives two responses a step."""
+
+    @sample
+    async def admit(self, x: Annotated[Float32, Shape(1)]) -> Float32:
+        return x
+
+    async def step(
+        self, active: Sequence[Float32]
+    ) -> list[StepResult[Annotated[Float32, Shape(1), Name("half")]]]:
+        return [Last([x / np.float32(2), x / np.float32(4)]) for x in active]

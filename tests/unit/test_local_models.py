@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.stepped import RAISES, REFUSED, Counting
+from models.typed import Climb, Halve
 
 from gpuserve import Response, Tensor, current_model
 from gpuserve.config.problems import ConfigProblems
@@ -218,6 +219,19 @@ def test_an_answer_that_cannot_be_sent_is_told() -> None:
         run_callable(lambda requests: [{"z": one["x"]} for one in requests], {"x": [1.0]}, **PLAIN)
     with pytest.raises(ZeroDivisionError):
         run_callable(lambda requests: 1 // 0, {"x": [1.0]}, **PLAIN)
+
+
+def test_a_typed_stepped_callable() -> None:
+    with open_callable(Climb) as model:
+        answers = model.stream({"n": [3]}, parameters={"step": 2, "start": 5})
+        assert [(int(one["value"][0]), one["label"][0]) for one in answers] == [
+            (5, b"5"),
+            (7, b"7"),
+            (9, b"9"),
+        ]
+        with pytest.raises(ValueError, match="parameter 'step' of the request is missing"):
+            model.stream({"n": [3]})
+    assert [float(one["half"][0]) for one in run_callable(Halve(), {"x": [8]})] == [4, 2]
 
 
 def test_a_stepped_callable_runs_as_in_its_worker(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,6 +87,7 @@ class Ends:
         self.ends: dict[str, list[str]] = {}
         self.returned: list[Job] = []
         self.n_logged = 0
+        self.unsendable: set[str] = set()
 
     def request_of(self, entry: Job) -> Any:
         return entry
@@ -93,7 +95,7 @@ class Ends:
     def respond(self, entries: Sequence[Job], responses: Sequence[Any], last: Sequence[int]) -> Any:
         for entry, response in zip(entries, responses, strict=True):
             self.words.setdefault(entry.name, []).append(response["y"])
-        return []
+        return [(one, "unsendable") for one in entries if one.name in self.unsendable]
 
     def stepped(self, busy_ns: int, active: int) -> None:
         assert busy_ns >= 0 < active
@@ -128,7 +130,7 @@ class Scene:
     def __init__(self, **options: Any) -> None:
         self.words = Words(**options)
         self.ends = Ends()
-        self.stepper: Stepper[Job, str] = Stepper(self.words, self.ends)
+        self.stepper: Stepper[Job, str] = Stepper(self.words, self.ends, ["y"])
 
     def arrive(self, *jobs: Job) -> None:
         for job in jobs:
@@ -194,6 +196,27 @@ def test_an_exception_of_step_fails_those_that_have_sent_and_returns_the_others(
     scene.turn()
     assert scene.ends.ends["new"] == ["retry", "ArithmeticError"]
     assert not scene.words.held
+
+
+@pytest.mark.parametrize("word", [np.array([1]), (np.array([1]),)])
+def test_a_response_may_be_an_array_or_a_tuple(word: Any) -> None:
+    scene = Scene()
+    scene.arrive(Job("a"), Job("b"))
+    scene.words.wrong = ([word, Last(word)],)
+    scene.turn()
+    scene.words.wrong = ([[word, "wrong"]],)
+    scene.turn()
+    assert scene.ends.words == {"a": [1], "b": [1]}
+    assert scene.ends.ends == {"a": ["OutputError"], "b": ["ended"]}
+
+
+def test_a_request_fails_once_although_several_of_its_responses_are_wrong() -> None:
+    scene = Scene()
+    scene.arrive(Job("a"), Job("b", 1))
+    scene.ends.unsendable = {"a"}
+    scene.words.wrong = ([[{"y": 1}, {"y": 2}], Last({"y": 3})],)
+    scene.turn()
+    assert scene.ends.ends == {"a": ["unsendable"], "b": ["ended"]}
 
 
 def test_a_request_without_credit_is_paused_and_a_cancelled_one_is_released_before_the_next_step() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, Optional, TypedDict
 
 import cloudpickle
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from optional_packages import needs
 from typing_extensions import TypeAliasType
 
-from gpuserve import typed
+from gpuserve import Last, StepResult, typed
 from gpuserve.decorators import first_value, group_by_keys, model_context
 from gpuserve.model.signature import DEFAULT_MAX_BATCH_SIZE, Signature, SignatureError, signature_of
 from gpuserve.typed import (
@@ -60,6 +60,32 @@ def inputs(target: Any) -> list[Any]:
 
 def outputs(target: Any) -> list[Any]:
     return [(one.name, one.dtype, one.shape) for one in read(target).outputs or ()]
+
+
+def test_types_of_a_stepped_callable() -> None:
+    for result in (
+        StepResult[Two], Two | None, Last[Two] | None, list[Two] | Last[Any] | Exception | None, Last[Two]
+    ):  # fmt: skip
+        made = stepped(sample(admitted), list[result])
+        assert inputs(made) == [("n", "INT32", (1,), False)]
+        assert outputs(made) == [("scores", "FP32", (10,)), ("label", "BYTES", (-1,))]
+        assert read(made).max_batch_size == 0
+    for plain in (Any, Sequence[StepResult[dict[str, Any]]], Sequence[Last], Sequence[None]):
+        assert signature_of(stepped(lambda request: request, plain), "f") is None
+    with pytest.raises(SignatureError, match="put @sample over it"):
+        signature_of(stepped(admitted, Any), "f")
+    with pytest.raises(SignatureError, match=r"f\.step"):
+        signature_of(stepped(sample(admitted), Sequence[StepResult[np.ndarray]]), "f")
+
+
+def admitted(n: Annotated[Int32, Shape(1)], top: Parameter[int] = 1) -> None: ...
+
+
+def stepped(admit: Any, returns: Any) -> Any:
+    def step(active: Any) -> Any: ...
+
+    step.__annotations__["return"] = returns
+    return types.SimpleNamespace(admit=admit, step=step)
 
 
 # ---- inputs -------------------------------------------------------------------------------------
