@@ -133,6 +133,7 @@ class Server(ModelHost):
         *,
         version: int = 1,
         max_batch_size: int = 0,
+        decoupled: bool = False,
     ) -> None:
         """Serve several models as one: each step calls a model with inputs of the ensemble, or outputs of
         earlier steps.
@@ -147,11 +148,12 @@ class Server(ModelHost):
             version: the version of the ensemble.
             max_batch_size: the maximum number of rows of a request; 0: shapes are complete, without a batch
                 axis.
+            decoupled: whether a request has any number of responses, those of a decoupled last step.
 
         Raises:
             BindError: the ensemble cannot be served; the text names the problem and its place.
         """
-        spec = ensemble_spec(name, inputs, outputs, steps, version, max_batch_size)
+        spec = ensemble_spec(name, inputs, outputs, steps, version, max_batch_size, decoupled)
         if self.is_alive():
             check_members([*self._specs.values(), spec])
         self.add(spec)

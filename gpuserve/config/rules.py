@@ -19,7 +19,9 @@ from gpuserve_worker.protocol.tensor import datatype_of
 
 _PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
 #: The keys of an ensemble. All other keys of a model concern its callable and its queue.
-_ENSEMBLE_KEYS: Final = frozenset({"name", "version", "inputs", "outputs", "max_batch_size", "ensemble"})
+_ENSEMBLE_KEYS: Final = frozenset(
+    {"name", "version", "inputs", "outputs", "max_batch_size", "ensemble", "decoupled"}
+)
 
 
 class Violation(NamedTuple):

@@ -352,6 +352,7 @@ def ensemble_spec(
     steps: Sequence[Step],
     version: int,
     max_batch_size: int,
+    decoupled: bool,
 ) -> ModelSpec:
     """Return a valid ensemble from the arguments of ``Server.ensemble()``, without a check against the models
     of its steps.
@@ -370,6 +371,7 @@ def ensemble_spec(
             inputs=tensor_specs(inputs, "INPUT"),
             outputs=output_specs,
             max_batch_size=_option("max_batch_size", max_batch_size),
+            decoupled=_option("decoupled", decoupled),
             steps=_steps(f"ensemble {name!r}: steps", steps),
             labels=label_specs(outputs, output_specs),
         )

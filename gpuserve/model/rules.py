@@ -472,10 +472,8 @@ def _misnamed(number: int, step: StepSpec, member: ModelSpec) -> Iterator[Declar
 
 def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> Iterator[DeclarationFault]:
     place = ("steps", number, "model")
-    if member.decoupled:
-        yield DeclarationFault(
-            place, f"model {member.name!r} is decoupled, and a step gives one response to a request"
-        )
+    if member.decoupled and (text := _stream_problem(spec, spec.steps[number])):
+        yield DeclarationFault(place, f"model {member.name!r} is decoupled, {text}")
     if _is_deep(member, known):
         text = f"model {member.name!r} leads back to the ensemble itself"
         if not contains_model(member, spec.name, known):
@@ -487,6 +485,18 @@ def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> It
             f"model {member.name!r} one of {member.max_batch_size}"
         )
         yield DeclarationFault(place, text)
+
+
+def _stream_problem(spec: ModelSpec, step: StepSpec) -> str | None:
+    """Return why a step cannot have any number of responses, or None."""
+    made = {ours for _, ours in step.outputs}
+    if not spec.decoupled:
+        return "and a step gives one response to a request, unless the ensemble is decoupled too"
+    if read := sorted(ours for one in spec.steps for _, ours in one.inputs if ours in made):
+        return f"so it can only be the last step, but a step reads {read[0]!r}"
+    if other := [one.name for one in spec.outputs if one.name not in made]:
+        return f"so it must make all outputs of the ensemble, but does not make {other[0]!r}"
+    return None
 
 
 def _is_deep(spec: ModelSpec, known: Known) -> bool:

@@ -35,6 +35,19 @@ def entry(name: str, record: Path, target: str = "Counting", **more: Any) -> dic
     return {"name": name, "callable": f"{STEPPED}:{target}", "kwargs": kwargs, **more}
 
 
+def chain(last: str, name: str) -> dict[str, Any]:
+    """Return the entry of an ensemble: ``last`` counts to twice the number."""
+    steps = [
+        {"model": "twice", "inputs": {"n": "n"}, "outputs": {"OUTPUT_1": "doubled"}},
+        {"model": last, "inputs": {"n": "doubled"}, "outputs": {"value": "count"}},
+    ]
+    inputs = [{"name": "n", "dtype": "int32", "shape": [1]}]
+    outputs = [{"name": "count", "dtype": "int32", "shape": [-1]}]
+    return {
+        "name": name, "decoupled": True, "inputs": inputs, "outputs": outputs, "ensemble": {"steps": steps}
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("record")
@@ -51,6 +64,8 @@ def server(request: pytest.FixtureRequest, record: Path) -> Iterator[Addresses]:
             "whole", record, kwargs={"whole": True, "step_s": 0.01}, decoupled=False, execution_timeout_s=1
         ),
         entry("patient", record, execution_timeout_s=1),
+        {"name": "twice", "callable": f"{STEPPED}:twice"},
+        *(chain(step, f"chained-{step}") for step in ("counter", "wide")),
         {"name": "words", "callable": f"{STEPPED.with_name('stepped_words.py')}:Words"},
     ]
     folder = record / str(request.param)
@@ -85,6 +100,7 @@ class Streams:
             return
         response = result.get_response()
         value = result.as_numpy("value")
+        value = result.as_numpy("count") if value is None else value
         if value is not None:
             self.values.setdefault(response.id, []).append(int(value[0]))
         if response.parameters["triton_final_response"].bool_param:
@@ -146,6 +162,25 @@ def test_responses_over_generate_stream(server: Addresses) -> None:
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
         lines = [json.loads(line[6:]) for line in answer if line.startswith(b"data: ")]
     assert [one["value"] for one in lines if "value" in one] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("last", ["counter", "wide"])
+def test_the_last_step_of_an_ensemble(server: Addresses, record: Path, last: str) -> None:
+    before = events(record, last)["release", 200_008]
+    with streams(server) as open_streams:
+        open_streams.send(f"chained-{last}", "endless", 100_004)
+        open_streams.until("endless", 2)
+        open_streams.send(f"chained-{last}", "short", 100)
+        open_streams.until("short")
+        assert open_streams.values["short"] == list(range(1, 201))
+        open_streams.send(f"chained-{last}", "raises", REFUSED // 2)
+        open_streams.until_over(2)
+        assert open_streams.errors == [f"in ensemble 'chained-{last}', not this number"]
+    wait_released(record, last, 200_008, before + 1)
+    body = json.dumps({"inputs": [{"name": "n", "datatype": "INT32", "shape": [1], "data": [1]}]}).encode()
+    request = urllib.request.Request(f"http://{server.http}/v2/models/chained-{last}/infer", body)
+    with pytest.raises(urllib.error.HTTPError, match="501"):
+        urllib.request.urlopen(request, timeout=TIMEOUT_S)
 
 
 def complete(server: Addresses, **body: Any) -> Any:

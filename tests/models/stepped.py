@@ -10,16 +10,22 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from gpuserve import Last, Later, ModelCallError, Tensor, current_model
+from gpuserve.typed import Int32, Shape, sample
 
 #: Numbers with another meaning: ``step`` raises, kills its worker, or does not return.
 RAISES, KILLS, HANGS = 1001, 1002, 1003
 #: ``admit`` raises.
 REFUSED = 1004
+
+
+@sample
+def twice(n: Annotated[Int32, Shape(1)]) -> Annotated[Int32, Shape(1)]:
+    return 2 * n
 
 
 class Count:
@@ -93,10 +99,9 @@ class Awaiting(Counting):
     """The same as coroutines, with a call of the model ``counter`` in ``admit``."""
 
     async def admit(self, request: Any) -> Count:  # type: ignore[override]
-        answers = [
-            one async for one in current_model().stream_async("counter", {"n": np.array([1], np.int32)})
-        ]
-        assert len(answers) == 1
+        for model, count in (("counter", 1), ("chained-counter", 2)):
+            given = current_model().stream_async(model, {"n": np.array([1], np.int32)})
+            assert len([one async for one in given]) == count
         return super().admit(request)
 
     async def step(self, active: Sequence[Count]) -> list[Any]:  # type: ignore[override]

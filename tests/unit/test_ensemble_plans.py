@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from graphs import MEMBERS, ensembles, tensors
@@ -89,8 +90,11 @@ def step(model: str, reads: str, writes: str, version: int = 0) -> StepSpec:
     return StepSpec(model, version, inputs, tuple((f"o{n}", name) for n, name in enumerate(writes.split())))
 
 
-def spec(*steps: StepSpec, inputs: str = "x", outputs: str = "y", max_batch_size: int = 4) -> ModelSpec:
-    return ModelSpec("e", tensors(inputs.split()), tensors(outputs.split()), max_batch_size, (), steps=steps)
+def spec(*steps: StepSpec, inputs: str = "x", outputs: str = "y", **options: Any) -> ModelSpec:
+    options = {"max_batch_size": 4, **options}
+    return ModelSpec(
+        "e", tensors(inputs.split()), tensors(outputs.split()), instances=(), steps=steps, **options
+    )
 
 
 def test_a_tensor_for_two_is_shared() -> None:
@@ -188,7 +192,18 @@ MANY = {
         (
             spec(step("stream", "x", "y")),
             MODEL,
-            "model 'stream' is decoupled, and a step gives one response to a request",
+            "model 'stream' is decoupled, and a step gives one response to a request, unless the ensemble is "
+            "decoupled too",
+        ),
+        (
+            spec(step("stream", "x", "a"), step("m11", "a", "y"), decoupled=True),
+            MODEL,
+            "model 'stream' is decoupled, so it can only be the last step, but a step reads 'a'",
+        ),
+        (
+            spec(step("stream", "x", "y"), step("m11", "x", "z"), outputs="y z", decoupled=True),
+            MODEL,
+            "model 'stream' is decoupled, so it must make all outputs of the ensemble, but does not make 'z'",
         ),
         (spec(step("back", "x", "y")), MODEL, "model 'back' leads back to the ensemble itself"),
         (

@@ -16,7 +16,7 @@ from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.pending_request import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.observability.tracing.request_trace import inside
-from gpuserve.front.requests.inference import InferRequest, InferResponse
+from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.limits import shown
 from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.front.requests.validation import ModelCheck
@@ -70,6 +70,8 @@ class EnsembleDriver(Driver):
     ) -> PendingRequest:
         adopt_blocks(request, self.arena)
         try:
+            if self.spec.decoupled and on_response is None:
+                raise refusals.no_stream(self.spec.name)
             checked = self._check.check(request)
             plan = self._plan(request.outputs)
             if request.placements:
@@ -80,7 +82,7 @@ class EnsembleDriver(Driver):
             free_body(request)
             self.metrics.refused(error)
             raise
-        pending = PendingRequest(self, request, checked, (), retriable=False, on_answer=on_answer)
+        pending = PendingRequest(self, request, checked, (), False, on_response, on_answer)
         pending.enqueued_at = time.monotonic()
         self._answers.expect(pending)
         reception = None
@@ -114,7 +116,7 @@ class EnsembleDriver(Driver):
         run = self._runs.pop(pending)
         self.metrics.device_nbytes = (self.metrics.device_nbytes or 0) + run.device_nbytes
         self._answers.release_inputs(pending)
-        if isinstance(outcome, InferResponse):
+        if not isinstance(outcome, RequestError):
             pending.counted = True
             self.metrics.answered(pending.rows, time.monotonic() - pending.enqueued_at)
         self._answers.deliver(pending, outcome, FailureReason.OTHER)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -25,7 +25,7 @@ from gpuserve.front.ipc.worker_memory import (
 from gpuserve.front.models.ensemble_plan import EnsemblePlan, PlannedStep, RunProgress, RunState
 from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.model_workers import ModelWorkers
-from gpuserve.front.models.pending_request import PendingRequest
+from gpuserve.front.models.pending_request import OnResponse, PendingRequest
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.requests.inference import (
     Data,
@@ -41,8 +41,8 @@ from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, element_count
 from gpuserve_worker.protocol.wire import INLINE_NBYTES
 
-#: The outcome of a request.
-Outcome: TypeAlias = InferResponse | RequestError
+#: The outcome of a request; None is the end of a stream.
+Outcome: TypeAlias = InferResponse | RequestError | None
 
 
 class EnsembleRun:
@@ -104,7 +104,8 @@ class EnsembleRun:
     def _send(self, step: PlannedStep) -> None:
         try:
             request = self._step_request(step)
-            pending = self._members.submit(request)
+            on_response = partial(self._respond, step) if self._is_streamed(step) else None
+            pending = self._members.submit(request, on_response)
         except RequestError as error:
             self._fail(error)
             return
@@ -147,11 +148,34 @@ class EnsembleRun:
             raise refusals.too_late(self._pending.spec.name, limit_s, was_queued=False)
         return left_s
 
+    def _is_streamed(self, step: PlannedStep) -> bool:
+        """Return whether each response of a step is one of the request: the step makes all outputs, and no
+        step reads them.
+        """
+        made = {ours for _, ours in step.writes}
+        is_last = not any(self._plan.readers[ours] for ours in made)
+        return self._pending.on_response is not None and is_last and made >= {*self._plan.outputs}
+
     # ---- answers in -----------------------------------------------------------------------
+
+    def _respond(self, step: PlannedStep, response: InferResponse) -> None:
+        """Pass on a response of a decoupled last step that is not its last response."""
+        if (absent := self._missing_output(step, response)) is not None:
+            response.close()
+            self._fail(absent)
+            return
+        outputs = {one.name: one for one in response.outputs}
+        self._outputs = {
+            ours: OutputTensor(ours, one.datatype, one.shape, one.data, one.placed)
+            for theirs, ours in step.writes
+            if (one := outputs.get(theirs)) is not None
+        }
+        assert self._pending.on_response is not None, "the step is streamed"
+        self._pending.on_response(self._response([response], response.close))
 
     def _answered(self, step: PlannedStep, answer: asyncio.Future[Any]) -> None:
         if self._running.pop(step.number, None) is None:  # it was cancelled
-            if not answer.cancelled() and answer.exception() is None:
+            if not answer.cancelled() and answer.exception() is None and answer.result() is not None:
                 answer.result().close()
             return
         error = answer.exception()
@@ -159,6 +183,9 @@ class EnsembleRun:
             self._fail(error)
         elif error is not None:
             raise error
+        elif answer.result() is None:
+            self._progress.done(step)
+            self._on_end(self._pending, None)
         elif (absent := self._missing_output(step, answer.result())) is not None:
             answer.result().close()
             self._fail(absent)
@@ -207,7 +234,13 @@ class EnsembleRun:
         self._progress.done(step)
         self._send_ready_steps()
         if self._progress.state is RunState.COMPLETE:
-            self._on_end(self._pending, self._response())
+            kept = self._kept
+
+            def close() -> None:
+                for _, references in kept:
+                    references.release()
+
+            self._on_end(self._pending, self._response([response for response, _ in kept], close))
 
     def _distribute(self, tensor: str, datatype: str, shape: tuple[int, ...], data: list[Any]) -> None:
         left = iter(data)
@@ -216,18 +249,13 @@ class EnsembleRun:
                 if ours == tensor:
                     self._inputs[step.number].append(InputTensor(theirs, datatype, shape, next(left)))
 
-    def _response(self) -> InferResponse:
+    def _response(self, made: Sequence[InferResponse], close: Callable[[], None]) -> InferResponse:
+        """Return the response with the outputs in ``_outputs``, which are those of the responses ``made``."""
         spec = self._pending.spec
-        kept = self._kept
-
-        def close() -> None:
-            for _, references in kept:
-                references.release()
-
         parameters: dict[str, Any] = {}
-        for response, _ in kept:
+        for response in made:
             parameters |= response.parameters
-        memories = [response.memory for response, _ in kept if response.memory is not None]
+        memories = [response.memory for response in made if response.memory is not None]
         return InferResponse(
             spec.name,
             str(spec.version),
@@ -265,20 +293,26 @@ class EnsembleMembers:
         except (NotFound, Unavailable):
             return False
 
-    def submit(self, request: InferRequest) -> PendingRequest:
+    def submit(self, request: InferRequest, on_response: OnResponse | None) -> PendingRequest:
         """Submit one step, whose regions stay pinned until it ends. Raises RequestError, after freeing its
         body, if it is refused.
         """
         try:
             driver = self._find(request)
+            if driver.spec.decoupled and on_response is None:
+                raise Unimplemented(
+                    f"model {driver.spec.name!r} is decoupled, and a step needs one response to each request"
+                )
         except RequestError:
             free_body(request)
             raise
+        if not driver.spec.decoupled:
+            on_response = None
         if not request.regions:
-            return driver.submit(request)
+            return driver.submit(request, on_response)
         self._regions.pin_for_step(request)
         try:
-            return driver.submit(request)
+            return driver.submit(request, on_response)
         except BaseException:
             self._regions.unpin(request)
             raise
@@ -288,10 +322,6 @@ class EnsembleMembers:
             driver = self._models(request.model_name, request.model_version)
         except NotFound as error:  # not the client's fault
             raise Unavailable(str(error)) from None
-        if driver.spec.decoupled:
-            raise Unimplemented(
-                f"model {driver.spec.name!r} is decoupled, and a step needs one response to each request"
-            )
         if request.depth > MAX_DEPTH:
             raise Unimplemented(f"there are more than {MAX_DEPTH} ensembles within one another")
         check_readable(driver, request)
