@@ -230,7 +230,12 @@ class BoundRuns:
 
     def run(self, arrays: Mapping[str, Any]) -> list[Any]:
         """Return the outputs for inputs of which at least one is in device memory."""
-        binding, addresses = self._binding(tuple([(name, *one.shape) for name, one in arrays.items()]))
+        shapes = tuple([(name, *one.shape) for name, one in arrays.items()])
+        found = self._bindings.pop(shapes, None) or (self._session.io_binding(), {})
+        self._bindings[shapes] = found
+        if len(self._bindings) > _MAX_BINDINGS:
+            del self._bindings[next(iter(self._bindings))]
+        binding, addresses = found
         for name, array in arrays.items():
             address = _device_pointer(array)
             if address is None:
@@ -246,28 +251,18 @@ class BoundRuns:
         if self._stream is None:
             self._session.run_with_iobinding(binding, self._options)
         else:
-            self._run_in_stream(binding)
+            import cupy
+
+            current = cupy.cuda.get_current_stream()
+            self._stream.wait_event(current.record())
+            self._session.run_with_iobinding(binding, self._options)
+            current.wait_event(self._stream.record())
         if self._is_awaited:
             binding.synchronize_outputs()
         return [
             _DeviceArray(one) if one.device_name() == "cuda" else _host_array(one)
             for one in binding.get_outputs()
         ]
-
-    def _run_in_stream(self, binding: Any) -> None:
-        import cupy
-
-        current = cupy.cuda.get_current_stream()
-        self._stream.wait_event(current.record())
-        self._session.run_with_iobinding(binding, self._options)
-        current.wait_event(self._stream.record())
-
-    def _binding(self, shapes: Any) -> tuple[Any, dict[str, int]]:
-        found = self._bindings.pop(shapes, None) or (self._session.io_binding(), {})
-        self._bindings[shapes] = found
-        if len(self._bindings) > _MAX_BINDINGS:
-            del self._bindings[next(iter(self._bindings))]
-        return found
 
 
 def _onnxruntime() -> Any:

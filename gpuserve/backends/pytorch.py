@@ -211,7 +211,10 @@ class _ExportedProgram:
         self._torch = torch
         self._file = os.path.basename(file)
         self._in_spec = program.call_spec.in_spec
-        self._flat = _flat_arguments(torch, self._in_spec)
+        spec = self._in_spec
+        args, kwargs = torch.utils._pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        whole = [*args, *kwargs.values()]
+        self._flat = (len(args), list(kwargs)) if whole == list(range(spec.num_leaves)) else None
         self._ranges = program.range_constraints
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         signature = program.graph_signature
@@ -268,13 +271,6 @@ class _ExportedProgram:
             )
         shape = [dim if isinstance(dim, int) else -1 for dim in value.shape]
         return {"name": name, "dtype": _DATATYPES[word], "shape": shape[first:]}
-
-
-def _flat_arguments(torch: Any, spec: Any) -> tuple[int, list[str]] | None:
-    """Return the number of positional arguments and the other names. None: tensors are nested."""
-    args, kwargs = torch.utils._pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    whole = [*args, *kwargs.values()]
-    return (len(args), list(kwargs)) if whole == list(range(spec.num_leaves)) else None
 
 
 def _output_names(spec: Any, count: int) -> list[str]:

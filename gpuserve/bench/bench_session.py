@@ -130,7 +130,14 @@ class LevelSession:
         await self._count(loaders, total)
         loaders.broadcast(loader_messages.StopLevel())
         asking = asyncio.create_task(asyncio.to_thread(self._control.totals))
-        await self._drain(loaders, total)
+        missing = set(range(loaders.size))
+        deadline = time.monotonic() + self._plan.drain_s + _DRAIN_MARGIN_S
+        while missing and (received := await loaders.receive(deadline - time.monotonic())) is not None:
+            index, message = received
+            if isinstance(message, LevelCounted | LevelDone):
+                total.add(index, message.interval)
+            if isinstance(message, LevelDone):
+                missing.discard(index)
         return total.result(level, server_time_between(before, await asking))
 
     async def _count(self, loaders: LoaderProcesses, total: LevelTally) -> None:
@@ -152,16 +159,6 @@ class LevelSession:
                 recent, recent_since_s = LevelTally(), now
                 if self._plan.stable and is_stable(windows):
                     return
-
-    async def _drain(self, loaders: LoaderProcesses, total: LevelTally) -> None:
-        missing = set(range(loaders.size))
-        deadline = time.monotonic() + self._plan.drain_s + _DRAIN_MARGIN_S
-        while missing and (received := await loaders.receive(deadline - time.monotonic())) is not None:
-            index, message = received
-            if isinstance(message, LevelCounted | LevelDone):
-                total.add(index, message.interval)
-            if isinstance(message, LevelDone):
-                missing.discard(index)
 
 
 class LoaderProcesses:

@@ -74,15 +74,6 @@ def request_shapes(
         if name not in known:
             inputs = ", ".join(sorted(known)) or "none"
             raise BenchOptionError("--shape", f"model {model.name!r} has no input {name!r}, only {inputs}")
-    _check_batch(model, batch_size)
-    return {
-        one.name: _request_shape(model, one, shapes.get(one.name), batch_size)
-        for one in model.inputs
-        if not one.optional or one.name in shapes
-    }
-
-
-def _check_batch(model: TargetModel, batch_size: int) -> None:
     if batch_size < 1:
         raise BenchOptionError("--batch-size", f"expected at least 1, given {batch_size}")
     if not model.max_batch_size and batch_size > 1:
@@ -90,6 +81,11 @@ def _check_batch(model: TargetModel, batch_size: int) -> None:
     if model.max_batch_size and batch_size > model.max_batch_size:
         text = f"model {model.name!r} takes at most {model.max_batch_size}, given {batch_size}"
         raise BenchOptionError("--batch-size", text)
+    return {
+        one.name: _request_shape(model, one, shapes.get(one.name), batch_size)
+        for one in model.inputs
+        if not one.optional or one.name in shapes
+    }
 
 
 def _request_shape(
@@ -245,10 +241,6 @@ def read_requests(path: str) -> list[dict[str, Any]]:
     except ValueError:
         form = "an .npz file of plain arrays" if path.endswith(".npz") else "JSON"
         raise BenchOptionError(DATA_OPTION, f"{os.path.basename(path)} is not {form}") from None
-    return _document_requests(document)
-
-
-def _document_requests(document: Any) -> list[dict[str, Any]]:
     match document:
         case {"inputs": [*tensors]}:
             return [dict(map(_v2_tensor, tensors))]

@@ -228,7 +228,8 @@ def _yaml_lines(values: Iterable[EffectiveValue]) -> Iterator[tuple[str, str]]:
     before: Path = ()
     for one in values:
         parents = one.path[:-1]
-        shared = _shared_steps(before, parents)
+        pairs = enumerate(zip(before, parents, strict=False))
+        shared = next((at for at, (left, right) in pairs if left != right), min(len(before), len(parents)))
         item = False
         for depth, step in enumerate(parents[shared:], shared):
             if isinstance(step, int):
@@ -242,11 +243,6 @@ def _yaml_lines(values: Iterable[EffectiveValue]) -> Iterator[tuple[str, str]]:
             comment = f"{one.where}:{one.line}"
         yield _indented(len(parents), text, item), comment
         before = parents
-
-
-def _shared_steps(one: Path, other: Path) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _indented(depth: int, text: str, item: bool) -> str:

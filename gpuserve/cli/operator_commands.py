@@ -52,7 +52,12 @@ def status(
     if watch and stacks:
         raise typer.BadParameter("cannot be combined with --watch", param_hint="--stacks")
     if watch:
-        _watch(server, as_json)
+        from gpuserve.supervisor.control.operator_client import ask
+
+        with until_interrupted():
+            watch_status(server, lambda: ask(server, "status", {}, _write_stderr).result, as_json=as_json)
+        _write_stderr("the server has ended")
+        raise typer.Exit(ExitCode.OK)
     outcome = _ask(server, "status", {}, as_json)
     if stacks and not outcome.code:
         texts: list[str] = []
@@ -66,16 +71,6 @@ def status(
     sys.stdout.write(status_text(outcome.result, width))
     for text in outcome.result.get("stacks", ()):
         sys.stdout.write(f"\n{text}\n")
-
-
-def _watch(server: str | None, as_json: bool) -> NoReturn:
-    """Show the status each second until the server ends or Ctrl-C; then raise Exit."""
-    from gpuserve.supervisor.control.operator_client import ask
-
-    with until_interrupted():
-        watch_status(server, lambda: ask(server, "status", {}, _write_stderr).result, as_json=as_json)
-    _write_stderr("the server has ended")
-    raise typer.Exit(ExitCode.OK)
 
 
 def top(

@@ -121,7 +121,12 @@ def _serve(
 ) -> int:
     folders = [*([] if target is None else [target]), *more]
     if target is not None and not more:
-        _check_target(target, described)
+        if not is_target(target):
+            if target.endswith(".py"):
+                raise _wrong_target(f"there is no file {target!r}")
+            expected = "expected a config file, a model file, a callable such as model.py:predict"
+            raise _wrong_target(f"{expected} or a repository of models, given {target!r}")
+        require_callable(target, described)
         serve = partial(serve_target, target, described, server, reload_mode=reload_mode)
     else:
         _check_folders(folders, described)
@@ -145,16 +150,6 @@ def _check_folders(folders: list[str], described: CallableFlags) -> None:
         only = "can only be used with a callable such as model.py:predict"
         where = "models of repositories are described by their config.pbtxt"
         raise _wrong_target(f"{', '.join(described.given())} {only}; {where}")
-
-
-def _check_target(target: str, described: CallableFlags) -> None:
-    """Raise BadParameter if the target cannot be served, or does not go with the model options."""
-    if not is_target(target):
-        if target.endswith(".py"):
-            raise _wrong_target(f"there is no file {target!r}")
-        expected = "expected a config file, a model file, a callable such as model.py:predict"
-        raise _wrong_target(f"{expected} or a repository of models, given {target!r}")
-    require_callable(target, described)
 
 
 #: Fingerprints of the watched folders, taken before the server starts.

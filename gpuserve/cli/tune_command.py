@@ -83,7 +83,11 @@ def _run_tune(given: dict[str, Any]) -> int:
 
     limit = LatencyLimit() if given["latency_limit"] is None else parse_limit(given["latency_limit"])
     goal = SearchGoal(limit, given["trials"], given["time_budget_s"])
-    _check_output(given["output"])
+    path = given["output"]
+    if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+        raise BenchOptionError("--output", f"there is no folder {os.path.dirname(path)!r}")
+    if path is not None and find_spec("ruamel") is None:
+        raise MissingPackage("ruamel.yaml")  # before the search, which may take long
     configuration = load_file(given["config"], os.environ)
     tuned_models = [_tuned_model(given, configuration, name) for name in _model_names(given, configuration)]
     deadline_s = time.monotonic() + goal.budget_s
@@ -166,13 +170,6 @@ def _load_plan(given: dict[str, Any]) -> Any:
         given["warmup_s"],
         processes=default_processes(os.cpu_count() or 1),
     )
-
-
-def _check_output(path: str | None) -> None:
-    if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
-        raise BenchOptionError("--output", f"there is no folder {os.path.dirname(path)!r}")
-    if path is not None and find_spec("ruamel") is None:
-        raise MissingPackage("ruamel.yaml")  # before the search, which may take long
 
 
 def _report_changes(given: dict[str, Any], chosen: dict[Path, Any]) -> None:

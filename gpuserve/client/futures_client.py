@@ -220,18 +220,15 @@ class ResourcePool(Generic[Resource]):
             raise PoolClosed
         if self._idle <= len(self._waiting):  # every free thread has a call already
             if self._max_threads is None or len(self._threads) < self._max_threads:
-                self._start(work)
+                thread = threading.Thread(target=self._run, args=(work,), name="gpuserve-client", daemon=True)
+                self._threads.append(thread)
+                thread.start()
                 return True
             if self._max_waiting is not None and len(self._waiting) - self._idle >= self._max_waiting:
                 return False
         self._waiting.append(work)
         self._call_added.notify()
         return True
-
-    def _start(self, work: _PoolCall) -> None:
-        thread = threading.Thread(target=self._run, args=(work,), name="gpuserve-client", daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _run(self, first: _PoolCall) -> None:
         work: _PoolCall | None = first

@@ -215,18 +215,13 @@ def _column(name: str, groups: Sequence[Group], parts: Sequence[Any]) -> Any:
             "pad_fn that makes them equal, as ConstantPadder(0)"
         )
     if any(library_of(part) != "numpy" for part in parts):
-        return _column_elsewhere(groups, parts)
+        where = [position for group in groups for position in group]
+        places = sorted(range(len(where)), key=where.__getitem__)
+        return concatenated(parts)[places]
     whole = np.empty((sum(map(len, groups)), *inner), np.result_type(*parts))
     for group, part in zip(groups, parts, strict=True):
         whole[group] = part
     return whole
-
-
-def _column_elsewhere(groups: Sequence[Group], parts: Sequence[Any]) -> Any:
-    """Return the rows of all groups in the order of the batch, in the arrays' library."""
-    where = [position for group in groups for position in group]
-    places = sorted(range(len(where)), key=where.__getitem__)
-    return concatenated(parts)[places]
 
 
 def pad_batch(decorated: F | None = None, /) -> F:
@@ -248,7 +243,8 @@ def pad_batch(decorated: F | None = None, /) -> F:
     def call(*bound: Any, **inputs: Any) -> Any:
         model = model_of("@pad_batch")
         rows = _row_count(inputs, model)
-        size = _padded_size(rows, model)
+        sizes = (*sorted(model.preferred_batch_sizes), model.max_batch_size)
+        size = next((size for size in sizes if size >= rows), rows)
         if size <= rows or rows == 0:
             return function(*bound, **inputs)
         padded = {
@@ -329,11 +325,6 @@ def _row_count(inputs: Mapping[str, Any], model: ModelContext) -> int:
         if len(shape) == len(spec.shape) + 1:
             return int(shape[0])
     return 0
-
-
-def _padded_size(rows: int, model: ModelContext) -> int:
-    sizes = (*sorted(model.preferred_batch_sizes), model.max_batch_size)
-    return next((size for size in sizes if size >= rows), rows)
 
 
 def _padded(array: Any, size: int) -> Any:

@@ -239,7 +239,10 @@ def _inputs(
             optional = one.default is not one.empty
             found.append(tensor._replace(name=one.name, optional=optional))
         elif is_parameter_type(hint):
-            _check_kind(one.name, hint, name)
+            try:
+                parameter_kind(one.name, hint)
+            except TypeError as error:
+                raise SignatureError(f"{name}: {error}") from None
         elif one.name != _CONTEXT and _is_required(one):
             other_parameters.append(one.name)
     if other_parameters and found:
@@ -267,13 +270,6 @@ def _check_parameter(parameter: inspect.Parameter, tensor: _Type, name: str) -> 
             f"parameter {parameter.name!r} of {name} may be None but has no default: write "
             f"{parameter.name}: … | None = None for an input that a request may leave out"
         )
-
-
-def _check_kind(parameter: str, hint: Any, name: str) -> None:
-    try:
-        parameter_kind(parameter, hint)
-    except TypeError as error:
-        raise SignatureError(f"{name}: {error}") from None
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

@@ -20,7 +20,6 @@ from gpuserve.model.spec import (
     PolicySpec,
     RateLimiter,
     SequenceControl,
-    StepSpec,
 )
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec
 
@@ -47,13 +46,32 @@ def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
     config = _of_repository(spec)
     config.name = spec.name
     _set_tensors(config.input, [_input(one) for one in spec.inputs])
-    _set_tensors(config.output, [_output(one, files.get(one.name, "")) for one in spec.outputs])
+    _set_tensors(
+        config.output,
+        [
+            pb.ModelOutput(
+                name=one.name,
+                data_type=_data_type(one.datatype),
+                dims=one.shape,
+                label_filename=files.get(one.name, ""),
+            )
+            for one in spec.outputs
+        ],
+    )
     config.instance_group.extend(_instance_groups(spec.name, spec.instances))
     if not config.HasField("version_policy"):
         config.version_policy.specific.versions.extend(versions or (spec.version,))
     fill(config, spec)
     if spec.is_ensemble:
-        config.ensemble_scheduling.step.extend(_step(one) for one in spec.steps)
+        config.ensemble_scheduling.step.extend(
+            pb.ModelEnsembling.Step(
+                model_name=one.model,
+                model_version=one.version or _LATEST,
+                input_map=dict(one.inputs),
+                output_map=dict(one.outputs),
+            )
+            for one in spec.steps
+        )
     elif spec.in_sequences:
         config.sequence_batching.CopyFrom(_sequence_batching(spec))
     elif spec.max_batch_size > 0 and spec.batching.merge:
@@ -93,15 +111,6 @@ def platform_of(spec: ModelSpec) -> str:
     """Return the platform of a model as clients see it."""
     config = _of_repository(spec)
     return str(config.platform or config.backend)
-
-
-def _step(step: StepSpec) -> Any:
-    return pb.ModelEnsembling.Step(
-        model_name=step.model,
-        model_version=step.version or _LATEST,
-        input_map=dict(step.inputs),
-        output_map=dict(step.outputs),
-    )
 
 
 def model_config_body(config: Any) -> bytes:
@@ -145,12 +154,6 @@ def _input(spec: TensorSpec) -> Any:
         dims=spec.shape,
         optional=spec.optional,
         allow_ragged_batch=spec.ragged,
-    )
-
-
-def _output(spec: TensorSpec, label_filename: str) -> Any:
-    return pb.ModelOutput(
-        name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape, label_filename=label_filename
     )
 
 

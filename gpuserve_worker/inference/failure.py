@@ -67,7 +67,7 @@ def client_text(error: BaseException, *, all_lines: bool = False) -> str:
     told = (text if all_lines else text.splitlines()[0].strip()) if text else name
     if isinstance(error, KeyError) and text:
         told = f"{name}: {told}"  # the text alone would be just a quoted key
-    return _without_paths(told[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
+    return _BARE_PATH.sub(r"\1", _QUOTED_PATH.sub(r"\1\2\1", told[: 4 * TEXT_LIMIT]))[:TEXT_LIMIT]
 
 
 def failure_of(error: BaseException, *, all_lines: bool = False, prefix: str = "") -> WireFailure:
@@ -117,7 +117,3 @@ def _text(error: BaseException) -> str:
 def _is_ours(frame: TracebackType) -> bool:
     file = frame.tb_frame.f_code.co_filename
     return file.startswith((_OWN_DIRECTORY, "<frozen importlib"))
-
-
-def _without_paths(line: str) -> str:
-    return _BARE_PATH.sub(r"\1", _QUOTED_PATH.sub(r"\1\2\1", line))

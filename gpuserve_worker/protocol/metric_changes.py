@@ -83,18 +83,14 @@ def check_series(family: str, kind: str, labels: Any, bounds: Any) -> None:
                 f"{_shown(value)}"
             )
     if kind == HISTOGRAM:
-        _check_bounds(family, bounds)
+        numbers = isinstance(bounds, Sequence) and all(is_number(one) for one in bounds)
+        if not numbers or len(bounds) > MAX_BOUNDS or any(a >= b for a, b in itertools.pairwise(bounds)):
+            raise ValueError(
+                f"metric {family!r}: the buckets of a histogram are given by at most {MAX_BOUNDS} upper "
+                f"bounds in ascending order, given {_shown(bounds)}"
+            )
     elif bounds:
         raise ValueError(f"metric {family!r} is a {kind}, which has no buckets, given {_shown(bounds)}")
-
-
-def _check_bounds(family: str, bounds: Any) -> None:
-    numbers = isinstance(bounds, Sequence) and all(is_number(one) for one in bounds)
-    if not numbers or len(bounds) > MAX_BOUNDS or any(a >= b for a, b in itertools.pairwise(bounds)):
-        raise ValueError(
-            f"metric {family!r}: the buckets of a histogram are given by at most {MAX_BOUNDS} upper bounds "
-            f"in ascending order, given {_shown(bounds)}"
-        )
 
 
 def is_number(value: Any) -> bool:

@@ -231,12 +231,7 @@ def load_pipeline(settings: ModelSettings, task: str, **components: Any) -> Any:
         ) from error
     pipeline.model.eval()
     if pipeline.tokenizer is not None:
-        _limit_tokens(pipeline.tokenizer, pipeline.model.config)
+        longest = getattr(pipeline.model.config, "max_position_embeddings", None)
+        if isinstance(longest, int) and 0 < longest < pipeline.tokenizer.model_max_length:
+            pipeline.tokenizer.model_max_length = longest
     return pipeline
-
-
-def _limit_tokens(tokenizer: Any, config: Any) -> None:
-    """Limit a tokenizer without a limit to the longest text of the model, which fails beyond it."""
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and 0 < longest < tokenizer.model_max_length:
-        tokenizer.model_max_length = longest

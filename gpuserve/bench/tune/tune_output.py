@@ -139,20 +139,16 @@ def config_with_values(text: str, values: Mapping[Path, Any]) -> str:
 def _set_value(whole: Any, path: Path, value: Any) -> None:
     *parents, last = path
     for step, following in zip(parents, path[1:], strict=True):
-        whole = _get_or_create_child(whole, step, following)
+        empty: Any = [] if isinstance(following, int) else {}
+        if isinstance(whole, list):
+            if step == len(whole):
+                whole.append(empty)
+        elif whole.get(step) is None or isinstance(whole[step], int):  # ``instances: 2`` is short for a list
+            whole[step] = empty
+        whole = whole[step]
     if isinstance(whole, list) and last == len(whole):
         whole.append(value)
     elif isinstance(whole, dict):  # the file may use Triton's name for the key
         whole[next((key for key in whole if canonical_key((*parents, key)) == last), last)] = value
     else:
         whole[last] = value
-
-
-def _get_or_create_child(whole: Any, step: str | int, following: str | int) -> Any:
-    empty: Any = [] if isinstance(following, int) else {}
-    if isinstance(whole, list):
-        if step == len(whole):
-            whole.append(empty)
-    elif whole.get(step) is None or isinstance(whole[step], int):  # ``instances: 2`` is short for a list
-        whole[step] = empty
-    return whole[step]

@@ -125,7 +125,13 @@ class Screen:
             return None
         key = KEYS.get(raw, raw)
         if self.view is View.CONFIRM:
-            return self._confirm(key)
+            command, self._pending = self._pending, None
+            self._change_view(self._back)
+            if key.lower() != "y" or command is None:
+                self.notice = "nothing was done"
+                return None
+            self.notice = f"asked: {command.question} …"
+            return command
         self.notice = ""
         if self.view is View.HELP:
             self._change_view(self._back)
@@ -190,15 +196,6 @@ class Screen:
             return
         self._pending, self._back = command, self.view
         self._change_view(View.CONFIRM)
-
-    def _confirm(self, key: str) -> KeyCommand | None:
-        command, self._pending = self._pending, None
-        self._change_view(self._back)
-        if key.lower() != "y" or command is None:
-            self.notice = "nothing was done"
-            return None
-        self.notice = f"asked: {command.question} …"
-        return command
 
     def _change_view(self, view: View) -> None:
         self.view = _STEPS.step(self.view, view)

@@ -147,7 +147,12 @@ class _Walk:
         whole = _Places(name, self._span(), self._tokens.token)
         inner = dict[Path, _Places]()
         if field.message_type is None:
-            self._skip_scalar()
+            quoted = self._tokens.token[:1] in _QUOTES
+            self._tokens.NextToken()
+            while (
+                quoted and self._tokens.token[:1] in _QUOTES and self._tokens.token
+            ):  # adjacent literals are one text
+                self._tokens.NextToken()
         else:
             whole = whole._replace(value=name)
             self._tokens.NextToken()
@@ -157,14 +162,6 @@ class _Walk:
         places.setdefault((field.name,), whole)
         places[path] = whole
         places |= {(*path, *below): one for below, one in inner.items()}
-
-    def _skip_scalar(self) -> None:
-        quoted = self._tokens.token[:1] in _QUOTES
-        self._tokens.NextToken()
-        while (
-            quoted and self._tokens.token[:1] in _QUOTES and self._tokens.token
-        ):  # adjacent literals are one text
-            self._tokens.NextToken()
 
     def _span(self) -> Span:
         here = self._tokens.ParseError("")

@@ -327,7 +327,11 @@ class Exports:
         """Return whether a worker is known to read what this worker keeps. If unknown, ask the worker."""
         reached = self._readable_by.get(borrower)
         if reached is None:
-            self._probe(borrower)
+            if not self._is_started:
+                self._is_started = True
+                self._link.send(StartExports())
+            if self._segments:
+                next(iter(self._segments.values())).number_for(borrower)
         return bool(reached)
 
     def kept_tensor(self, name: str, datatype: str, shape: tuple[int, ...], place: Exported) -> KeptTensor:
@@ -353,13 +357,6 @@ class Exports:
         self._expected.clear()
         while self._segments:
             self._segments.popitem()[1].close_when_unused()
-
-    def _probe(self, borrower: DevicePeer) -> None:
-        if not self._is_started:
-            self._is_started = True
-            self._link.send(StartExports())
-        if self._segments:
-            next(iter(self._segments.values())).number_for(borrower)
 
     def _on_opened(self, borrower: DevicePeer, problem: str) -> None:
         if problem and self._readable_by.get(borrower, True):

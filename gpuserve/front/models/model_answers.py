@@ -97,8 +97,10 @@ class ModelAnswers:
         self, pending: PendingRequest, answer: Answer, reason: FailureReason = FailureReason.BACKEND
     ) -> None:
         """Deliver an answer; None is the end of a stream. An error is counted for ``reason``."""
-        if self._cache is not None:
-            self._store_in_cache(pending, answer)
+        if self._cache is not None and isinstance(answer, InferResponse) and pending.cache_key is not None:
+            started_at = time.monotonic()
+            self._cache.store(pending.cache_key, answer)
+            self._metrics.cache_kept(pending.lookup_s, time.monotonic() - started_at)
         if isinstance(answer, RequestError):
             self._count_failure(pending, answer, reason)
         if self._order is None:
@@ -254,14 +256,6 @@ class ModelAnswers:
         if flight.account is None:
             flight.account = StreamAccount(self._metrics, len(flight.requests), flight.sent_at)
         return flight.account
-
-    def _store_in_cache(self, pending: PendingRequest, answer: Answer) -> None:
-        """Cache an answer after a look-up that missed."""
-        assert self._cache is not None
-        if isinstance(answer, InferResponse) and pending.cache_key is not None:
-            started_at = time.monotonic()
-            self._cache.store(pending.cache_key, answer)
-            self._metrics.cache_kept(pending.lookup_s, time.monotonic() - started_at)
 
     def _count_failure(self, pending: PendingRequest, error: RequestError, reason: FailureReason) -> None:
         if not pending.counted:

@@ -167,18 +167,15 @@ class OtlpWriter:
 
     def write(self, traces: list[Trace]) -> None:
         for trace in traces:
-            self._write_request(trace)
+            headers = {} if trace.parent is None else trace.parent._asdict()
+            caller = TraceContextTextMapPropagator().extract(headers)
+            received = next(trace.moments[one] for one in _RECEIVED if one in trace.moments)
+            sent = next(trace.moments[one] for one in _SENT if one in trace.moments)
+            inside = self._span(_ROOT, trace, (received, sent), caller, _attributes(trace))
+            self._write_model(trace, inside)
 
     def close(self) -> None:
         self._provider.shutdown()
-
-    def _write_request(self, trace: Trace) -> None:
-        headers = {} if trace.parent is None else trace.parent._asdict()
-        caller = TraceContextTextMapPropagator().extract(headers)
-        received = next(trace.moments[one] for one in _RECEIVED if one in trace.moments)
-        sent = next(trace.moments[one] for one in _SENT if one in trace.moments)
-        inside = self._span(_ROOT, trace, (received, sent), caller, _attributes(trace))
-        self._write_model(trace, inside)
 
     def _write_model(self, trace: Trace, context: Context) -> None:
         at = trace.moments

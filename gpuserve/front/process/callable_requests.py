@@ -78,7 +78,12 @@ class CallableRequests:
             case wire.Call():
                 self._start_call(caller, message)
             case wire.CancelCall(call_id):
-                self._cancel(caller, call_id)
+                pending = caller.pending.pop(call_id, None)
+                caller.stuck.discard(call_id)
+                if pending is not None:
+                    pending.cancel()
+                    # The calling thread may still be waiting for a message.
+                    end_call(caller.link, call_id)
             case wire.Command():
                 self._commands.handle(link, caller.driver.spec.name, message)
             case wire.Return(leases):
@@ -144,14 +149,6 @@ class CallableRequests:
     def _in_rotation(self, driver: ModelDriver) -> list[_CallingWorker]:
         names = driver.workers.instances.in_rotation()
         return [one for one in self._callers.values() if one.driver is driver and one.link.instance in names]
-
-    def _cancel(self, caller: _CallingWorker, call_id: int) -> None:
-        pending = caller.pending.pop(call_id, None)
-        caller.stuck.discard(call_id)
-        if pending is not None:
-            pending.cancel()
-            # The calling thread may still be waiting for a message.
-            end_call(caller.link, call_id)
 
     def _on_answer(self, caller: _CallingWorker, call: wire.Call, pending: PendingRequest) -> None:
         caller.stuck.discard(call.call_id)
@@ -245,7 +242,12 @@ class CallableCommands:
         if not isinstance(model, str) or not isinstance(parameters, dict):
             raise wire.WireError(f"a command about {model!r} with {parameters!r}")
         if verb == READY:
-            self._answer_ready(link, call_id, model, str(parameters.get("version", "")))
+            try:
+                ready = self._service.health.model_ready(model, str(parameters.get("version", "")))
+            except RequestError as error:
+                end_call(link, call_id, error)
+            else:
+                link.send(wire.Answer(call_id, 0, None, {READY: ready}, None, True))
         elif verb == LOAD:
             self._spawn(self._load(link, call_id, model, parameters))
         elif verb == UNLOAD:
@@ -256,14 +258,6 @@ class CallableCommands:
             self._spawn(self._unload(link, call_id if waits else None, model, parameters))
         else:
             raise wire.WireError(f"no worker may command {verb!r}")
-
-    def _answer_ready(self, link: WorkerLink, call_id: int, model: str, version: str) -> None:
-        try:
-            ready = self._service.health.model_ready(model, version)
-        except RequestError as error:
-            end_call(link, call_id, error)
-        else:
-            link.send(wire.Answer(call_id, 0, None, {READY: ready}, None, True))
 
     async def _load(self, link: WorkerLink, call_id: int, model: str, parameters: dict[str, Any]) -> None:
         failure: RequestError | None = None

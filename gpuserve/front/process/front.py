@@ -119,17 +119,15 @@ class Front:
                 asyncio.get_running_loop().remove_reader(self._control.fileno())
                 self._on_lost()
                 return
-            self._handle(messages.CONTROL.decode(data), fds)
-
-    def _handle(self, message: Any, fds: list[int]) -> None:
-        if self._parts is None:
-            self._set_up(message, fds)
-        elif isinstance(message, messages.InstanceUp):
-            self._parts.generations.instance_up(message, fds)
-        elif isinstance(message, messages.IngressUp):
-            self._parts.front_listeners.ingress_up(message, fds)
-        else:
-            self._handlers[type(message)](message)
+            message = messages.CONTROL.decode(data)
+            if self._parts is None:
+                self._set_up(message, fds)
+            elif isinstance(message, messages.InstanceUp):
+                self._parts.generations.instance_up(message, fds)
+            elif isinstance(message, messages.IngressUp):
+                self._parts.front_listeners.ingress_up(message, fds)
+            else:
+                self._handlers[type(message)](message)
 
     def _set_up(self, setup: messages.Setup, fds: list[int]) -> None:
         self._settings = settings = ServerSettings.from_wire(setup.settings)

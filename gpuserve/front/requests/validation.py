@@ -336,7 +336,11 @@ class _InputCheck:
                 f"and at least 1, got {shown_dim(rows)} for input '{self.name}'"
             )
         itemsize = ITEMSIZE[self._datatype]
-        self._check_largest(shape, itemsize or _REFERENCE_NBYTES)
+        if element_count([max(dim, 1) for dim in shape]) * (itemsize or _REFERENCE_NBYTES) > _LARGEST:
+            raise InvalidArgument(
+                f"the shape of {self._where} is too large, expected at most {_LARGEST} bytes in all, "
+                f"got {shown_shape(shape)} of {self._datatype}"
+            )
         elements = element_count(shape)
         nbytes = None if self._datatype == BYTES else elements * itemsize
         named: tuple[str, tuple[int, ...] | int] = (self.name, inner)
@@ -363,14 +367,6 @@ class _InputCheck:
         if any(dim not in (-1, given) for dim, given in zip(self._expected, shape, strict=True)):
             raise InvalidArgument(self._unexpected_shape(shape))
 
-    def _check_largest(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Raise InvalidArgument for a shape that no array can have, even if a dimension is 0."""
-        if element_count([max(dim, 1) for dim in shape]) * itemsize > _LARGEST:
-            raise InvalidArgument(
-                f"the shape of {self._where} is too large, expected at most {_LARGEST} bytes in all, "
-                f"got {shown_shape(shape)} of {self._datatype}"
-            )
-
     def _unexpected_shape(self, shape: tuple[int, ...]) -> str:
         note = _BATCH_NOTE if self._max_batch_size else ""
         return (
@@ -381,20 +377,17 @@ class _InputCheck:
     def _check_bytes(self, tensor: InputTensor, count: int) -> None:
         data, problem = tensor.data, tensor.problem
         if isinstance(data, RegionSlice):
-            self._check_region_size(len(data), count)
+            nbytes = len(data)
+            if nbytes < 4 * count or (nbytes and not count):
+                raise InvalidArgument(
+                    f"expected {count} string elements for inference {self._where}, "
+                    f"got {nbytes} bytes of shared memory, which cannot hold them"
+                )
             return
         if problem is None:
             problem = find_string_problem(data.view if isinstance(data, Block) else data, count)
         if problem:
             raise InvalidArgument(problem.replace(WHERE, self._where, 1))
-
-    def _check_region_size(self, nbytes: int, count: int) -> None:
-        """Raise InvalidArgument if a region cannot hold that many elements."""
-        if nbytes < 4 * count or (nbytes and not count):
-            raise InvalidArgument(
-                f"expected {count} string elements for inference {self._where}, got {nbytes} bytes of shared "
-                "memory, which cannot hold them"
-            )
 
     def _check_bool(self, data: Data) -> None:
         if isinstance(data, RegionSlice):  # the worker checks the region

@@ -119,7 +119,13 @@ class OperatorVerbs:
     def _start(self, verb: str, arguments: dict[str, Any], progress: OnProgress, answer: OnOutcome) -> None:
         match verb:
             case "drain":
-                self._drain(arguments, progress, answer)
+                timeout_s = operator_arguments.timeout_s(arguments)
+                if not operator_arguments.undo(arguments):
+                    self.quiescence.drain(timeout_s, progress, answer)
+                elif timeout_s is None:
+                    self.quiescence.resume(answer)
+                else:
+                    raise InvalidArgument("timeout_s: cannot be combined with undo")
             case "load":
                 self._load(operator_arguments.model_name(verb, arguments), progress, answer)
             case "unload":
@@ -136,15 +142,6 @@ class OperatorVerbs:
                     for one in self._models.table.served(model) or self._models.table.of(model):
                         with_count(one.spec, count)  # raises InvalidArgument if it cannot have so many
                 _Scaling(self._models, counts, progress, answer).start()
-
-    def _drain(self, arguments: dict[str, Any], progress: OnProgress, answer: OnOutcome) -> None:
-        timeout_s = operator_arguments.timeout_s(arguments)
-        if not operator_arguments.undo(arguments):
-            self.quiescence.drain(timeout_s, progress, answer)
-        elif timeout_s is None:
-            self.quiescence.resume(answer)
-        else:
-            raise InvalidArgument("timeout_s: cannot be combined with undo")
 
     def _load(self, model: str, progress: OnProgress, answer: OnOutcome) -> None:
         self._check_own(model, "loads")

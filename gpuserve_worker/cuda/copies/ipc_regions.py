@@ -302,26 +302,20 @@ class ExportExchange:
         """
         match message:
             case wire.StartExports():
-                self._start()
+                with suppress(CudaError):  # without exports, outputs go to the host
+                    self._device.enter()
+                    self._device.exports.start(self._send)
             case wire.FreeExports(blocks):
                 self._device.exports.free(blocks)
             case wire.LendExport(segment, nbytes, handle):
-                self._open(segment, nbytes, handle)
+                opened = self._device.opened
+                lent = self._lent[segment] = _Lent(opened.open(handle), nbytes)
+                opened.thread.later(partial(self._tell, segment, lent))
             case wire.UnlendExport(segment):
                 self._close(segment)
             case _:
                 return False
         return True
-
-    def _start(self) -> None:
-        with suppress(CudaError):  # without exports, outputs go to the host
-            self._device.enter()
-            self._device.exports.start(self._send)
-
-    def _open(self, segment: int, nbytes: int, handle: bytes) -> None:
-        opened = self._device.opened
-        lent = self._lent[segment] = _Lent(opened.open(handle), nbytes)
-        opened.thread.later(partial(self._tell, segment, lent))
 
     def _tell(self, segment: int, lent: _Lent) -> None:
         """Report the outcome of an opening to the front, in the opening thread."""

@@ -106,17 +106,15 @@ class CudaArrays:
     def _of_another(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
-            return self._of_torch(torch, value.detach().resolve_neg())
+            tensor = value.detach().resolve_neg()
+            if tensor.dtype == torch.bfloat16:
+                return self._cupy.from_dlpack(tensor.view(torch.int16)).view(numpy_dtype(BF16))
+            if tensor.dtype == torch.bool:
+                return self._cupy.from_dlpack(tensor.view(torch.uint8)).view(np.dtype(bool))
+            return self._cupy.from_dlpack(tensor)
         if hasattr(value, "__cuda_array_interface__"):
             return self._of_interface(value)
         return self._cupy.from_dlpack(value)
-
-    def _of_torch(self, torch: Any, tensor: Any) -> Any:
-        if tensor.dtype == torch.bfloat16:
-            return self._cupy.from_dlpack(tensor.view(torch.int16)).view(numpy_dtype(BF16))
-        if tensor.dtype == torch.bool:
-            return self._cupy.from_dlpack(tensor.view(torch.uint8)).view(np.dtype(bool))
-        return self._cupy.from_dlpack(tensor)
 
     def _of_interface(self, value: Any) -> Any:
         """Return a CuPy array over the same memory. CuPy's own conversion would block the host on the array's
