@@ -1,6 +1,4 @@
-"""The command line of a worker process: ``python -m gpuserve_worker BOOT_FD LINK_FD [STACKS_FD]``, all
-inherited descriptors.
-"""
+"""A worker's command line: ``python -m gpuserve_worker BOOT_FD LINK_FD [STACKS_FD]``, inherited."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ DEFAULT_CONCURRENCY: Final = 16
 
 
 def load_model(init: Init, reporter: Reporter) -> Model:
-    """Load the model that ``init`` describes and report each phase to the supervisor. Raise ``LoadError``
-    without reporting it.
-    """
+    """Load a model and report phases to the supervisor; raise ``LoadError`` without reporting it."""
     if init.protocol != PROTOCOL:
         raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
     context = _context(init, reporter)
@@ -100,9 +98,7 @@ def warm_up(init: Init, model: Model, loop: WorkerLoop, reporter: Reporter) -> N
 
 
 def close_model(model: Model, reporter: Reporter) -> None:
-    """Call the method ``close`` of a callable that has one, at the end of its worker, when no batch is
-    running. Log what the method raises.
-    """
+    """Call a callable's ``close``, if any, when no batch runs any more; log what it raises."""
     close = getattr(model.call, _HOOK, None)
     if not callable(close):
         return
@@ -132,9 +128,7 @@ def _context(init: Init, reporter: Reporter) -> ModelContext:
 
 
 def open_path(init: Init, reporter: Reporter) -> WorkerDevicePath:
-    """Open the path to the worker's device, before user code is imported. Raise ``LoadError`` if the device
-    cannot be used.
-    """
+    """Open the device path before user code is imported; raise ``LoadError`` if it is unusable."""
     if init.device != "cpu":
         from gpuserve_worker.cuda.cuda_path import open_cuda
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 def run() -> int:
-    """Serve a model until the supervisor stops the worker. Read the descriptors from the command line and
-    return the exit status.
-    """
+    """Serve a model until told to stop, by the command line's descriptors; return the exit status."""
     if len(sys.argv) not in (3, 4) or not all(argument.isdigit() for argument in sys.argv[1:]):
         sys.stderr.write("gpuserve_worker is started by the supervisor, with its descriptors\n")
         return lifecycle.EXIT_USAGE

@@ -90,9 +90,7 @@ def model_spec(
 
 
 def _stepped(first: Any, config: ModelConfig | None) -> ModelConfig | None:
-    """Return the config of a stepped callable, which is decoupled and does not batch unless a config says
-    otherwise.
-    """
+    """Return the config of a stepped callable: decoupled and without batching, unless a config sets them."""
     if not is_stepped(first):
         return config
     if config is None:

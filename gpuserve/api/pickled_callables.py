@@ -243,9 +243,7 @@ class SharedObjects:
 
 
 def mutable_objects(infer_func: Any) -> Iterator[Any]:
-    """Yield the mutable objects that a callable reaches: the object of a method, closure variables and
-    globals of a function, the arguments of a partial, and the callable itself.
-    """
+    """Yield the mutable objects that a callable reaches: itself, its object, closure, globals, arguments."""
     left, seen = [infer_func], set[int]()
     while left:
         one = left.pop()

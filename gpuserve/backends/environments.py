@@ -122,9 +122,7 @@ def _unpacked_archive(archive: Path) -> Path:
 
 
 def probe_interpreter(interpreter: str) -> InterpreterInfo:
-    """Run an interpreter and return its version, its cache tag and the required packages that it lacks. Raise
-    EnvironmentProblem if the interpreter does not run, or is no Python.
-    """
+    """Return the version, cache tag and missing packages of an interpreter; raise EnvironmentProblem."""
     try:
         done = subprocess.run(
             [interpreter, "-c", _PROBE % (_REQUIRED,)],

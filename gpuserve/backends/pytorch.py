@@ -141,9 +141,7 @@ def _named_outputs(answer: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 class _LoadedProgram(Protocol):
-    """A program in memory. ``inputs`` and ``outputs`` are the file's names. ``ranks`` are the numbers of axes
-    of the inputs, if the file has them.
-    """
+    """A program in memory: the file's ``inputs`` and ``outputs``, and the inputs' ``ranks`` if known."""
 
     inputs: list[str]
     outputs: list[str]

@@ -55,9 +55,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def is_model_path(text: str) -> bool:
-    """Return whether a text alone names a model file or a folder, and not a callable. The text ends in a
-    known suffix, or is a path without a suffix.
-    """
+    """Return whether a text names a model file or folder: by a known suffix, or as a path without suffix."""
     if text.startswith(HUB):
         return True
     if ":" in text:

@@ -1,6 +1,4 @@
-"""A run, from a target and data to the figures: the processes that send requests, and level after level, each
-warmed up, measured and drained.
-"""
+"""A run, from target and data to figures: loading processes, and levels: warmed up, measured, drained."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ class LevelSession:
         self.results: list[LevelResult] = []
 
     async def run(self, loaders: LoaderProcesses, until: Callable[[Sequence[LevelResult]], bool]) -> None:
-        """Start the processes, and measure all levels or those until ``until`` returns True; raise BenchError
-        if the server cannot be measured.
-        """
+        """Measure all levels, or those until ``until`` returns True; raise BenchError if that fails."""
         async with loaders:
             for position, level in enumerate(self._plan.levels):
                 self._observer.level_started(level, position, len(self._plan.levels))

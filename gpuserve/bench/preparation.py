@@ -185,9 +185,7 @@ _CUDA_DEVICE: Final = 0
 
 
 class SharedRegions:
-    """The shared memory regions of a run, by tritonclient; a context manager. Raises BenchError without a GPU
-    or a package.
-    """
+    """The shared memory regions of a run. Raises BenchError without a GPU or a package."""
 
     def __init__(self, kind: SharedMemory, control: ServerControl) -> None:
         self._is_cuda = kind is SharedMemory.CUDA

@@ -300,9 +300,7 @@ def _plain_numbers(axes: Any) -> None:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return about ten round numbers or fewer from below ``low`` to above ``high``, evenly spread on a log
-    axis.
-    """
+    """Return at most about ten round numbers around ``low`` to ``high``, evenly spread on a log axis."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     decades = last - first
     steps = (1, 1.5, 2, 3, 4, 5, 7) if decades <= 1 else (1, 2, 5) if decades <= 3 else (1,)

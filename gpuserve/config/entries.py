@@ -246,9 +246,7 @@ class Key:
 
 
 class Entry:
-    """A mapping of the file with known keys, whose values are attributes. ``given`` are the keys that the
-    file has; all other keys have their defaults.
-    """
+    """A mapping of the file whose known keys are attributes. ``given`` are the keys that the file has."""
 
     keys: ClassVar[Mapping[str, Key]] = {}
     #: Triton's and PyTriton's names for keys that have another name here.

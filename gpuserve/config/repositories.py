@@ -168,9 +168,7 @@ class FileRepository:
         return self._known
 
     def read(self, model: str) -> Sequence[ModelSpec]:
-        """Return the versions of a model in the current file, or raise ConfigProblems. Callables of other
-        models are not asked again.
-        """
+        """Return a model's versions in the current file, asking only its callables; raise ConfigProblems."""
         others = [one for one in self._descriptions if one.model != model]
         return [one for one in self._read(others).models if one.name == model]
 
@@ -207,9 +205,7 @@ class FileRepository:
 def named_files(
     configuration: Configuration, before: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """Return, by model, existing files that the callable and its arguments name, and folders that are model
-    files. Files that were there ``before`` are kept.
-    """
+    """Return, by model, existing files and model folders that it names, or that were there ``before``."""
     found: dict[str, dict[str, None]] = {}
     for entry in configuration.entries.models:
         known = (before or {}).get(entry.name, ())

@@ -65,9 +65,7 @@ class GpuserveError(Exception):
 
 
 class RequestError(GpuserveError):
-    """The failure of one request. Its text is a sentence for the client, without paths and tracebacks.
-    ``untried``: the request was refused before it was tried.
-    """
+    """A request's failure, in a sentence without paths for the client. ``untried``: refused before a try."""
 
     code: ClassVar[Code] = Code.INTERNAL
     untried: bool = False

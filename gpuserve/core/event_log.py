@@ -126,9 +126,7 @@ class Event(NamedTuple):
 
 
 def bounded_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts for an event: long texts are cut, because a user's exception may be of any length, and
-    infinite numbers become None.
-    """
+    """Return facts for an event: long texts (exceptions of users) cut, infinite numbers None."""
     return {name: _bounded(value) for name, value in facts.items()}
 
 

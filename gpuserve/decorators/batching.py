@@ -91,9 +91,7 @@ class ParameterError(RequestError):
 
 
 class RequestedParameter(NamedTuple):
-    """A request parameter that the function takes; ``default`` is ``inspect.Parameter.empty`` if there is
-    none.
-    """
+    """A request parameter of the function; ``default`` is ``inspect.Parameter.empty`` if it has none."""
 
     name: str
     kind: type

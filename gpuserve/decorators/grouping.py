@@ -161,9 +161,7 @@ def _is_present(key: str, inputs: Mapping[str, Any]) -> bool:
 
 
 def _labels(array: Any) -> list[bytes]:
-    """Return, for each row, bytes that are equal if the rows are: also for NaN, which does not equal
-    itself.
-    """
+    """Return bytes for each row that are equal if the rows are, also for NaN, which does not equal itself."""
     if array.dtype.kind == "O":
         return [encode_bytes(np.ravel(row).tolist()) for row in array]
     return [row.tobytes() for row in array]

@@ -113,9 +113,7 @@ def arguments(batch: Batch, padding: Padding | None) -> tuple[dict[str, Any], Se
 
 
 def refusals(batch: Batch, padding: Padding | None) -> list[RequestError | None]:
-    """Return one entry for each request, an error if an input is longer than ``max_length``; nothing if no
-    request is refused.
-    """
+    """Return each request's error if an input exceeds ``max_length``, or None; () if none is refused."""
     max_length = None if padding is None else padding.max_length
     if max_length is None:
         return []
@@ -223,9 +221,7 @@ def padded(given: RaggedTensor, padding: Padding) -> tuple[Any, Lengths]:
 
 
 def _joined_rows(flat: Any, row_lengths: Sequence[int], target: Sequence[int], padding: Padding) -> Any:
-    """Return padded rows whose first axis is the only variable one: each row is one range of bytes, and
-    copying it takes less time than an assignment of arrays.
-    """
+    """Return padded rows of variable first axis, as copies of byte ranges, which are faster than arrays."""
     step = element_count(target[1:]) * flat.dtype.itemsize
     shape = (len(row_lengths), *target)
     whole = np.full(shape, padding.value, flat.dtype) if padding.value else np.zeros(shape, flat.dtype)
@@ -305,9 +301,7 @@ def cut_outputs(
 def _cut_rows(
     name: str, value: Any, axes: Axes, lengths: Sequence[Lengths], rows: Sequence[int]
 ) -> RaggedTensor | list[Any] | Any:
-    """Return the rows of a padded output without their padding: of each request, or a list, or the output
-    itself if nothing was added.
-    """
+    """Return an output's rows without padding: of each request, a list, or unchanged if none was added."""
     sizes = tuple([value.shape[axis + 1] for axis in axes])
     found = next((one for one in lengths if one.padded == sizes), None)
     if found is None:

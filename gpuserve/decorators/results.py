@@ -55,9 +55,7 @@ async def _awaited(change: Change, result: Awaitable[Any]) -> Any:
 
 
 def _each(change: Change, answers: Iterator[Any]) -> Generator[Any, None, Any]:
-    """Yield the changed values of a generator, and return the generator's return value, which its consumer
-    may use.
-    """
+    """Yield a generator's changed values, and return its return value, which its consumer may use."""
     try:
         while True:
             try:

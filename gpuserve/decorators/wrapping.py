@@ -206,9 +206,7 @@ def wraps_request_list(function: F) -> Callable[[InferenceCallable], F]:
 
 
 def is_misfit(error: TypeError) -> bool:
-    """Return whether a TypeError comes from a decorator's call with arguments that the function does not
-    take.
-    """
+    """Return whether a TypeError is a decorator's call with arguments that the function does not take."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None:
         frames = frames.tb_next

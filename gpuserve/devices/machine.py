@@ -71,9 +71,7 @@ SLOWDOWNS: Final[Mapping[int, str]] = {
 
 
 class RemappedRows(NamedTuple):
-    """Rows of GPU memory that were replaced by spare rows. ``pending``: rows will be replaced at the next
-    reset. ``failed``: there was no spare row left.
-    """
+    """Replaced rows of GPU memory. ``pending`` until the next reset; ``failed``: no spare row was left."""
 
     corrected: int
     uncorrected: int

@@ -63,9 +63,7 @@ class GpuLost(Exception):
 
 
 def machine_by_nvml(nvml: Any, root: Path) -> Machine:
-    """Return the driver and the GPUs according to NVML (module ``nvml``), completed from ``/sys`` below
-    ``root``. Raise NVMLError if NVML cannot be used at all.
-    """
+    """Return driver and GPUs by ``nvml``, completed from ``/sys`` below ``root``; may raise NVMLError."""
     nvml.nvmlInit()
     try:
         cuda = nvml.nvmlSystemGetCudaDriverVersion()  # 13010 is "13.1"
@@ -191,9 +189,7 @@ class Nvml:
         return NvmlRound(tuple(self._report(one, names.get(one.uuid, "")) for one in self._handles))
 
     def next_xid(self, timeout_s: float) -> Xid | None:
-        """Wait for an error that the driver reports; return None if there was none. Raise NvmlUnresponsive if
-        no GPU reports errors, or NVML does not work.
-        """
+        """Return the driver's next error or None; raise NvmlUnresponsive if no GPU reports errors."""
         if self._events is None:
             raise NvmlUnresponsive("no GPU here reports errors")
         try:

@@ -69,9 +69,7 @@ class _TemplateFiller:
     values: Mapping[str, Any]
 
     def value(self, node: Node, commented_line: int = -1) -> Any:
-        """Return the value of a node, or None if it is left out. The comment above ``commented_line`` is
-        used.
-        """
+        """Return a node's value, or None if left out, with the comment above ``commented_line``."""
         condition, _, place = str(node.tag).partition(":")
         if condition in ("!if", "!unless") and bool(value_of(self.values[place])) != (condition == "!if"):
             return None

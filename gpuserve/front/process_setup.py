@@ -128,9 +128,7 @@ def _after_imports() -> None:
 
 
 def skip_package_code(name: str) -> None:
-    """Make ``import name.module`` skip the package's own code: it becomes a namespace package. Raises
-    ModuleNotFoundError if it is not installed.
-    """
+    """Make ``import name.module`` skip the package's own code. Raises ModuleNotFoundError."""
     if name in sys.modules:
         return
     found = importlib.util.find_spec(name)  # imports the enclosing packages, but not this one

@@ -142,9 +142,7 @@ def _warmup(one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int)
 
 
 def _checked_warmup(one: ModelWarmup) -> tuple[int, int]:
-    """Return the batch size and the count of a warm-up; raise BadModelConfig if its own values are
-    invalid.
-    """
+    """Return a warm-up's batch size and count; raise BadModelConfig if they are invalid."""
     if not isinstance(one.name, str) or not one.name:
         raise BadModelConfig(f"the name of a ModelWarmup must be a non-empty string, got {one.name!r}")
     where = f"warm-up {one.name!r}"
@@ -179,9 +177,7 @@ def _check_values(where: str, given: Any) -> None:
 
 
 def _warmup_input(spec: TensorSpec, given: WarmupInput) -> WarmedInput:
-    """Return an input in the form of ``wire.Init.warmup``. File paths are absolute: workers have other
-    directories.
-    """
+    """Return an input for ``wire.Init.warmup``; paths are absolute, since workers have other directories."""
     datatype = spec.datatype if given.dtype is None else datatype_of(given.dtype)
     shape = spec.shape if given.shape is None else tuple(given.shape)
     if given.file:

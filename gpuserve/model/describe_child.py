@@ -29,9 +29,7 @@ from gpuserve_worker.inference.stepping import is_stepped
 
 
 def sole_callable(module: ModuleType, file: str) -> str:
-    """Return the name of the callable that a file alone means; raise LoadError if there is none, or
-    several.
-    """
+    """Return the name of a file's only callable; raise LoadError if it has none, or several."""
     found = dict(_public_callables(module))
     names = [name for name, one in found.items() if _is_meant_to_be_served(one)] or list(found)
     if len(names) == 1:
@@ -56,9 +54,7 @@ def _public_callables(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def _is_data(one: Any) -> bool:
-    """Return whether an object is a class that holds values, such as the outputs of a function, and serves
-    nothing.
-    """
+    """Return whether an object is a class of values, such as a function's outputs, and serves nothing."""
     called = inspect.getattr_static(one, "__call__", None)
     return isinstance(one, type) and not (isinstance(called, FunctionType) or is_stepped(one))
 

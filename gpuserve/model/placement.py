@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 class ServerDevices:
-    """The devices of a server's machine, for use in any thread. With ``numa_affinity`` workers run on the
-    CPUs of their GPU's NUMA node.
-    """
+    """The machine's devices, for any thread. ``numa_affinity``: workers run on their GPU's NUMA node."""
 
     def __init__(self, look: DriverReader | None = None, *, numa_affinity: bool = True) -> None:
         self._look = look

@@ -75,9 +75,7 @@ def is_int(value: Any) -> bool:
 def check_batching(
     max_batch_size: int | None, batching: BatchingSpec, queue: QueueSpec, *, in_tritons_names: bool = False
 ) -> None:
-    """Raise BadModelConfig unless the options go together. ``max_batch_size`` None: not known yet, and not
-    checked.
-    """
+    """Raise BadModelConfig unless the options go together; ``max_batch_size`` None is not checked."""
     batches, queued = dataclasses.asdict(batching), dataclasses.asdict(queue)
     batches["preferred_batch_sizes"] = list(batching.preferred_batch_sizes)
     queued["policies"] = dict(queued["policies"])
@@ -214,9 +212,7 @@ def _ordering(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
 
 
 def check_sequences(model: ModelSpec) -> None:
-    """Raise BadModelConfig unless the other options of a model go with its sequence batching, if it has
-    any.
-    """
+    """Raise BadModelConfig unless a model's options go with its sequence batching, if any."""
     sequence = model.sequence
     if not sequence.strategy:
         return
@@ -317,9 +313,7 @@ class _Typed(NamedTuple):
 
 
 def check_ensemble(spec: ModelSpec) -> None:
-    """Raise BadModelConfig unless the ensemble is valid without its models; the text names the ensemble and
-    the place.
-    """
+    """Raise BadModelConfig, with the place, unless the ensemble is valid without its models."""
     for place, text in ensemble_faults(spec):
         raise BadModelConfig(f"ensemble {spec.name!r}: {_shown_place(place)}{text}")
 
@@ -511,9 +505,7 @@ def _is_deep(spec: ModelSpec, known: Known) -> bool:
 
 
 def contains_model(spec: ModelSpec, name: str, known: Known) -> bool:
-    """Return whether a model has the name, or is an ensemble that contains a model of the name at any
-    depth.
-    """
+    """Return whether a model has the name, or is an ensemble that contains it at any depth."""
     seen: set[tuple[str, int]] = set()
     left = [spec]
     while left:

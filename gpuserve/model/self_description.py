@@ -93,9 +93,7 @@ def _declared(target: Any, name: str, kwargs: Mapping[str, Any]) -> dict[str, An
 
 
 def plain_tensors(given: Any, key: str, name: str) -> list[dict[str, Any]]:
-    """Return the declared ``inputs`` or ``outputs`` of ``name`` in the form of a file; raise LoadError if
-    they are wrong.
-    """
+    """Return declared ``inputs`` or ``outputs`` in a file's form; raise LoadError if they are wrong."""
     if isinstance(given, Sequence) and all(isinstance(one, Mapping) for one in given):
         return [_plain_tensor(one) for one in given]
     try:

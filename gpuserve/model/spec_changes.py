@@ -85,9 +85,7 @@ def _option(spec: ModelSpec, name: str, value: Any) -> ModelSpec:
 
 
 def _inputs(spec: ModelSpec, value: Any) -> ModelSpec:
-    """Replace the inputs; an input that the model already has keeps its memory. ``value`` is (name, datatype,
-    shape, optional, ragged) of each.
-    """
+    """Replace inputs by (name, datatype, shape, optional, ragged); known ones keep their memory."""
     before = {one.name: one.memory for one in spec.inputs}
     inputs = tuple(
         one
@@ -123,9 +121,7 @@ def _dynamic_batching(spec: ModelSpec, value: Mapping[str, Any]) -> ModelSpec:
 
 
 def _instance_groups(spec: ModelSpec, value: Sequence[Any]) -> ModelSpec:
-    """Replace the instances. ``value`` is (count, devices) of each group; a group without devices uses the
-    model's devices.
-    """
+    """Replace instances by groups of (count, devices); without devices the model's are used."""
     devices: list[str] = []
     present = list(dict.fromkeys(one.device for one in spec.instances))
     for count, named in value:

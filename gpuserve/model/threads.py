@@ -45,9 +45,7 @@ def n_threads(instance: InstanceSpec, instances: Sequence[InstanceSpec], cores: 
 
 
 def thread_variables(instance: InstanceSpec, threads: int) -> dict[str, str]:
-    """Return the environment variables that set the number of threads in a worker. Only ``threads`` of the
-    config overrides variables of the user.
-    """
+    """Return a worker's thread-count variables; only the config's ``threads`` overrides the user's."""
     if instance.threads:
         return dict.fromkeys((THREADS_VARIABLE, *_OWN), f"{threads}")
     return {} if THREADS_VARIABLE in os.environ else {THREADS_VARIABLE: f"{threads}"}

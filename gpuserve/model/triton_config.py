@@ -1,6 +1,4 @@
-"""Model configurations for clients: ``ModelSpec`` to Triton's ``ModelConfig`` message, and the message to
-JSON. Pure.
-"""
+"""Model configurations for clients: ``ModelSpec`` to Triton's ``ModelConfig``, and that to JSON. Pure."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ Result = TypeVar("Result")
 
 
 class LocalModels:
-    """All models of a configuration in this process, one instance each. ``others`` answer calls to models
-    that are not in the configuration.
-    """
+    """All models of a configuration in this process. ``others`` answer calls to other models."""
 
     def __init__(self, specs: Sequence[ModelSpec], others: Mapping[str, Other]) -> None:
         self._others = dict(others)
@@ -262,9 +260,7 @@ class LocalModel:
             raise ModelCallError("INTERNAL", str(error)) from None
 
     def _stepped(self, requests: Sequence[LocalRequest]) -> Iterator[list[Outputs | ModelCallError | None]]:
-        """Yield the responses of each step of a stepped callable; of a model that is not decoupled, all
-        answers at once.
-        """
+        """Yield each step's responses of a stepped callable; if not decoupled, all answers at once."""
         pairs = [worker_batch(self.spec, self._check, [one]) for one in requests]
         described = [one for _, (one,) in pairs]
         steps = LocalSteps(

@@ -24,9 +24,7 @@ class LocalStep(StepRequest):
 
 
 class LocalSteps:
-    """Requests of one stepped callable; implements ``StepSink``. ``run`` runs a coroutine to its end.
-    Exceptions of the callable are raised unchanged.
-    """
+    """Requests of a stepped callable, a ``StepSink``. ``run`` runs coroutines. Exceptions pass unchanged."""
 
     def __init__(
         self, made: Any, max_active: int, run: Callable[[_Turn], object], output_names: Sequence[str]

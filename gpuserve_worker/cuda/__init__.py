@@ -1,3 +1,1 @@
-"""The GPU support of a worker, imported only by workers with a GPU. ``device/runtime.py`` alone imports
-cupy.
-"""
+"""The GPU support of workers with a GPU, which alone import it; ``device/runtime.py`` imports cupy."""

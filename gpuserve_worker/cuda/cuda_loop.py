@@ -175,9 +175,7 @@ class CudaLoop:
             self._jobs.answer(job, reply)
 
     def _clear(self, job: Job) -> bool:
-        """Wait for the batch's work on the device. Return True if it failed although all earlier batches had
-        completed without error.
-        """
+        """Wait for a batch's device work; True if it failed although all earlier batches were fine."""
         was_well = False
         try:
             if not job.watch.has_computed():
@@ -253,9 +251,7 @@ class DeviceCalls:
         return self._again(job) if answers is None else answers
 
     def _without_inputs(self, job: Job) -> BatchAnswers | WireFailure:
-        """Retry the transfer of inputs that found no memory: a framework may hold free memory in its
-        cache.
-        """
+        """Retry a transfer that found no memory: a framework may hold free memory in its cache."""
         if job.problem is None or not is_out_of_memory(job.problem):
             return self._refused(job)
         job.problem = None

@@ -1,6 +1,4 @@
-"""The device path of a worker with a GPU (``CudaPath``), and the stopwatch of its batches. The path is opened
-before user code runs.
-"""
+"""A worker's device path to a GPU, opened before user code is imported, and its batches' stopwatch."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ class CudaPath:
 
 
 def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
-    """Open the path to a worker's GPU. Return None if CUDA cannot be used and no input needs it; otherwise
-    raise ``LoadError``.
-    """
+    """Open the path to the GPU; None if CUDA is unusable and not needed, else raise ``LoadError``."""
     needed = init.array != "numpy" or any(TensorSpec(*one).memory == "gpu" for one in init.inputs)
     if not needed and importlib.util.find_spec("cupy") is None:
         return None

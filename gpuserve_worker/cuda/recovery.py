@@ -86,9 +86,7 @@ def free_memory(device: CudaDevice) -> None:
 
 
 class DeviceLoss:
-    """The loss of the process's device. ``text`` is the reason, or "" if the device is usable.
-    Thread-safe.
-    """
+    """The loss of the device: ``text`` is the reason, "" while usable. Thread-safe."""
 
     def __init__(self, device: CudaDevice, model: str, instance: str) -> None:
         self._device = device

@@ -154,9 +154,7 @@ class TimeSlices:
 
 
 class AsyncExecution:
-    """The execution of one model's batches, each in a task of its own. ``batches`` are the running ones, by
-    id.
-    """
+    """The execution of a model's batches, each in a task; ``batches`` are the running ones, by id."""
 
     def __init__(self, model: Model, reporter: Reporter, batches: dict[int, AsyncBatch]) -> None:
         self._model = model
@@ -276,9 +274,7 @@ class AsyncExecution:
             await self._send(batch, result)
 
     async def _refuse(self, batch: AsyncBatch, inputs: BatchInputs) -> None:
-        """Send the failures of a stream's requests that cannot run. Raise ``_Stopped`` if no other request is
-        left.
-        """
+        """Send the failures of requests that cannot run; raise ``_Stopped`` if no other is left."""
         if len(batch.run.requests) == 1:
             raise _Stopped(inputs.failures[0])
         each: list[Any] = [inputs.failures.get(position) for position in range(len(batch.run.requests))]

@@ -51,9 +51,7 @@ class BatchInputs:
         self.arrival = arrival
 
     def admit(self) -> None:
-        """Order later work of the default stream after the arrival of the inputs on the device. Does not
-        block.
-        """
+        """Order later work of the default stream after the inputs' arrival, without blocking."""
         if self.arrival is not None:
             self.arrival.admit()
 
@@ -141,9 +139,7 @@ def input_defect(datatype: str, elements: int, target: memoryview) -> str | None
 
 
 def _zero_fill(target: memoryview, one: Fill) -> None:
-    """Fill a range with zeros. For BYTES, write the same number of elements, the first of which take all the
-    bytes.
-    """
+    """Fill a range with zeros; for BYTES with as many elements, of which the first take all bytes."""
     np.frombuffer(target, np.uint8)[:] = 0
     if one.datatype != BYTES:
         return

@@ -81,9 +81,7 @@ class DeviceSession(DeviceRegionOpener, Protocol):
         """The writer of outputs that are on the host or on the device."""
 
     def is_open(self, run: wire.Run) -> bool:
-        """Return whether memory of other processes that a batch names is open, or known to be unavailable.
-        Otherwise ``stage`` would block.
-        """
+        """Return whether memory that a batch names is open or unavailable; else ``stage`` blocks."""
 
     def wait_open(self, run: wire.Run) -> None:
         """Wait until the memory that a batch names is open, or known to be unavailable."""
@@ -139,14 +137,10 @@ class Recovery(Protocol):
         """
 
     def failure(self, error: BaseException, run: wire.Run) -> wire.WireFailure | None:
-        """Return the failure of a batch, or a part of one, that the device caused, or None for other
-        causes.
-        """
+        """Return the failure of a batch or part that the device caused; None for other causes."""
 
     async def resolve_failure(self, failed: wire.Failed, *, was_alone: bool) -> wire.Failed | None:
-        """Return the reply to a failed batch, or None if the device is lost and another worker must run
-        it.
-        """
+        """Return a failed batch's reply, or None if the device is lost and another worker runs it."""
 
 
 class WorkerLoop(Protocol):
@@ -190,9 +184,7 @@ class WorkerDevicePath(Protocol):
         """Return the stopwatch of a batch that has just arrived."""
 
     def open_session(self, front: FrontSession, arena: Arena) -> DeviceSession | None:
-        """Return the device's part of a session with a new front, which uses the worker's output arena, or
-        None on the host.
-        """
+        """Return the device's part of a front's session, with the output arena; None on the host."""
 
     def enter_concurrently(self) -> None:
         """Select the device in the calling thread, beside other threads in which the callable computes."""

@@ -1,6 +1,4 @@
-"""The receiving side of a worker whose batches run on an asyncio event loop. ``async_loop.py`` and
-``step_loop.py`` have the two kinds of callables.
-"""
+"""The receiving side of workers with an event loop; callables: ``async_loop.py``, ``step_loop.py``."""
 
 from __future__ import annotations
 
@@ -84,9 +82,7 @@ class EventLoop(LinkReceiver, Generic[Running]):
         """Do nothing: the event loop receives messages when it runs."""
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Block until ``ready``. In the loop's own thread, receive messages meanwhile; another thread waits
-        for the loop.
-        """
+        """Block until ``ready``; the loop's own thread receives messages, others wait for the loop."""
         if not self.is_own_thread():
             with self._answered:
                 self._answered.wait_for(ready)
@@ -167,9 +163,7 @@ class EventLoop(LinkReceiver, Generic[Running]):
                 self.session.process_memory_message(message, fds)
 
     def _attach(self, epoch: int) -> None:
-        """Cancel the running batches, whose receivers were clients of the previous front, and start a new
-        session.
-        """
+        """Cancel the batches, whose receivers were the last front's clients, and start a session."""
         for batch in self._batches.values():
             batch.abort()
         self._batches.clear()

@@ -48,9 +48,7 @@ def is_deferred(result: Any) -> bool:
 
 
 def only_result(result: Any) -> Any:
-    """Return the one response in a plain function's result; await it here if necessary. Raise ``OutputError``
-    unless there is exactly one response.
-    """
+    """Return a result's only response, awaited if necessary; raise ``OutputError`` for another number."""
     if not is_deferred(result):
         return result
     import asyncio  # few plain functions return awaitables
@@ -99,9 +97,7 @@ async def try_async_result(result: Any) -> None:
 
 
 def next_response(generator: Iterator[Any]) -> tuple[bool, Any]:
-    """Return (True, response) with the next response of a generator, or (False, None) at its end. Raise
-    ``OutputError`` if the generator returned a value.
-    """
+    """Return (True, the next response), or (False, None) at the end; ``OutputError`` for a value there."""
     try:
         return True, next(generator)
     except StopIteration as end:
@@ -252,9 +248,7 @@ class Execution:
         return BatchInputs(batch, failures, in_place, arrival)
 
     def warm(self, session: FrontSession, batch: Batch) -> Batch:
-        """Return a warm-up batch of numpy arrays with the kind of arrays that the callable expects. Raise as
-        ``read_inputs``.
-        """
+        """Return a warm-up batch as arrays of the callable's kind. Raise as ``read_inputs``."""
         arrays: dict[str, Any] = batch.arrays
         if session.device is not None:
             arrays = session.device.warm(arrays)
@@ -312,9 +306,7 @@ class Execution:
     def failure_of_call(
         self, error: BaseException, session: FrontSession, inputs: BatchInputs | None
     ) -> WireFailure:
-        """Return the failure of a call, as ``failure``. If a region of the inputs shrank meanwhile, the
-        client caused the error.
-        """
+        """Return a call's failure as ``failure``; a client's, if a region shrank meanwhile."""
         try:
             for place in inputs.in_place if inputs is not None else ():
                 session.regions.check(place)
@@ -396,9 +388,7 @@ class ActiveSequences:
         self._known: set[int | str] = set()
 
     def before(self, requests: Sequence[WireRequest], dropped: Sequence[int | str]) -> None:
-        """Record the requests of a batch that is about to run. ``dropped`` have ended since the last
-        batch.
-        """
+        """Record the requests of the next batch; ``dropped`` sequences ended since the last one."""
         for sequence_id in dropped:
             self._drop(sequence_id)
         for request in requests:
@@ -421,8 +411,6 @@ class ActiveSequences:
 
 
 def track_sequences(inference_callable: Any, reporter: Reporter) -> ActiveSequences | None:
-    """Return a tracker of the callable's sequences, or None if the callable has no method for dropped
-    ones.
-    """
+    """Return a tracker of sequences, or None if the callable has no method for dropped ones."""
     dropped = getattr(inference_callable, _HOOK, None)
     return ActiveSequences(dropped, reporter) if callable(dropped) else None

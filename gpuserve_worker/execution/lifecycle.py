@@ -49,9 +49,7 @@ _TITLE_NBYTES: Final = 15
 
 
 def prepare_process() -> None:
-    """Bind this process to its parent's life and set up signals, streams, arguments and ``__main__``, before
-    any user code.
-    """
+    """Prepare the process before user code: parent's life, signals, streams, arguments, ``__main__``."""
     die_with_parent()
     sys.argv = [""]  # as an embedded interpreter, so that user code parses none of our descriptors
     sys.modules["__main__"] = type(sys)("__main__")
@@ -94,9 +92,7 @@ def leave(status: int) -> NoReturn:
 
 
 def close_in_children(*links: Link) -> None:
-    """Close the links in child processes that user code forks. A child that never execs would otherwise hide
-    the worker's end from the peer, and could send in its name.
-    """
+    """Close links in forked children, which would hide the worker's end and could send in its name."""
     for link in links:
         os.register_at_fork(after_in_child=link.close)
 
@@ -256,9 +252,7 @@ def user_files(files: Iterable[str]) -> list[str]:
 
 
 def _files_of(error: BaseException | None) -> list[str]:
-    """Return the files of an error's frames and causes. A module whose import failed is not in
-    ``sys.modules``.
-    """
+    """Return the files of an error's frames and causes; failed imports are not in ``sys.modules``."""
     found: list[str] = []
     while error is not None:
         if isinstance(error, SyntaxError) and error.filename:

@@ -52,9 +52,7 @@ class Backlog(Protocol[_Kept_co]):
         """Return the oldest batch, which is to run now, or None."""
 
     def cancel(self, batch_id: int, position: int) -> None:
-        """Cancel one request of a batch: a batch without other requests need not run, and a running request
-        is marked as cancelled.
-        """
+        """Cancel a batch's request; if it was the last, the batch need not run. A running one is marked."""
 
     def clear(self) -> None:
         """Drop the waiting batches."""
@@ -74,9 +72,7 @@ class ReceiveLock:
         self._waiting = 0
 
     def try_acquire(self) -> bool:
-        """Acquire the lock if it is free. Without waiting threads, acquire and release cost almost
-        nothing.
-        """
+        """Acquire the lock if it is free, at almost no cost while no thread waits."""
         return self._turn.acquire(blocking=False)
 
     def release(self) -> None:
@@ -263,9 +259,7 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
                 self.session.process_memory_message(message, fds)
 
     def _attach(self, epoch: int) -> None:
-        """Start a session with a new front. Calls on the old session fail, so that every call is
-        completed.
-        """
+        """Start a session with a new front; calls on the old one fail, so that every call ends."""
         self.session.retire()
         self._retired.append(self.session)
         if self.is_own_thread() and not self.running:
@@ -359,9 +353,7 @@ class LinkCallPort:
 
 
 def _tensor(model: str, name: Any, value: Any, reader: DeviceReader | None) -> CheckedOutput:
-    """Return an input of a call in host memory, ready to be written. Raise ``ModelCallError`` if it is no
-    tensor.
-    """
+    """Return a call's input in writable host memory; raise ``ModelCallError`` if it is no tensor."""
     if not isinstance(name, str):
         text = f"an input of a call to model {model!r} is named {name!r}: names must be str"
         raise ModelCallError("INVALID_ARGUMENT", text)
@@ -389,9 +381,7 @@ _GATHER_S: Final = 0.05
 
 
 class MetricPort:
-    """The sender of a worker's metrics to each front: before the reply of a batch, and for other changes in a
-    thread that is started at the first change.
-    """
+    """The sender of metrics: before a batch's reply, else by a thread from the first change on."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._registry = registry

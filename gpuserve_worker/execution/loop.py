@@ -50,9 +50,7 @@ _CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
 
 
 class _WaitingBatches(deque[tuple[FrontSession, wire.Run]]):
-    """The batches that arrived while the callable ran; implements ``Backlog``. ``running`` is the running
-    batch, if its callable was given a list of requests.
-    """
+    """Batches that arrived during a call, a ``Backlog``; ``running`` if given as a list of requests."""
 
     running = _NOTHING_RUNS
 
@@ -192,9 +190,7 @@ def _is_by_itself(run: wire.Run) -> bool:
 
 
 class HostPath:
-    """The device path of a callable that computes on the host: nothing is staged, copied or recovered.
-    Implements ``WorkerDevicePath``.
-    """
+    """The path of a callable on the host, a ``WorkerDevicePath``: nothing is staged or copied."""
 
     page_locks: Final = None
     spares: Final = None

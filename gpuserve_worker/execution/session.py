@@ -69,9 +69,7 @@ class FrontSession:
         self.writer = OutputWriter(arena, self.regions) if self.device is None else self.device.writer
 
     def process_memory_message(self, message: wire.Message, fds: list[int]) -> None:
-        """Process a message about memory. Raise ``WireError``, ``KeyError`` or ``ValueError`` for any other
-        message.
-        """
+        """Process a message about memory; raise ``WireError``, ``KeyError`` or ``ValueError`` for others."""
         match message:
             case wire.Free(blocks):
                 self.writer.free(blocks)
@@ -101,9 +99,7 @@ class FrontSession:
                     raise wire.WireError(f"{type(message).__name__} is not for a worker's link")
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> bool:
-        """Send a message unless another front has taken over the link. Return whether the message was
-        sent.
-        """
+        """Send a message unless another front has the link; return whether it was sent."""
         with self._lock:
             if self.held:
                 self.flush()
@@ -112,16 +108,12 @@ class FrontSession:
             return not self._retired
 
     def send_best_effort(self, message: wire.Message) -> None:
-        """Send a message that a dead front does not need, from wherever an array is deleted. Errors are
-        ignored, because the loop detects the end of the front.
-        """
+        """Send what a dead front does not need, where an array is deleted. Errors are ignored."""
         with suppress(OSError):
             self.send(message)
 
     def borrow(self, lease: int, tensors: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
-        """Return the arrays in an answer of another model, and whether the lease ends with the last of
-        them.
-        """
+        """Return an answer's arrays, and whether the lease ends with the last of them."""
         arrays = self._answers.arrays(lease, tensors)
         return arrays, bool(lease) and not self._answers.leases.is_free(lease)
 

@@ -1,6 +1,4 @@
-"""Fast paths for responses that are plain dicts of equal arrays: one step for each output name instead of one
-for each request.
-"""
+"""Fast paths for responses that are dicts of equal arrays: one step for each output, not request."""
 
 from __future__ import annotations
 

@@ -219,9 +219,7 @@ class UncachedSource(SourceFileLoader):
 
 
 def _import_file(file: str, shown: str) -> ModuleType:
-    """Return the module in ``file``, registered in ``sys.modules`` under its stem so that pickles of its
-    classes load.
-    """
+    """Return a file's module, in ``sys.modules`` by its stem, so that pickles of its classes load."""
     if not os.path.isfile(file):
         raise LoadError(f"{shown} was not found: there is no file {file}")
     name = os.path.basename(file).removesuffix(".py")

@@ -154,9 +154,7 @@ class MetricRegistry:
         self._wake: Callable[[], None] = _nothing
 
     def family(self, name: str, text: str, kind: MetricKind) -> FamilyName:
-        """Return the family of this name and create it if needed. Raise ``MetricError`` if the family exists
-        with another kind.
-        """
+        """Return the family of a name, perhaps new; raise ``MetricError`` if its kind differs."""
         try:
             check_family(name, text, kind.value if isinstance(kind, MetricKind) else kind)
         except ValueError as error:

@@ -1,6 +1,4 @@
-"""Failure texts for exceptions in user code: one line for the client, and the full traceback for the log.
-Clients never receive a path or a traceback. Pure functions.
-"""
+"""Failure texts of user code: a line without paths for clients, the traceback for the log. Pure."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ class DeviceFailure(Exception):
 
 
 def client_text(error: BaseException, *, all_lines: bool = False) -> str:
-    """Return one line, or all lines, of ``error``'s text for a client, at most ``TEXT_LIMIT`` characters.
-    File paths are cut to file names.
-    """
+    """Return the first line, or all, of an error's text without paths, up to ``TEXT_LIMIT``."""
     name = type(error).__name__
     text = _text(error)
     told = (text if all_lines else text.splitlines()[0].strip()) if text else name

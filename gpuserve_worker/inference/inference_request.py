@@ -43,9 +43,7 @@ def accepts_batch(inference_callable: Any) -> bool:
 
 
 def function_of(inference_callable: Any) -> Any:
-    """Return the function that a call runs: the callable itself, a method's function, or its class's
-    ``__call__``.
-    """
+    """Return the function that a call runs: the callable, a method's function, or ``__call__``."""
     if isinstance(inference_callable, MethodType):
         return inference_callable.__func__
     if isinstance(inference_callable, FunctionType):

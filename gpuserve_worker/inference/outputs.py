@@ -82,9 +82,7 @@ class DeviceReader(Protocol):
     """A reader of arrays of any library on the worker's device."""
 
     def read(self, value: Any) -> Any:
-        """Return an array over the same memory, of the library that the device path copies from. Raise
-        anything.
-        """
+        """Return an array over the same memory, of the device path's library. May raise anything."""
 
     def as_dtype(self, array: Any, dtype: np.dtype[Any], value: Any = None) -> Any:
         """Return a contiguous array of this type on the device, the same array if it is one already.
@@ -372,9 +370,7 @@ class OutputRules:
         return CheckedOutput(spec.name, spec.datatype, array.shape, nbytes, dtype, [part], is_kept, source)
 
     def _as_array(self, spec: TensorSpec, value: Any) -> Any:
-        """Return the array in a value that is no plain numpy array: of another library, a list or a
-        scalar.
-        """
+        """Return the array in another library's value, a list or a scalar."""
         if not isinstance(value, _PLAIN_VALUES) and is_on_device(value):
             return self._from_device(spec, value)
         foreign = hasattr(value, "__array__")
@@ -408,9 +404,7 @@ class OutputRules:
             raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
 
     def _from_python(self, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
-        """Return Python numbers with the declared type in strict mode, if it can hold them, because they have
-        no width of their own.
-        """
+        """Return Python numbers in strict mode by the declared type if it holds them; they have no width."""
         dtype = self._dtypes[spec.name]
         if not self._strict or array.dtype.kind not in _NUMERIC_KINDS:
             return array

@@ -128,9 +128,7 @@ def _from_file(where: str, given: WarmupTensor, rows: int | None) -> NDArray[Any
 
 
 def _raw(where: str, given: WarmupTensor) -> NDArray[Any]:
-    """Return the bytes of a file as one sample in the layout of requests, the format of Triton's warm-up
-    files.
-    """
+    """Return a file's bytes as one sample in requests' layout, as Triton's warm-up files are."""
     try:
         with open(given.path, "rb") as file:
             data = file.read()

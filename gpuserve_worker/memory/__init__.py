@@ -1,3 +1,1 @@
-"""Shared memory of a worker: arenas, clients' regions, input arrays over shared memory and outputs written to
-it.
-"""
+"""Shared memory of a worker: arenas, clients' regions, arrays over shared memory, outputs in it."""

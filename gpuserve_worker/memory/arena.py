@@ -177,9 +177,7 @@ class Block:
 
 
 class ArenaStatistics(NamedTuple):
-    """A snapshot of an arena's statistics. ``allocated - freed == blocks``; ``blocks`` is 0 when no block is
-    in use.
-    """
+    """An arena's statistics. ``allocated - freed == blocks``, which is 0 when no block is in use."""
 
     segments: int
     nbytes: int
@@ -228,9 +226,7 @@ class Arena:
         self._by_source: dict[Source, int] = {}
 
     def allocate(self, nbytes: int) -> Block:
-        """Return a block with undefined contents. Raise ``OutOfMemory`` if the arena's limit or the machine
-        does not allow it.
-        """
+        """Return an undefined block; raise ``OutOfMemory`` by the arena's limit or the machine's."""
         block = self._place(nbytes, is_claim=False, is_sparse=False)
         assert block is not None, "only claims are bounded"
         segment = self._segments[block.segment]
@@ -357,9 +353,7 @@ class Arena:
 
     @property
     def is_full(self) -> bool:
-        """Whether blocks hold most of the arena's limit. Free parts of a segment count as free only when all
-        pages of the segment are reserved.
-        """
+        """Whether blocks hold most of the limit; only parts of fully reserved segments count as free."""
         held_nbytes = 0
         for segment in self._segments.values():
             is_whole = segment.reserved_nbytes == segment.nbytes
@@ -385,9 +379,7 @@ class Arena:
         )
 
     def abandon(self) -> None:
-        """Close all segments and start with new ones. Blocks that are not freed yet keep their memory but no
-        longer count.
-        """
+        """Start with new segments; unfreed blocks keep their memory, and do not count any more."""
         self.close()
         self._empty_nbytes = self._block_nbytes = self._counted_nbytes = 0
         self._by_source.clear()
@@ -481,9 +473,7 @@ class Arena:
                 self._abort(number)
 
     def _make_room(self, nbytes: int, *, is_body: bool = False) -> None:
-        """Check the limit as ``_keep_limit``. Raise ``OutOfMemory`` also if the machine would have too little
-        memory left.
-        """
+        """Check as ``_keep_limit``; raise ``OutOfMemory`` also if the machine would have too little."""
         self._keep_limit(nbytes)
         available = available_nbytes()
         spared_nbytes = max(SPARED_NBYTES, self._nbytes if is_body else 0)
@@ -494,9 +484,7 @@ class Arena:
             )
 
     def _keep_limit(self, nbytes: int) -> None:
-        """Close empty segments if ``nbytes`` more would exceed the limit. Raise ``OutOfMemory`` if that is
-        not enough.
-        """
+        """Close empty segments if ``nbytes`` more exceed the limit; raise ``OutOfMemory`` if too few."""
         if self._nbytes + nbytes > self.limit_nbytes:
             self._trim(0)
         if self._nbytes + nbytes > self.limit_nbytes:
@@ -520,18 +508,14 @@ class Arena:
 
 
 class Mapping:
-    """Mapped shared memory of another process, by segment number. The memory can be read and written, never
-    freed.
-    """
+    """Mapped memory of another process, by segment number: to be read and written, not freed."""
 
     def __init__(self, locks: PageLocks | None = None) -> None:
         self._maps: dict[int, tuple[mmap.mmap, memoryview]] = {}
         self._locks = locks
 
     def attach(self, segment: int, fd: int, nbytes: int) -> None:
-        """Map a segment; the caller keeps ``fd``. Raise ``ValueError`` if the memory is too short or not
-        sealed.
-        """
+        """Map a segment of the caller's ``fd``; raise ``ValueError`` if it is short or not sealed."""
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size < nbytes:
             raise ValueError(f"segment {segment} is not a sealed memory of {nbytes} bytes")
         mapped = mmap.mmap(fd, nbytes)

@@ -91,9 +91,7 @@ class InputLeases:
         return batch_id not in self._watches or self._claim(batch_id)
 
     def answered(self, batch_id: int) -> None:
-        """Record that the reply is sent. Report the batch now if its lease has ended since, or when it
-        ends.
-        """
+        """Record a sent reply; the batch is reported now if its lease has ended, or when it ends."""
         self._unanswered.discard(batch_id)
         if self._claim(batch_id):
             self._report(batch_id)
@@ -187,9 +185,7 @@ class Written(NamedTuple):
 
 
 class OutputWriter:
-    """A writer of checked outputs to memory that the front reads. It keeps the blocks until the front has
-    read them.
-    """
+    """A writer of checked outputs for the front, which keeps their blocks until they are read."""
 
     def __init__(self, arena: Arena, regions: ClientRegions) -> None:
         self._arena = arena
@@ -234,9 +230,7 @@ class OutputWriter:
         self._free((block.segment, block.offset) for block in taken)
 
     def tensors(self, outputs: list[CheckedOutput]) -> tuple[WireTensor, ...]:
-        """Write tensors that are not responses, whose blocks the front frees by ``Free`` as well. Raise as
-        ``write``.
-        """
+        """Write tensors other than responses, to be freed by ``Free`` as well. Raise as ``write``."""
         return self.write(BatchAnswers(outputs, None), ()).outputs or ()
 
     def free(self, places: Iterable[tuple[int, int]]) -> None:
@@ -253,9 +247,7 @@ class OutputWriter:
             self._arena.shrink()
 
     def close(self) -> None:
-        """Close the arena. Blocks that the front has not read are freed first, because a view would keep the
-        memory mapped.
-        """
+        """Close the arena, and free unread blocks before, as a view would keep the memory mapped."""
         with self._lock:
             self._closed = True
             self._free(list(self._blocks))
@@ -323,9 +315,7 @@ class _TooSmall(Exception):
 
 
 def filled_place(output: CheckedOutput, place: Place) -> Place:
-    """Return the part of a client's place that an output fills. Raise ``_TooSmall``, which becomes the
-    response.
-    """
+    """Return the part of a client's place that an output fills; raise ``_TooSmall``, the response."""
     if output.nbytes > place.nbytes:
         raise _TooSmall(
             f"shared memory size specified with the request for output '{output.name}' ({place.nbytes} "

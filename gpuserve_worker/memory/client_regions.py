@@ -79,9 +79,7 @@ class _SigAction(ctypes.Structure):
 
 
 class MappingWatch:
-    """A mapping that the guard watches. ``broken`` becomes true when the file was shrunk and the mapping
-    replaced.
-    """
+    """A watched mapping; ``broken`` once the file was shrunk and the mapping replaced."""
 
     __slots__ = ("address", "broken", "life", "nbytes")
 
@@ -116,9 +114,7 @@ class ShrinkGuard:
         self._libc: Any = None
 
     def watch(self, memory: NDArray[np.uint8]) -> MappingWatch:
-        """Watch a mapping from its first page on while the array over it lives. All views must be made from
-        that array.
-        """
+        """Watch a mapping while the array from its first page lives, of which all views must be made."""
         pages = -(-memory.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         watch = MappingWatch(memory.ctypes.data, pages)
         key = id(watch)
@@ -194,17 +190,13 @@ class RegionError(Exception):
 
 
 class RegionMemory(Protocol):
-    """Access to a region of system or device memory. Each method raises ``RegionError`` if the access
-    fails.
-    """
+    """Access to a region of system or device memory; each method raises ``RegionError`` if it fails."""
 
     def read(self, place: Place, target: memoryview) -> None:
         """Copy the bytes of a place to host memory of the same length."""
 
     def start_read(self, place: Place, target: memoryview) -> bool:
-        """Start a read. Return True if the bytes are complete only after ``wait_reads``, which many reads may
-        share.
-        """
+        """Start a read; True if its bytes are complete only after ``wait_reads``, shared by many reads."""
 
     def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
         """Fill the bytes of a place by calling ``put`` with a buffer."""

@@ -42,9 +42,7 @@ class SealedPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         super().__init__(file, protocol=5, buffer_callback=keep_in_pickle)
 
     def reducer_override(self, value: Any) -> Any:
-        """Pickle storages of torch as arrays, because torch's own reduction copies them into the pickle, once
-        for each tensor over the storage.
-        """
+        """Pickle torch's storages as arrays; torch would copy them, once for each tensor over them."""
         torch = sys.modules.get("torch")
         if torch is not None:
             # A tensor's state has a TypedStorage, whose public attributes warn that users should not have it.
@@ -90,9 +88,7 @@ class PickledObject:
 
 
 def seal_pickles(objects: Sequence[PickledObject]) -> tuple[SealedMemory, list[Ranges]]:
-    """Return sealed memory with the objects, and the ranges of each. A buffer that several objects have is
-    there once. Raise ``NoMemory``, or ``OSError``.
-    """
+    """Return sealed objects and their ranges, each buffer once; raise ``NoMemory`` or ``OSError``."""
     parts: list[memoryview] = []
     known: dict[tuple[int, int], tuple[int, int]] = {}
     end = 0

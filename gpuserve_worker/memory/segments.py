@@ -161,9 +161,7 @@ class OwnedSegment:
                 self.map.madvise(mmap.MADV_HUGEPAGE)
 
     def missing(self, start: int, end: int) -> tuple[int, int]:
-        """Return the start and end of the first unreserved range within this range; they are equal if all is
-        reserved.
-        """
+        """Return start and end of the first unreserved part of a range; equal if there is none."""
         last = -(-end // UNIT_NBYTES)
         first = self._units.find(0, start // UNIT_NBYTES, last)
         if first < 0:

@@ -34,9 +34,7 @@ class WeightsPort(Protocol):
     """The way of a worker to its supervisor's weights."""
 
     def request(self, key: str) -> SealedObject | None:
-        """Return the weights of a key, or None if the caller is to load them. Wait while another worker loads
-        them. Raise ``OSError`` if the supervisor is gone.
-        """
+        """Return a key's weights, or None if the caller loads them; wait for a loader. Raise ``OSError``."""
 
     def publish(self, key: str, weights: SealedObject | None) -> None:
         """Give the supervisor the weights that the caller was to load. None: the load failed."""

@@ -94,9 +94,7 @@ def is_starved(error: object) -> bool:
 
 
 def read_spill(fd: int) -> bytes:
-    """Return a whole spilled message. The memfd is read and not mapped, so no peer can remove its pages
-    meanwhile.
-    """
+    """Return a spilled message, read from its memfd, as a peer could remove mapped pages."""
     try:
         with open(fd, "rb", closefd=False) as spilled:
             spilled.seek(0)
@@ -189,9 +187,7 @@ def joined(encoded: Sequence[bytes]) -> bytes:
 
 
 class SpareDescriptor:
-    """A reserved file descriptor of one listener, so that a process without free descriptors can still accept
-    a connection.
-    """
+    """A listener's reserved descriptor, so that it can accept a connection when none is free."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -203,9 +199,7 @@ class SpareDescriptor:
                 self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def release(self) -> bool:
-        """Close the reserved descriptor so that another file can use its number. Return False if none was
-        reserved.
-        """
+        """Close the reserved descriptor for another use; False if none was reserved."""
         if self._fd < 0:
             return False
         os.close(self._fd)

@@ -1,6 +1,4 @@
-"""The worker's blocking end of a socket, which sends and receives whole messages. ``datagram.py`` has the
-transport, which the asynchronous ends share.
-"""
+"""A worker's blocking socket end for whole messages, with the transport of ``datagram.py``."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ _WITH_MEMORY: Final = frozenset({Segment, Region, Lend, Weights})
 
 
 class Link:
-    """A blocking socket end. One thread receives. Any thread may send, because a datagram is sent as a
-    whole.
-    """
+    """A blocking socket end: one thread receives, any thread sends, as a datagram is sent whole."""
 
     def __init__(self, sock: _socket.socket) -> None:
         self._socket = sock
@@ -33,9 +29,7 @@ class Link:
 
     @classmethod
     def from_fd(cls, fd: int) -> Link:
-        """Return the end behind an inherited descriptor, and mark the descriptor as not inheritable by child
-        processes.
-        """
+        """Return the end of an inherited descriptor, which child processes shall not inherit."""
         os.set_inheritable(fd, False)
         return cls(_socket.socket(fileno=fd))
 
@@ -82,9 +76,7 @@ class Link:
         datagram.send(self._socket, data)
 
     def try_send(self, message: Message) -> bool:
-        """Send a message if the send does not block and the peer exists. Return whether the message was
-        sent.
-        """
+        """Send a message if that does not block and the peer exists; return whether it was sent."""
         try:
             datagram.send(self._socket, WORKER.encode(message), (), _socket.MSG_DONTWAIT)
         except OSError:

@@ -1,6 +1,4 @@
-"""Changes of the counters, gauges and histograms of inference callables, as a worker sends them to its front,
-and the rules for names, labels and buckets.
-"""
+"""Changes of callables' metrics as workers send them; rules for names, labels and buckets."""
 
 import itertools
 import math
@@ -43,9 +41,7 @@ class MetricChange(NamedTuple):
 
 
 def check_family(name: Any, text: Any, kind: Any) -> None:
-    """Raise ``ValueError`` with one sentence if a metric family cannot have this name, description or
-    kind.
-    """
+    """Raise ``ValueError``, a sentence, if no metric family can have this name, text or kind."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ValueError(
             f"a metric is named {_shown(name)}: expected letters, digits, '_' and ':', no digit first, "
@@ -63,9 +59,7 @@ def check_family(name: Any, text: Any, kind: Any) -> None:
 
 
 def check_series(family: str, kind: str, labels: Any, bounds: Any) -> None:
-    """Raise ``ValueError`` with one sentence if a metric family cannot have a series with these labels and
-    buckets.
-    """
+    """Raise ``ValueError``, a sentence, if no series of the family can have these labels and buckets."""
     if not isinstance(labels, dict) or len(labels) > MAX_LABELS:
         raise ValueError(
             f"metric {family!r}: its labels must be a dict with at most {MAX_LABELS} entries, given "

@@ -42,9 +42,7 @@ class Place(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """A range of bytes in a segment of another worker's arena, under the number that the front lent the
-    segment by.
-    """
+    """A range of bytes in another worker's arena, under the front's number for the lent segment."""
 
     segment: int
     offset: int
@@ -102,9 +100,7 @@ class WireTensor(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """The sequence of a request: its correlation id, and whether the request is the first or the last of the
-    sequence.
-    """
+    """A request's sequence: its correlation id, and whether it is the first or last request in it."""
 
     id: int | str
     start: bool
@@ -200,9 +196,7 @@ def requests_as_tuples(raw: Iterable[Any]) -> list[WireRequest]:
 
 @functools.lru_cache(maxsize=1024)
 def plain_request(rows: int) -> WireRequest:
-    """Return a request that has nothing but rows. Callers must not change its parameters, because the result
-    is cached.
-    """
+    """Return a request with rows alone, cached: its parameters must not be changed."""
     return WireRequest(rows, {}, ())
 
 

@@ -1,6 +1,4 @@
-"""Sealed memory: a memfd whose content and size nobody can change any more. A receiver may map the memory
-without protection against its sender.
-"""
+"""Sealed memory: a memfd that nobody can change any more, so it is safe to map a sender's."""
 
 from __future__ import annotations
 

@@ -149,9 +149,7 @@ def fit_shape(shapes: Collection[Sequence[int]], declared: Sequence[int]) -> boo
 
 
 def encode_bytes(elements: Iterable[Any]) -> bytes:
-    """Return elements, in row-major order, in the v2 BYTES layout, ``str`` as UTF-8. Raise ``TypeError`` if
-    an element is neither bytes nor str.
-    """
+    """Return elements, row-major, in the v2 BYTES layout; raise ``TypeError`` unless bytes or str."""
     strings = elements if type(elements) is list else list(elements)
     if set(map(type, strings)) != {bytes}:
         strings = [_as_bytes(one) for one in strings]
@@ -204,9 +202,7 @@ def _repeats(data: memoryview | bytes, count: int, step: int) -> bool:
 
 
 def holds_elements(data: memoryview | bytes, count: int) -> bool:
-    """Return whether ``data`` is the BYTES layout of exactly ``count`` elements. ``check_bytes`` gives the
-    reason if not.
-    """
+    """Return whether ``data`` has exactly ``count`` BYTES elements; ``check_bytes`` tells why not."""
     nbytes = len(data)
     if nbytes < _PREFIX_NBYTES * count or not count:
         return count == nbytes == 0
@@ -243,9 +239,7 @@ def element_ends(data: memoryview | bytes, counts: Sequence[int]) -> list[int]:
 
 
 def decode_bytes(data: memoryview | bytes, count: int) -> list[bytes]:
-    """Return ``count`` elements of a v2 BYTES payload. Raise ``ValueError`` with the text of
-    ``check_bytes``.
-    """
+    """Return a v2 BYTES payload's ``count`` elements; raise ``ValueError`` as ``check_bytes``."""
     whole = bytes(data)  # a copy, so that the client cannot change the data during decoding
     elements = []
     position = 0
@@ -287,9 +281,7 @@ def check_bytes(data: memoryview | bytes, count: int) -> str | None:
 
 
 def bytes_array(data: memoryview | bytes, shape: Sequence[int]) -> NDArray[np.object_]:
-    """Return a BYTES payload as an object array of ``bytes`` of the given shape. Raise as
-    ``decode_bytes``.
-    """
+    """Return a BYTES payload as an object array of ``bytes`` of a shape. Raise as ``decode_bytes``."""
     import numpy as np
 
     count = element_count(shape)

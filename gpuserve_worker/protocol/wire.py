@@ -126,9 +126,7 @@ class Phase(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The callable is loaded, which took ``load_s`` seconds. The worker accepts ``slots`` concurrent
-    batches.
-    """
+    """The callable is loaded, after ``load_s`` seconds. The worker accepts ``slots`` concurrent batches."""
 
     load_s: float
     slots: int
@@ -148,9 +146,7 @@ class Unrecoverable(NamedTuple):
 
 
 class Log(NamedTuple):
-    """A log record of the worker. ``level`` is a ``logging`` number; ``request_ids`` are those of the running
-    batch.
-    """
+    """A worker's log record: ``level`` of ``logging``, ``request_ids`` of the running batch."""
 
     level: int
     text: str
@@ -275,9 +271,7 @@ class Call(NamedTuple):
 
 
 class Command(NamedTuple):
-    """The callable asks the server to load ("load") or unload ("unload") a model, or whether the model is
-    "ready". The reply is an ``Answer`` without outputs.
-    """
+    """A callable's command: "load" or "unload" a model, or is it "ready"? The reply: an ``Answer``."""
 
     call_id: int
     verb: str
@@ -286,17 +280,13 @@ class Command(NamedTuple):
 
 
 class CancelCall(NamedTuple):
-    """The callable no longer waits for the answer to a call. If no answer was sent yet, the front
-    acknowledges with an empty one.
-    """
+    """No caller waits for an answer any more; if none was sent yet, the front sends an empty one."""
 
     call_id: int
 
 
 class Metrics(NamedTuple):
-    """Changes of the callable's own metrics since the last message to this front, one ``MetricChange``
-    each.
-    """
+    """Changes of the callable's metrics since the last message, one ``MetricChange`` each."""
 
     changes: tuple[MetricChange, ...]
 
@@ -417,9 +407,7 @@ class Region(NamedTuple):
 
 
 class CudaRegion(NamedTuple):
-    """A client's region of device memory, as a ``cudaIpcMemHandle_t`` of 64 bytes. The reply is
-    ``RegionOpened``.
-    """
+    """A client's region of device memory: a ``cudaIpcMemHandle_t``. The reply is ``RegionOpened``."""
 
     region: int
     device_id: int
@@ -434,9 +422,7 @@ class DropRegion(NamedTuple):
 
 
 class Lend(NamedTuple):
-    """A segment of another worker's arena, under a number of the front's. Its memfd is sent beside this
-    message.
-    """
+    """A segment of another worker's arena, under a front's number; its memfd is beside this message."""
 
     segment: int
     nbytes: int
@@ -455,9 +441,7 @@ class Free(NamedTuple):
 
 
 class Shrink(NamedTuple):
-    """Close memory of the output arena that was unused since the last ``Shrink``. The front sends this every
-    few seconds to a worker with a large output arena.
-    """
+    """Close output memory unused since the last ``Shrink``, which the front sends every few seconds."""
 
 
 class StartExports(NamedTuple):
@@ -481,9 +465,7 @@ class FreeExports(NamedTuple):
 
 
 class LendExport(NamedTuple):
-    """An ``ExportSegment`` of another worker, under a number of the front's. The reply is
-    ``ExportOpened``.
-    """
+    """Another worker's ``ExportSegment``, under a front's number. The reply is ``ExportOpened``."""
 
     segment: int
     nbytes: int
@@ -491,9 +473,7 @@ class LendExport(NamedTuple):
 
 
 class ExportOpened(NamedTuple):
-    """The memory of a ``LendExport`` can be read, or ``problem`` gives the reason why not, in one
-    sentence.
-    """
+    """A ``LendExport`` can be read, or ``problem`` is a sentence with the reason why not."""
 
     segment: int
     problem: str
@@ -513,9 +493,7 @@ class RegionOpened(NamedTuple):
 
 
 class Return(NamedTuple):
-    """The last array over the memory of these leases has been deleted; also acknowledges an answer of a
-    stream.
-    """
+    """The last array over these leases' memory is deleted; also acknowledges a stream's answer."""
 
     leases: tuple[int, ...]
 

@@ -78,9 +78,7 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def task_of(config: Mapping[str, Any], given: str | None, name: str) -> str:
-    """Return the task of a model: ``given``, or the task of its ``architectures``. Raise ModelFileError if
-    the task is unknown, or not served.
-    """
+    """Return the task, ``given`` or by ``architectures``; raise ModelFileError unless it is served."""
     if given is not None:
         if given not in TASKS:
             raise ModelFileError(f"task {given!r} is not served; expected one of {', '.join(TASKS)}")

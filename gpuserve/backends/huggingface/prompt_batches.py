@@ -121,9 +121,7 @@ def limited_prompt(
 
 
 class TextOfTokens:
-    """The text of tokens that come one by one. A character whose bytes have not all come is held back, and
-    nothing else. ``decode`` makes text of tokens.
-    """
+    """The text of tokens that come one by one, without a last character whose bytes have not all come."""
 
     __slots__ = ("_decode", "_n_shown", "_tokens")
 

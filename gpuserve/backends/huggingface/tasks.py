@@ -153,9 +153,7 @@ class TokenClassification:
 
 
 class FeatureExtraction:
-    """A callable that answers a text with one vector, or with the vectors of all its tokens. The vector is
-    the mean of the tokens' vectors, or the vector of the first token.
-    """
+    """A callable that answers a text with the vectors of its tokens, their mean, or the first of them."""
 
     def __init__(self, settings: ModelSettings, config: Mapping[str, Any]) -> None:
         self._pipeline = load_pipeline(settings, "feature-extraction")

@@ -1,6 +1,4 @@
-"""Errors that a ``model.py`` raises, returns or receives, and their conversion to and from the worker's
-errors.
-"""
+"""Errors that a ``model.py`` raises, returns or receives, converted to and from the worker's errors."""
 
 from __future__ import annotations
 

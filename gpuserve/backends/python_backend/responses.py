@@ -108,9 +108,7 @@ def parameters_json(parameters: Mapping[str, Any] | None) -> str:
 
 
 def is_request_cancelled(request: Request) -> bool:
-    """Return whether the client of a request has left. While ``execute`` runs, the worker may not be reading
-    messages of the server, so they are read here.
-    """
+    """Return whether a request's client has left, after receiving what the busy worker has not yet."""
     if not request.cancelled:
         worker_context().calls.poll()
     return request.cancelled

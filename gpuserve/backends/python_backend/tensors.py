@@ -224,9 +224,7 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Any:
-    """Encode a string tensor: each element after its length. Return ``()`` for a tensor without elements, and
-    None for an array of another kind.
-    """
+    """Encode string elements, each after its length. Return () for no elements, None for another kind."""
     if input_tensor.size == 0:
         return ()
     if input_tensor.dtype.kind not in "OS":
@@ -237,9 +235,7 @@ def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> NDArray[Any]:
-    """Decode what ``serialize_byte_tensor`` returned to a flat array of bytes. Raise ValueError if the data
-    ends in the middle of an element.
-    """
+    """Return the flat array of bytes in encoded elements. Raise ValueError if the last one is cut off."""
     elements = list(_decoded_elements(memoryview(encoded_tensor).cast("B")))
     array = np.empty(len(elements), dtype=np.object_)
     array[:] = elements

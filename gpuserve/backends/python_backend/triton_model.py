@@ -153,9 +153,7 @@ def _initialized_model(model_class: Any, file: str, arguments: dict[str, str]) -
 
 
 def import_class(model_dir: str, version: str, file: str) -> Any:
-    """Import a version's ``model.py`` and return its ``TritonPythonModel``. Raise LoadError if there is no
-    such file or class, or if the file raised.
-    """
+    """Return the ``TritonPythonModel`` of a version's ``model.py``; raise LoadError if that fails."""
     folder = os.path.join(model_dir, version)
     path = os.path.join(folder, file)
     if not os.path.isfile(path):

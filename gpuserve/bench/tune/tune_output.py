@@ -1,6 +1,4 @@
-"""The output of a search: a line for each trial, a table of the Pareto front, and the config file with the
-best values, whose comments and order stay.
-"""
+"""The output of a search: trials, Pareto front, and the config file with the best values."""
 
 from __future__ import annotations
 

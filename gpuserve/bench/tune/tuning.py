@@ -94,9 +94,7 @@ class TuningObserver(Protocol):
 
 @dataclass
 class Tuning:
-    """A search over one model. ``points`` are the measured points, ``earlier_values`` the values of models
-    tuned before.
-    """
+    """A search over one model: measured ``points``; ``earlier_values`` of models tuned before."""
 
     model: TunedModel
     goal: SearchGoal
@@ -111,9 +109,7 @@ class Tuning:
         return best_point(self.points, self.goal.limit)
 
     def run(self, deadline_s: float) -> None:
-        """Search until no step is better, the trials are used up, ``time.monotonic`` passes the deadline, or
-        Ctrl-C; raise BenchError if the first trial fails.
-        """
+        """Search until done, out of trials or time, or Ctrl-C; raise BenchError if the first trial fails."""
         axes = self.model.axes
         start = []  # the positions of the file's values, or of the nearest ones
         for axis in axes:
@@ -175,9 +171,7 @@ class Tuning:
 
 
 def model_index(configuration: Configuration, name: str) -> int:
-    """Return the place of a model under ``models``; raise BenchOptionError for an unknown name or
-    an ensemble.
-    """
+    """Return a model's index in ``models``; raise BenchOptionError if it is unknown or an ensemble."""
     entries = configuration.entries.models
     names = [one.name for one in entries]
     if name not in names:
@@ -222,18 +216,14 @@ def trial_overrides(values: Mapping[Path, Any]) -> list[tuple[Path, Any]]:
 
 
 def trial_configuration(config: str, values: Iterable[tuple[Iterable[str | int], Any]]) -> Configuration:
-    """Return the configuration of a file with other values at these paths; raise ConfigProblems if they do
-    not fit.
-    """
+    """Return a file's configuration with other values at paths; raise ConfigProblems if they do not fit."""
     overrides = [Override(tuple(path), value, _LABEL, Origin.FLAG) for path, value in values]
     return load_file(config, os.environ, overrides)
 
 
 @contextlib.contextmanager
 def trial_server(config: str, values: Mapping[Path, Any], protocol: str) -> Iterator[ServerUrl]:
-    """Run a server in its own session until the end of the block, and yield its URL; raise TrialFailed if it
-    does not become ready.
-    """
+    """Run a server in its own session within the block; yield its URL, or raise TrialFailed."""
     overrides = json.dumps(trial_overrides(values))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "gpuserve.cli.tune_trial", str(os.getpid()), config, overrides],

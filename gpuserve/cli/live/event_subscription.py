@@ -21,9 +21,7 @@ _MAX_QUEUED: Final = 1000
 
 
 class Subscription:
-    """A subscription to the events of one server, from the server's confirmation to ``close()``. ``is_over``
-    is set when the server has ended. Raise ControlError if the server does not confirm the subscription.
-    """
+    """A confirmed subscription to a server's events; ``is_over`` at its end. May raise ControlError."""
 
     def __init__(self, address: str, topics: Iterable[bytes]) -> None:
         self.is_over = False

@@ -171,9 +171,7 @@ _NUMPY_NAMES: Final = {
 
 
 def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
-    """Return a command that sends one request to a model: curl for a small request, else Python with
-    tritonclient. Return None without an HTTP or gRPC address.
-    """
+    """Return a command that sends a model one request, by curl or Python; None without an address."""
     if model.openai:  # only the worker knows which endpoints a model has
         if "http" not in addresses:
             return None

@@ -64,9 +64,7 @@ def control_by_keys(server: Supervisor) -> Iterator[None]:
 
 
 class Terminal:
-    """A terminal that delivers single keys without echo while this program is in its foreground. At its end
-    the context manager restores the terminal's mode.
-    """
+    """A terminal in the foreground that delivers single keys without echo, and restores its mode at exit."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -98,9 +98,7 @@ class TritonContext:
 
 
 def triton_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function the keyword argument ``triton_context``, a ``TritonContext``. The decorated function
-    raises PyTritonValidationError if no server calls it.
-    """
+    """Pass ``triton_context`` to a function, which raises PyTritonValidationError outside a server."""
 
     @wraps_request_list(function)
     def call(*args: Any, **given: Any) -> Any:

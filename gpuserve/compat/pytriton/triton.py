@@ -385,9 +385,7 @@ def bound_spec(
 
 
 def _concurrency(infer_func: Any, config: ModelConfig | None) -> int | None:
-    """Return 1 if the model is not decoupled, as in PyTriton, or None for the default. A callable's own
-    number ``concurrency`` counts.
-    """
+    """Return 1 if not decoupled, as PyTriton, or None: default. A callable's own ``concurrency`` counts."""
     callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
     overlapping = [one for one in callables if callable(one) and kind_of(one) in _OVERLAPPING_KINDS]
     asked = [one for one in overlapping if isinstance(getattr(one, "concurrency", None), int)]

@@ -243,9 +243,7 @@ class TritonSecurityConfig:
 
 
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
-    """Return the server settings of the options. Raise PyTritonValidationError, with what to use instead, if
-    an option is refused.
-    """
+    """Return the options' server settings; raise PyTritonValidationError for refused ones, with advice."""
     settings: dict[str, Any] = {} if config.id is not None else {"compat_name": TRITON}
     trace: dict[str, Any] = {}
     for (key, *inner), value, _ in _converted(config).settings:

@@ -273,9 +273,7 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> None:
-    """Send gpuserve's log and Python's warnings to a stream, ``sys.stderr`` by default, in the format "text"
-    or "json", from a level ("debug", "info", "warning" or "error") on.
-    """
+    """Write the log and Python's warnings to a stream (stderr), as "text" or "json", from a level on."""
     logging.captureWarnings(True)
     handler = LogStream(log_format, stream)
     for name in (ROOT, _WARNINGS_LOGGER):

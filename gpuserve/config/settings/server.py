@@ -72,9 +72,7 @@ class ResourceLimit:
 
     @classmethod
     def parse(cls, text: str) -> ResourceLimit:
-        """Return the limit in ``name:count`` or ``name:count:device``; a number as device is that of a GPU.
-        Raise ValueError, with the expected form, for any other text.
-        """
+        """Return the limit in ``name:count[:device]``, where a number is a GPU; raise ValueError."""
         name, _, rest = text.partition(":")
         count, _, device = rest.partition(":")
         if not name or not count.isascii() or not count.isdigit():

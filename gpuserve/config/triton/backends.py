@@ -184,9 +184,7 @@ _MODEL_FOLDER: Final = "$$TRITON_MODEL_DIRECTORY"
 
 
 def callable_of(draft: EntryDraft, backend: Backend, folder: ModelFolder, version: int) -> dict[str, Any]:
-    """Return the callable of a version, its arguments and the options of its backend; {} if there is a
-    fault.
-    """
+    """Return a version's callable, arguments and backend options; {} if there is a fault."""
     _check_batch_tensors(draft, backend)
     if draft.faults:
         return {}
@@ -279,9 +277,7 @@ def _environment(draft: EntryDraft, folder: ModelFolder) -> dict[str, str]:
 
 
 def _parameters(draft: EntryDraft, backend: Backend) -> dict[str, Any]:
-    """Return the arguments that the parameters of a config.pbtxt set; note the other parameters as without
-    effect.
-    """
+    """Return the arguments in a config.pbtxt's parameters; note parameters without effect."""
     found: dict[str, Any] = {}
     for name, value in draft.message.parameters.items():
         if name in backend.parameters:

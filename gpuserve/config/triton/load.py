@@ -252,9 +252,7 @@ class RepositoryLoader:
         return configuration
 
     def _folders(self) -> tuple[list[ModelFolder], Broken, list[Problem]]:
-        """Return the model folders, the models that two repositories have, and the problems of empty
-        repositories. Raise ConfigProblems if a repository cannot be read.
-        """
+        """Return the folders, duplicate models and problems of empty repositories; raise ConfigProblems."""
         found: dict[str, ModelFolder] = {}
         broken: Broken = {}
         problems: list[Problem] = []

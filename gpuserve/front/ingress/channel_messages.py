@@ -136,9 +136,7 @@ class SpentTokens(NamedTuple):
 
 
 class RequestOpened(NamedTuple):
-    """A request whose head has arrived, by the fields of ``Head`` and ``ConnectionEndpoints``. ``user`` is
-    the sending user, if that is needed and known.
-    """
+    """A request's head, as ``Head`` and ``ConnectionEndpoints``; ``user`` if needed and known."""
 
     exchange: int
     method: str

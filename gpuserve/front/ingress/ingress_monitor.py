@@ -1,6 +1,4 @@
-"""The transport of a front with ingress processes: it accepts connections, and assigns each to an ingress
-process. A connection that is accepted while none is up waits for one.
-"""
+"""The front's transport with ingress processes: accepts connections and assigns each to a process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An ingress process: its parts, its connections, and its status reports. It outlives its front: the
-supervisor, its parent process, connects it to each new one.
-"""
+"""An ingress process: parts, connections and status reports. The supervisor connects it to each front."""
 
 from __future__ import annotations
 

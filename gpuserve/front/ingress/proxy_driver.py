@@ -1,6 +1,4 @@
-"""Proxy drivers: models in an ingress process whose queues and workers are in the front. The code that reads
-requests and writes responses treats them like any other drivers.
-"""
+"""Proxy drivers: an ingress process's models, whose queues and workers are in the front."""
 
 from __future__ import annotations
 

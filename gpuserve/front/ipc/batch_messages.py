@@ -1,6 +1,4 @@
-"""The messages between the front and the workers of one model about a batch, and the rows of
-sequences in it.
-"""
+"""Messages between the front and a model's workers about a batch, and its rows of sequences."""
 
 from __future__ import annotations
 

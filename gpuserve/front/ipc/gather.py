@@ -41,9 +41,7 @@ _GPU: Final = "gpu"
 
 
 class DeviceInputs:
-    """The names of the inputs that workers copy to a device, by instance. Such an input is read once, and
-    never written to. ``everywhere``: inputs that no instance gets as host memory.
-    """
+    """The inputs that workers copy to a device, read once, by instance. ``everywhere``: by all instances."""
 
     def __init__(self, spec: ModelSpec) -> None:
         to_device = {one.name for one in spec.inputs if one.memory == _GPU and one.datatype != BYTES}
@@ -203,9 +201,7 @@ def _parts_payload(
     joins: list[Join] | None,
     read_only: bool,
 ) -> Payload:
-    """Return where a worker finds each part. Parts on the heap are joined into a block, added to
-    ``blocks``.
-    """
+    """Return where a worker finds each part; parts on the heap are joined into one of ``blocks``."""
     rest = [part for part in parts if not isinstance(part, _IN_PLACE)]
     block = _join(rest, arena, joins) if rest else None
     if block is not None:
@@ -245,9 +241,7 @@ def _fills(requests: Sequence[InferRequest], position: int, block: Block, link: 
 
 
 def _join(parts: Sequence[Data], arena: Arena, joins: list[Join] | None) -> Block:
-    """Return a block as long as all parts together, with the bytes of those that the front copies. If there
-    are ``joins``, the block is added to them instead, and has no bytes yet.
-    """
+    """Return a block of all parts, with the bytes that the front copies; with ``joins``, copied later."""
     nbytes = sum(map(len, parts))
     if joins is not None:
         joins.append(Join(arena.sparse(nbytes), parts))

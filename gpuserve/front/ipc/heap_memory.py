@@ -57,9 +57,7 @@ class Intake:
         self._logged_at = -math.inf
 
     def change(self, nbytes: int, source: str | bytes = "") -> None:
-        """Add ``nbytes``, which may be negative, to the use of the budget by ``source`` ("" if unknown).
-        Raises NoMemory if the budget or the machine has no room.
-        """
+        """Add ``nbytes``, perhaps negative, to the use by ``source`` (""); raises NoMemory."""
         total = self.nbytes + nbytes
         of_source = nbytes if source else 0
         if source in self._by_source:
@@ -103,9 +101,7 @@ class Intake:
 
 
 class Share:
-    """The part of an intake budget that one request holds. Its creator must reduce it to 0 in the end. While
-    it holds any bytes, ``objects_nbytes`` are added.
-    """
+    """A request's part of an intake budget, until reduced to 0; with bytes, ``objects_nbytes`` are added."""
 
     __slots__ = ("_intake", "_objects_nbytes", "_source", "nbytes")
 
@@ -135,9 +131,7 @@ class Share:
             self.nbytes = nbytes
 
     def reserve(self, block: Block, nbytes: int) -> int:
-        """Reserve ``nbytes`` of a claimed block, and some ahead. Returns the reserved bytes.
-        Raises NoMemory.
-        """
+        """Reserve ``nbytes`` of a claimed block, and some ahead; returns their number. Raises NoMemory."""
         try:
             return block.reserve(min(block.nbytes, nbytes + min(nbytes, AHEAD_NBYTES)), self._source)
         except OutOfMemory as error:

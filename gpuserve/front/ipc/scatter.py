@@ -28,9 +28,7 @@ _Outputs: TypeAlias = list[OutputTensor] | wire.WireFailure | None
 
 
 class _MessageLease:
-    """The obligations to the worker that are due when every response of one message is closed: to free
-    blocks, and to grant a stream credit.
-    """
+    """Duties to the worker once all responses of a message are closed: free blocks, grant credit."""
 
     __slots__ = ("_blocks", "_exported", "_left", "_link", "_on_gone")
 
@@ -77,9 +75,7 @@ class _MessageLease:
 
 
 class WholeOutputs(NamedTuple):
-    """The checked, unsplit outputs of a batch: bytes, or places in ``memory``. Each reader calls ``release``
-    once, unless it is None.
-    """
+    """A batch's checked, unsplit outputs: bytes, or places in ``memory``. Readers call ``release`` once."""
 
     version: str
     tensors: tuple[wire.WireTensor, ...]

@@ -104,9 +104,7 @@ class RegisteredRegion:
 
 
 class RegionTable:
-    """All regions of a front. Any client may register system shared memory of ``owners`` (uids); memory of
-    other users only the user that owns it.
-    """
+    """All regions of a front. Clients may register memory of ``owners`` (uids), and each user its own."""
 
     def __init__(
         self,
@@ -134,9 +132,7 @@ class RegionTable:
     def register_system(
         self, name: str, key: str, offset: int, nbytes: int, client: int | None = None
     ) -> None:
-        """Open ``nbytes`` from ``offset`` of ``key`` for user ``client``. Raises RequestError if
-        that fails.
-        """
+        """Open ``nbytes`` from ``offset`` of ``key`` for user ``client``; raises RequestError."""
         _check_new(name, RegionKind.SYSTEM, self._by_name)
         if offset < 0 or nbytes <= 0 or offset + nbytes > _MAX_UINT64 or offset % resource.getpagesize():
             raise InvalidArgument(
@@ -191,9 +187,7 @@ class RegionTable:
         return [region.status]
 
     def unregister(self, kind: RegionKind, name: str = "") -> None:
-        """Unregister region ``name``, or all of the kind, once unused. Raises InvalidArgument for another
-        kind.
-        """
+        """Unregister region ``name``, or all of a kind, once unused; InvalidArgument for another kind."""
         region = self._by_name.get(name)
         if region is not None:
             _check_kind(region, kind)

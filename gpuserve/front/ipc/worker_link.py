@@ -254,9 +254,7 @@ class WorkerLink:
         return is_urgent
 
     def _receive(self) -> list[wire.Message] | None:
-        """Return the messages of one datagram for other objects; None if there is no datagram. Raises OSError
-        if no descriptor is left, so that the front must exit.
-        """
+        """Return a datagram's messages for others, or None. Raises OSError without a free descriptor."""
         if self._closed or self._ended:
             return None
         try:

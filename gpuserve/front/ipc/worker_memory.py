@@ -66,9 +66,7 @@ class DevicePeer(Borrower, Protocol):
 
 
 class LentSegment(ABC):
-    """A segment that can be lent, and its borrowers. It closes after its owner gave it up and the last lent
-    block is free.
-    """
+    """A segment to lend. It closes once its owner gave it up and the last lent block is free."""
 
     __slots__ = ("_holders", "_is_closing", "_lent", "nbytes")
 
@@ -214,9 +212,7 @@ class Memories:
 
 
 class LentBlock(Block):
-    """Bytes in a worker's output arena, lent to a worker of another model. ``shared``: others read them too,
-    so a callable that may write to its inputs must get a copy.
-    """
+    """Bytes of a worker's outputs, lent to another model; if ``shared``, writers must get a copy."""
 
     __slots__ = ("_lender", "_on_free", "shared")
 

@@ -1,6 +1,4 @@
-"""One ensemble request: its steps are requests to other models of this front, and tensors pass between them
-without copies.
-"""
+"""An ensemble request: its steps are requests to models of this front, and tensors are not copied."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ Outcome: TypeAlias = InferResponse | RequestError | None
 
 
 class EnsembleRun:
-    """One running request of an ensemble, whose blocks are freed in ``memory``. ``on_end`` gets the outcome
-    once, unless the request is ended from outside.
-    """
+    """A running ensemble request, with blocks in ``memory``. ``on_end`` gets its outcome, unless ended."""
 
     def __init__(
         self,
@@ -193,9 +189,7 @@ class EnsembleRun:
             self._accept_response(step, answer.result())
 
     def _missing_output(self, step: PlannedStep, response: InferResponse) -> RequestError | None:
-        """Return the error if a step left out an output that the client requested by name. Steps that read an
-        output may do without it.
-        """
+        """Return the error if a step left out an output that the client named; later steps may lack it."""
         there = {one.name for one in response.outputs}
         asked = self._pending.request.outputs
         for theirs, ours in step.writes:
@@ -294,9 +288,7 @@ class EnsembleMembers:
             return False
 
     def submit(self, request: InferRequest, on_response: OnResponse | None) -> PendingRequest:
-        """Submit one step, whose regions stay pinned until it ends. Raises RequestError, after freeing its
-        body, if it is refused.
-        """
+        """Submit a step, regions pinned until its end. If refused, free its body and raise RequestError."""
         try:
             driver = self._find(request)
             if driver.spec.decoupled and on_response is None:

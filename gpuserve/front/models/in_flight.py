@@ -28,9 +28,7 @@ _CREDIT_YIELDS: Final = YIELD_WINDOW // 4
 
 
 class RunningCall(NamedTuple):
-    """A batch that an instance runs: its start, and its number of responses. ``is_held_back``: it waits for
-    credit because clients are slow.
-    """
+    """A running batch: start and count of responses. ``is_held_back``: it waits for slow clients."""
 
     instance: str
     batch_id: int

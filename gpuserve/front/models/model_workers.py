@@ -32,9 +32,7 @@ _RECHECK_S: Final = PATIENCE_S + 0.01
 
 
 class ModelWorkers:
-    """The workers of one model, whose messages ``runner`` processes. ``refusal`` is set while no instance can
-    be expected.
-    """
+    """A model's workers; ``runner`` processes their messages. ``refusal`` if no instance can be expected."""
 
     def __init__(
         self,
@@ -276,9 +274,7 @@ _LATE_S: Final = 1.0
 
 
 class OverdueCall(NamedTuple):
-    """A call that exceeds its limit. With a limit its instance is to be terminated. Each response of a stream
-    counts as a call.
-    """
+    """A call over its limit, which ends its instance. Each response of a stream counts as a call."""
 
     call: RunningCall
     ran_s: float

@@ -118,9 +118,7 @@ class PendingRequest(QueuedRequest):
 
     @property
     def device(self) -> str:
-        """Return the device whose memory the request names, or "". It names at most one, as
-        checked before.
-        """
+        """Return the device whose memory the request names, or "". Checked before: at most one."""
         return next((one.device for one in self.request.regions if one.device), "")
 
     def client_of(self, header: bytes) -> Hashable:

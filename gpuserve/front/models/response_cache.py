@@ -91,9 +91,7 @@ class ResponseCache:
         return entry.response(request_id)
 
     def store(self, key: CacheKey, response: InferResponse) -> None:
-        """Store a copy of a response, which the caller still closes. The oldest entries make room, unless the
-        response is too large.
-        """
+        """Store a copy of a response, which the caller still closes, unless too large. Oldest entries go."""
         nbytes = sum(len(one.data) for one in response.outputs)
         if nbytes > MAX_CACHED_NBYTES:
             return

@@ -352,9 +352,7 @@ def poll_period_s(limits_s: Iterable[float]) -> float:
 
 
 class CallWatchdog:
-    """A watchdog for the calls of all models of a front, whose ``drivers`` are by number. ``on_down`` is
-    called with the name of a model if an instance is given up.
-    """
+    """The watchdog of all models' calls, ``drivers`` by number. ``on_down(model)``: an instance is lost."""
 
     def __init__(
         self,

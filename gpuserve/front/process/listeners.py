@@ -1,6 +1,4 @@
-"""The listeners of a front: the transports on them, from settings to request handlers; their certificates,
-which are renewed while the server runs; and the metrics of connections.
-"""
+"""A front's listeners: transports, from settings to handlers; renewed certificates; connection metrics."""
 
 from __future__ import annotations
 

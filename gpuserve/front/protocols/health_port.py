@@ -37,9 +37,7 @@ _INITIAL_REPORT: Final = HealthReport(live=True, started=False, ready=False, mod
 
 
 class HealthView:
-    """The health of the front as the thread of the port sees it: the last report, and whether heartbeats
-    arrive on the clock of ``now``. Pure: reports and times are arguments.
-    """
+    """The front's last report, and whether heartbeats arrive on the clock ``now``. Pure."""
 
     def __init__(self, now: float) -> None:
         self.report = _INITIAL_REPORT

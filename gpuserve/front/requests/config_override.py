@@ -33,9 +33,7 @@ class BadOverride(ValueError):
 
 
 def read_override(model: str, text: str, served: Sequence[ModelSpec]) -> dict[str, Any]:
-    """Return the changes that a text asks for.
-
-    Raises BadOverride if the text is malformed, and InvalidArgument if a member cannot be changed."""
+    """Return the changes in a text. Raises BadOverride if malformed, InvalidArgument if not changeable."""
     config, given = _parse(text)
     now = model_config(served[-1], [one.version for one in served]) if served else pb.ModelConfig()
     changes: dict[str, Any] = {}

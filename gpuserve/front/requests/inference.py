@@ -1,6 +1,4 @@
-"""Inference requests and responses of the v2 protocol: plain types that both codecs (HTTP, gRPC) produce and
-consume.
-"""
+"""Inference requests and responses of v2: plain types that the codecs of HTTP and gRPC share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The health report of a server, the same for every protocol and port, and the HTTP and gRPC statuses of
-errors. Pure.
-"""
+"""The health report of a server for all protocols, and HTTP and gRPC statuses of errors. Pure."""
 
 from __future__ import annotations
 

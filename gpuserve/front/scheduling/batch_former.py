@@ -184,9 +184,7 @@ class BatchFormer:
         return found
 
     def _walk(self, waiting: WaitingRequests) -> tuple[int, bool]:
-        """Take requests. Returns the number of requests of the best size (0: none), and whether
-        it is closed.
-        """
+        """Take requests; returns the number of the best size (0: none), and whether the batch is closed."""
         taken, rows, best = self._collected, self._rows, 0
         preferred, max_rows, max_elements = self._preferred, self._max_rows, self._max_elements
         padded = self._padded
@@ -255,9 +253,7 @@ class Eviction:
         self.evicted: list[QueuedRequest] = []
 
     def add_by_evicting(self, request: QueuedRequest, now: float) -> None:
-        """Queue a request that found no room, evicting requests of a client that has more than this request's
-        client. Raises QueueFull if there is no such client.
-        """
+        """Queue a request in place of a client's who has more; raises QueueFull if there is none."""
         while (evictable_for := self._queue.evictable_for(request)) is not None:
             self._former.dissolve(self._queue.waiting)
             self._evict(evictable_for, RemovalReason.CROWDING)
@@ -293,9 +289,7 @@ class Eviction:
         return requests
 
     def _late(self, requests: list[QueuedRequest], begins_at: float, spares: int) -> list[QueuedRequest]:
-        """Return the requests of a batch that will be late if it begins at ``begins_at``. ``spares`` is the
-        number of batches that may take longer than expected.
-        """
+        """Return the requests late if begun at ``begins_at``; ``spares``: batches that may take longer."""
         rows = sum([one.rows for one in requests])
         takes_s = self._service_time.estimate(rows)
         if takes_s is None:

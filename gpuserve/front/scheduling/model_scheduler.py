@@ -281,9 +281,7 @@ class ModelScheduler(Scheduler):
         return None
 
     def _has_room(self, among: Collection[str] | None) -> bool:
-        """Return whether an instance can take the next batch. A request that may have killed a worker needs
-        an instance for itself.
-        """
+        """Return whether an instance has room; a request that may have killed a worker needs one alone."""
         exclusive = bool(self._queue.retried) and self._queue.has_retried
         return self._slots.has_room(among, exclusive=exclusive)
 

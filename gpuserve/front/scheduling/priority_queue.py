@@ -367,9 +367,7 @@ class ClientShares:
         self._move(request.client, count + 1, count)
 
     def evictable_for(self, client: Hashable) -> QueuedRequest | None:
-        """Return the newest request of the client that has the most requests, if that is more than ``client``
-        will have with one more.
-        """
+        """Return the newest request of the largest client, if above ``client`` with one more."""
         mine = self._by_client.get(client)
         if self._most <= (len(mine.requests) if mine else 0) + 1:
             return None

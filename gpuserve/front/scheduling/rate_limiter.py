@@ -132,9 +132,7 @@ class InstanceRate:
 
 
 class SharedResources:
-    """The resources of a server and their users. Without a limit a resource is as large as the
-    largest need.
-    """
+    """A server's resources and users. Without a limit a resource is as large as the largest need."""
 
     def __init__(self, limits: Iterable[ResourceLimit]) -> None:
         self._limits = tuple(limits)

@@ -128,9 +128,7 @@ class QueuedRequest:
 
     @property
     def is_ensemble_step(self) -> bool:
-        """Return whether the request is a step of an accepted ensemble request, so also accepted while
-        draining.
-        """
+        """Return whether it is an accepted ensemble's step, so also accepted while draining."""
         return False
 
     @property
@@ -144,9 +142,7 @@ class QueuedRequest:
         return ""
 
     def client_of(self, header: bytes) -> Hashable:
-        """Return the identity of the client: the value of ``header``, else the address, else "". Called for
-        fair queues, and when a worker died.
-        """
+        """Return the client: ``header``'s value, the address, or "". For fair queues and worker deaths."""
         return ""
 
 

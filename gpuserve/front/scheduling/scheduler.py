@@ -1,6 +1,4 @@
-"""The interface of a model's scheduler, its statistics, and the model's saturation. ``model_scheduler.py``
-documents the order of calls.
-"""
+"""A model's scheduler interface, statistics and saturation; ``model_scheduler.py`` has the call order."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ class BatchSource(Protocol):
         """Return when time alone changes something, in seconds of the clock; None for never."""
 
     def complete(self, batch_id: int, took_s: float | None = None, now: float = math.inf) -> Batch:
-        """Free the slot of a batch that has just ended. ``took_s`` is the worker's time, None for a failure.
-        Raises KeyError if no such batch runs.
-        """
+        """Free an ended batch's slot; ``took_s`` is None for a failure. Raises KeyError."""
 
     def return_batch(self, batch_id: int, *, begun: bool) -> list[QueuedRequest]:
         """Return the requests of a batch that has sent nothing to the queue: to its head if it was not

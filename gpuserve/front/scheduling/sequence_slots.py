@@ -96,9 +96,7 @@ class SequenceSlots(InstanceTable[SequenceInstance]):
             ready.pop(sequence, None)
 
     def return_to_backlog(self, sequence: ActiveSequence) -> None:
-        """Free the seat of a sequence for others. Its waiting requests start again at the end of
-        the backlog.
-        """
+        """Free a sequence's seat; its requests wait again, at the end of the backlog."""
         self._leave(sequence)
         sequence.become(SequenceState.BACKLOG)
         self.add(sequence)
@@ -126,9 +124,7 @@ class SequenceSlots(InstanceTable[SequenceInstance]):
         return [one.name for one in self.ready()]
 
     def ready(self, among: Collection[str] | None = None) -> Iterator[SequenceInstance]:
-        """Iterate over instances with room and a ready sequence, including retired ones; all, or
-        ``among``.
-        """
+        """Iterate over instances (``among``, retired too) with room and a ready sequence."""
         instances = self._instances.values() if among is None else (self._instances[name] for name in among)
         return (one for one in instances if one.ready and one.running < one.capacity)
 

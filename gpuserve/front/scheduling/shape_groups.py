@@ -280,9 +280,7 @@ def _position(request: QueuedRequest) -> _Position:
 
 
 class MixedShapes:
-    """Detects that differences in shape keep the batches of a model small: of its latest batches, most had
-    few of the rows that waited, in several groups.
-    """
+    """Detects that shapes keep batches small: most had few of the waiting rows, in several groups."""
 
     #: The number of such batches, less that of others, from which on shapes are reported.
     ENOUGH: Final = 256

@@ -128,9 +128,7 @@ class InstanceTable(Generic[InstanceT]):
         self._lead = None
 
     def began_at(self, name: str) -> float:
-        """Return when the oldest batch of an instance that runs one at a time can have begun at
-        the earliest.
-        """
+        """Return the earliest time at which the oldest batch of a one-at-a-time instance began."""
         instance = self._instances.get(name)
         return 0.0 if instance is None or instance.began_at == math.inf else instance.began_at
 
@@ -257,9 +255,7 @@ class InstanceSlots(InstanceTable[Instance]):
         return computed + others[:begun], others[begun:]
 
     def has_room(self, among: Collection[str] | None = None, *, exclusive: bool = False) -> bool:
-        """Return whether one of the instances ``among``, or any, can take a batch.
-        ``exclusive``: a batch that runs without others.
-        """
+        """Return whether an instance (``among``) can take a batch; ``exclusive``: one that runs alone."""
         if among is None and not exclusive:
             return self.room > 0
         instances = self._by_use if among is None else [self._instances[name] for name in among]

@@ -55,9 +55,7 @@ class SupervisorRequests:
         self._waiting: dict[int, asyncio.Future[VerbOutcome]] = {}
 
     async def ask(self, request_type: Callable[..., tuple[Any, ...]], *arguments: Any) -> VerbOutcome:
-        """Send ``request(ticket, *arguments)``, and return the outcome. A cancelled caller does not stop what
-        the supervisor started.
-        """
+        """Send ``request(ticket, *arguments)``, return the outcome. Cancelling stops nothing that started."""
         ticket = next(self._tickets)
         self._waiting[ticket] = waiting = asyncio.get_running_loop().create_future()
         self._notify_supervisor(request_type(ticket, *arguments))

@@ -1,6 +1,4 @@
-"""The model table: drivers by model name and version. Versions are positive integers, sent as decimal text;
-"" is the highest ready version.
-"""
+"""The model table: drivers by name and version, a decimal text; "" is the highest ready version."""
 
 from __future__ import annotations
 

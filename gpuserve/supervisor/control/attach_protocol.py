@@ -192,9 +192,7 @@ class PeerCredentials(NamedTuple):
 
 
 def connect(port: int) -> socket.socket:
-    """Connect to this user's server of the port. Raise OSError if none accepts there; PermissionError if
-    another user's process listens there.
-    """
+    """Connect to the port's server of this user; raise OSError, or PermissionError for another user's."""
     *files, name = attach_addresses(port)
     for path in files:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # no server has the file

@@ -89,9 +89,7 @@ _RUNNABLE: Final = "R"
 
 
 class CpuTimes(NamedTuple):
-    """The time that the main thread of a process ran, and waited for a CPU (finished waits), in seconds.
-    ``is_runnable``: the thread runs, or waits for a CPU.
-    """
+    """Seconds that a main thread ran, and waited for a CPU. ``is_runnable``: it runs, or waits for one."""
 
     ran_s: float
     waited_s: float

@@ -52,9 +52,7 @@ OPERATOR_VOCABULARY: Final = MessageCodec(
 
 
 class VerbOutcome(NamedTuple):
-    """The outcome of a verb: ``code`` is "" for success, else a ``Code`` value; ``text`` is a sentence or "";
-    ``result`` is plain data.
-    """
+    """A verb's outcome: ``code`` ("": success), ``text`` (a sentence or ""), ``result`` (plain data)."""
 
     code: str = ""
     text: str = ""

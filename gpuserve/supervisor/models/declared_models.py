@@ -18,9 +18,7 @@ class Repository(Protocol):
         """Return the name of every known model, loaded or not."""
 
     def read(self, model: str) -> Sequence[ModelSpec]:
-        """Return the versions of a model as they are declared now, or nothing if no such model exists. Raise
-        GpuserveError, with a text for the log, if the declarations cannot be read or are wrong.
-        """
+        """Return a model's versions as declared now, or nothing; raise GpuserveError, for the log."""
 
 
 class ConfigSource(Protocol):

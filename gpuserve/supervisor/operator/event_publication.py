@@ -218,9 +218,7 @@ class EventPublisher:
 
 
 def _bind(socket: zmq.Socket[bytes]) -> str:
-    """Bind to the name of this process, or to a random name if that is taken: by another server of this
-    process or of a container with the same network, or by another user. Return the name.
-    """
+    """Bind to this process's name, or a random one if that is taken by another server; return the name."""
     import zmq
 
     name = f"ipc://@gpuserve/{os.geteuid()}/events/{os.getpid()}"

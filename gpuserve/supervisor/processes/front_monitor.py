@@ -66,9 +66,7 @@ class FrontCallbacks(Protocol):
         """Note that the front accepts connections, whether or not every model is loaded."""
 
     def front_lost(self, reason: str, hopeless: bool) -> None:
-        """Note that the front died. Another start is planned, unless the front was to end. ``hopeless``: the
-        front cannot even start.
-        """
+        """Note the front's death; another start is planned unless it was to end, or is ``hopeless``."""
 
 
 @dataclass(eq=False)

@@ -276,9 +276,7 @@ def _bind_file(sock: socket.socket, path: bytes) -> None:
 
 
 def _is_dead(path: bytes) -> bool:
-    """Return whether no process has the socket of a file. A live server does not notice this test, because
-    its socket has another type (EPROTOTYPE).
-    """
+    """Return whether no process has the socket. Its type differs (EPROTOTYPE): no server notices this."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         return sock.connect_ex(path) == errno.ECONNREFUSED
 

@@ -96,9 +96,7 @@ class _LogLineHandler(logging.Handler):
             self._reactor.call_soon_threadsafe(add)
 
     def _show_unhandled(self, record: logging.LogRecord) -> None:
-        """Write a warning to stderr if the program has not configured logging. Python does that only if a
-        logger has no handler, and this handler must not change that.
-        """
+        """Write a warning to stderr if logging is not configured, as Python does without any handler."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         own: list[logging.Handler] = []
         while logger is not None:

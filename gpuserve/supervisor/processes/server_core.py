@@ -44,9 +44,7 @@ class BackgroundThreads:
         self._core = core
 
     def run(self, call: Callable[[], _Result], then: Callable[[_Result | GpuserveError], None]) -> None:
-        """Make a call in a thread, and pass its result to ``then`` in the reactor's thread, or the error that
-        refuses the change if the call raises, or no thread can be started.
-        """
+        """Call in a thread, and ``then`` in the reactor's with the result, or the error that prevented it."""
         try:
             threading.Thread(
                 target=self._run, args=(call, then), name="gpuserve-background", daemon=True

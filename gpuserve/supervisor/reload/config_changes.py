@@ -101,9 +101,7 @@ def even_count(placed: Iterable[ModelSpec]) -> int | None:
 
 
 def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[str, set[str]]:
-    """Return for each model the models that must be done first. The models of an ensemble's steps are loaded
-    before it, and unloaded after it.
-    """
+    """Return the models that must be done before each: an ensemble's are loaded first, unloaded last."""
     unloads = {name for name, action in found.items() if action is Action.UNLOAD}
     loads = found.keys() - unloads
     needed = {name: loads.intersection(members(name, now.get)) - {name} for name in loads}

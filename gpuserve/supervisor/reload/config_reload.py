@@ -74,9 +74,7 @@ class _ReloadRequest(NamedTuple):
 
 @dataclass(eq=False)
 class ConfigReload:
-    """The reloads of one server. ``source`` is None if the server has no config file. ``run_in_background``
-    is used to read the file. ``adjust`` applies changed settings, given by name.
-    """
+    """One server's reloads of ``source`` (None: no file). ``adjust`` applies changed settings by name."""
 
     _source: ConfigSource | None
     _lifecycle: ServerLifecycle

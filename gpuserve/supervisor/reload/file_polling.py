@@ -65,9 +65,7 @@ _Before: TypeAlias = dict[SourceFolder, Hashable]
 
 
 class FollowedFiles:
-    """The files of all models besides those that their declarations name: imported files, and the source
-    folders of models that failed to load. Pure.
-    """
+    """All models' files that no declaration names: imports, and folders of models that failed. Pure."""
 
     def __init__(self) -> None:
         #: By model and version the imports of its last loads, each by the number of its generation.
@@ -126,9 +124,7 @@ class DetectedChanges(NamedTuple):
 
 
 class ChangeDetector:
-    """Change detection by fingerprints. A change counts once two polls in a row return the same fingerprint,
-    so that no half-written file is loaded. Pure.
-    """
+    """Detects changes by fingerprints that two polls in a row return, so no half-written file loads. Pure."""
 
     def __init__(self, first: Fingerprints) -> None:
         self._applied = dict(first)
@@ -163,9 +159,7 @@ class ChangeDetector:
 
 
 class FileWatch:
-    """A thread that waits for changes in folders, by watchfiles. Polling finds out what has changed. Owner of
-    its threads: after ``close()`` none is left.
-    """
+    """A thread that waits for changes in folders, by watchfiles; ends at ``close()``. Polling compares."""
 
     def __init__(self) -> None:
         self._wake: Callable[[], object] = lambda: None

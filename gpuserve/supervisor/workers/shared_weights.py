@@ -98,9 +98,7 @@ class SharedWeights:
         self.on_changed()
 
     def publish(self, user: WeightsUser, key: str, memory: SealedMemory, ranges: Ranges) -> None:
-        """Store weights that an instance was asked to load, and send them to those that wait. Raise
-        ``WireError`` if the instance was not asked.
-        """
+        """Store the weights an instance loaded and send them to those waiting; WireError if not asked."""
         found = self._loaded_by(user, key)
         found.state = WEIGHTS_STEPS.step(found.state, WeightsState.SHARED, name_of(key))
         found.memory, found.ranges = memory, ranges
@@ -129,9 +127,7 @@ class SharedWeights:
         weights.loader.send(wire.LoadWeights(key))
 
     def worker_ended(self, user: WeightsUser) -> None:
-        """Note that the worker of an instance ended: it waits for nothing, and loads nothing. The instance
-        keeps its weights for the next worker.
-        """
+        """Note the end of an instance's worker, which loads nothing; the instance keeps its weights."""
         self._asked.pop(user, None)
         for key, one in list(self._weights.items()):
             one.waiting = [waiting for waiting in one.waiting if waiting is not user]

@@ -250,9 +250,7 @@ class Staging:
         return left
 
     def _in_region(self, tensor: WireTensor, regions: DeviceRegions) -> Any | None:
-        """Return the array over an input that is within one region, which stays open, or None if it must be
-        copied.
-        """
+        """Return the array over an input in one region, which stays open; None if it must be copied."""
         place = device_place(tensor[3], regions)
         if place is None or not place.nbytes:
             return None
@@ -343,9 +341,7 @@ class Staging:
         return arrays, arrival
 
     def _static(self, name: str, datatype: str, shape: tuple[int, ...]) -> tuple[Any, int]:
-        """Return the array over an input's static memory, and its address. Raise ``DeviceFailure`` if there
-        are too many shapes.
-        """
+        """Return the array over an input's static memory, and its address; DeviceFailure: too many shapes."""
         found = self._static_arrays.get((name, shape))
         if found is None:
             rows = self._static_rows
@@ -417,9 +413,7 @@ class _Copying:
         self._failures[piece.request] = WireFailure(error.code, str(error))
 
     def _copy_region(self, piece: Piece, place: Place) -> None:
-        """Copy a piece from a client's region of device memory. If the region cannot be read, refuse the
-        request.
-        """
+        """Copy a piece from a client's device region; refuse the request if that cannot be read."""
         device = self._device
         region = self._session.regions.get(place.region)
         assert region is not None, "a place in device memory was looked for"
@@ -440,9 +434,7 @@ class _Copying:
             device.runtime.copy(to, source, loan.nbytes, Copy.DEVICE_TO_DEVICE, device.h2d)
 
     def _copy_staged(self, run: Sequence[Piece]) -> None:
-        """Copy consecutive pieces into a host block, in the layout of the buffer, and copy the block to the
-        device.
-        """
+        """Copy consecutive pieces to a host block, as the buffer has them, and the block to the device."""
         start, last = run[0].offset, run[-1]
         nbytes = last.offset + last.nbytes - start
         block = self._device.host.blocks.acquire(nbytes)
@@ -463,9 +455,7 @@ class _Copying:
             self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", problem)
 
     def _read_part(self, piece: Piece, target: memoryview) -> str | None:
-        """Copy a request's rows from a client's region. Return the reason if they cannot be read or are
-        invalid.
-        """
+        """Copy a request's rows from a client's region; return the reason if they are invalid."""
         try:
             self._session.front.regions[piece.source[0]].read(Place(*piece.source), target)
         except RegionError as error:

@@ -52,9 +52,7 @@ class CudaMemoryRegion:
         self._mapped: Mapped | None = None
 
     def refusal(self) -> str:
-        """Return the reason why the region cannot be used, in one sentence, or "". Raise ``CudaError`` if the
-        device is lost.
-        """
+        """Return why the region cannot be used, or ""; raise ``CudaError`` if the device is lost."""
         try:
             mapped = self._memory.mapped(self._nbytes)
         except ValueError as error:
@@ -80,9 +78,7 @@ class CudaMemoryRegion:
         return self._memory if self._memory.state is OpenState.OPENING else None
 
     def address(self, place: Place) -> int:
-        """Return the device address of a place. Raise ``ValueError`` if it is outside the region,
-        ``RegionError`` if the region cannot be used.
-        """
+        """Return a place's address; ``ValueError``: outside the region, ``RegionError``: not usable."""
         check_inside(place, self._nbytes)
         return self._there().address + place.offset
 
@@ -139,9 +135,7 @@ class CudaMemoryRegion:
 
 
 class DeviceRegions:
-    """The clients' regions of device memory that one front announced. ``known`` has the regions of all kinds.
-    ``fail`` ends the worker with an error.
-    """
+    """The clients' device regions of one front; ``known``: of all kinds; ``fail`` ends the worker."""
 
     def __init__(
         self, device: CudaDevice, known: ClientRegions, fail: Callable[[BaseException], None]
@@ -236,9 +230,7 @@ class _Lent(NamedTuple):
     nbytes: int
 
     def mapped(self) -> Mapped:
-        """Return the location of the memory; block until it is known. Raise ``ExportUnavailable`` if it
-        cannot be read.
-        """
+        """Return where the memory is, once known; raise ``ExportUnavailable`` if it cannot be read."""
         try:
             return self.memory.mapped(self.nbytes)
         except (CudaError, ValueError) as error:
@@ -297,9 +289,7 @@ class ExportExchange:
     # ---- messages -------------------------------------------------------------------------
 
     def process_message(self, message: wire.Message) -> bool:
-        """Process a message about exports. Return False for other messages. Raise ``KeyError`` if the message
-        names unknown memory.
-        """
+        """Process a message about exports; False for others. Raise ``KeyError`` for unknown memory."""
         match message:
             case wire.StartExports():
                 with suppress(CudaError):  # without exports, outputs go to the host

@@ -94,9 +94,7 @@ class CudaOutputCopies:
             return True
 
     def wait(self) -> Written:
-        """Wait for the copies and return the responses as they are sent. Call this once. After an error all
-        blocks are freed.
-        """
+        """Wait for the copies, return the responses as sent; once. An error frees all blocks."""
         try:
             if self._event and not self._comes_soon():
                 self._device.runtime.wait(self._event)
@@ -301,9 +299,7 @@ class DeviceWriter(OutputWriter):
     def _start_to_region(
         self, region: CudaMemoryRegion, output: CheckedOutput, place: Place, taken: list[Block]
     ) -> Block | None:
-        """Start copying an output to a place of its size. Return the block from which a part comes, if any;
-        it must be kept until the copies end.
-        """
+        """Start copying an output to a place of its size; return a block to keep until then, or None."""
         stream = self._device.d2h
         if not self._is_on_device(output):
             block = self._block(output, taken)

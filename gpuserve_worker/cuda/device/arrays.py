@@ -52,18 +52,14 @@ class CudaArrays:
         return self._cupy.cuda.UnownedMemory(address, nbytes, owner, self._number)
 
     def over(self, memory: Any, offset: int, datatype: str, shape: tuple[int, ...], kind: str) -> Any:
-        """Return a writable array over bytes of ``memory``, of torch if ``kind`` is "torch", otherwise of
-        CuPy.
-        """
+        """Return a writable array over ``memory``, of torch if ``kind`` is "torch", else of CuPy."""
         carrier = CARRIERS.get(datatype) if kind == "torch" else None
         pointer = self._cupy.cuda.MemoryPointer(memory, offset)
         array = self._cupy.ndarray(shape, carrier or numpy_dtype(datatype), pointer)
         return from_device(array, datatype) if kind == "torch" else array
 
     def streams(self) -> set[int]:
-        """Return the streams on which libraries compute in this thread: the default stream and the current
-        ones.
-        """
+        """Return this thread's computing streams: the default stream and the libraries' current ones."""
         streams = {DEFAULT_STREAM, int(self._cupy.cuda.get_current_stream(self._number).ptr)}
         try:
             torch = sys.modules.get("torch")

@@ -75,9 +75,7 @@ class CudaDevice:
         self.runtime.use_device(self.number)
 
     def enter_concurrently(self) -> None:
-        """Select the device in a thread of the worker, beside that of the callable, which may capture a
-        graph. Only the first call in a thread has an effect.
-        """
+        """Select the device, once, in a thread beside the callable's, which may capture a graph."""
         if not hasattr(self._threads, "has_entered"):
             self.enter()
             self.runtime.tolerate_captures()

@@ -35,9 +35,7 @@ _JOIN_S: Final = 5.0
 
 
 class Background:
-    """A thread for slow operations that no request waits for, started at the first one. ``enter`` selects the
-    device in the thread. Any thread may enqueue operations.
-    """
+    """A thread for slow operations that no request waits for; ``enter`` selects the device in it."""
 
     def __init__(self, enter: Callable[[], None], name: str = "gs-background") -> None:
         self._enter = enter
@@ -288,9 +286,7 @@ class HostBlock(NamedTuple):
 
 
 class HostBlocks:
-    """Reused host memory of one device, for data that the device cannot read directly: the host copies the
-    data to a block, and the device from the block. Thread-safe.
-    """
+    """Reused host memory for data that a device cannot read directly, copied there first. Thread-safe."""
 
     def __init__(self, background: Background, locks: PageLocker) -> None:
         self._background = background

@@ -50,9 +50,7 @@ NEXT_OPEN_STATE: Final = {
 
 
 class Mapped(NamedTuple):
-    """``nbytes`` of a device from ``address`` to the end of their allocation. ``is_here``: on this worker's
-    device. ``is_own``: allocated by this process.
-    """
+    """``nbytes`` from ``address`` to an allocation's end. ``is_here``: on this device; ``is_own``: ours."""
 
     address: int
     nbytes: int
@@ -129,9 +127,7 @@ class OpenedHandles:
         return len(self._open)
 
     def open(self, handle: bytes) -> OpenedMemory:
-        """Return the memory of a handle, for one more user. Jobs that are put to the thread later find it
-        settled.
-        """
+        """Return the memory of a handle for one more user; later jobs of the thread find it settled."""
         with self._lock:
             memory = self._open.get(handle)
             if memory is None:
@@ -251,9 +247,7 @@ class ExportPool:
         self._lock = threading.Lock()
 
     def start(self, front: Announce) -> None:
-        """Announce all segments, also future ones, to a front that wants outputs to be kept. Nothing happens
-        if the first segment cannot be allocated or exported.
-        """
+        """Announce segments to a front that keeps outputs, if the first can be allocated and exported."""
         with self._lock:
             if not self._owned:
                 self._add(SEGMENT_NBYTES)
@@ -262,9 +256,7 @@ class ExportPool:
             self._front = front
 
     def allocate(self, nbytes: int, front: Announce) -> ExportBlock | None:
-        """Return a block with undefined contents for a front, or None if there is no room or the front has no
-        exports.
-        """
+        """Return an undefined block for a front; None without room, or without exports for it."""
         size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         with self._lock:
             if self._front != front:
@@ -282,18 +274,14 @@ class ExportPool:
             return self._lend(added, offset, nbytes, size)
 
     def free(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """Free blocks that no worker reads any more: (segment, offset) each. Raise ``KeyError`` for an
-        unknown block.
-        """
+        """Free blocks (segment, offset) that no worker reads; raise ``KeyError`` for unknown ones."""
         with self._lock:
             for segment, offset in blocks:
                 size = self._lent.pop((segment, offset))
                 self._owned[segment].allocator.free(offset, size)
 
     def withdraw(self, front: Announce) -> None:
-        """Stop exporting for a front that is gone. Its blocks may still be read by workers that run its
-        batches, so they are never reused.
-        """
+        """Stop exports for a lost front. Workers may still read its blocks, so these are not reused."""
         with self._lock:
             if self._front != front:
                 return
@@ -344,9 +332,7 @@ _Return: TypeAlias = "tuple[int, OpenedMemory, object]"
 
 
 class Returns:
-    """A thread that releases memory read in place when the device has finished reading it. Enqueuing does not
-    block.
-    """
+    """A thread that releases memory read in place, after the device's reads. Enqueuing does not block."""
 
     def __init__(self, runtime: Runtime, number: int, events: Events, opened: OpenedHandles) -> None:
         self._runtime = runtime
@@ -358,9 +344,7 @@ class Returns:
         self._thread: threading.Thread | None = None
 
     def lease(self, opened: OpenedMemory, of_batch: object) -> MemoryLease:
-        """Return the lease that every array over a part of the segment refers to. ``of_batch`` lives until
-        the last array is deleted and the device has finished using it.
-        """
+        """Return the lease of arrays over a segment; ``of_batch`` ends with them and the device's use."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gs-returns", daemon=True)
             self._thread.start()

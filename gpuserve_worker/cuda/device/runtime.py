@@ -99,9 +99,7 @@ def _all_raising(cls: type[_Class]) -> type[_Class]:
 
 @_all_raising
 class Runtime:
-    """CUDA in this process, with one method for each call in use, hence more than twenty. Made by
-    ``load_runtime``. Addresses, streams and events are plain numbers.
-    """
+    """CUDA in this process: one method for each call; addresses, streams and events are numbers."""
 
     def __init__(self, cupy: Any, driver: Any) -> None:
         self.cupy = cupy
@@ -118,9 +116,7 @@ class Runtime:
         self._cuda.setDevice(number)
 
     def tolerate_captures(self) -> None:
-        """Let the calling thread work while another one captures a graph. Otherwise waiting for events and
-        allocating fail during a capture, and invalidate it.
-        """
+        """Let this thread work during captures of others; else its waits and allocations break them."""
         mode = ctypes.c_int(_RELAXED)
         status = int(self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)))
         if status:
@@ -313,9 +309,7 @@ class Progress:
 
 
 def load_runtime() -> Runtime:
-    """Load CUDA through cupy, without opening a device. Raise ``CudaUnavailable`` if cupy or the driver is
-    missing.
-    """
+    """Load CUDA by cupy, opening no device; raise ``CudaUnavailable`` without cupy or driver."""
     try:
         import cupy
     except ImportError as error:

@@ -1,3 +1,1 @@
-"""Folder on the import path of workers that run Triton's Python models: modules with names of another
-project.
-"""
+"""Folder on the import path of workers that run ``model.py``: modules with names of another project."""

@@ -28,9 +28,7 @@ class MetricsSender(Protocol):
 
 
 class MetricsPusher:
-    """Renders the metrics page periodically, and sends it by a thread, which creates the sender. A failure is
-    logged once, and again after a success.
-    """
+    """Sends the metrics page periodically, by a thread. Logs the first failure after each success."""
 
     def __init__(
         self,

@@ -112,9 +112,7 @@ class Receptions:
 
 
 class Reception:
-    """One call, started at ``began_ns`` or now. In a stream every request is a separate trace; otherwise
-    later requests are children of the first.
-    """
+    """A call since ``began_ns`` or now. Later requests are its children; those of a stream are separate."""
 
     def __init__(
         self,

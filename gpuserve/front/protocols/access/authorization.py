@@ -1,6 +1,4 @@
-"""Authorization: which client may use which endpoint, by the table in ``endpoints.py``, and which client is
-charged under the rate limit. Pure.
-"""
+"""Authorization: endpoints that a client may use (``endpoints.py``), and rate-limited clients. Pure."""
 
 from __future__ import annotations
 

@@ -27,9 +27,7 @@ class AccessKind(enum.Enum):
 
 
 class Access(NamedTuple):
-    """The group of an endpoint and its kind. If it ``shows`` data of other groups, a client needs their
-    tokens too, unless its own group has a token.
-    """
+    """An endpoint's group and kind. ``shows``: without a token of its own group, theirs are needed too."""
 
     group: str
     kind: AccessKind = AccessKind.USE

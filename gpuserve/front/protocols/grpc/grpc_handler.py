@@ -43,9 +43,7 @@ _STREAMS: Final = frozenset({unary_rpcs.MODEL_STREAM_INFER, *reflection.METHODS}
 
 
 class GrpcHandler:
-    """The handler of all gRPC calls. Every failure becomes the status of a call. ``compression``: the level
-    for inference responses, as the settings name it.
-    """
+    """The handler of all gRPC calls; failures become statuses. ``compression``: level of responses."""
 
     def __init__(
         self,

@@ -47,9 +47,7 @@ def frame(nbytes: int) -> bytes:
 def read_prefix(
     data: Buffer, limit_nbytes: int, encoding: str = IDENTITY, position: int = 0
 ) -> tuple[bool, int]:
-    """Return (compressed, nbytes) of a prefix. Raises InvalidArgument for a wrong flag, ResourceExhausted if
-    the message is over ``limit_nbytes``.
-    """
+    """Return (compressed, nbytes); raise InvalidArgument for the flag, ResourceExhausted for the size."""
     flag, nbytes = PREFIX.unpack_from(data, position)
     if flag > 1:
         raise InvalidArgument(f"a gRPC message starts with a flag of 0 or 1, got {flag}")

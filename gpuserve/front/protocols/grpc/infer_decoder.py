@@ -58,9 +58,7 @@ def parse_refused_message(body: bytes | bytearray | memoryview) -> Any:
 
 
 def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
-    """Return the request of a short serialised message; ``GrpcBodyScanner`` reads long ones. Raises
-    InvalidArgument if the message is malformed or contradicts itself.
-    """
+    """Return the request of a short message. Raises InvalidArgument. ``GrpcBodyScanner`` reads long ones."""
     if type(body) is bytes and (request := request_by_template(body)) is not None:
         return request
     message = decode(pb.ModelInferRequest, body)

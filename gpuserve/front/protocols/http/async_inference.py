@@ -202,9 +202,7 @@ async def send_events(
     document_of: Callable[[InferResponse], bytes | memoryview],
     executor: Executor | None = None,
 ) -> RequestError | None:
-    """Send each response as an event, available ones in one write. Return the error that ended the stream, or
-    None; nothing may have been sent before an error. Raise ClientGone.
-    """
+    """Send responses as events, available ones in one write. Return the stream's error. Raise ClientGone."""
     exchange = client.exchange
     unsent: list[bytes] = []
     failure = None

@@ -58,9 +58,7 @@ PARTS: Final = StepTable(
 
 
 class BodyHead(NamedTuple):
-    """The properties of a body before its first byte; a length that was not sent is None. ``spec`` is the
-    model's declaration, for raw binary requests.
-    """
+    """A body's properties before its first byte: length or None; ``spec`` for raw binary requests."""
 
     model_name: str
     model_version: str
@@ -70,9 +68,7 @@ class BodyHead(NamedTuple):
 
 
 class _BinaryTensor:
-    """The memory of a binary input of ``nbytes``. Heap memory grows with the bytes that arrive: a client
-    cannot make the server allocate by the header alone.
-    """
+    """The memory of a binary input of ``nbytes``; it grows with arriving bytes, not by the header alone."""
 
     __slots__ = ("_block", "_heap", "_nbytes", "_reserved", "_share", "filled")
 

@@ -1,6 +1,4 @@
-"""HTTP responses: content codings, complete answers with JSON bodies, and errors; and the types of endpoint
-functions. Pure, except for ``ImmediateReceiver``.
-"""
+"""HTTP responses: codings, JSON bodies, errors, endpoint functions. Pure, but for ``ImmediateReceiver``."""
 
 from __future__ import annotations
 

@@ -172,9 +172,7 @@ def encode_infer_response(response: InferResponse, form: OutputForm) -> Encoded:
 
 
 def encode_file(response: InferResponse, media_type: str) -> Encoded:
-    """Return a response that is the bytes of the only output; of a BYTES output, those of its only element.
-    Raise InvalidArgument if there are more.
-    """
+    """Return the only output's bytes, or its only BYTES element, as a response; raise InvalidArgument."""
     data = response.outputs[0].data if len(response.outputs) == 1 else b""
     is_one = len(response.outputs) == 1 and not response.outputs[0].placed
     if is_one and response.outputs[0].datatype == BYTES:

@@ -159,9 +159,7 @@ def parse_index_body(body: bytes) -> bool:
 
 
 def parse_load_body(body: bytes) -> dict[str, Any]:
-    """Return the parameters of a load request: "config" is text, "file:…" bytes sent in base64. Raise
-    InvalidArgument if the body is malformed or a parameter is unknown.
-    """
+    """Return a load request's parameters: "config", "file:…" (base64). Raise InvalidArgument."""
     return {key: _load_parameter(key, value) for key, value in _parse_parameters(body).items()}
 
 
