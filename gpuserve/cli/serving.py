@@ -103,7 +103,9 @@ def serve_configuration(
     from gpuserve.supervisor.supervisor import Supervisor
 
     settings = configuration.settings
-    logs.configure(settings.log_format, settings.log_level)
+    if settings.log.file:
+        _redirect_log(configuration)
+    logs.configure(settings.log_format, settings.log_settings())
     devices = ServerDevices(numa_affinity=settings.numa_affinity)
     configuration = with_devices(configuration, devices)
     require_trace_output(configuration)
@@ -142,6 +144,20 @@ def serve_configuration(
     except Exception:  # a bug: reported in the format of the log
         logger.exception("the server failed")
         return ExitCode.RUNTIME_FAILURE
+
+
+def _redirect_log(configuration: Configuration) -> None:
+    """Redirect stderr, and so the log of this process and its children, to the file of ``log.file``."""
+    from gpuserve.config.problems import ConfigProblems
+
+    path = configuration.settings.log.file
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        text = f"{path!r} cannot be written: {(error.strerror or 'unknown reason').lower()}"
+        raise ConfigProblems([configuration.sources.problem(("server", "log", "file"), text)]) from None
+    os.dup2(opened, sys.stderr.fileno())
+    os.close(opened)
 
 
 def install_signal_handlers(server: Supervisor) -> None:

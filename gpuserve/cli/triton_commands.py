@@ -57,8 +57,6 @@ def serve_tritonserver(arguments: Sequence[str], early: EarlyFront | None = None
     line = read_command_line(arguments)
     options = TritonOptions(line.given, spelled)
     meaning = _checked_settings(options, [_flag_problem(one.label, one.text) for one in line.problems])
-    if path := options.get("log-file"):
-        _redirect_log(path)
     from gpuserve.cli.serving import serve_repositories
 
     notes = [f"{spelled(option)} {text}" for option, text in meaning.notes]
@@ -123,19 +121,6 @@ def _setting_overrides(meaning: ConvertedOptions) -> list[Override]:
         )
         for path, value, option in settings
     ]
-
-
-def _redirect_log(path: str) -> None:
-    """Redirect stderr, and so the log of this process and its children, to a file."""
-    from gpuserve.config.problems import ConfigProblems
-
-    try:
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        text = f"{path!r} cannot be written: {(error.strerror or 'unknown reason').lower()}"
-        raise ConfigProblems([_flag_problem("--log-file", text)]) from None
-    os.dup2(opened, sys.stderr.fileno())
-    os.close(opened)
 
 
 #: Options after PROGRAM belong to the program.

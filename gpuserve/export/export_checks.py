@@ -91,10 +91,11 @@ def cluster_violations(configuration: Configuration, options: ExportOptions) -> 
         for position, entry in enumerate(model.instances if model.ensemble is None else ()):
             if text := _device_problem(entry.device, options):
                 yield ExportFinding(("models", index, "instances", position, "device"), text)
-    file = settings.trace.file
-    if file and not posixpath.normpath(posixpath.join(WORKING_FOLDER, file)).startswith(_WRITABLE):
-        text = f"{file!r} cannot be written in a pod, whose root is read only; write into /tmp"
-        yield ExportFinding(("server", "trace", "file"), text)
+    for key in ("trace", "log"):
+        file = getattr(settings, key).file
+        if file and not posixpath.normpath(posixpath.join(WORKING_FOLDER, file)).startswith(_WRITABLE):
+            text = f"{file!r} cannot be written in a pod, whose root is read only; write into /tmp"
+            yield ExportFinding(("server", key, "file"), text)
 
 
 def fit_violations(

@@ -152,7 +152,7 @@ def apply_settings(settings: ServerSettings) -> None:
     """Configure logging by the settings, and start the event-loop watchdog if it is wanted."""
     from gpuserve.config.settings.logs import configure
 
-    configure(settings.log_format, settings.log_level)
+    configure(settings.log_format, settings.log_settings())
     if limit_ms := os.environ.get(_TURN_LIMIT):
         from gpuserve.front.event_loop_watchdog import watch_event_loop
 

@@ -163,12 +163,18 @@ def test_models_are_loaded_by_name_and_by_clients(repository: Path, tmp_path: Pa
     log = tmp_path / "server.log"
     command = [GPUSERVE, "tritonserver", "--model-repository", str(repository), *PORTS, "--load-model=m"]
     command += ["--model-control-mode=explicit", f"--log-file={log}"]
+    command += ["--log-verbose=3", "--log-warning=false", "--log-format=ISO8601"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as server, killed(server):
         wait_until(lambda: log.exists() and '"ready: ' in log.read_text(), "the log says that it is ready")
         address = log.read_text().partition("gRPC ")[2].partition(",")[0]
         client = Client("grpc", address)
         assert client.infer("m").tag == 1.0
         assert client.asked.get_server_metadata().name == "triton"
+        shown = client.asked.get_log_settings(as_json=True)["settings"]
+        assert {name: one for name, given in shown.items() for one in given.values()} == {
+            "log_file": str(log), "log_info": True, "log_warning": False, "log_error": True,
+            "log_verbose_level": 3, "log_format": "ISO8601",
+        }  # fmt: skip
         assert client.states("later") == {"": ""}
         client.asked.load_model("later")
         assert client.infer("later").tag == 2.0

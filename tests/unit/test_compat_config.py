@@ -22,7 +22,7 @@ from gpuserve.compat.pytriton.triton_config import (
 )
 from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
 from gpuserve.compat.tritonserver.flags import FlagFate
-from gpuserve.config.settings.server import ServerSettings, TraceSettings
+from gpuserve.config.settings.server import LogOptions, ServerSettings, TraceSettings
 
 OPEN = TritonSecurityConfig(restricted_endpoints=[])
 PREFIX = "PYTRITON_TRITON_CONFIG_"
@@ -59,8 +59,7 @@ def test_the_defaults_are_the_same() -> None:
         ({"http_address": "127.0.0.1"}, {"host": "127.0.0.1"}),
         ({"http_address": "127.0.0.1", "grpc_address": "::1"}, {"host": "127.0.0.1", "grpc_host": "::1"}),
         ({"metrics_address": "127.0.0.2"}, {"metrics_host": "127.0.0.2"}),
-        ({"log_verbose": 1}, {"log_level": "debug"}),
-        ({"log_verbose": 0}, {}),
+        ({"log_verbose": 3}, {"log": LogOptions(verbose_level=3)}),
         ({"http_header_forward_pattern": "a.*"}, {"http_header_forward_pattern": "a.*"}),
         ({"grpc_header_forward_pattern": "b"}, {"grpc_header_forward_pattern": "b"}),
         ({"cache_config": ["local,size=1048576"]}, {"response_cache_nbytes": 1 << 20}),
@@ -127,7 +126,8 @@ def test_every_option_has_a_meaning() -> None:
     fates = {field.name: flag_of(field.name).fate for field in dataclasses.fields(TritonConfig)}
     assert {name for name, fate in fates.items() if fate is FlagFate.REFUSED} == set(REFUSED)
     named = [flag_of(name).text for name, fate in fates.items() if fate is FlagFate.SETTING]
-    assert set(named) <= {field.name for field in dataclasses.fields(ServerSettings)}
+    settings = {field.name for field in dataclasses.fields(ServerSettings)}
+    assert set(named) <= settings | {"log.verbose_level"}
 
 
 @pytest.mark.parametrize(

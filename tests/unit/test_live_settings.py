@@ -10,6 +10,7 @@ import pytest
 from gpuserve.config.settings.checks import compare_settings, describe_change
 from gpuserve.config.settings.logs import ISO8601, LogSettings
 from gpuserve.config.settings.server import (
+    LogOptions,
     ServerSettings,
     TraceSettings,
     live_settings,
@@ -84,6 +85,7 @@ def test_settings_reach_the_front_as_plain_data() -> None:
     assert with_changed_settings(BEFORE, changes) == now
 
 
-def test_a_new_level_keeps_the_form_of_the_time() -> None:
-    assert LogSettings.of_level("error", ISO8601).log_format == ISO8601
-    assert LogSettings.of_level("error") == LogSettings(False, False, True, 0, "default")
+def test_parts_of_the_log_settings_hold_over_the_level() -> None:
+    log = LogOptions(file="a", info=True, verbose_level=3, time_format=ISO8601)
+    settings = dataclasses.replace(BEFORE, log_level="error", log=log)
+    assert settings.log_settings() == LogSettings("a", True, False, True, 3, ISO8601)

@@ -29,7 +29,7 @@ def stream() -> Iterator[io.StringIO]:
     loggers = [logging.getLogger(name) for name in names]
     before = [(one.handlers[:], one.level, one.propagate) for one in loggers]
     written = io.StringIO()
-    logs.configure("text", "info", written)
+    logs.configure("text", INFO, written)
     yield written
     logging.captureWarnings(False)
     for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
@@ -50,10 +50,10 @@ def logged(stream: io.StringIO) -> list[str]:
 @pytest.mark.parametrize(
     ("level", "settings"),
     [
-        ("debug", (True, True, True, 1, "default")),
-        ("info", (True, True, True, 0, "default")),
-        ("warning", (False, True, True, 0, "default")),
-        ("error", (False, False, True, 0, "default")),
+        ("debug", ("", True, True, True, 1, "default")),
+        ("info", ("", True, True, True, 0, "default")),
+        ("warning", ("", False, True, True, 0, "default")),
+        ("error", ("", False, False, True, 0, "default")),
     ],
 )
 def test_the_settings_of_the_start(level: str, settings: tuple[Any, ...]) -> None:
@@ -72,7 +72,7 @@ def test_the_settings_of_the_start(level: str, settings: tuple[Any, ...]) -> Non
     ],
 )
 def test_what_is_logged(stream: io.StringIO, changes: dict[str, Any], levels: str) -> None:
-    control = LogControl("info", lambda _: None)
+    control = LogControl(INFO, lambda _: None)
     assert control.update(changes) == INFO._replace(**changes)
     assert logged(stream) == levels.split()
     control.update(INFO._asdict())
@@ -80,7 +80,7 @@ def test_what_is_logged(stream: io.StringIO, changes: dict[str, Any], levels: st
 
 
 def test_the_form_of_the_time(stream: io.StringIO) -> None:
-    control = LogControl("info", lambda _: None)
+    control = LogControl(INFO, lambda _: None)
     control.update({"log_format": "ISO8601"})
     logged(stream)
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO", stream.getvalue())
@@ -99,7 +99,7 @@ def test_the_log_of_a_host_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_changes_are_told_and_a_mere_look_is_none() -> None:
     told: list[Any] = []
-    control = LogControl("warning", told.append)
+    control = LogControl(LogSettings.of_level("warning"), told.append)
     control.update({})
     control.update({"log_info": True})
     assert told == [messages.Changed("log", INFO._asdict())]

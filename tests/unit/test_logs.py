@@ -31,7 +31,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 def configured(log_format: str, level: str = "info") -> io.StringIO:
     stream = io.StringIO()
-    logs.configure(log_format, level, stream)
+    logs.configure(log_format, logs.LogSettings.of_level(level), stream)
     return stream
 
 
@@ -89,7 +89,7 @@ def test_warnings_become_log_lines() -> None:
 
 
 def test_lines_follow_sys_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    logs.configure("text", "info")
+    logs.configure("text", logs.LogSettings.of_level("info"))
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     logging.getLogger("gpuserve").info("above the table")

@@ -26,6 +26,7 @@ SECURITY = (REPOSITORY / "SECURITY.md").read_text()
 SECTIONS = {
     "### `server`": "ServerEntry",
     "### `server.trace`": "TraceEntry",
+    "### `server.log`": "LogOptionsEntry",
     "### `models[]`": "ModelEntry",
     "### `models[].ensemble.steps[]`": "StepEntry",
     "### `models[].instances[]`": "InstancesEntry",

@@ -22,7 +22,7 @@ from gpuserve.compat.tritonserver.option_settings import (
     TritonOptions,
     convert_options,
 )
-from gpuserve.config.settings.server import ServerSettings, TraceSettings
+from gpuserve.config.settings.server import LogOptions, ServerSettings, TraceSettings
 
 LISTED = Path(__file__).parent / "data" / "tritonserver_2.51_flags.txt"
 #: What its help calls the kinds of values.
@@ -63,6 +63,7 @@ def test_values_are_of_the_kinds_that_the_binary_says() -> None:
 
 def test_what_a_flag_comes_to_is_a_setting_that_there_is() -> None:
     names = {field.name for field in dataclasses.fields(ServerSettings)}
+    names |= {f"log.{field.name}" for field in dataclasses.fields(LogOptions)}
     assert {flag.text for flag in FLAGS if flag.fate is FlagFate.SETTING} <= names
 
 
@@ -153,10 +154,8 @@ RULE = {"groups": ["health", "trace"], "header": "key", "token": "v=1"}
     ("arguments", "meant"),
     [
         (["--exit-timeout-secs=5", "--id=a"], {"drain_timeout_s": 5, "name": "a"}),
-        (["--log-info=false"], {"log_level": "warning"}),
-        (["--log-info=false", "--log-warning=false", "--log-error=false"], {"log_level": "error"}),
-        (["--log-warning=false"], {}),
-        (["--log-info=false", "--log-verbose=2"], {"log_level": "debug"}),
+        (["--log-info=false", "--log-verbose=2"], {"log.info": False, "log.verbose_level": 2}),
+        (["--log-format=iso8601", "--log-file=a"], {"log.time_format": "ISO8601", "log.file": "a"}),
         (["--strict-readiness=false"], {"min_ready_instances": 0}),
         (["--strict-readiness"], {"min_ready_instances": 1}),
         (["--exit-on-error=false"], {"exit_on_error": False}),

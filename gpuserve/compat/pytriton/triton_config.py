@@ -23,7 +23,7 @@ from gpuserve.compat.tritonserver.option_settings import (
     convert_options,
 )
 from gpuserve.config.settings.checks import check_trace, checked_settings
-from gpuserve.config.settings.server import EXPLICIT, TRITON, ServerSettings, TraceSettings
+from gpuserve.config.settings.server import EXPLICIT, TRITON, LogOptions, ServerSettings, TraceSettings
 from gpuserve.config.settings.values import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 from gpuserve.core.errors import ConfigError
 
@@ -245,13 +245,13 @@ class TritonSecurityConfig:
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
     """Return the options' server settings; raise PyTritonValidationError for refused ones, with advice."""
     settings: dict[str, Any] = {} if config.id is not None else {"compat_name": TRITON}
-    trace: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {"trace": {}, "log": {}}
     for (key, *inner), value, _ in _converted(config).settings:
         if inner:
-            trace[inner[0]] = value
+            tables[key][inner[0]] = value
         else:
             settings[key] = value
-    given_trace = TraceSettings(**trace)
+    given_trace = TraceSettings(**tables["trace"])
     try:
         check_trace(given_trace)
     except ConfigError as error:
@@ -260,6 +260,7 @@ def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> Ser
         **settings,
         model_control=EXPLICIT,  # as in PyTriton: authorized clients unload and load models
         trace=given_trace,
+        log=LogOptions(**tables["log"]),
         restricted_endpoints=tuple(security.restricted_endpoints or ()),
         access_token=security.access_token,
     )

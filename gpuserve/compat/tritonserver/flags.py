@@ -63,7 +63,6 @@ _TEXT, _INTEGER, _NUMBER, _BOOLEAN = FlagKind.TEXT, FlagKind.INTEGER, FlagKind.N
 _TLS: Final = "tls_certfile, tls_keyfile and tls_client_ca, with tls_ports: [grpc]"
 _RULES: Final = "access_rules, which hold for HTTP and gRPC alike"
 _TRACE: Final = "trace"
-_LEVEL: Final = "log_level: the least severe of those that are on"
 _REMOTE: Final = (
     "with explicit also remote_control: [model-repository]; add restrictions if not all clients are trusted"
 )
@@ -83,14 +82,12 @@ _METRICS: Final = "available metrics are always enabled, and read at each reques
 FLAGS: Final = (
     _setting("id", _TEXT, "name"),
     _setting("exit-timeout-secs", _INTEGER, "drain_timeout_s"),
-    _part("log-verbose", FlagKind.LEVEL, "log_level: debug above 0"),
-    _part("log-info", _BOOLEAN, _LEVEL),
-    _part("log-warning", _BOOLEAN, _LEVEL),
-    _part("log-error", _BOOLEAN, _LEVEL),
-    _ineffective("log-format", _TEXT,
-        "log lines have gpuserve's format; clients choose the format of times by /v2/logging",
-        words="default ISO8601"),
-    _part("log-file", _TEXT, "the log is appended to that file"),
+    _setting("log-verbose", FlagKind.LEVEL, "log.verbose_level"),
+    _setting("log-info", _BOOLEAN, "log.info"),
+    _setting("log-warning", _BOOLEAN, "log.warning"),
+    _setting("log-error", _BOOLEAN, "log.error"),
+    _setting("log-format", _TEXT, "log.time_format", words="default ISO8601"),
+    _setting("log-file", _TEXT, "log.file"),
     _part("model-store", _TEXT, "the same as --model-repository", repeated=True),
     _part("model-repository", _TEXT, "the folder whose models are served", repeated=True),
     _setting("exit-on-error", _BOOLEAN, "exit_on_error"),

@@ -53,8 +53,11 @@ def convert_options(options: TritonOptions) -> ConvertedOptions:
         if value:
             raise OptionProblem(flag.name, f"not supported by gpuserve: {flag.text}")
     rules, rule_notes = _access_rules(options)
-    settings = [OptionSetting((flag.text,), value, flag.name) for flag, value in options.of(FlagFate.SETTING)]
-    convert = (_ports, _tls, _given_values, _log_level, _loaded_at_start, _cache, _metrics)
+    settings = [
+        OptionSetting(tuple(flag.text.split(".")), value, flag.name)
+        for flag, value in options.of(FlagFate.SETTING)
+    ]
+    convert = (_ports, _tls, _given_values, _loaded_at_start, _cache, _metrics)
     settings += [one for convert_some in convert for one in convert_some(options)]
     settings += [*rules, *trace_settings(options.get)]
     notes = [(flag.name, f"makes no difference: {flag.text}") for flag, _ in options.of(FlagFate.NO_EFFECT)]
@@ -98,17 +101,6 @@ def _given_values(options: TritonOptions) -> list[OptionSetting]:
     if options.get(mode := "model-control-mode") == EXPLICIT:
         found.append(OptionSetting(("remote_control",), [_REPOSITORY], mode))
     return found
-
-
-def _log_level(options: TritonOptions) -> list[OptionSetting]:
-    """Return the least severe enabled level. Here it enables all levels above."""
-    if options.get("log-verbose"):
-        return [OptionSetting(("log_level",), "debug", "log-verbose")]
-    off = [name for name in ("log-info", "log-warning", "log-error") if options.get(name) is False]
-    if "log-info" not in off:
-        return []
-    level = "warning" if "log-warning" not in off else "error"
-    return [OptionSetting(("log_level",), level, "log-info")]
 
 
 def _loaded_at_start(options: TritonOptions) -> list[OptionSetting]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, TypedDict
 
-from gpuserve.config.settings.server import TraceSettings
+from gpuserve.config.settings.server import LogOptions, TraceSettings
 from gpuserve.config.settings.values import AccessRule
 
 #: A number of seconds, or a text such as "10s" or "2m".
@@ -93,6 +93,7 @@ class ServerKeywords(TypedDict, total=False):
     metrics_otlp_period_s: Seconds
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
+    log: LogOptions
     access_log: Literal["off", "errors", "all"]
     max_output_lines_per_s: int
     max_output_nbytes_per_s: int

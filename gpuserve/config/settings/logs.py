@@ -29,9 +29,10 @@ ISO8601: Final = "ISO8601"
 class LogSettings(NamedTuple):
     """The log settings that clients can read and change, by the names of the protocol. Critical records are
     always logged. ``log_verbose_level`` above 0 enables debug records; ``log_format`` is the form of the time
-    in text lines: "default" or "ISO8601".
+    in text lines: "default" or "ISO8601". Clients cannot change ``log_file``; "" is stderr.
     """
 
+    log_file: str
     log_info: bool
     log_warning: bool
     log_error: bool
@@ -39,15 +40,16 @@ class LogSettings(NamedTuple):
     log_format: str
 
     @classmethod
-    def of_level(cls, log_level: str, log_format: str = DEFAULT) -> LogSettings:
+    def of_level(cls, log_level: str) -> LogSettings:
         """Return the settings that ``log_level`` ("debug", "info", "warning", "error") stands for."""
         least = logging.getLevelNamesMapping()[log_level.upper()]
         return cls(
+            log_file="",
             log_info=least <= logging.INFO,
             log_warning=least <= logging.WARNING,
             log_error=True,
             log_verbose_level=int(least <= logging.DEBUG),
-            log_format=log_format,
+            log_format=DEFAULT,
         )
 
     @property
@@ -272,8 +274,8 @@ class TextFormatter(logging.Formatter):
         return mask_userinfo(line)
 
 
-def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> None:
-    """Write the log and Python's warnings to a stream (stderr), as "text" or "json", from a level on."""
+def configure(log_format: str, settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Write the log and Python's warnings to a stream, stderr by default, as "text" or "json"."""
     logging.captureWarnings(True)
     handler = LogStream(log_format, stream)
     for name in (ROOT, _WARNINGS_LOGGER):
@@ -282,7 +284,7 @@ def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> 
             logger.removeHandler(earlier)
         logger.addHandler(handler)
         logger.propagate = False
-    logging.getLogger(ROOT).setLevel(log_level.upper())
+    adjust(settings)
 
 
 def adjust(settings: LogSettings) -> None:

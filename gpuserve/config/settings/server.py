@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpuserve.config.settings.logs import DEFAULT, ISO8601, LogSettings
 from gpuserve.config.settings.values import (
     AUTO,
     CONTROL_GROUPS,
@@ -128,6 +129,21 @@ class TraceSettings:
         "URL to which mode opentelemetry sends spans, as OTLP over HTTP.", read=read_url)
     resource: dict[str, str] = option({"service.name": "gpuserve"},
         "Attributes of the OpenTelemetry resource.")
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """The log settings that clients read as ``log_file``, ``log_info`` and so on. None: by ``log_level``."""
+
+    # fmt: off
+    file: str = option("", "File that the log of gpuserve serve is appended to; empty: stderr.")
+    info: bool | None = option(None, "Whether level info is logged; null: by log_level.")
+    warning: bool | None = option(None, "Whether level warning is logged; null: by log_level.")
+    error: bool | None = option(None, "Whether level error is logged; null: by log_level.")
+    verbose_level: int | None = option(None,
+        "Level debug is logged if this is above 0; null: by log_level.", least=0, most=(1 << 32) - 1)
+    time_format: str = option(DEFAULT, "Form of the time in lines of text.", words=(DEFAULT, ISO8601))
     # fmt: on
 
 
@@ -320,6 +336,7 @@ class ServerSettings:
     log_level: str = option("info",
         "Least severe level that is logged.",
         words=("debug", "info", "warning", "error"), live="later log lines, over the log settings of clients")
+    log: LogOptions = option(LogOptions(), "Parts of the log settings, over log_level.")
     access_log: str = option(OFF,
         "Requests that are logged when they end, and whose response has the header x-request-id: failed "
         "requests (errors), or all.", words=(OFF, ERRORS, ALL))
@@ -337,6 +354,13 @@ class ServerSettings:
         """Return the address on which the port of a role ("http", "grpc", "metrics", "health") listens."""
         own = {"grpc": self.grpc_host, "metrics": self.metrics_host}.get(role)
         return self.host if own is None else own
+
+    def log_settings(self) -> LogSettings:
+        """Return the log settings that hold until clients change them."""
+        given = dataclasses.asdict(self.log)
+        given["format"] = given.pop("time_format")
+        parts = {f"log_{name}": value for name, value in given.items() if value is not None}
+        return LogSettings.of_level(self.log_level)._replace(**parts)
 
     def to_wire(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

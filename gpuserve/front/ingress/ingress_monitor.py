@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.config.settings.logs import LogSettings
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress import monitored_ingress as monitored
@@ -54,7 +55,8 @@ class IngressMonitor(ProtocolServer):
         self._requests = requests
         self._admission = admission
         self._setup = setup
-        self._log = messages.ChangeLogSettings(LogSettings.of_level(setup.settings["log_level"])._asdict())
+        log = ServerSettings.from_wire(setup.settings).log_settings()
+        self._log = messages.ChangeLogSettings(log._asdict())
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._processes = [

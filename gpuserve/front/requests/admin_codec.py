@@ -148,7 +148,7 @@ def parse_log_json(body: bytes) -> dict[str, Any]:
 
 
 def log_json(settings: LogSettings) -> bytes:
-    return compact({_FILE: "", **settings._asdict()}).encode()
+    return compact(settings._asdict()).encode()
 
 
 def parse_log_message(request: Any) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def log_message(settings: LogSettings) -> Any:
     response = pb.LogSettingsResponse()
     for name in _BOOLEANS:
         response.settings[name].bool_param = getattr(settings, name)
-    response.settings[_FILE].string_param = ""
+    response.settings[_FILE].string_param = settings.log_file
     response.settings[_VERBOSE].uint32_param = settings.log_verbose_level
     response.settings[_FORMAT].string_param = settings.log_format
     return response

@@ -74,8 +74,8 @@ class SupervisorRequests:
 class LogControl:
     """The log settings of this process. The supervisor is notified of changes by clients."""
 
-    def __init__(self, log_level: str, notify_supervisor: NotifySupervisor) -> None:
-        self.settings = LogSettings.of_level(log_level)
+    def __init__(self, settings: LogSettings, notify_supervisor: NotifySupervisor) -> None:
+        self.settings = settings
         self._notify_supervisor = notify_supervisor
         self._subscribers: list[Callable[[LogSettings], None]] = []
 

@@ -135,7 +135,7 @@ def inference_service(
     control = ServiceControl(
         RepositoryControl(settings.model_control, supervisor_requests, models),
         trace,
-        LogControl(settings.log_level, notify_supervisor),
+        LogControl(settings.log_settings(), notify_supervisor),
         AdminControl(supervisor_requests, is_open=settings.admin_api),
         regions,
         gpus,

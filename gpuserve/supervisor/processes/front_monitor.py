@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from gpuserve.config.settings import logs
-from gpuserve.config.settings.logs import DEFAULT, LOG, LogSettings, log_with_text
+from gpuserve.config.settings.logs import LOG, LogSettings, log_with_text
 from gpuserve.core.errors import RequestError, StartupError
 from gpuserve.core.event_log import KEPT_BY_FRONT, EventKind, EventLog, RecentEvents
 from gpuserve.supervisor.control import front_messages as messages
@@ -125,8 +125,9 @@ class FrontMonitor:
         wire = self._settings.current.to_wire()
         self.send(messages.Adjust({name: wire[name] for name in changes}))
         if "log_level" in changes:
-            time_format = self._settings.changed.get(LOG, {}).get("log_format", DEFAULT)
-            log = LogSettings.of_level(changes["log_level"], time_format)._asdict()
+            log = self._settings.current.log_settings()._asdict()
+            if earlier := self._settings.changed.get(LOG):
+                log["log_format"] = earlier["log_format"]
             self._settings_changed(LOG, log)
             self.send(messages.Changed(LOG, log))
 
