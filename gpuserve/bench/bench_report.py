@@ -15,6 +15,8 @@ from gpuserve.bench.load_plan import BenchOptionError, LoadKind, LoadLevel
 from gpuserve.bench.server_control import ServerTime
 
 _FORMAT: Final = "gpuserve bench 1"
+#: The setting of a report about streams of tokens.
+STREAM: Final = "stream"
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,28 @@ def report_notes(report: BenchReport, baseline: BenchReport | None = None) -> li
 
 
 def _columns(report: BenchReport) -> list[tuple[str, CellText]]:
+    return _stream_columns(report) if STREAM in report.settings else _call_columns(report)
+
+
+def _stream_columns(report: BenchReport) -> list[tuple[str, CellText]]:
+    return [
+        ("load", lambda one, _: _load_text(one)),
+        ("req/s", lambda one, _: _rate_text(one.throughput)),
+        ("tokens/s", lambda one, _: _rate_text(one.responses_per_s)),
+        ("tokens/s of one", lambda one, _: _rate_text(1000 / one.gaps.mean_ms) if one.gaps.count else _EMPTY),
+        ("first p50 ms", lambda one, _: _ms_text(one.first.p50_ms)),
+        ("first p90 ms", lambda one, _: _ms_text(one.first.p90_ms)),
+        ("first p99 ms", lambda one, _: _ms_text(one.first.p99_ms)),
+        ("between p50 ms", lambda one, _: _ms_text(one.gaps.p50_ms)),
+        ("between p90 ms", lambda one, _: _ms_text(one.gaps.p90_ms)),
+        ("between p99 ms", lambda one, _: _ms_text(one.gaps.p99_ms)),
+        ("p99 ms", lambda one, _: _ms_text(one.latency.p99_ms)),
+        ("client CPU", lambda one, _: f"{one.client_cpu:.0%}"),
+        ("failed", lambda one, _: str(one.failed) if report.failed else _EMPTY),
+    ]
+
+
+def _call_columns(report: BenchReport) -> list[tuple[str, CellText]]:
     streams = report.has_streams
     return [
         ("load", lambda one, _: _load_text(one)),

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from gpuserve.bench import loader_messages, preparation
 from gpuserve.bench.level_results import WINDOW_S, LevelResult, LevelTally, Window, histogram_type, is_stable
-from gpuserve.bench.load_plan import BenchError, LoadKind, LoadLevel, LoadPlan, SharedMemory
+from gpuserve.bench.load_plan import BenchError, BenchOptionError, LoadKind, LoadLevel, LoadPlan, SharedMemory
 from gpuserve.bench.loader_messages import LevelCounted, LevelDone, LoaderFailed, LoaderMessage, LoaderSetup
 from gpuserve.bench.preparation import RequestData, SharedRegions
 from gpuserve.bench.request_payloads import Target, Tensors
@@ -23,12 +23,15 @@ _DRAIN_MARGIN_S: Final = 30.0
 
 @dataclass(frozen=True)
 class BenchRun:
-    """The parameters of a run: the model, the data of requests, and the load."""
+    """The parameters of a run: the model, the data of requests, and the load. ``only_streams`` refuses models
+    that are not decoupled.
+    """
 
     target: Target
     data: RequestData
     plan: LoadPlan
     memory: SharedMemory = SharedMemory.NONE
+    only_streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ def run_bench(
         control = connect(run.target)
         stack.callback(control.close)
         model = control.metadata()
+        if run.only_streams and not model.decoupled:
+            text = f"model {run.target.model!r} gives one response to a request; expected a decoupled model"
+            raise BenchOptionError("--stream", text)
         preparation.require_memory_support(run.target, model, run.memory)
         requests = [Tensors(arrays) for arrays in preparation.request_arrays(model, run.data)]
         if run.memory is not SharedMemory.NONE:

@@ -113,10 +113,13 @@ def print_report(report: BenchReport, baseline: BenchReport | None, stream: Text
 def _level_line(result: LevelResult) -> str:
     latency = result.latency
     failed = f", {result.failed} failed" if result.failed else ""
-    return (
+    line = (
         f"{result.level.kind.value} {result.level}: {result.throughput:,.0f} req/s, "
-        f"p50 {latency.p50_ms:.3g} ms, p99 {latency.p99_ms:.3g} ms{failed}"
+        f"p50 {latency.p50_ms:.3g} ms, p99 {latency.p99_ms:.3g} ms"
     )
+    if result.gaps.count:
+        line += f", first {result.first.p50_ms:.3g} ms, {result.responses_per_s:,.0f} responses/s"
+    return line + failed
 
 
 OUTPUT_OPTION: Final = "--output"

@@ -73,6 +73,8 @@ _OPTIONS: Final = (
     keyword(_DATA, "seed", int, 0, "Seed of random data and arrivals.", least=0),
     keyword(_REPORT, "outputs", list[str] | None, None,
             "A report: .md, .csv, .json or .html; repeatable.", "--output", metavar="FILE"),
+    keyword(_REPORT, "stream", bool, False,
+            "Report a decoupled model as a source of tokens: time to first, between, tokens/s.", "--stream"),
     keyword(_REPORT, "baseline", str | None, None,
             "An earlier .json report; the table shows ratios to its figures.", metavar="FILE"),
 )
@@ -88,6 +90,7 @@ def bench(ctx: typer.Context, model: _Model, **_options: Any) -> None:
     Examples:
       gpuserve bench echo --shape x:16
       gpuserve bench echo --shape x:16 --rate 1000:5000:1000 --duration 20 --output report.html
+      gpuserve bench writer --stream --data prompts.json --rate 20,40,80
       gpuserve bench echo --url http://host:8000 --data requests.json --baseline earlier.json
     """
     run_and_exit(_run_bench, ctx)
@@ -135,7 +138,7 @@ def _bench_run(given: dict[str, Any]) -> BenchRun:
     shapes = parse_shapes(given["shapes"] or ())
     data = RequestData.of(given["data"], shapes, given["batch_size"], given["string_length"], given["seed"])
     memory = _parse_choice(SharedMemory, "--shared-memory", given["shared_memory"])
-    return BenchRun(_bench_target(given), data, _load_plan(given), memory)
+    return BenchRun(_bench_target(given), data, _load_plan(given), memory, given["stream"])
 
 
 def _bench_target(given: dict[str, Any]) -> Target:
@@ -205,6 +208,8 @@ def _read_baseline(path: str | None) -> BenchReport | None:
 
 def _report_settings(given: dict[str, Any], run: BenchRun) -> dict[str, Any]:
     """Return the options that decide whether two reports are comparable; no secrets such as headers."""
+    from gpuserve.bench.bench_report import STREAM
+
     found = {
         "duration": f"{run.plan.duration_s:g} s",
         "warmup": f"{run.plan.warmup_s:g} s",
@@ -217,4 +222,6 @@ def _report_settings(given: dict[str, Any], run: BenchRun) -> dict[str, Any]:
         found["shapes"] = " ".join(given["shapes"])
     if given["rate"] is not None:
         found["arrivals"] = run.plan.arrivals.value
+    if given["stream"]:
+        found[STREAM] = "tokens are responses"
     return found

@@ -88,8 +88,11 @@ def test_open_loop(protocol: str, server: Addresses, tmp_path: Path) -> None:
 def test_streams(protocol: str, server: Addresses, tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text('{"data": [{"x": [[20]]}]}')
     url = f"{protocol}://{getattr(server, protocol)}"
-    data = ("--data", str(tmp_path / "data.json"), "--concurrency", "2")
+    table = tmp_path / "table.md"
+    data = ("--data", str(tmp_path / "data.json"), "--concurrency", "2", "--stream", "--output", str(table))
     (level,) = measured(tmp_path, "count", "--url", url, *data)
+    titles = [line.split(" | ") for line in table.read_text().splitlines() if line.startswith("| load")]
+    assert titles[0][1:5] == ["req/s", "tokens/s", "tokens/s of one", "first p50 ms"]
     assert level["gaps"]["count"] == 19 * level["latency"]["count"]
     assert level["first"]["p50_ms"] <= level["latency"]["p50_ms"]
     assert level["responses_per_s"] > 10 * level["throughput"]
@@ -196,6 +199,7 @@ def test_tls(tmp_path: Path) -> None:
         (("--timeout", "-1"), "'--timeout': expected a number of seconds or a time such as 500ms, 10s"),
         (("--tls-ca", "x"), "--tls-ca: goes with --url grpcs:// or https://"),
         (("--data", "absent.json"), "--data: absent.json cannot be read"),
+        (("--stream", "--shape", "x:4"), "--stream: model 'echo' gives one response to a request"),
         (("--arrivals", "often"), "--arrivals: expected one of poisson, constant, given 'often'"),
     ],
 )

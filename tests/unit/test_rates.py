@@ -50,6 +50,21 @@ def test_what_happens_between_two_readings_is_told_by_the_second() -> None:
     assert meter.read(metrics, 13.0)[:6] == (0.0, 0.0, 0.0, None, None, None)
 
 
+def test_steps_of_a_stepped_callable() -> None:
+    metrics, meter = account(), RateMeter()
+    metrics.stepped(5, 10_000_000, 20, 20)
+    meter.read(metrics, 10.0)
+    answer(metrics, 1)
+    for since_s in (0.003, 0.004, 0.003):
+        metrics.responded(since_s, is_first=True)
+    metrics.stepped(10, 20_000_000, 80, 60)
+    rates = meter.read(metrics, 12.0)
+    assert (rates.steps_per_s, rates.batch_size, rates.responses_per_s) == (5.0, 8.0, 30.0)
+    assert rates.first_p50_s is not None
+    assert 0.001 <= rates.first_p50_s <= 0.01
+    assert meter.read(metrics, 13.0).steps_per_s is None
+
+
 def test_an_account_that_begins_anew_has_no_negative_rate() -> None:
     meter = RateMeter()
     first, second = account(), account()

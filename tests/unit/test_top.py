@@ -150,8 +150,15 @@ def test_a_model_is_shown_with_its_instances() -> None:
     assert "bert version 1: READY, from config" in text
     assert [line.split()[0] for line in text.splitlines() if "#" in line] == ["cuda:0#0", "cuda:1#0"]
     assert next(line for line in text.splitlines() if "cuda:1#0" in line).split()[1:3] == ["WAITING", "-"]
+    assert "steps/s" not in text
     assert made.press_key("q") is None, "it goes back first"
     assert made.press_key("q") is QUIT
+
+
+def test_steps_of_a_stepped_callable() -> None:
+    made = screen_of(model("writer", steps_per_s=412.0, responses_per_s=15700.0, first_p50_s=0.012))
+    made.press_key("\x1b[C")
+    assert "412 steps/s, 15.7k responses/s, first response p50 12ms" in "\n".join(shown(made, 100))
 
 
 def test_nothing_is_done_without_a_yes() -> None:

@@ -261,6 +261,10 @@ class Screen:
             f"{count_text(row['queued'])} queued, {count_text(row['in_flight'])} running, "
             f"saturation {percent_text(row['saturation'])}"
         )
+        if row.get("steps_per_s") is not None:
+            steps, responses = count_text(row["steps_per_s"]), count_text(row["responses_per_s"])
+            first = duration_text(row["first_p50_s"])
+            yield Text(f"{steps} steps/s, {responses} responses/s, first response p50 {first}")
         failures, rejections = count_text(row["failures_per_s"]), count_text(row["rejections_per_s"])
         yield Text(f"{failures} failures/s, {rejections} rejections/s")
         groups = row.get("shape_groups") or 0

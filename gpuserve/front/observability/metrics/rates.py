@@ -12,7 +12,12 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.front.observability.metrics.model_metrics import DURATION_BUCKETS, ModelMetrics
+from gpuserve.front.observability.metrics.model_metrics import (
+    DURATION_BUCKETS,
+    TO_FIRST_BUCKETS,
+    ModelMetrics,
+    StepMetrics,
+)
 
 #: The name and the version of a model.
 ModelKey: TypeAlias = tuple[str, str]
@@ -26,13 +31,19 @@ class InstanceCounts(NamedTuple):
 
 
 class ModelCounts(NamedTuple):
-    """Counts of a model: ``latencies`` by duration bucket, ``rows`` of all ``batches``."""
+    """Counts of a model: ``latencies`` by duration bucket, ``rows`` of ``batches``. Of a stepped callable:
+    ``steps``, ``active`` requests of the steps in the sum, ``responses``, times to the ``first`` response.
+    """
 
     latencies: Sequence[int]
     failures: int
     rejections: int
     batches: int
     rows: int
+    steps: int
+    active: int
+    responses: int
+    first: Sequence[int]
     instances: Mapping[str, InstanceCounts]
 
 
@@ -44,7 +55,10 @@ class InstanceRates(NamedTuple):
 
 
 class ModelRates(NamedTuple):
-    """Rates of a model. ``requests_per_s`` counts successful requests. Unknown values are None."""
+    """Rates of a model. ``requests_per_s`` counts successful requests; ``batch_size`` is the mean number of
+    rows of a batch, or of active requests of a step. Unknown values are None, as are rates of steps for
+    other callables.
+    """
 
     requests_per_s: float
     failures_per_s: float
@@ -52,11 +66,17 @@ class ModelRates(NamedTuple):
     batch_size: float | None
     p50_s: float | None
     p99_s: float | None
+    steps_per_s: float | None
+    responses_per_s: float | None
+    first_p50_s: float | None
     instances: Mapping[str, InstanceRates]
 
 
-NO_COUNTS: Final = ModelCounts((0,) * (len(DURATION_BUCKETS) + 1), 0, 0, 0, 0, {})
+NO_COUNTS: Final = ModelCounts(
+    (0,) * (len(DURATION_BUCKETS) + 1), *(0,) * 7, (0,) * (len(TO_FIRST_BUCKETS) + 1), {}
+)
 _IDLE: Final = InstanceCounts(0, 0.0)
+_NO_STEPS: Final = StepMetrics()
 _RESTS: Final = InstanceRates(0.0, 0.0)
 
 
@@ -73,13 +93,17 @@ def counts_of(metrics: ModelMetrics) -> ModelCounts:
         batches += ran
         compute = metrics.instances.get(name)
         instances[name] = InstanceCounts(ran + failed, compute.compute.total if compute else 0.0)
-    outcomes = metrics.outcomes
+    outcomes, steps = metrics.outcomes, metrics.steps or _NO_STEPS
     return ModelCounts(
         tuple(metrics.request_duration.counts),
         sum(outcomes.failures.values()),
         sum(outcomes.rejections.values()),
         batches,
         rows,
+        steps.steps,
+        steps.active,
+        steps.responses,
+        tuple(metrics.to_first.counts),
         instances,
     )
 
@@ -88,7 +112,8 @@ def subtract_counts(before: ModelCounts, now: ModelCounts) -> ModelCounts:
     """Return the counts between two readings. A count below the earlier one was restarted from zero."""
     if now == before:  # true for most models of a large server most of the time
         return NO_COUNTS._replace(instances=dict.fromkeys(now.instances, _IDLE))
-    if sum(now.latencies) < sum(before.latencies) or now.batches < before.batches:
+    shrunk = now.batches < before.batches or now.steps < before.steps
+    if shrunk or sum(now.latencies) < sum(before.latencies):
         before = NO_COUNTS
     return ModelCounts(
         [new - old for old, new in zip(before.latencies, now.latencies, strict=True)],
@@ -96,6 +121,10 @@ def subtract_counts(before: ModelCounts, now: ModelCounts) -> ModelCounts:
         max(0, now.rejections - before.rejections),
         now.batches - before.batches,
         now.rows - before.rows,
+        now.steps - before.steps,
+        now.active - before.active,
+        now.responses - before.responses,
+        [new - old for old, new in zip(before.first, now.first, strict=True)],
         {
             name: InstanceCounts(max(0, one.batches - old.batches), max(0.0, one.busy_s - old.busy_s))
             for name, one in now.instances.items()
@@ -106,7 +135,7 @@ def subtract_counts(before: ModelCounts, now: ModelCounts) -> ModelCounts:
 
 def add_counts(one: ModelCounts, other: ModelCounts) -> ModelCounts:
     """Return the sum of two models' counts, without instances."""
-    if other[:5] == NO_COUNTS[:5]:
+    if other[:-1] == NO_COUNTS[:-1]:
         return one
     return ModelCounts(
         [a + b for a, b in zip(one.latencies, other.latencies, strict=True)],
@@ -114,21 +143,31 @@ def add_counts(one: ModelCounts, other: ModelCounts) -> ModelCounts:
         one.rejections + other.rejections,
         one.batches + other.batches,
         one.rows + other.rows,
+        one.steps + other.steps,
+        one.active + other.active,
+        one.responses + other.responses,
+        [a + b for a, b in zip(one.first, other.first, strict=True)],
         {},
     )
 
 
 def rates_of(counted: ModelCounts, elapsed_s: float) -> ModelRates:
     """Return the rates of counts over ``elapsed_s`` seconds."""
-    if counted[:5] == NO_COUNTS[:5]:
-        return ModelRates(0.0, 0.0, 0.0, None, None, None, dict.fromkeys(counted.instances, _RESTS))
+    if counted[:-1] == NO_COUNTS[:-1]:
+        return ModelRates(0.0, 0.0, 0.0, *(None,) * 6, dict.fromkeys(counted.instances, _RESTS))
+    batches, rows = counted.batches, counted.rows
+    if counted.steps:  # its batches have one request
+        batches, rows = counted.steps, counted.active
     return ModelRates(
         sum(counted.latencies) / elapsed_s,
         counted.failures / elapsed_s,
         counted.rejections / elapsed_s,
-        counted.rows / counted.batches if counted.batches else None,
+        rows / batches if batches else None,
         quantile(counted.latencies, 0.5),
         quantile(counted.latencies, 0.99),
+        counted.steps / elapsed_s if counted.steps else None,
+        counted.responses / elapsed_s if counted.steps else None,
+        quantile(counted.first, 0.5, TO_FIRST_BUCKETS) if counted.steps else None,
         {
             name: InstanceRates(one.batches / elapsed_s, one.busy_s / elapsed_s)
             for name, one in counted.instances.items()

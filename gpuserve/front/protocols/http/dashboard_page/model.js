@@ -88,6 +88,8 @@ export class ModelView {
     tell(this.figures, row.requests_per_s === undefined ? "" : [
       `${number(row.requests_per_s)} requests/s`, `p50 ${seconds(row.p50_s)}`, `p99 ${seconds(row.p99_s)}`,
       `${number(row.queued)} waiting`, `${number(row.in_flight)} running`, `saturation ${percent(row.saturation)}`,
+      ...(row.steps_per_s ? [`${number(row.steps_per_s)} steps/s of ${number(row.batch_size)}`,
+        `${number(row.responses_per_s)} responses/s`, `first response p50 ${seconds(row.first_p50_s)}`] : []),
       `${number(row.failures)} failed and ${number(row.rejections)} refused since the start`].join(" · "));
     const shown = (row.instances || []).filter((one) => one.state !== undefined);
     this.instances.show(shown);
