@@ -101,6 +101,11 @@ class BatchingSpec:
         "ragged. A request with more runs alone.",
         least=0,
     )
+    max_batch_nbytes: int = option(
+        64 << 20,
+        "Largest batch in bytes of its inputs; 0: no limit. A larger request runs alone, without a copy.",
+        least=0,
+    )
     bucket_boundaries: tuple[int, ...] = option(
         (),
         "Ascending lengths, as the first variable size of a ragged input. A batch holds requests between two "

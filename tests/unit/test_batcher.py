@@ -400,6 +400,37 @@ def test_batches_are_bounded_in_elements_and_learn_what_the_memory_holds() -> No
     assert rows_of_next(500) == 1, "a request over the limit runs alone"
 
 
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.lists(st.integers(1, 150), min_size=1, max_size=20),
+    st.sampled_from([0, 100]),
+    st.integers(0, 6),
+)
+def test_a_batch_never_exceeds_the_limit_of_bytes_and_is_not_smaller_than_need_be(
+    sizes: list[int], limit: int, before: int
+) -> None:
+    """``before`` requests arrive and are looked at before the others do."""
+    batching = BatchingSpec(max_batch_nbytes=limit, max_queue_delay_us=1000)
+    scheduler = ModelScheduler(model_spec(max_batch_size=64, batching=batching))
+    scheduler.instance_up("i0")
+    batches: list[list[int]] = []
+
+    def form(now: float) -> None:
+        while (batch := scheduler.next_batch(now)) is not None:
+            batches.append([one.nbytes for one in batch.requests])
+            scheduler.complete(batch.batch_id)
+
+    for number, nbytes in enumerate(sizes):
+        scheduler.submit(QueuedRequest(1, nbytes, ""), 0.0)
+        if number < before:
+            form(0.0)
+    form(1.0)
+    assert list(itertools.chain.from_iterable(batches)) == sizes
+    for batch, following in itertools.pairwise(batches):
+        assert not limit or len(batch) == 1 or sum(batch) <= limit
+        assert sum(batch) + following[0] > (limit or math.inf)
+
+
 @settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3), *[st.integers(0, 9)] * 3), min_size=1, max_size=20),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -39,10 +40,10 @@ class BatchFormer:
     """Decides which requests at the head of the queue make the next batch, or whether to wait for more.
 
     Requests of one merge key are walked in the order in which they wait, and taken until the batch is
-    *closed*, because the next request would exceed ``max_batch_size``, or ``max_batch_elements`` with all
-    rows padded to one shape, or until there are no more. *best* is the largest preferred size that the
-    walk reached, or else all requests before the one that exceeded the largest preferred size. The age of the
-    oldest taken request then decides:
+    *closed*, because the next request would exceed ``max_batch_size``, ``max_batch_nbytes``, or
+    ``max_batch_elements`` with all rows padded to one shape, or until there are no more. *best* is the
+    largest preferred size that the walk reached, or else all requests before the one that exceeded the
+    largest preferred size. The age of the oldest taken request then decides:
 
     1. best, and the delay has not expired: send exactly best.
     2. closed, or at least the largest preferred size: send all taken requests.
@@ -66,8 +67,8 @@ class BatchFormer:
 
     Taken requests stay here while they wait, so that a request is walked once, not once for each later
     arrival. Only a new request that stands before one of them, by its priority, restarts the walk. Rule 4
-    implies that there is no best and the batch is not closed: the requests, the number of their rows and the
-    shape of the padded row are the only state.
+    implies that there is no best and the batch is not closed: the requests, the number of their rows and
+    bytes and the shape of the padded row are the only state.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class BatchFormer:
     ) -> None:
         self.merges = batching.merge and max_batch_size > 0
         self._max_rows = max_batch_size
+        self._max_nbytes = batching.max_batch_nbytes or sys.maxsize
         self._max_elements = self._configured_elements = batching.max_batch_elements
         #: The number of attempts until a lowered limit of elements doubles; 0 if none is lowered.
         self._until_growth = 0
@@ -88,7 +90,7 @@ class BatchFormer:
         self.full_rows = self._largest_preferred if self.merges else 1
         self._delay_s = batching.max_queue_delay_us / 1e6
         self._collected: list[QueuedRequest] = []
-        self._rows = 0
+        self._rows = self._nbytes = 0
         self._padded = EMPTY_ROW
         self._by_age = by_age
         self._regroup = regroup
@@ -185,37 +187,42 @@ class BatchFormer:
 
     def _walk(self, waiting: WaitingRequests) -> tuple[int, bool]:
         """Take requests; returns the number of the best size (0: none), and whether the batch is closed."""
-        taken, rows, best = self._collected, self._rows, 0
+        taken, rows, nbytes, best = self._collected, self._rows, self._nbytes, 0
         preferred, max_rows, max_elements = self._preferred, self._max_rows, self._max_elements
-        padded = self._padded
+        padded, max_nbytes = self._padded, self._max_nbytes
         while waiting:
             request = waiting[0]
             if request.state is not _QUEUED:
                 waiting.popleft()
                 continue
             total = rows + request.rows
+            nbytes += request.nbytes
             if taken:
                 if total > self._largest_preferred and not best:
                     best = len(taken)
-                if total > max_rows or request.merge_key != taken[0].merge_key:
-                    self._rows, self._padded = rows, padded
+                if total > max_rows or nbytes > max_nbytes or request.merge_key != taken[0].merge_key:
+                    self._keep(rows, nbytes - request.nbytes, padded)
                     return best, True
             if max_elements:
                 grown = padded.including(request)
                 if taken and total * grown.elements > max_elements:
-                    self._rows, self._padded = rows, padded
+                    self._keep(rows, nbytes - request.nbytes, padded)
                     return best, True
                 padded = grown
             taken.append(waiting.popleft())
             rows = total
             if rows in preferred:
                 best = len(taken)
-        self._rows, self._padded = rows, padded
+        self._keep(rows, nbytes, padded)
         return best, False
+
+    def _keep(self, rows: int, nbytes: int, padded: PaddedRow) -> None:
+        self._rows, self._nbytes, self._padded = rows, nbytes, padded
 
     def _cut(self, count: int, waiting: WaitingRequests) -> list[QueuedRequest]:
         """Return the first ``count`` taken requests, and put the others back to be walked again."""
-        batch, self._collected, self._rows, self._padded = self._collected, [], 0, EMPTY_ROW
+        batch, self._collected = self._collected, []
+        self._keep(0, 0, EMPTY_ROW)
         if count < len(batch):
             waiting.extendleft(reversed(batch[count:]))
             del batch[count:]
