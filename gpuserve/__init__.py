@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gpuserve_worker.inference.failure import UnrecoverableError
     from gpuserve_worker.inference.inference_request import Request, Response
     from gpuserve_worker.inference.model_calls import ModelCallError
-    from gpuserve_worker.inference.model_context import current_model, current_request_ids
+    from gpuserve_worker.inference.model_context import current_model
+    from gpuserve_worker.inference.running_requests import current_request_ids, current_traces
     from gpuserve_worker.inference.stepping import Last, Later, SteppedCallable, StepResult
 
 from gpuserve.core.version import VERSION
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "current_model",
     "current_request_ids",
+    "current_traces",
     "events",
 ]
 
@@ -54,7 +56,8 @@ _HOMES = {
     "gpuserve.model.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
     "gpuserve.cli.live.event_client": ("EventStream", "events"),
     "gpuserve_worker.inference.model_calls": ("ModelCallError",),
-    "gpuserve_worker.inference.model_context": ("current_model", "current_request_ids"),
+    "gpuserve_worker.inference.model_context": ("current_model",),
+    "gpuserve_worker.inference.running_requests": ("current_request_ids", "current_traces"),
     "gpuserve_worker.inference.stepping": ("Last", "Later", "StepResult", "SteppedCallable"),
     "gpuserve_worker.inference.failure": ("UnrecoverableError",),
     "gpuserve_worker.inference.inference_request": ("Request", "Response"),

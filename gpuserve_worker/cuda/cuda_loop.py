@@ -34,8 +34,8 @@ from gpuserve_worker.execution.link_receiver import BatchReceiver
 from gpuserve_worker.execution.session import FrontSession
 from gpuserve_worker.inference.failure import DeviceFailure
 from gpuserve_worker.inference.inference_request import Batch
-from gpuserve_worker.inference.model_context import enter_requests
 from gpuserve_worker.inference.outputs import BatchAnswers
+from gpuserve_worker.inference.running_requests import enter_requests, leave_requests
 from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
@@ -266,7 +266,7 @@ class DeviceCalls:
         self, job: Job, run: wire.Run, inputs: BatchInputs, *, is_last: bool = False
     ) -> BatchAnswers | WireFailure | None:
         if run.request_ids:
-            enter_requests(run.request_ids)
+            enter_requests(run.request_ids, run.traces)
         try:
             inputs.admit()
             if not is_last:
@@ -289,7 +289,7 @@ class DeviceCalls:
                 return known or self._execution.failure_of_call(error, job.session, inputs)
         finally:
             if run.request_ids:
-                enter_requests(())
+                leave_requests()
         return None
 
     def _call(self, batch: Batch) -> Any:

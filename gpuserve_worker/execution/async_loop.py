@@ -36,8 +36,8 @@ from gpuserve_worker.execution.execution import (
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.session import BatchReply, FrontSession
 from gpuserve_worker.inference.inference_request import Batch, Request, StreamStep
-from gpuserve_worker.inference.model_context import enter_requests
 from gpuserve_worker.inference.outputs import BatchAnswers
+from gpuserve_worker.inference.running_requests import enter_requests, leave_requests
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
@@ -172,7 +172,7 @@ class AsyncExecution:
         """Run a batch and return its final reply. Earlier responses of a stream are sent from here."""
         batch_id = batch.run.batch_id
         if batch.run.request_ids:  # the task has a context of its own
-            enter_requests(batch.run.request_ids)
+            enter_requests(batch.run.request_ids, batch.run.traces)
         try:
             watch = self._execution.new_watch()
             if self._model.context.decoupled:
@@ -200,6 +200,9 @@ class AsyncExecution:
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             return wire.Failed(batch_id, self._failure(error, batch, batch.run, batch.inputs), False)
+        finally:
+            if batch.run.request_ids:
+                leave_requests()
 
     async def _read_inputs(self, batch: AsyncBatch) -> BatchInputs:
         device = batch.session.device

@@ -209,6 +209,10 @@ def _part(run: Run, inputs: BatchInputs, start: int, end: int) -> BatchPart:
     batch = Batch(arrays, whole.requests[start:end], whole.output_names, whole.batching, whole.ragged)
     failures = {at - start: one for at, one in inputs.failures.items() if start <= at < end}
     return BatchPart(
-        run._replace(requests=run.requests[start:end], request_ids=run.request_ids[start:end]),
+        run._replace(
+            requests=run.requests[start:end],
+            request_ids=run.request_ids[start:end],
+            traces=run.traces[start:end],
+        ),
         BatchInputs(batch, failures, inputs.in_place, inputs.arrival),
     )

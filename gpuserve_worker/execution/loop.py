@@ -30,8 +30,8 @@ from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.link_receiver import BatchReceiver
 from gpuserve_worker.execution.session import BatchReply, FrontSession
 from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, Request
-from gpuserve_worker.inference.model_context import enter_requests
 from gpuserve_worker.inference.outputs import BatchAnswers
+from gpuserve_worker.inference.running_requests import enter_requests, leave_requests
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
@@ -157,7 +157,7 @@ class Loop:
             return refusals
         batch = inputs.batch
         if run.request_ids:
-            enter_requests(run.request_ids)
+            enter_requests(run.request_ids, run.traces)
         watch.called()
         try:
             if execution.takes_batch:
@@ -178,7 +178,7 @@ class Loop:
             if not execution.takes_batch:  # keep no request alive after its batch
                 self._backlog.running = _NOTHING_RUNS
             if run.request_ids:
-                enter_requests(())
+                leave_requests()
 
 
 def _is_by_itself(run: wire.Run) -> bool:

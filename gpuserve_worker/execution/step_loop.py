@@ -31,8 +31,8 @@ from gpuserve_worker.execution.session import FrontSession
 from gpuserve_worker.execution.stepper import Stepper, StepRequest
 from gpuserve_worker.inference.failure import log_text, log_traceback
 from gpuserve_worker.inference.inference_request import Batch
-from gpuserve_worker.inference.model_context import enter_requests
 from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput, OutputError
+from gpuserve_worker.inference.running_requests import enter_requests, leave_requests
 from gpuserve_worker.inference.stepping import Last
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.memory.client_regions import RegionError
@@ -193,7 +193,7 @@ class StepLoop(EventLoop[StepBatch]):
     def _leave_request(self) -> None:
         """Name no request in log lines any more."""
         if self._named:
-            enter_requests(())
+            leave_requests()
             self._named = False
 
     # ---- StepSink -------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class StepLoop(EventLoop[StepBatch]):
     def request_of(self, entry: StepBatch) -> Any:
         session, run = entry.session, entry.run
         if run.request_ids:
-            enter_requests(run.request_ids)
+            enter_requests(run.request_ids, run.traces)
             self._named = True
         if session.device is not None and not session.device.is_open(run):
             session.device.wait_open(run)

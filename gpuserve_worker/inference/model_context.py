@@ -1,5 +1,4 @@
-"""The context of an inference callable: the model that the current worker serves, its metrics, and the ids of
-the running requests.
+"""The context of an inference callable: the model that the current worker serves, and its metrics.
 
 Every worker serves one model in one thread. Where workers are threads of one process, each has its own
 context. Coroutines and threads of ``asyncio.to_thread`` inherit the context.
@@ -220,18 +219,3 @@ class MetricFamily:
             MetricError: invalid labels or buckets, or the instance has the maximum number of metrics.
         """
         return self._registry.series(self._family, labels, buckets)
-
-
-_IDS: Final[ContextVar[tuple[str, ...]]] = ContextVar("gpuserve_request_ids", default=())
-
-
-def enter_requests(ids: tuple[str, ...]) -> None:
-    """Set the ids of the requests that the calling context runs from now on."""
-    _IDS.set(ids)
-
-
-def current_request_ids() -> tuple[str, ...]:
-    """Return the ids of the requests of the running batch, in order, "" for a request without an id. Return
-    () if the server keeps no access log, or if no batch is running.
-    """
-    return _IDS.get()

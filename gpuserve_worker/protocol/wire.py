@@ -204,7 +204,8 @@ class Run(NamedTuple):
     input ``Place`` is read in place, which the front requests only of models with read-only inputs.
     ``dropped`` are the sequences that have ended since the last batch without their last request. If
     ``may_wait``, the reply may be sent together with the reply of the next batch, which has started by then.
-    ``request_ids`` are present if log lines are to name them.
+    ``request_ids`` are present if log lines are to name them, or if a request is traced: then ``traces`` has
+    the trace context of each request, () for one that is not traced.
     """
 
     batch_id: int
@@ -214,6 +215,7 @@ class Run(NamedTuple):
     dropped: tuple[int | str, ...] = ()
     may_wait: bool = False
     request_ids: tuple[str, ...] = ()
+    traces: tuple[tuple[str, ...], ...] = ()
 
 
 class Cancel(NamedTuple):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from config_file import model, tensor, write_config
+from config_file import MODELS, model, tensor, write_config
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from serving import GPUSERVE, Addresses, serving
 
 TIMEOUT_S = 20.0
@@ -71,14 +75,18 @@ def collector() -> Iterator[Collector]:
 def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Addresses]:
     folder = tmp_path_factory.mktemp("traced")
     entry = model("a", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8)
+    url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+    seeing = model("sees", "", [tensor("x", "FP32", 1)], [tensor("seen", "BYTES", 1)], 2)
+    seeing |= {"callable": f"{MODELS.parent / 'traced.py'}:traced", "kwargs": {"url": url}}
+    seeing["batching"] = {"max_queue_delay_us": 60_000_000, "preferred_batch_sizes": [2]}
     trace = {
         "level": ["TIMESTAMPS"],
         "rate": 1,
         "mode": "opentelemetry",
-        "url": f"http://127.0.0.1:{collector.server_port}/v1/traces",
+        "url": url,
         "resource": {"service.name": "tested"},
     }
-    config = write_config(folder, [entry], host="127.0.0.1", trace=trace)
+    config = write_config(folder, [entry, seeing], host="127.0.0.1", trace=trace)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # ms
         with serving(GPUSERVE, "serve", str(config)) as addresses:
@@ -141,6 +149,70 @@ def test_the_settings_are_those_of_the_mode(traced: Addresses, collector: Collec
             "url": f"http://127.0.0.1:{collector.server_port}/v1/traces",
             "resource": "service.name=tested",
         }
+
+
+def see(addresses: Addresses, rows: int, traceparent: str) -> Any:
+    """What the callable of one request saw."""
+    with tritonclient.http.InferenceServerClient(addresses.http) as client:
+        x = tritonclient.http.InferInput("x", [rows, 1], "FP32")
+        x.set_data_from_numpy(np.zeros((rows, 1), np.float32))
+        result = client.infer("sees", [x], headers={"traceparent": traceparent}, request_id="7")
+        return json.loads(result.as_numpy("seen")[0, 0])
+
+
+def own_spans(collector: Collector, number: int) -> list[Any]:
+    """The next spans of requests for the model that sees, without those of the queue."""
+    return [collector.spans.get(timeout=TIMEOUT_S)[0] for _ in range(number)]
+
+
+def test_a_callable_continues_the_trace_of_its_request(traced: Addresses, collector: Collector) -> None:
+    seen, ids, carrier = see(traced, 2, f"00-{TRACE_ID}-{SPAN_ID}-01")
+    tree = {name: span for name, (span, _) in spans(collector, 6).items()}
+    assert tree["work"].trace_id.hex() == TRACE_ID
+    assert tree["work"].parent_span_id == tree["compute"].span_id
+    assert seen == [{"traceparent": f"00-{TRACE_ID}-{tree['compute'].span_id.hex()}-01"}]
+    assert ids == ["7"]
+    assert carrier["traceparent"] == f"00-{TRACE_ID}-{tree['work'].span_id.hex()}-01"
+    seen, ids, _ = see(traced, 2, f"00-{TRACE_ID}-{SPAN_ID}-00")  # its caller does not trace this one
+    assert (seen, ids) == ([], [])
+    (work,) = own_spans(collector, 1)
+    assert (work.name, work.parent_span_id) == ("work", b"")
+
+
+def test_the_work_of_a_batch_links_the_traces_of_its_requests(
+    traced: Addresses, collector: Collector
+) -> None:
+    callers = [f"00-{TRACE_ID[:-1]}{one}-{SPAN_ID}-01" for one in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(see, [traced] * 2, [1, 1], callers))
+    assert found[0] == found[1], "they ran in one batch"
+    first, second = (one["traceparent"].split("-") for one in found[0][0])
+    assert {first[1], second[1]} == {one.split("-")[1] for one in callers}
+    received = own_spans(collector, 12)
+    batch, work = (next(one for one in received if one.name == name) for name in ("batch", "work"))
+    assert (batch.trace_id.hex(), batch.parent_span_id.hex()) == (first[1], first[2])
+    assert [(one.trace_id.hex(), one.span_id.hex()) for one in batch.links] == [(second[1], second[2])]
+    assert work.parent_span_id == batch.span_id
+    computes = {one.span_id.hex(): one.trace_id.hex() for one in received if one.name == "compute"}
+    assert computes == {first[2]: first[1], second[2]: second[1]}
+
+
+def test_open_metrics_have_traces_as_exemplars(traced: Addresses, collector: Collector) -> None:
+    infer(traced, "http", traceparent=f"00-{TRACE_ID}-{SPAN_ID}-01")
+    spans(collector, 5)
+    asked = {"accept": "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;q=0.5"}
+    with urlopen(Request(f"http://{traced.http}/metrics", headers=asked), timeout=TIMEOUT_S) as page:
+        assert page.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        families = {one.name: one for one in text_string_to_metric_families(page.read().decode())}
+    assert families["gpuserve_requests_success"].type == "counter"
+    for name in ("gpuserve_request_duration_seconds", "gpuserve_queue_duration_seconds"):
+        samples = [one for one in families[name].samples if one.labels["model"] == "a"]
+        exemplars = [one.exemplar for one in samples if one.exemplar is not None]
+        assert {"trace_id": TRACE_ID} in [one.labels for one in exemplars]
+        assert all(one.value > 0 for one in samples if one.exemplar is not None)
+    with urlopen(f"http://{traced.http}/metrics", timeout=TIMEOUT_S) as page:
+        assert page.headers["content-type"].startswith("text/plain")
+        assert "trace_id" not in page.read().decode()
 
 
 @pytest.mark.thorough

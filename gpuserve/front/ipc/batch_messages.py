@@ -40,8 +40,13 @@ class BatchMessages:
         """Return whether a request with blocks can run again: no callable can have written to its body."""
         return self._spec.read_only_inputs or self.device_inputs.cannot_be_written(request.inputs)
 
-    def pack(self, batch: Batch, link: WorkerLink) -> tuple[Gathered, wire.Run]:
-        """Return a batch's tensors and its ``Run`` message. Raises OutOfMemory if the arena has no room."""
+    def pack(
+        self, batch: Batch, link: WorkerLink, traced_id: Callable[[InferRequest], str] | None = None
+    ) -> tuple[Gathered, wire.Run]:
+        """Return a batch's tensors and its ``Run`` message. Raises OutOfMemory if the arena has no room.
+
+        ``traced_id`` returns the id of a request if requests may be traced.
+        """
         members: Sequence[Any] = batch.requests if self._sequences is None else self._sequences.members(batch)
         requests: list[InferRequest] = []
         rows: list[int] = []
@@ -60,6 +65,8 @@ class BatchMessages:
             run = _with_details(run, requests)
         if self.request_id is not None:
             run = run._replace(request_ids=tuple(map(self.request_id, requests)))
+        if traced_id is not None:
+            run = _with_traces(run, members, traced_id)
         return gathered, run if self._sequences is None else self._sequences.add_controls(run, batch, members)
 
     def copies(self, gathered: Gathered) -> Iterator[None]:
@@ -156,6 +163,16 @@ def _with_details(run: wire.Run, requests: Sequence[InferRequest]) -> wire.Run:
         else:
             described.append(one)
     return run._replace(requests=tuple(described))
+
+
+def _with_traces(run: wire.Run, members: Sequence[Any], traced_id: Callable[[InferRequest], str]) -> wire.Run:
+    """Return the message with the trace contexts of its requests, if any request is traced."""
+    found = [getattr(one, "trace", None) for one in members]
+    traces = tuple([() if one is None else one.context for one in found])
+    if not any(traces):
+        return run
+    ids = run.request_ids or tuple([traced_id(one.request) for one in members])
+    return run._replace(request_ids=ids, traces=traces)
 
 
 def region_numbers(requests: Iterable[InferRequest]) -> set[int]:

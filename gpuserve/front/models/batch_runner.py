@@ -18,6 +18,7 @@ from gpuserve.front.models.in_flight import InFlightBatch, InFlightBatches
 from gpuserve.front.models.instances import ModelInstances
 from gpuserve.front.models.model_answers import ModelAnswers, phases_of
 from gpuserve.front.models.pending_request import PendingRequest
+from gpuserve.front.observability.access_log import id_for_worker
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.requests.statistics import FailureReason
 from gpuserve.front.scheduling import refusals
@@ -124,7 +125,8 @@ class BatchRunner:
         """Post a batch to its worker, to leave at the end of this turn. Returns None without memory."""
         link = self._instances.up[batch.instance]
         try:
-            gathered, run = self._messages.pack(batch, link)
+            traced_id = None if self._answers.tracer is None else id_for_worker
+            gathered, run = self._messages.pack(batch, link, traced_id)
         except OutOfMemory as error:
             self._refuse(batch, error, now)
             return None

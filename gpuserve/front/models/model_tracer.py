@@ -13,6 +13,7 @@ from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.ipc.worker_memory import KeptTensor, LentExport
 from gpuserve.front.models.pending_request import OnResponse, PendingRequest
 from gpuserve.front.observability.access_log import notes_of
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.observability.tracing.request_trace import Deliver, Reception, Trace, TracedTensor
 from gpuserve.front.observability.tracing.trace_settings import Sampler, TraceLevel
 from gpuserve.front.requests.inference import InferRequest, InferResponse
@@ -38,7 +39,8 @@ class OnEnd(Protocol):
 
 
 class ModelTracer:
-    """Starts traces of one model, and records events of its requests. ``scope`` is the model's name if it has
+    """Starts traces of one model, and records events of its requests. Histograms of ``metrics`` keep traced
+    requests as exemplars in mode opentelemetry. ``scope`` is the model's name if it has
     settings of its own. ``follows_callers``: a request is traced if its caller traces it, and not if its
     caller decided not to.
     """
@@ -46,6 +48,7 @@ class ModelTracer:
     def __init__(
         self,
         spec: ModelSpec,
+        metrics: ModelMetrics,
         sampler: Sampler,
         scope: str,
         ids: Iterator[int],
@@ -54,6 +57,7 @@ class ModelTracer:
         follows_callers: bool,
     ) -> None:
         self._spec = spec
+        self._metrics = metrics
         self._sampler = sampler
         self._scope = scope
         self._ids = ids
@@ -77,6 +81,9 @@ class ModelTracer:
     def _start(self, pending: PendingRequest, reception: Reception | None) -> None:
         caller = None if reception is None or reception.stream else reception.root
         trace = self._new_trace(pending, reception)
+        if self._follows_callers:
+            outer = caller.context[:1] if caller is not None else (trace.parent or ())[:1]
+            trace.enter(*outer or ("",))
         if caller is not None:
             trace.parent_id = caller.id
         elif reception is not None:
@@ -150,6 +157,14 @@ class ModelTracer:
         elif TraceLevel.TENSORS in trace.level and answer is not None:
             trace.tensors += _outputs(answer)
         trace.note("REQUEST_END")
+        if trace.context and not trace.error:
+            at, metrics = trace.moments, self._metrics
+            metrics.request_duration.keep_exemplar(
+                at["REQUEST_END"] - at["REQUEST_START"], trace.otel_trace_id
+            )
+            if "COMPUTE_START" in at:
+                waited_ns = at["COMPUTE_START"] - at["QUEUE_START"]
+                metrics.queue_duration.keep_exemplar(waited_ns, trace.otel_trace_id)
         trace.finished = True
         if caller is not None and not caller.finished:
             caller.children.append(trace)

@@ -34,6 +34,7 @@ from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
@@ -154,13 +155,30 @@ _RECEIVED: Final = ("HTTP_RECV_START", "GRPC_WAITREAD_START", "REQUEST_START")
 _SENT: Final = ("HTTP_SEND_END", "GRPC_SEND_END", "REQUEST_END")
 
 
+class _ChosenIds(RandomIdGenerator):
+    """Ids that callables may know: those of the trace, and of the next span if ``span_id`` is not 0."""
+
+    trace_id = span_id = 0
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        chosen, self.span_id = self.span_id, 0
+        return chosen or super().generate_span_id()
+
+
 class OtlpWriter:
     """A converter of traces into spans for the SDK."""
 
     def __init__(self, settings: TraceSettings) -> None:
         # The sampling decision has already been made.
+        self._ids = _ChosenIds()
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON, resource=Resource.create(settings.resource), shutdown_on_exit=False
+            sampler=ALWAYS_ON,
+            resource=Resource.create(settings.resource),
+            shutdown_on_exit=False,
+            id_generator=self._ids,
         )
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.url)))
         self._tracer = self._provider.get_tracer("gpuserve", VERSION)
@@ -169,6 +187,7 @@ class OtlpWriter:
         for trace in traces:
             headers = {} if trace.parent is None else trace.parent._asdict()
             caller = TraceContextTextMapPropagator().extract(headers)
+            self._ids.trace_id = int(trace.otel_trace_id, 16)
             received = next(trace.moments[one] for one in _RECEIVED if one in trace.moments)
             sent = next(trace.moments[one] for one in _SENT if one in trace.moments)
             inside = self._span(_ROOT, trace, (received, sent), caller, _attributes(trace))
@@ -185,6 +204,7 @@ class OtlpWriter:
         self._span("queue", trace, (at["QUEUE_START"], at.get("COMPUTE_START", answered)), inside, {})
         if "COMPUTE_START" in at:
             times = at["COMPUTE_START"], at.get("COMPUTE_END", answered)
+            self._ids.span_id = int(trace.context[0].split("-")[2], 16)
             compute = self._span("compute", trace, times, inside, {"gpuserve.instance": trace.instance})
             if "COMPUTE_INPUT_END" in at:
                 times = at["COMPUTE_INPUT_END"], at["COMPUTE_OUTPUT_START"]

@@ -317,6 +317,7 @@ class TraceControl:
             return None
         return ModelTracer(
             driver.spec,
+            driver.metrics,
             self._scopes.sampler(name),
             name if self._scopes.is_own(name) else "",
             self._ids,

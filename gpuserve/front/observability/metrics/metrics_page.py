@@ -95,6 +95,7 @@ class MetricsPage:
         self._machine: list[Callable[[], Iterable[Family]]] = [CpuMetrics().families, gpus]
         self._weights: Sequence[tuple[Labels, int, int]] = ()
         self._sliced = SlicedPage(lambda: self._rendering(self._machine))
+        self._sliced_open = SlicedPage(lambda: self._rendering(self._machine, open_metrics=True))
 
     def show_weights(self, weights: Sequence[tuple[str, int, int]]) -> None:
         """Show the memory that instances share: (name, bytes, number of instances) of each weights."""
@@ -111,6 +112,10 @@ class MetricsPage:
         """Render the page in time slices; concurrent callers share the next page."""
         return await self._sliced.page()
 
+    async def open_metrics_page(self) -> bytes:
+        """Render the page in OpenMetrics, as ``page``."""
+        return await self._sliced_open.page()
+
     def render(self) -> bytes:
         """Render the page without the machine's metrics at once."""
         rendering = self._rendering(())
@@ -120,8 +125,11 @@ class MetricsPage:
             except StopIteration as end:
                 return bytes(end.value)
 
-    def _rendering(self, machine: Iterable[Callable[[], Iterable[Family]]]) -> Generator[None, None, bytes]:
+    def _rendering(
+        self, machine: Iterable[Callable[[], Iterable[Family]]], *, open_metrics: bool = False
+    ) -> Generator[None, None, bytes]:
         """Render the page in short steps. The values of one model are of one moment."""
+        page = prometheus.open_metrics_page if open_metrics else prometheus.page
         now = time.monotonic()
         own, instances = _Merged(_model_families), _Merged(_instance_families)
         present = _Merged(_present_families)
@@ -148,16 +156,18 @@ class MetricsPage:
         users = [(labels, count) for labels, _, count in self._weights]
         sharing = _family("shared_weights_instances", "gauge", text, users)
         for listed in (build, cache, shared, sharing, *own.families, *instances.families, *present.families):
-            parts.append(prometheus.page([listed], also_empty=True))
+            parts.append(page([listed], also_empty=True))
             yield  # with hundreds of models, all families at once would delay other tasks too long
         for listed in at_triton.families:
-            parts.append(prometheus.page([listed]))
+            parts.append(page([listed]))
             yield
         for families_of in machine:
             yield
             for listed in families_of():
-                parts.append(prometheus.page([listed]))
+                parts.append(page([listed]))
                 yield
+        if open_metrics:
+            parts.append(prometheus.OPEN_METRICS_END)
         return b"".join(parts)
 
 
@@ -166,12 +176,13 @@ class _Merged(Generic[T]):
 
     def __init__(self, families_of: Callable[[Sequence[T]], Iterable[Family]]) -> None:
         self._families_of = families_of
-        self.families = [one._replace(samples=[]) for one in families_of(())]
+        self.families = [one._replace(samples=[], exemplars={}) for one in families_of(())]
 
     def add(self, one: T) -> None:
         for merged, more in zip(self.families, self._families_of([one]), strict=True):
             if more.samples:
                 merged.samples.append("\n".join(more.samples))
+                merged.exemplars.update(more.exemplars)
 
 
 def _family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Family:

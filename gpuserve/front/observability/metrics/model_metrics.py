@@ -42,19 +42,33 @@ WINDOW_S: Final = 60.0
 WINDOW_REQUESTS: Final = 8192
 
 
-class Histogram:
-    """Counts of values by bucket, and their sum."""
+class Exemplar(NamedTuple):
+    """A traced request in a bucket of a histogram, at a Unix time in seconds."""
 
-    __slots__ = ("bounds", "counts", "total")
+    trace_id: str
+    value: float
+    at: float
+
+
+class Histogram:
+    """Counts of values by bucket, and their sum. ``exemplars`` has the latest exemplar of some buckets."""
+
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+    def keep_exemplar(self, duration_ns: int, trace_id: str) -> None:
+        """Keep a traced request as the exemplar of its bucket. ``observe`` counts the request."""
+        value = duration_ns * 1e-9
+        self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, time.time())
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Count several values, most of which are in the same bucket."""

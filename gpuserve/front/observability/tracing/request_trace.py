@@ -7,6 +7,7 @@ single request only the start time is recorded at first, and the rest once it is
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -58,6 +59,9 @@ class Trace:
     scope: str
     log_frequency: int
     parent: TraceParent | None
+    #: ``traceparent`` and ``tracestate`` for the callable, with the id of the span "compute", if the mode is
+    #: opentelemetry.
+    context: tuple[str, ...] = ()
     parent_id: int = 0
     moments: dict[str, int] = field(default_factory=dict)
     tensors: list[TracedTensor] = field(default_factory=list)
@@ -71,6 +75,16 @@ class Trace:
     def note(self, moment: str, at_ns: int | None = None) -> None:
         """Record the time of a moment, by default now. A repeated moment keeps its last time."""
         self.moments[moment] = time.monotonic_ns() if at_ns is None else at_ns
+
+    def enter(self, traceparent: str) -> None:
+        """Choose the id of the span "compute", in the trace of ``traceparent``; "" starts a new trace."""
+        trace_id = traceparent[3:35] or f"{random.getrandbits(128):032x}"
+        tracestate = "" if self.parent is None else self.parent.tracestate
+        self.context = (f"00-{trace_id}-{random.getrandbits(64):016x}-01", tracestate)
+
+    @property
+    def otel_trace_id(self) -> str:
+        return self.context[0][3:35]
 
     @property
     def nbytes(self) -> int:

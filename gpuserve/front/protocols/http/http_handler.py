@@ -14,6 +14,7 @@ from gpuserve.core.errors import RequestError
 from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests
 from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head
+from gpuserve.front.observability.metrics import prometheus
 from gpuserve.front.protocols.access import clients
 from gpuserve.front.protocols.access.authorization import AccessPolicy, Verdict
 from gpuserve.front.protocols.access.body_decoding import client_error
@@ -37,7 +38,8 @@ from gpuserve.front.requests import admin_codec
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve.model.triton_config import model_config_body
 
-_METRICS: Final = AnswerHead(200, ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),))
+_METRICS: Final = AnswerHead(200, ((b"content-type", prometheus.TEXT_TYPE),))
+_OPEN_METRICS: Final = AnswerHead(200, ((b"content-type", prometheus.OPEN_METRICS_TYPE),))
 _OPENAPI: Final = AnswerHead(200, (*responses.JSON_OK.headers, NOSNIFF))
 #: The parts of the OpenAPI document for optional groups of endpoints.
 _PARTS: Final = {ADMIN: ADMIN_PART, DASHBOARD: DASHBOARD_PART}
@@ -204,7 +206,10 @@ class StateEndpoints:
             return json_answer(await self._service.statistics[0].page())
         return json_answer(admin_codec.statistics_json(self._service.models.statistics(*route.version)))
 
-    async def _metrics(self, _route: Route, _request: AsyncRequest) -> HttpAnswer:
+    async def _metrics(self, _route: Route, request: AsyncRequest) -> HttpAnswer:
+        accepted = [value for name, value in request.head.headers if name == b"accept"]
+        if any(b"application/openmetrics-text" in one for one in accepted):
+            return HttpAnswer(_OPEN_METRICS, await self._service.metrics_page.open_metrics_page())
         return HttpAnswer(_METRICS, await self._service.metrics_page.page())
 
     def _model_ready(self, route: Route) -> HttpAnswer:
