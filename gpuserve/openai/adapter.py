@@ -33,7 +33,7 @@ from gpuserve.model.openai_declaration import annotation_names
 from gpuserve.openai import answers
 from gpuserve.openai import documents as written
 from gpuserve.openai.answers import BadRequest, Token, without_frames
-from gpuserve.openai.endpoints import REQUESTS, OpenAIEndpoint, endpoint_of, parse_body
+from gpuserve.openai.endpoints import REQUESTS, OpenAIEndpoint, endpoint_of, honoured_members, parse_body
 from gpuserve.openai.request_types import (
     ChatRequest,
     CompletionRequest,
@@ -76,7 +76,7 @@ class BatchMember:
         self._shape = request[_REQUEST].shape
         try:
             self.endpoint = endpoint_of(request.parameters, handlers)
-            self.request: Any = _parse(request, self.endpoint, handlers[self.endpoint].argument)
+            self.request: Any = _parse(request, self.endpoint, handlers[self.endpoint])
         except (BadRequest, answers.NoSuchEndpoint) as error:
             self.answer = without_frames(error)
 
@@ -86,9 +86,9 @@ class BatchMember:
         return {_RESPONSE: tensor}
 
 
-def _parse(request: Request, endpoint: OpenAIEndpoint, argument: HandlerArgument) -> TypedRequest:
-    parsed: TypedRequest = parse_body(request, endpoint)
-    if isinstance(parsed, EmbeddingRequest) and argument is HandlerArgument.TEXTS:
+def _parse(request: Request, endpoint: OpenAIEndpoint, handler: EndpointHandler) -> TypedRequest:
+    parsed: TypedRequest = parse_body(request, endpoint, handler.honours)
+    if isinstance(parsed, EmbeddingRequest) and handler.argument is HandlerArgument.TEXTS:
         parsed.require_texts()
     return parsed
 
@@ -171,7 +171,7 @@ class EmbeddingGroup:
         if self._handler.argument is HandlerArgument.REQUEST:
             given = [given]
         elif self._handler.argument is HandlerArgument.TEXTS:
-            given = written.split_vectors(given, [one.request for one in self._members])
+            given = written.split_embeddings(given, [one.request for one in self._members])
         if len(given) != len(self._members):
             raise ValueError(f"expected embeddings of {len(self._members)} requests, got {len(given)}")
         for one, vectors in zip(self._members, given, strict=True):
@@ -264,23 +264,25 @@ class HandlerArgument(enum.Enum):
 
 
 class EndpointHandler(NamedTuple):
-    """A function that answers an endpoint."""
+    """A function that answers an endpoint, and the decisive members that it honours."""
 
     call: Callable[[Any], Any]
     argument: HandlerArgument = HandlerArgument.REQUEST
+    honours: frozenset[str] = frozenset()
 
 
 def handlers_of(made: Any) -> dict[OpenAIEndpoint, EndpointHandler]:
     """Return the handlers of a callable by endpoint. Raise TypeError if there are none."""
+    honours = honoured_members(made)
     found = {
-        endpoint: EndpointHandler(method, _argument_of(endpoint, method))
+        endpoint: EndpointHandler(method, _argument_of(endpoint, method), honours)
         for endpoint, name in METHODS.items()
         if callable(method := getattr(made, name, None))
     }
     if not found and callable(made):
         words = annotation_names(made)
         named = [endpoint for endpoint, kind in REQUESTS.items() if kind.__name__ in words]
-        found = {endpoint: EndpointHandler(made, _argument_of(endpoint, made)) for endpoint in named}
+        found = {endpoint: EndpointHandler(made, _argument_of(endpoint, made), honours) for endpoint in named}
     if not found:
         raise TypeError(
             "a callable for openai: true needs a method chat, complete or embed, or a parameter annotated "

@@ -60,10 +60,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """The vectors of one request, one in each row, and the number of tokens of its inputs."""
+    """The vectors of one request, one in each row, and the number of tokens of its inputs, or that of each.
+    Without it, inputs that are tokens are counted, and the number of tokens in texts is 0.
+    """
 
     vectors: Any
-    prompt_tokens: int = 0
+    prompt_tokens: int | Sequence[int] | None = None
 
 
 class _OpenAICode(NamedTuple):

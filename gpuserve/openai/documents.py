@@ -211,14 +211,24 @@ def _token_logprob(text: str, logprob: float | None) -> Node:
 Vectors = NDArray[np.float32]
 
 
-def split_vectors(vectors: Any, requests: Sequence[EmbeddingRequest]) -> list[Vectors]:
-    """Return the vectors of each request. Raise ValueError if there are too many or too few vectors."""
-    rows = _vector_rows(vectors)
-    counts = [len(one.inputs) for one in requests]
-    if len(rows) != sum(counts):
-        raise ValueError(f"expected {sum(counts)} vectors, one for each input, got {len(rows)}")
-    ends = np.cumsum(counts)
-    return [rows[end - count : end] for count, end in zip(counts, ends, strict=True)]
+def split_embeddings(returned: Any, requests: Sequence[EmbeddingRequest]) -> list[Embeddings]:
+    """Return the embeddings of each request from those of all inputs. Raise ValueError if there are too many
+    or too few vectors, or numbers of tokens.
+    """
+    made = returned if isinstance(returned, Embeddings) else Embeddings(returned)
+    inputs = [one for request in requests for one in request.inputs]
+    rows, tokens = _vector_rows(made.vectors), made.prompt_tokens
+    if tokens is None:
+        tokens = [0 if isinstance(one, str) else len(one) for one in inputs]
+    elif isinstance(tokens, int) and len(requests) == 1:
+        tokens = [tokens, *[0] * (len(inputs) - 1)]
+    counts = np.atleast_1d(tokens)
+    for what, given in (("vectors", rows), ("numbers of tokens", counts)):
+        if len(given) != len(inputs):
+            raise ValueError(f"expected {len(inputs)} {what}, one for each input, got {len(given)}")
+    ends = np.cumsum([len(one.inputs) for one in requests])
+    parts = [slice(end - len(one.inputs), end) for one, end in zip(requests, ends, strict=True)]
+    return [Embeddings(rows[one], int(counts[one].sum())) for one in parts]
 
 
 def embedding_document(request: EmbeddingRequest, returned: Any) -> bytes:
@@ -228,8 +238,8 @@ def embedding_document(request: EmbeddingRequest, returned: Any) -> bytes:
         BadRequest: if the client wants longer vectors than the model returned.
         ValueError, TypeError: if the callable returned no vectors.
     """
-    made = returned if isinstance(returned, Embeddings) else Embeddings(returned)
-    rows = split_vectors(made.vectors, [request])[0]
+    [made] = split_embeddings(returned, [request])
+    rows = made.vectors
     if request.dimensions is not None:
         rows = _shortened(rows, request.dimensions)
     usage = {"prompt_tokens": made.prompt_tokens, "total_tokens": made.prompt_tokens}

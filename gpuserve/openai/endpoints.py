@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.model.openai_declaration import ENDPOINT, REQUEST
 from gpuserve.openai.answers import BadRequest, NoSuchEndpoint
 from gpuserve.openai.request_types import (
+    DECISIVE,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
     TypedRequest,
     parse_request,
+    require_honoured,
 )
 
 if TYPE_CHECKING:
@@ -49,10 +51,20 @@ def endpoint_of(parameters: Mapping[str, Any], known: Iterable[OpenAIEndpoint]) 
     raise NoSuchEndpoint(f"the model answers {names}, not {str(named)[:64]!r}")
 
 
-def parse_body(request: Request, endpoint: OpenAIEndpoint) -> Any:
+def honoured_members(made: Any) -> frozenset[str]:
+    """Return the decisive members in the attribute ``honours`` of a callable. Raise TypeError for others."""
+    honours = frozenset(getattr(made, "honours", ()))
+    if unknown := honours.difference(DECISIVE):
+        raise TypeError(f"honours has {sorted(unknown)[0]!r}, expected some of {', '.join(DECISIVE)}")
+    return honours
+
+
+def parse_body(request: Request, endpoint: OpenAIEndpoint, honours: Container[str]) -> Any:
     """Return the typed request in the only body of an inference request. Raise ``BadRequest``."""
     bodies = request[REQUEST]
     if bodies.size != 1:
         raise BadRequest(f"expected one body in a request, given {bodies.size}")
     forwarded = {key: one for key, one in request.parameters.items() if key != ENDPOINT}
-    return parse_request(REQUESTS[endpoint], bodies.item(), forwarded)
+    parsed = parse_request(REQUESTS[endpoint], bodies.item(), forwarded)
+    require_honoured(parsed, honours)
+    return parsed

@@ -6,7 +6,7 @@ Unknown members are kept in ``model_extra`` for the callable. Every violation is
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import pydantic
@@ -230,6 +230,23 @@ def parse_request(kind: type[Parsed], body: bytes, parameters: Mapping[str, Any]
     if isinstance(request, _GenerationRequest):
         _check_combinations(request)
     return request
+
+
+#: Members that change what an answer is, so that no answer may ignore them.
+DECISIVE: Final = (
+    "tools", "functions", "response_format", "modalities", "logprobs", "logit_bias", "frequency_penalty",
+    "presence_penalty", "suffix",
+)  # fmt: skip
+
+
+def require_honoured(request: TypedRequest, honours: Container[str]) -> None:
+    """Raise ``BadRequest`` if a decisive member has an effect and is none of those that the model honours."""
+    for name in DECISIVE:
+        value = getattr(request, name, None)
+        is_zero = value == 0 and type(value) is int and name == "logprobs"  # the chosen tokens alone
+        is_used = is_zero or (value and value not in ({"type": "text"}, ["text"]))
+        if is_used and name not in honours:
+            raise BadRequest("this model does not honour it", name)
 
 
 def request_for_each_answer(request: _GenerationRequest) -> list[Any]:

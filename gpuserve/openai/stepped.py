@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuserve.model.openai_declaration import REQUEST, RESPONSE, annotation_names
 from gpuserve.openai.answers import BadRequest, without_frames
-from gpuserve.openai.endpoints import REQUESTS, OpenAIEndpoint, endpoint_of, parse_body
+from gpuserve.openai.endpoints import REQUESTS, OpenAIEndpoint, endpoint_of, honoured_members, parse_body
 from gpuserve.openai.text_answer import TextAnswer
 from gpuserve_worker.inference.stepping import Last, Later, max_active_of
 
@@ -55,13 +55,14 @@ class SteppedOpenAI:
                 "CompletionRequest or both of them"
             )
         self._made = made
+        self._honours = honoured_members(made)
         self.max_active = max_active_of(made)
         if callable(close := getattr(made, "close", None)):
             self.close = close
 
     async def admit(self, request: Request) -> OpenAIState:
         endpoint = endpoint_of(request.parameters, self._endpoints)
-        parsed = parse_body(request, endpoint)
+        parsed = parse_body(request, endpoint, self._honours)
         state = OpenAIState(TextAnswer(parsed), request[REQUEST].shape)
         try:
             await self._admit_waiting(state)

@@ -45,7 +45,7 @@ def server(places: Path) -> Iterator[Addresses]:
     tensor = {"dtype": "bytes", "shape": [-1]}
     models = [
         entry("talker", "Talker"),
-        entry("tools", "tools"),
+        entry("tools", "Tools"),
         entry("endless", "endless"),
         entry("gated", "gated", concurrency=1, queue={"max_requests": 1}),
         entry("vectors", "Vectors", max_batch_size=16, batching={"max_queue_delay_us": 200_000}),
@@ -272,7 +272,9 @@ def test_embeddings_in_both_encodings(client: openai.OpenAI) -> None:
 
 def test_embeddings_of_several_clients_are_one_call(client: openai.OpenAI) -> None:
     def embedded(texts: Any) -> Any:
-        return [one.embedding for one in client.embeddings.create(model="vectors", input=texts).data]
+        answer = client.embeddings.create(model="vectors", input=texts)
+        assert answer.usage.prompt_tokens == len("".join(texts))
+        return [one.embedding for one in answer.data]
 
     asked = ["a", ["bb", "ccc"], "dddd", [1, 2]]
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
@@ -331,6 +333,9 @@ def test_an_endpoint_that_the_model_does_not_have(client: openai.OpenAI) -> None
         ({"stream_options": {"include_usage": True}}, "stream_options", "only where stream is true"),
         ({"top_logprobs": 2}, "top_logprobs", "only where logprobs is true"),
         ({"messages": said("refuse")}, "messages", "nobody says that"),
+        ({"tools": [{"type": "function"}]}, "tools", "this model does not honour it"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "does not honour"),
+        ({"extra_body": {"modalities": ["text", "audio"]}}, "modalities", "does not honour"),
     ],
 )
 def test_a_wrong_request_names_its_member(

@@ -87,7 +87,7 @@ def test_tokens_of_the_model_are_a_prompt(client: openai.OpenAI) -> None:
     ("more", "said"),
     [
         ({"frequency_penalty": 1}, "frequency_penalty: this model does not honour it"),
-        ({"response_format": {"type": "json_object"}}, "response_format: this model writes plain text"),
+        ({"response_format": {"type": "json_object"}}, "response_format: this model does not honour it"),
         ({"extra_body": {"top_k": -1}}, "Parameter 'top_k' must be an int of at least 0"),
     ],
 )

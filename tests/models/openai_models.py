@@ -25,6 +25,8 @@ from gpuserve.openai import (
 class Talker:
     """Says what it was told last, three characters at a time."""
 
+    honours = ("logprobs",)
+
     def chat(self, request: ChatRequest) -> Iterator[Any]:
         said = request.messages[-1].text
         if said == "break before":
@@ -59,14 +61,18 @@ class Talker:
         return Embeddings(np.array(rows), prompt_tokens=sum(len(one) for one in request.inputs))
 
 
-async def tools(request: ChatRequest) -> AsyncIterator[Any]:
+class Tools:
     """Calls each of the tools that it is given, its arguments in two pieces."""
-    for index, tool in enumerate(request.tools or []):
-        yield ToolCall(tool["function"]["name"], '{"a"', index=index)
-        await asyncio.sleep(0)
-        yield ToolCall(arguments=": 1}", index=index)
-    if request.response_format is not None:
-        yield Token(request.response_format["type"], logprob=-0.25, top_logprobs=[("x", -2.0)])
+
+    honours = ("tools", "response_format", "logprobs")
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[Any]:
+        for index, tool in enumerate(request.tools or []):
+            yield ToolCall(tool["function"]["name"], '{"a"', index=index)
+            await asyncio.sleep(0)
+            yield ToolCall(arguments=": 1}", index=index)
+        if request.response_format is not None:
+            yield Token(request.response_format["type"], logprob=-0.25, top_logprobs=[("x", -2.0)])
 
 
 def note_end() -> None:
@@ -99,4 +105,5 @@ class Vectors:
     """The length of each text, and how many texts were in the call."""
 
     def embed(self, texts: list[str]) -> Any:
-        return np.array([[len(one), len(texts)] for one in texts], np.float32)
+        vectors = np.array([[len(one), len(texts)] for one in texts], np.float32)
+        return Embeddings(vectors, prompt_tokens=[len(one) for one in texts])

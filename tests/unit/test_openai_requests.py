@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,15 @@ from gpuserve.front.protocols.openai_api import (
 from gpuserve.model import Batching
 from gpuserve.model.self_description import declaration
 from gpuserve.model.spec import ModelSpec
-from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest, Token, Usage
+from gpuserve.openai import (
+    BadRequest,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Embeddings,
+    Token,
+    Usage,
+)
 from gpuserve.openai.adapter import (
     HandlerArgument,
     OpenAIEndpoint,
@@ -50,8 +59,9 @@ from gpuserve.openai.adapter import (
     merge_streams,
 )
 from gpuserve.openai.answers import AnswerChoice, StoppableText, StopSequences
-from gpuserve.openai.documents import embedding_document, split_vectors
-from gpuserve.openai.request_types import parse_request, request_for_each_answer
+from gpuserve.openai.documents import embedding_document, split_embeddings
+from gpuserve.openai.endpoints import honoured_members
+from gpuserve.openai.request_types import parse_request, request_for_each_answer, require_honoured
 from gpuserve_worker.inference.inference_request import Request
 
 # ---- stop sequences --------------------------------------------------------------------------------
@@ -552,4 +562,28 @@ def test_vectors_that_do_not_fit_their_inputs() -> None:
         embedding_document(embedding(), np.zeros((3, 2)))
     with pytest.raises(ValueError, match="expected vectors of shape"):
         embedding_document(embedding(), np.zeros(2))
-    assert [len(one) for one in split_vectors(np.zeros((4, 2)), [embedding(), embedding()])] == [2, 2]
+    several = [embedding(), embedding(input=[[7], [8, 9]])]
+    parts = split_embeddings(np.zeros((4, 2)), several)
+    assert [(len(one.vectors), one.prompt_tokens) for one in parts] == [(2, 0), (2, 3)]
+    parts = split_embeddings(Embeddings(np.zeros((4, 2)), [1, 2, 3, 4]), several)
+    assert [one.prompt_tokens for one in parts] == [3, 7]
+    with pytest.raises(ValueError, match="expected 4 numbers of tokens, one for each input, got 1"):
+        split_embeddings(Embeddings(np.zeros((4, 2)), 10), several)
+
+
+def test_a_decisive_member_is_honoured_or_refused() -> None:
+    def honoured(honours: tuple[str, ...], **more: Any) -> None:
+        chat = {"model": "m", "messages": [{"role": "user"}], **more}
+        require_honoured(parse_request(ChatRequest, json.dumps(chat).encode(), {}), honours)
+
+    neutral = {"tools": [], "response_format": {"type": "text"}, "logprobs": False, "frequency_penalty": 0.0}
+    honoured((), temperature=0.5, top_k=3, modalities=["text"], **neutral)
+    for name, value in {"tools": [{}], "functions": [{}], "logprobs": True, "presence_penalty": 1}.items():
+        honoured((name,), **{name: value})
+        with pytest.raises(BadRequest, match=f"{name}: this model does not honour it"):
+            honoured((), **{name: value})
+    completion = parse_request(CompletionRequest, b'{"model": "m", "prompt": "p", "logprobs": 0}', {})
+    with pytest.raises(BadRequest, match="logprobs: this model"):
+        require_honoured(completion, ())
+    with pytest.raises(TypeError, match="honours has 'tool', expected some of tools, "):
+        honoured_members(SimpleNamespace(honours=("tool",)))

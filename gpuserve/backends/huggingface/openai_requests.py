@@ -1,7 +1,6 @@
 """Requests of OpenAI's clients as prompts, and generated text as tokens of answers.
 
-The module needs pydantic, so it is imported only for models with ``openai: true``. Members of requests that
-are not supported are refused by name.
+The module needs pydantic, so it is imported only for models with ``openai: true``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, Token, U
 TextRequest = TypeVar("TextRequest", ChatRequest, CompletionRequest)
 #: Default of OpenAI's own completions.
 _COMPLETION_TOKENS: Final = 16
-_REFUSED: Final = ("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "suffix")
 _SAMPLING: Final = ("temperature", "top_p", "seed")
 #: Not in OpenAI's API, but clients of other servers send these.
 _MORE_SAMPLING: Final = ("top_k", "repetition_penalty")
@@ -25,9 +23,6 @@ _MORE_SAMPLING: Final = ("top_k", "repetition_penalty")
 
 async def chat_prompt(writer: TextWriter, request: ChatRequest) -> Prompt:
     """Return the conversation in the template's form, up to the assistant's turn."""
-    _refuse_unsupported(request)
-    if request.response_format is not None and request.response_format.get("type") != "text":
-        raise BadRequest("this model writes plain text", "response_format")
     n_characters = sum([len(one.text) for one in request.messages])
 
     def tokens() -> Any:
@@ -48,7 +43,6 @@ async def chat_prompt(writer: TextWriter, request: ChatRequest) -> Prompt:
 
 async def completion_prompt(writer: TextWriter, request: CompletionRequest) -> Prompt:
     """Return the prompt of a completion, a text or the model's own tokens."""
-    _refuse_unsupported(request)
     tokens: Any = request.prompt
     if isinstance(tokens, str):
         text = tokens
@@ -72,12 +66,6 @@ async def generate_tokens(
             yield Token(text, count, finish_reason)
     finally:
         await pieces.aclose()
-
-
-def _refuse_unsupported(request: Any) -> None:
-    for name in _REFUSED:
-        if getattr(request, name, None):
-            raise BadRequest("this model does not honour it", name)
 
 
 def _sampled_prompt(
