@@ -41,10 +41,10 @@ class LocalSteps:
         try:
             while not all(one.is_over for one in steps):
                 self._run(self._turn)
+                for one in steps:
+                    self._stepper.add_credit(one, len(one.responses))
                 while any(one.responses for one in steps):
                     yield [one.responses.pop(0) if one.responses else None for one in steps]
-                for one in steps:
-                    one.credit = YIELD_WINDOW
         finally:
             self._stepper.close()
 

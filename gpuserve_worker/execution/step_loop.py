@@ -111,6 +111,9 @@ class StepLoop(EventLoop[StepBatch]):
         self._any_apart = False
         self._steps = self._busy_ns = self._rows = 0
         self._reported_ns = 0
+        #: The requests of the last message of a step, and the numbers of their batches.
+        self._stepped_entries: Sequence[StepBatch] = ()
+        self._stepped_ids: tuple[int, ...] = ()
 
     @property
     def device_is_lost(self) -> bool:
@@ -229,8 +232,10 @@ class StepLoop(EventLoop[StepBatch]):
         session, rules = entries[0].session, self._execution.rules
         outputs = rules.stack(responses, INLINE_NBYTES)
         if outputs is not None:
-            ids = tuple([one.run.batch_id for one in entries])
-            session.send(self._stepped(ids, outputs, None, (), tuple(last)))
+            if entries is not self._stepped_entries:  # the same list as long as nobody joins or leaves
+                self._stepped_entries = entries
+                self._stepped_ids = tuple([one.run.batch_id for one in entries])
+            session.send(self._stepped(self._stepped_ids, outputs, None, (), tuple(last)))
             return ()
         try:
             answers = rules.check(responses, [one.request for one in entries], apart=True)

@@ -21,13 +21,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from gpuserve_worker.inference.outputs import OutputError, named_outputs
 from gpuserve_worker.inference.stepping import Last, Later, SteppedCallable
 
 #: The state of a request that is not admitted yet, or is released.
 _NO_STATE: Final = object()
-#: The types of the results of a step in which each request has a response, and none has ended.
-_RESPONSES: Final = {dict}
+#: The types of responses of a step in which each request has one, as mappings or as arrays.
+_RESPONSES: Final[set[type]] = {dict}
+_ARRAYS: Final[set[type]] = {np.ndarray}
 
 
 class StepRequest:
@@ -115,6 +118,9 @@ class Stepper(Generic[Entry, Failure]):
         #: Whether ``_ready`` must be computed again.
         self._changed = False
         self._any_cancelled = False
+        #: Steps in which each ready request had one response: their responses are taken from the credits
+        #: together, after ``_least_credit`` steps at the latest.
+        self._unsettled = self._least_credit = 0
 
     def arrive(self, entry: Entry) -> None:
         self.waiting.append(entry)
@@ -136,8 +142,10 @@ class Stepper(Generic[Entry, Failure]):
         """The active requests that are not paused."""
         if self._changed:
             self._changed = False
+            self._settle()
             self._ready = [one for one in self.active if one.credit > 0]
             self._states = [one.state for one in self._ready]
+            self._least_credit = min([one.credit for one in self._ready], default=0)
         return self._ready
 
     async def admit_waiting(self) -> None:
@@ -184,19 +192,43 @@ class Stepper(Generic[Entry, Failure]):
 
     def _process(self, entries: list[Entry], results: Sequence[Any]) -> None:
         """Send the results of a step, and end the requests that have ended."""
-        if set(map(type, results)) == _RESPONSES:  # the usual case in a few steps
-            self._end(self._respond(entries, results, ()), ())
-            return
+        kinds, responses = set(map(type, results)), results
+        last: tuple[int, ...] = ()
+        if Last in kinds:
+            last = tuple([at for at, one in enumerate(results) if type(one) is Last])
+            responses = list(results)
+            for at in last:
+                responses[at] = results[at].response
+            kinds = set(map(type, responses))
+        if kinds == _ARRAYS and len(self._output_names) == 1:
+            (name,) = self._output_names
+            responses, kinds = [{name: one} for one in responses], _RESPONSES
+        ended = [entries[at] for at in last]
+        failed: list[tuple[Entry, Failure]] = []
+        if kinds != _RESPONSES:
+            entries, responses, last = self._sorted(entries, responses, set(last), failed)
+            self._settle()
+            for entry in entries:
+                entry.has_sent = True
+                entry.credit -= 1
+            self._changed = True
+        else:
+            self._unsettled += 1
+            self._changed |= self._unsettled >= self._least_credit
+        if entries:
+            failed += self._sink.respond(entries, responses, last)
+        self._end(failed, ended)
+
+    def _sorted(
+        self, entries: Sequence[Entry], results: Sequence[Any], ended: set[int], failed: list[Any]
+    ) -> tuple[list[Entry], list[Any], tuple[int, ...]]:
+        """Return the requests with a response, each response by name, and the positions of last responses.
+        Add requests with an error to ``failed``.
+        """
         responding: list[Entry] = []
         responses: list[Any] = []
         last: list[int] = []
-        ended: list[Entry] = []
-        failed: list[tuple[Entry, Failure]] = []
-        for entry, result in zip(entries, results, strict=True):
-            is_last = type(result) is Last
-            if is_last:
-                ended.append(entry)
-                result = result.response
+        for at, (entry, result) in enumerate(zip(entries, results, strict=True)):
             if isinstance(result, Exception):
                 failed.append((entry, self._sink.failure(result, entry)))
             elif result is not None:
@@ -207,11 +239,9 @@ class Stepper(Generic[Entry, Failure]):
                     continue
                 responding += [entry] * len(named)
                 responses += named
-                if is_last and named:
+                if named and at in ended:
                     last.append(len(responses) - 1)
-        if responding:
-            failed += self._respond(responding, responses, last)
-        self._end(failed, ended)
+        return responding, responses, tuple(last)
 
     def _end(self, failed: Iterable[tuple[Entry, Failure]], ended: Iterable[Entry]) -> None:
         for entry, failure in failed:
@@ -226,19 +256,18 @@ class Stepper(Generic[Entry, Failure]):
         names, several = self._output_names, result if type(result) is list else [result]
         return [one if type(one) is dict else named_outputs(one, names) for one in several]
 
-    def _respond(
-        self, entries: Sequence[Entry], responses: Sequence[Any], last: Sequence[int]
-    ) -> Sequence[tuple[Entry, Failure]]:
-        for entry in entries:
-            entry.has_sent = True
-            entry.credit -= 1
-            if entry.credit <= 0:
-                self._changed = True
-        return self._sink.respond(entries, responses, last)
+    def _settle(self) -> None:
+        """Take the responses of steps in which each ready request had one from the credits."""
+        count, self._unsettled = self._unsettled, 0
+        if count:
+            for entry in self._ready:
+                entry.has_sent = True
+                entry.credit -= count
 
     def _step_failed(self, entries: list[Entry], failure: Failure) -> None:
         """End the requests of a failed step. Those without a response run once more, each alone."""
         is_alone = len(entries) == 1
+        self._settle()
         self._states = []
         for entry in tuple(entries):
             self._remove(entry)

@@ -90,6 +90,9 @@ def stacked_outputs(
             return None
         if set(map(_DTYPE, arrays)) != {dtypes[name]} or set(map(_SHAPE, arrays)) != {first.shape}:
             return None
-        data = b"".join(map(_BYTES, arrays))
+        try:
+            data = b"".join(arrays)
+        except TypeError:  # an array that is not contiguous, or whose dtype has no buffer
+            data = b"".join(map(_BYTES, arrays))
         stacked.append(WireTensor(name, spec.datatype, (len(arrays), *first.shape), data))
     return tuple(stacked)

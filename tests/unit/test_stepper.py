@@ -210,6 +210,22 @@ def test_a_response_may_be_an_array_or_a_tuple(word: Any) -> None:
     assert scene.ends.ends == {"a": ["OutputError"], "b": ["ended"]}
 
 
+def test_credits_run_out_at_the_same_step_whatever_the_form_of_the_results() -> None:
+    for lists in (False, True):
+        scene = Scene()
+        jobs = [Job("a", 99, credit=3), Job("b", 99, credit=5)]
+        scene.arrive(*jobs)
+        for number in range(8):
+            if lists and number % 2:
+                scene.words.wrong = ([[{"y": 0}]] * len(scene.stepper.ready),)
+            else:
+                scene.words.wrong = ()
+            if number == 2:
+                scene.stepper.add_credit(jobs[0], 1)
+            scene.turn()
+        assert scene.words.steps == [["a", "b"]] * 4 + [["b"]]
+
+
 def test_a_request_fails_once_although_several_of_its_responses_are_wrong() -> None:
     scene = Scene()
     scene.arrive(Job("a"), Job("b", 1))
