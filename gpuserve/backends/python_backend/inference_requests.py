@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -30,11 +31,20 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
 TRITONSERVER_REQUEST_RELEASE_ALL: Final = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
-TRITONSERVER_MEMORY_CPU: Final = 0
-TRITONSERVER_MEMORY_GPU: Final = 2
 _US: Final = 1e-6
 #: The default of arguments that must be given, which Triton declares after optional ones.
 _REQUIRED: Final[Any] = object()
+
+
+class MemoryType(enum.Enum):
+    """A kind of memory, with the numbers of Triton's enum."""
+
+    TRITONSERVER_MEMORY_GPU = 1
+    TRITONSERVER_MEMORY_CPU = 2
+
+
+TRITONSERVER_MEMORY_GPU: Final = MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU: Final = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
@@ -42,8 +52,8 @@ class PreferredMemory:
 
     __slots__ = ("preferred_device_id", "preferred_memory_type")
 
-    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
-        if preferred_memory_type not in {TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU}:
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        if not isinstance(preferred_memory_type, MemoryType):
             raise TypeError(
                 "PreferredMemory is TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU, "
                 f"not {preferred_memory_type!r}"

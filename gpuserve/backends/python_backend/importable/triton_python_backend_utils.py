@@ -10,6 +10,7 @@ from gpuserve.backends.python_backend.inference_requests import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
     InferenceTrace,
+    MemoryType,
     PreferredMemory,
 )
 from gpuserve.backends.python_backend.model_config import (
@@ -58,6 +59,7 @@ __all__ = [
     "InferenceResponseSender",
     "InferenceTrace",
     "Logger",
+    "MemoryType",
     "Metric",
     "MetricFamily",
     "ModelConfig",

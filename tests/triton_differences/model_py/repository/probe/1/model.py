@@ -126,6 +126,7 @@ class TritonPythonModel:
             "Tensor",
             "TritonError",
             "Logger",
+            "MemoryType",
             "load_model",
         ]
         same = [getattr(c, one) is getattr(pb_utils, one) for one in names]
