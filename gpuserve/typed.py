@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve.decorators.batching import Parameter, batch, sample
+from gpuserve.decorators.coded import IMAGE, Audio
 
 
 class Shape:
@@ -79,9 +80,12 @@ Float64: TypeAlias = NDArray[np.float64]
 BFloat16: TypeAlias = Annotated[NDArray[Any], DType("BF16")]
 #: Elements are ``bytes``; returned elements may be ``str`` too.
 Bytes: TypeAlias = NDArray[np.object_]
+#: An image, decoded by Pillow; a returned image is encoded as PNG. On the wire BYTES of shape ``[1]``.
+Image: TypeAlias = Annotated[Any, IMAGE]
 
 
 __all__ = [
+    "Audio",
     "BFloat16",
     "Bool",
     "Bytes",
@@ -89,6 +93,7 @@ __all__ = [
     "Float16",
     "Float32",
     "Float64",
+    "Image",
     "Int8",
     "Int16",
     "Int32",

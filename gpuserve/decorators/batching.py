@@ -31,6 +31,7 @@ from gpuserve.decorators.batch_data import (
     restore_order,
     select_requests,
 )
+from gpuserve.decorators.coded import Coding, coding_of
 from gpuserve.decorators.ragged import (
     NO_LENGTHS,
     Lengths,
@@ -327,10 +328,11 @@ def batch(
 
 def _over_batches(function: Any, padding: Padding | None) -> Any:
     asked: dict[str, RequestedParameter] | None = None
+    coding: Coding | None = None
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
-        nonlocal asked
+        nonlocal asked, coding
         if not args:
             return _by_hand("@batch", function, args, given)
         *bound, requests = args
@@ -338,7 +340,7 @@ def _over_batches(function: Any, padding: Padding | None) -> Any:
         if not (is_batch or is_request_list(requests)):
             return _by_hand("@batch", function, args, given)
         if asked is None:
-            asked = requested_parameters(function)
+            asked, coding = requested_parameters(function), coding_of(function)
         if asked and not given.keys() >= asked.keys():
             return by_parameters(partial(call, *bound, **given), function, without(asked, given), requests)
         if not is_batch:
@@ -347,14 +349,20 @@ def _over_batches(function: Any, padding: Padding | None) -> Any:
         if labels := ragged.inputs and refusals(requests, padding):
             return by_labels(lambda _, others: call(*bound, others, **given), function, labels, requests)
         arrays, lengths = arguments(requests, padding) if ragged.inputs else (requests.arrays, NO_LENGTHS)
+        if coding is not None:
+            objects, errors = coding.decode_batch(requests)
+            if any(errors):
+                return by_labels(lambda _, others: call(*bound, others, **given), function, errors, requests)
+            arrays = {**arrays, **objects}
         result = _called(function, bound, given, arrays)
         rows, names, batching = requests.rows, requests.output_names, requests.batching
         if type(result) not in _AT_HAND and is_deferred(result):
             del requests, arrays  # the result may live as long as a stream
             return map_result(
-                lambda answer: _batched(answer, rows, names, batching, ragged.outputs, lengths), result
+                lambda answer: _batched(answer, rows, names, batching, ragged.outputs, lengths, coding),
+                result,
             )
-        return _batched(result, rows, names, batching, ragged.outputs, lengths)
+        return _batched(result, rows, names, batching, ragged.outputs, lengths, coding)
 
     accept_batch(call)
     mark_argument_form(BATCH, call)
@@ -374,10 +382,11 @@ def sample(decorated: F | None = None, /) -> F:
     """
     function = checked_function(decorated, "@sample")
     asked: dict[str, RequestedParameter] | None = None
+    coding: Coding | None = None
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
-        nonlocal asked
+        nonlocal asked, coding
         if not args:
             return _by_hand("@sample", function, args, given)
         *bound, requests = args
@@ -385,16 +394,24 @@ def sample(decorated: F | None = None, /) -> F:
         if not (is_alone or isinstance(requests, Batch) or is_request_list(requests)):
             return _by_hand("@sample", function, args, given)
         if asked is None:
-            asked = requested_parameters(function)
+            asked, coding = requested_parameters(function), coding_of(function)
         if is_alone:
             values = {name: one.value(requests.parameters) for name, one in without(asked, given).items()}
-            return _called(function, bound, given | values, requests.data)
+            data = requests.data if coding is None else requests.data | coding.decode_sample(requests.data)
+            return _called(function, bound, given | values, data)
         if asked and not given.keys() >= asked.keys():
             return by_parameters(partial(call, *bound, **given), function, without(asked, given), requests)
         alone = _only(requests)
-        result = _called(function, bound, given, alone.arrays)
-        names = alone.output_names
-        return map_result(lambda answer: [named(answer, names)], result)
+        names, own = alone.output_names, coding
+        if own is None:
+            result = _called(function, bound, given, alone.arrays)
+            return map_result(lambda answer: [named(answer, names)], result)
+        result = _called(function, bound, given, {**alone.arrays, **own.decode_sample(alone.arrays)})
+
+        def encoded(answer: Any) -> Any:
+            return [named(own.encode(answer, lambda given: named(given, names), batched=False), names)]
+
+        return map_result(encoded, result)
 
     accept_batch(call)
     mark_argument_form(SAMPLE, call)
@@ -424,9 +441,12 @@ def _batched(
     batching: bool,
     ragged: Mapping[str, Axes],
     lengths: Sequence[Lengths],
+    coding: Coding | None,
 ) -> Any:
     if type(result) is SomeRows:
         return per_request(result, rows)
+    if coding is not None:
+        result = coding.encode(result, lambda given: named(given, names), batched=True)
     outputs = named(result, names)
     if not batching:
         return [outputs]

@@ -11,6 +11,8 @@ annotation                              meaning
 ``Annotated[torch.Tensor, DType(…)]``   a tensor of this dtype, received as a torch tensor; also cupy
 ``… | None = None``                     an optional input
 ``Parameter[int]``                      a parameter of the request, which is no tensor
+``Image``, ``Audio``                    BYTES of shape ``[1]``, decoded and encoded in the worker;
+                                        below ``@batch`` a list of them, one for each row
 returned: one tensor                    the only output, OUTPUT_1 or the name in ``Name``
 returned: a NamedTuple, a TypedDict     outputs by the names of its fields
 returned: ``tuple[…]``                  OUTPUT_1, OUTPUT_2, …
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import collections.abc
 import functools
+import importlib.util
 import inspect
 import types
 import typing
@@ -33,6 +36,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from gpuserve.decorators.batching import is_parameter_type, parameter_kind, requested_parameters
+from gpuserve.decorators.coded import codec_of
 from gpuserve.decorators.wrapping import BATCH, SAMPLE, argument_form_of, is_own_code
 from gpuserve.model.declaration import Tensor
 from gpuserve.typed import DType, Name, Shape
@@ -110,6 +114,13 @@ def signature_of(target: Any, name: str) -> Signature | None:
         outputs = _outputs(hints.get("return"), name)
     if not inputs and not outputs:
         return None
+    for key, hint in hints.items():
+        hint = _without_none(_answer(hint))[0]
+        if form is not None and codec_of(hint) and (typing.get_origin(hint) is list) != (form == BATCH):
+            raise SignatureError(
+                f"{key!r} of {name} is {_shown(hint)}: below @batch it is a list of such objects, one for "
+                "each row, and below @sample one object"
+            )
     if form is None:
         raise SignatureError(
             f"{name} has types of tensors, but not how it is called: put @batch over it, which gives it the "
@@ -370,6 +381,11 @@ def _declared(one: _Type) -> Tensor:
 def _tensor(hint: Any, where: str) -> _Type | None:
     """Return the tensor that an annotation declares, or None for any other annotation."""
     hint, optional = _without_none(hint)
+    if (codec := codec_of(hint)) is not None:
+        if importlib.util.find_spec(codec.library) is None:
+            raise SignatureError(f"{where} needs {codec.library}: pip install 'gpuserve[media]'")
+        name = _last(getattr(hint, "__metadata__", ()), Name)
+        return _Type(BYTES, (1,), None if name is None else name.name, None, optional, False)
     marks = getattr(hint, "__metadata__", ())
     base = hint.__origin__ if marks else hint
     base, inner_optional = _without_none(base)

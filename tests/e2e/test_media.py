@@ -1,0 +1,102 @@
+"""Functions whose inputs and outputs are images and sound, asked with files and with tensors."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import tritonclient.http
+from config_file import write_config
+from PIL import Image
+from serving import GPUSERVE, REPOSITORY, Addresses, serving
+from test_browser_and_file_requests import ask
+
+from gpuserve.model.signature import SignatureError, signature_of
+from gpuserve.typed import Audio, batch, sample
+from gpuserve.typed import Image as TypedImage
+
+MODELS = REPOSITORY / "tests" / "models" / "media.py"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    folder: Path = tmp_path_factory.mktemp("media")
+    entries: list[dict[str, Any]] = [
+        {"name": name, "callable": f"{MODELS}:{name}"} for name in ("thumbnails", "means", "louder")
+    ]
+    entries[1] |= {
+        "max_batch_size": 4,
+        "batching": {"max_queue_delay_us": 60_000_000, "preferred_batch_sizes": [4]},
+    }
+    with serving(GPUSERVE, "serve", str(write_config(folder, entries))) as addresses:
+        yield addresses
+
+
+def picture(color: int, kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    Image.new("L", (4, 2), color).save(out, kind)
+    return out.getvalue()
+
+
+def test_an_image_is_decoded_and_the_answer_is_png(server: Addresses) -> None:
+    sent = picture(200, "JPEG")
+    path = "/v2/models/thumbnails/infer"
+    status, _, body = ask(server.http, path, sent, content_type="image/jpeg", accept="image/png")
+    assert status == 200, body
+    with Image.open(io.BytesIO(body)) as found:
+        assert (found.format, found.mode, found.size) == ("PNG", "L", (2, 1))
+        assert found.getpixel((0, 0)) == pytest.approx(200, abs=2)
+
+
+def means(server: Addresses, *files: bytes) -> tuple[np.ndarray, np.ndarray]:
+    with tritonclient.http.InferenceServerClient(server.http) as client:
+        photo = tritonclient.http.InferInput("photo", [len(files), 1], "BYTES")
+        photo.set_data_from_numpy(np.array([[one] for one in files], np.object_))
+        result = client.infer("means", [photo])
+        return result.as_numpy("small"), result.as_numpy("mean")
+
+
+def test_a_bad_image_fails_its_own_request_of_a_batch(server: Addresses) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        good, bad, alone = (
+            pool.submit(means, server, *files)
+            for files in ([picture(10), picture(30)], [b"GIF89a"], [picture(50)])
+        )
+        small, mean = good.result()
+        assert mean.tolist() == [[10], [30]]
+        assert [Image.open(io.BytesIO(one)).size for one in small[:, 0]] == [(4, 2)] * 2
+        assert alone.result()[1].tolist() == [[50]]
+        text = "input 'photo' must be an image that PIL can read, given 6 bytes"
+        with pytest.raises(tritonclient.http.InferenceServerException, match=text):
+            bad.result()
+
+
+def test_sound_is_decoded_and_encoded(server: Addresses) -> None:
+    sent, wave = io.BytesIO(), np.float32([[0.25, -0.125], [0.0, 0.5]])
+    soundfile.write(sent, wave, 8000, "FLOAT", format="WAV")
+    path = "/v2/models/louder/infer"
+    status, _, body = ask(server.http, path, sent.getvalue(), content_type="audio/wav", accept="audio/wav")
+    assert status == 200, body
+    found, rate = soundfile.read(io.BytesIO(body), dtype="float32")
+    assert rate == 8000
+    np.testing.assert_allclose(found, np.clip(wave * 2, -1, 1), atol=1e-4)
+    status, _, body = ask(server.http, path, b"RIFF", content_type="audio/wav")
+    assert (status, b"must be sound that soundfile can read" in body) == (400, True)
+
+
+def test_the_form_must_be_that_of_the_decorator() -> None:
+    @batch
+    def one(photo: TypedImage) -> TypedImage: ...
+
+    @sample
+    def many(sound: Audio) -> list[Audio]: ...
+
+    for function, where in ((one, "'photo' of one"), (many, "'return' of many")):
+        with pytest.raises(SignatureError, match=f"{where} .* below @batch it is a list"):
+            signature_of(function, function.__name__)
