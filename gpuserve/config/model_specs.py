@@ -10,7 +10,7 @@ from typing import Any
 from gpuserve.backends.registry import source_of
 from gpuserve.config.rules import Violation
 from gpuserve.config.schema import InputEntry, ModelEntry, OutputEntry
-from gpuserve.config.settings.rate_limits import check_rates
+from gpuserve.config.settings.checks import check_rates
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.yaml_document import Path
 from gpuserve.core.errors import BadModelConfig, StartupError

@@ -4,7 +4,6 @@ files and ``rendering`` writes them; everything else is pure. No cluster and no 
 ========================  ==========================================================================
 ``rendering``             a whole export: checked, computed, rendered, written
 ``export_options``        the options, and their checks
-``export_checks``         keys and flags that cannot work in a cluster
 ``pod_sizing``            every computed number with its reason, and ports
 ``config_bundle``         the files that a pod needs beside its config
 ``manifest_values``       the values of the templates' placeholders

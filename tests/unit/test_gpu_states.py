@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuserve.core.states import IllegalTransition
 from gpuserve.devices.machine import GpuReading, GpuReport, NvmlRound, RemappedRows, Xid
-from gpuserve.front.observability.gpu_health.gpu_metrics import ModelMemory, gpu_families, gpus_document
+from gpuserve.front.observability.gpu_health.gpu_monitor import ModelMemory, gpu_families, gpus_document
 from gpuserve.front.observability.gpu_health.gpu_states import (
     MAX_PROBATION_S,
     NON_FENCING_XIDS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduled import model_spec
 
 from gpuserve import Server
-from gpuserve.config.settings.rate_limits import check_rates, resource_limits
+from gpuserve.config.settings.checks import check_rates, resource_limits
 from gpuserve.config.settings.server import ResourceLimit, ServerSettings
 from gpuserve.core.errors import ConfigError, StartupError
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler

@@ -13,18 +13,21 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from gpuserve.config.settings.server import (
+    EXECUTION_COUNT,
     EXPLICIT,
     NATIVE,
     POLL,
     TRITON,
+    ResourceLimit,
     ServerSettings,
     TraceSettings,
     live_settings,
 )
 from gpuserve.config.settings.tls import check_tls, with_absolute_paths
 from gpuserve.config.settings.values import NO_TOKEN, ingress_processes_problem, mask_userinfo
-from gpuserve.core.errors import ConfigError
+from gpuserve.core.errors import ConfigError, StartupError
 from gpuserve.model.options import declared
+from gpuserve.model.spec import DeviceResource, ModelSpec
 
 NO_FILE: Final = "a trace level needs a file to write to in mode 'triton': give file, or mode 'opentelemetry'"
 _MISSING: Final = (
@@ -162,3 +165,47 @@ def describe_change(name: str, before: ServerSettings, now: ServerSettings) -> s
 
 def shown(value: Any) -> str:
     return mask_userinfo(json.dumps(value, default=repr))
+
+
+# ---- limits of resources --------------------------------------------------------------------------
+
+
+def limit_of(resource: DeviceResource, limits: Iterable[ResourceLimit]) -> int | None:
+    """Return the operator's limit of a resource, on its device or on every device, or None."""
+    name, device = resource
+    counts = {limit.device: limit.count for limit in limits if limit.name == name}
+    return counts.get(device, counts.get(""))
+
+
+def resource_limits(settings: ServerSettings) -> tuple[ResourceLimit, ...] | None:
+    """Return the operator's limits, or None if rates are not limited. Raise ValueError if malformed."""
+    if settings.rate_limit != EXECUTION_COUNT:
+        return None
+    return tuple(ResourceLimit.parse(text) for text in settings.rate_limit_resources)
+
+
+def check_rates(specs: Iterable[ModelSpec], settings: ServerSettings) -> None:
+    """Raise StartupError unless every instance of the models can execute: a limit may be too low, or a
+    resource may be shared for one instance and per device for another.
+    """
+    limits = resource_limits(settings)
+    if limits is None:
+        return
+    most: dict[DeviceResource, int] = {}
+    for instance in (one for spec in specs for one in spec.instances):
+        for resource, count in instance.rate.needs(instance.device).items():
+            most[resource] = max(most.get(resource, 0), count)
+    shared = {name for name, device in most if not device}
+    for name, device in most:
+        if device and name in shared:
+            raise StartupError(
+                f'Resource "{name}" is present as both global and device-specific resource in the model '
+                "configuration."
+            )
+    for resource, count in most.items():
+        limit = limit_of(resource, limits)
+        if limit is not None and limit < count:
+            raise StartupError(
+                f'Resource count for "{resource[0]}" is limited to {limit} which will prevent scheduling of '
+                f"one or more model instances, the minimum required count is {count}"
+            )

@@ -23,11 +23,12 @@ other server, and would be sent away again and again. At the end they get their 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -41,10 +42,12 @@ from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.net.admission import Limits
 from gpuserve.front.net.async_requests import run_periodic_work
 from gpuserve.front.observability.gpu_health.gpu_states import LostGpu
+from gpuserve.front.observability.metrics.change_detection import ChangeDetector
 from gpuserve.front.observability.metrics.metrics_push import MetricsPusher, start_metrics_push
+from gpuserve.front.observability.metrics.rates import RateMeter
+from gpuserve.front.observability.time_slices import iterate_in_slices
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.listeners import FrontListeners, Spawn
-from gpuserve.front.process.periodic_reports import RateReports, detect_changes
 from gpuserve.front.process_setup import on_callback_error
 from gpuserve.front.service.control import NotifySupervisor
 from gpuserve.front.service.inference_service import InferenceService, inference_service
@@ -381,3 +384,87 @@ class SupervisorWatchdog:
             logger.warning(text, pid, silent_s, heartbeat.describe_process_state(pid))
         self._is_reported = silent_s >= self._timeout_s / _WARN_FRACTION
         self._health.set_supervisor_responsive(silent_s < LIVE_TIMEOUTS * self._timeout_s)
+
+
+PERIOD_S: Final = 1.0
+_READINGS: Final = ("utilization", "memory_used_bytes", "memory_total_bytes")
+
+
+class RateReports:
+    """The rate reports of one front, sent while ``watch`` asks for them."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        generations: Generations,
+        front_listeners: FrontListeners,
+        notify_supervisor: NotifySupervisor,
+    ) -> None:
+        self._service = service
+        self._generations = generations
+        self._front_listeners = front_listeners
+        self._notify_supervisor = notify_supervisor
+        self._meter = RateMeter()
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, message: messages.WatchRates) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if message.wanted:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._meter = RateMeter()
+        due_at = loop.time()
+        await self._rates()  # rates are counted from here
+        while True:
+            due_at = max(due_at + PERIOD_S, loop.time())
+            await asyncio.sleep(due_at - loop.time())
+            report = await self._rates()
+            with contextlib.suppress(BlockingIOError):  # the supervisor's socket is full: the next will do
+                self._notify_supervisor(report)
+
+    async def _rates(self) -> messages.Rates:
+        metrics = self._service.models.metrics()
+        found: list[tuple[tuple[Any, ...], list[tuple[Any, ...]]]] = []
+        async for one in iterate_in_slices(metrics):
+            *rates, instances = self._meter.read(one, time.monotonic())
+            of = one.model, int(one.version)
+            rows = [(*of, name, *map(_rounded, its)) for name, its in instances.items() if name]
+            found.append(((*of, *map(_rounded, rates)), rows))
+        self._meter.retain((one.model, one.version) for one in metrics)
+        census = self._generations.census(messages.RequestCensus(0))
+        return messages.Rates(
+            census._replace(doors=self._front_listeners.door_rows()),
+            round(sum(one[2] for one, _ in found), 3),
+            self._front_listeners.n_connections,
+            tuple(one for one, _ in found),
+            tuple(each for _, instances in found for each in instances),
+            tuple(self._gpus()),
+        )
+
+    def _gpus(self) -> Iterator[tuple[Any, ...]]:
+        for one in self._service.control.gpus.document()["gpus"]:
+            reading = one["reading"] or {}
+            yield (one["device"], one["uuid"], *(reading.get(name) for name in _READINGS))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+async def detect_changes(service: InferenceService) -> None:
+    """Publish an event for every notable change of a model's counts, once a second until the front ends."""
+    detector = ChangeDetector()
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        models = service.models.metrics()
+        detector.retain(models)
+        async for one in iterate_in_slices(models):
+            for kind, model, version, instance, facts in detector.poll(one, time.monotonic()):
+                service.events.publish(kind, model=model, version=version, instance=instance, **facts)

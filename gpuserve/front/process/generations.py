@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gpuserve.config.settings.rate_limits import resource_limits
+from gpuserve.config.settings.checks import resource_limits
 from gpuserve.config.settings.server import OFF, ServerSettings
 from gpuserve.front.ipc.worker_link import DeviceLinks, WorkerLink, reject_message
 from gpuserve.front.models.ensemble_driver import EnsembleDriver

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuserve.config.settings.rate_limits import limit_of
+from gpuserve.config.settings.checks import limit_of
 from gpuserve.config.settings.server import ResourceLimit
 from gpuserve.front.scheduling.request_queue import QueuedRequest
 from gpuserve.front.scheduling.scheduler import Scheduler

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gpuserve.config.settings.rate_limits import check_rates
+from gpuserve.config.settings.checks import check_rates
 from gpuserve.core.errors import AlreadyExists, GpuserveError, RequestError, StartupError
 from gpuserve.core.event_log import EventKind
 from gpuserve.model.spec import ModelSpec
