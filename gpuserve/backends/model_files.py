@@ -1,8 +1,4 @@
-"""Parts that the backends share: checks before a model file is loaded, and facts about the served model.
-
-The checks: the file exists, the library that reads the file is installed, and the operator trusts a file that
-can run code.
-"""
+"""Parts that the backends share: checks before a file is loaded, and facts about the served model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ONNX models, run by onnxruntime.
-
-Names, datatypes and shapes come from the file. If the first axis of all tensors is free, the model batches.
-"""
+"""ONNX models, run by onnxruntime. The file declares the tensors; free first axes make the model batch."""
 
 from __future__ import annotations
 

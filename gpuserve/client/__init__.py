@@ -1,7 +1,4 @@
-"""Clients of a gpuserve server, or of any other v2 server that answers requests for a model's configuration.
-
-Each client is for one model and is built on tritonclient. Public names are imported on first use.
-"""
+"""Clients, each of one model, of gpuserve and other v2 servers. Public names are imported on first use."""
 
 from __future__ import annotations
 

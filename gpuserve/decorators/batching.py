@@ -181,10 +181,7 @@ def by_parameters(
 
 
 def by_labels(call: Callable[[Any, Any], Any], function: Any, labels: Sequence[Any], requests: Any) -> Any:
-    """Return the responses of ``call(label, requests)``, called once for all requests with equal labels.
-
-    A label that is a ``RequestError`` is the response of its request.
-    """
+    """Return the responses of ``call(label, requests)``, once a label; errors as labels are responses."""
     groups = grouped(labels)
     if len(groups) == 1 and not isinstance(labels[0], RequestError):
         return call(labels[0], requests)

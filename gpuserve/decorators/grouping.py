@@ -255,10 +255,7 @@ def pad_batch(decorated: F | None = None, /) -> F:
 
 
 class ConstantPadder:
-    """A ``pad_fn`` that pads the outputs of all groups to the largest size on each axis.
-
-    Byte strings and text are padded with empty ones, and to the width of the widest.
-    """
+    """A ``pad_fn`` that pads outputs of all groups to the largest size on each axis, strings with ""."""
 
     def __init__(self, pad_value: Any = 0) -> None:
         self.pad_value = pad_value

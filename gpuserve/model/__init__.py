@@ -1,7 +1,4 @@
-"""The declaration of a model: public classes, option tables, rules, and the complete ``ModelSpec``.
-
-The public names are imported on first use, so that importing one module of this package loads no other.
-"""
+"""The declaration of a model: public classes, option tables, rules and ``ModelSpec``, imported lazily."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From the classes that programs write (``declaration.py``) to a ``ModelSpec`` with its warm-ups.
-
-No array is made here; workers make the arrays of warm-ups.
-"""
+"""From the classes that programs write to a ``ModelSpec``; workers make the arrays of warm-ups."""
 
 from __future__ import annotations
 

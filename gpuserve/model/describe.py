@@ -61,11 +61,7 @@ class CallableQuestion:
 
 @dataclass(frozen=True)
 class CallableAnswer:
-    """The declaration of a callable in the form of a config file's entry, or the ``problem`` with the
-    callable.
-
-    ``path`` leads to the callable, even if the question named only its file.
-    """
+    """A callable's declaration in the form of a config file, or the ``problem``; ``path`` leads to it."""
 
     declared: Mapping[str, Any]
     problem: str | None = None

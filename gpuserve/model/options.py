@@ -64,11 +64,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An option with its field.
-
-    ``hint`` is the type without None. ``default`` is ``REQUIRED`` if the field has none. ``has_none`` tells
-    whether None is a value of its own.
-    """
+    """An option with its field; ``hint`` without None, ``default`` or ``REQUIRED``; ``has_none``: a value."""
 
     name: str
     hint: Any
@@ -141,10 +137,7 @@ def element(hint: Any) -> Any:
 
 
 def key_and_value(hint: Any) -> tuple[Any, Any] | None:
-    """Return the key type and the value type of a mapping, or None for any other type.
-
-    A table may hold a mapping as a tuple of pairs.
-    """
+    """Return key and value type of a mapping, which a table may hold as pairs; None for any other type."""
     pair = hint if typing.get_origin(hint) is Mapping else element(hint)
     if pair is hint or typing.get_origin(pair) is tuple:
         key, value = typing.get_args(pair)

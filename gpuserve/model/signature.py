@@ -73,10 +73,7 @@ class SignatureError(ValueError):
 
 @dataclass(frozen=True)
 class Signature:
-    """The tensors and the largest batch that types declare; None for inputs or outputs that are no tensors.
-
-    ``array`` None: numpy arrays.
-    """
+    """The tensors and largest batch that types declare; None: not tensors. ``array`` None: numpy arrays."""
 
     inputs: tuple[Tensor, ...] | None
     outputs: tuple[Tensor, ...] | None
@@ -214,11 +211,7 @@ def _parameters(called: Any, is_method: bool) -> list[inspect.Parameter]:
 
 
 def _evaluated(function: types.FunctionType, name: str, *, strictly: bool) -> dict[str, Any]:
-    """Return the annotations as objects; leave out annotations that cannot be evaluated.
-
-    With ``strictly`` such annotations raise SignatureError. Undecorated functions may have annotations that
-    exist only for type checkers.
-    """
+    """Return the annotations as objects, without those that fail; ``strictly`` these raise SignatureError."""
     hints: dict[str, Any] = {}
     for key, annotation in inspect.get_annotations(function).items():
         holder = types.SimpleNamespace(__annotations__={key: annotation})

@@ -563,10 +563,7 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
         return all(getattr(self, name) == getattr(other, name) for name in _OF_REQUESTS)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the spec as plain data for another process, without the callables of the instances.
-
-        Of a placement only the UUID of the GPU is included.
-        """
+        """Return the spec as plain data, without callables; of a placement only the GPU's UUID."""
         instances = tuple(
             dataclasses.replace(one, source={}, placement=Placement(one.placement.gpu_uuid))
             for one in self.instances

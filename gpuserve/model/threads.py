@@ -1,8 +1,4 @@
-"""Threads of workers: the division of a server's cores among its instances.
-
-A numerical library starts as many threads as the machine has cores, in each process. Several such processes
-mostly wait for each other.
-"""
+"""The division of a server's cores among instances, whose libraries would otherwise use all cores each."""
 
 from __future__ import annotations
 

@@ -116,10 +116,7 @@ def model_config_body(config: Any) -> bytes:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """Return a protobuf message as JSON by field names.
-
-    Unset fields are included, unset messages are not. 64-bit integers are numbers.
-    """
+    """Return a message as JSON by field names: unset fields included, integers as numbers."""
     return {
         field.name: _plain_value(field, getattr(message, field.name))
         for field in message.DESCRIPTOR.fields

@@ -1,8 +1,4 @@
-"""Models in this process: ``LocalModels`` loads a configuration; ``LocalModel`` and ``LocalEnsemble`` answer
-requests.
-
-Local models can call each other. ``OtherModels`` answers these calls.
-"""
+"""Models in this process: ``LocalModel`` and ``LocalEnsemble``, which can call each other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Requests and answers of local models: arrays or lists become a worker's batch, and checked results become
-arrays.
-
-Requests are checked as the front checks a client's.
-"""
+"""Arrays or lists become a worker's batch, checked as the front does; results become arrays."""
 
 from __future__ import annotations
 

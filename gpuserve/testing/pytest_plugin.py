@@ -1,8 +1,4 @@
-"""The pytest plugin: fixtures for the models of a project.
-
-pytest imports this file in every run of a Python that has gpuserve, so the file imports nothing else until a
-test needs it.
-"""
+"""The pytest fixtures for a project's models. pytest imports this file always, so imports are late."""
 
 from __future__ import annotations
 

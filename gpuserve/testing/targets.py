@@ -1,7 +1,4 @@
-"""Targets of tests: a callable, a path or a server, and the models that a target means.
-
-The declarations of models are found as a server finds them.
-"""
+"""Targets of tests: a callable, a path or a server, and its models, found as a server finds them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``WorkerModels``: the models of a configuration behind a server of the test.
-
-The server has a front and workers as in production, and listens on free ports of the loopback interface.
-Requests are sent over gRPC.
-"""
+"""``WorkerModels``: a configuration behind a real server on free local ports, used over gRPC."""
 
 from __future__ import annotations
 

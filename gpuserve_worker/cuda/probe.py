@@ -1,7 +1,4 @@
-"""The program ``python -m gpuserve_worker.cuda.probe``: a test whether a new process can use CUDA. Exit
-status 0: a device could be opened. ``EXIT_DEVICE``: none could. ``EXIT_FAILED``: unknown, because cupy is
-missing.
-"""
+"""``python -m gpuserve_worker.cuda.probe``: can a process use CUDA? 0, ``EXIT_DEVICE`` or ``EXIT_FAILED``."""
 
 from __future__ import annotations
 

@@ -37,10 +37,7 @@ _BARE_PATH: Final = re.compile(r"""(?<![\w:/.~'"\\-])/(?:[^\s/'"<>:,;()]+/)*([^\
 
 
 class UnrecoverableError(Exception):
-    """Raised by an inference callable if its model can run no further inference.
-
-    The client receives the text. The model's ``on_unrecoverable`` decides about the server.
-    """
+    """Raised by a callable that can run no more; clients get the text, ``on_unrecoverable`` decides."""
 
 
 class ClientFacingError(Exception):

@@ -42,10 +42,7 @@ def _variable_axes(specs: Iterable[TensorSpec]) -> dict[str, Axes]:
 
 
 class RaggedTensor(Sequence[Any]):
-    """A ragged tensor of a batch: one array ``[rows, …]`` for each request, with any sizes on ``axes``.
-
-    ``flat`` has the elements of all requests, ``shapes`` the shape of each. The arrays are views of it.
-    """
+    """A ragged tensor of a batch: ``flat`` elements of all requests, ``shapes`` of each; arrays are views."""
 
     __slots__ = ("axes", "flat", "shapes")
 

@@ -1,8 +1,4 @@
-"""Text generation: prompts in requests, pieces of text in responses.
-
-Each request is answered as fast as its own rows are. ``prompt_batches`` selects the prompts that are computed
-together.
-"""
+"""Text generation: prompts in requests, pieces of text in responses, each as soon as its rows are there."""
 
 from __future__ import annotations
 

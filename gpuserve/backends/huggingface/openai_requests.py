@@ -1,7 +1,4 @@
-"""Requests of OpenAI's clients as prompts, and generated text as tokens of answers.
-
-The module needs pydantic, so it is imported only for models with ``openai: true``.
-"""
+"""OpenAI's requests as prompts, and generated text as tokens of answers. Needs pydantic."""
 
 from __future__ import annotations
 

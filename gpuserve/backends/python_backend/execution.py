@@ -1,8 +1,4 @@
-"""Execution of a ``TritonPythonModel`` in a worker, as an inference callable for the worker's loop.
-
-There is one class for a model whose ``execute`` returns its responses, one for a coroutine ``execute``, and
-one for a decoupled model, which sends any number of responses.
-"""
+"""Inference callables for a ``TritonPythonModel``: plain, with a coroutine ``execute``, and decoupled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``Tensor``: a named array of a request or a response, on the host or on a GPU, of any array library.
-
-Only arrays that are not contiguous are copied. The file also has Triton's datatypes, the encoding of string
-tensors, and the conversion of DLPack capsules.
-"""
+"""``Tensor`` of any array library, on the host or a GPU; Triton's datatypes, string tensors, DLPack."""
 
 from __future__ import annotations
 

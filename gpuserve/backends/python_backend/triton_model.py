@@ -1,8 +1,4 @@
-"""The inference callable of a model of Triton's Python backend: ``TritonModel`` imports the ``model.py`` of a
-model folder, initializes its ``TritonPythonModel`` and wraps the object for a worker.
-
-A process has one such model, and its modules are imported as Triton's stub imports them.
-"""
+"""The inference callable of a ``model.py``, imported as Triton's stub does; one a process."""
 
 from __future__ import annotations
 

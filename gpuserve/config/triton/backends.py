@@ -1,7 +1,4 @@
-"""Triton backends: the callable that runs a model of each backend, with its arguments.
-
-For backends that this server does not have, the error says what to use instead.
-"""
+"""Triton backends: the callable that runs a model of each, and what to use instead of unsupported ones."""
 
 from __future__ import annotations
 
@@ -295,10 +292,7 @@ def _parameters(draft: EntryDraft, backend: Backend) -> dict[str, Any]:
 
 
 def normalized(draft: EntryDraft, backend: Backend | None) -> Any:
-    """Return the ``ModelConfig`` as Triton completes it.
-
-    The names of the model, its backend and its file are filled in, and the default version policy.
-    """
+    """Return the ``ModelConfig`` as Triton completes it: names, backend, file and version policy."""
     config = pb.ModelConfig()
     config.CopyFrom(draft.message)
     config.name = draft.name

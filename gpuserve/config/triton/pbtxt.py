@@ -50,11 +50,7 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True)
 class Pbtxt:
-    """A parsed config.pbtxt.
-
-    A path has the names of fields; the name of a repeated field is followed by a number, the name of a map by
-    a key.
-    """
+    """A parsed config.pbtxt. Paths have names of fields, then numbers or keys of repeated fields and maps."""
 
     message: Any
     lines: Sequence[str]

@@ -1,8 +1,4 @@
-"""The callable of a model whose config.pbtxt has ``reshape``: clients see other shapes than the model.
-
-The callable that runs the model is made here, in its worker, and receives and returns arrays of the model's
-shapes.
-"""
+"""The callable of a model whose config.pbtxt has ``reshape``: clients see other shapes than the model."""
 
 from __future__ import annotations
 

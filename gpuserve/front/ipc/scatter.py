@@ -1,8 +1,4 @@
-"""The outputs of a batch, split into one response per request.
-
-Responses hold views of the worker's arena. When the last response over a block is closed, the worker is told
-that the block is free.
-"""
+"""The outputs of a batch, one response per request: views of the worker's arena, freed by the last one."""
 
 from __future__ import annotations
 

@@ -175,10 +175,7 @@ class ModelWorkers:
 
 
 class OverdueCalls:
-    """The calls of one model that exceed their time limit. An instance with such a call gets no more batches.
-
-    The caller decides when to poll, and kills the worker.
-    """
+    """A model's calls over their time limit: their instances get no batches; the caller polls and kills."""
 
     def __init__(
         self,

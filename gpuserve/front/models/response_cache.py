@@ -1,8 +1,4 @@
-"""The response cache: responses for repeated requests, one cache for all models of a front.
-
-Pure: no clock and no I/O. The callers decide which models are cached, count metrics, and store only
-successful responses.
-"""
+"""The response cache of all models of a front. Pure: callers choose models and count metrics."""
 
 from __future__ import annotations
 

@@ -349,11 +349,7 @@ _WARN_FRACTION: Final = 3
 
 
 class SupervisorWatchdog:
-    """The heartbeats of this front and of its supervisor, whose descriptors come with ``Setup``.
-
-    A blocked supervisor replaces no dead worker, loads nothing and answers no operator, though loaded models
-    are served.
-    """
+    """The heartbeats of this front and of its supervisor, whose descriptors come with ``Setup``."""
 
     def __init__(self, own_fd: int, supervisors_fd: int, timeout_s: float, health: ServerHealth) -> None:
         self._own = heartbeat.Heartbeat(own_fd)

@@ -1,8 +1,4 @@
-"""JSON and protobuf forms of model statistics, trace settings and log settings. Pure.
-
-Trace settings are lists of texts; None resets a setting. Triton's error texts for log settings differ between
-the two forms.
-"""
+"""JSON and protobuf of statistics, trace and log settings, with Triton's error texts for each. Pure."""
 
 from __future__ import annotations
 

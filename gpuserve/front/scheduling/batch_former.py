@@ -1,8 +1,4 @@
-"""Batch formation by the rules of Triton's dynamic batcher, and the eviction of requests. Pure.
-
-The callers own the queue and the instances: ``model_scheduler.py`` for the queue of a model,
-``sequence_scheduler.py`` for sequences.
-"""
+"""Batch formation by Triton's rules, and eviction of requests, over queues that callers own. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Counters of each model and instance, and the latest request latencies for quantiles.
-
-``metrics_page.py`` renders them. Counting is on the hot path: plain numbers and a bisect.
-"""
+"""Counters of models and instances, and latencies for quantiles. Hot: plain numbers and a bisect."""
 
 from __future__ import annotations
 

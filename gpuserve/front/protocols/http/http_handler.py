@@ -1,7 +1,4 @@
-"""The HTTP request handler: checks access by a request's head, and returns the body receiver that answers.
-
-Tables map the endpoints of the v2 protocol to functions; those for the state of the server are here.
-"""
+"""The HTTP request handler: checks access by the head, finds the endpoint in tables, returns the receiver."""
 
 from __future__ import annotations
 

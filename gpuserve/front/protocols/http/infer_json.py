@@ -1,7 +1,4 @@
-"""The JSON part of an HTTP inference request, parsed to an ``InferHeader``. Pure.
-
-The model's checks come later. Long arrays of numbers are lifted out of the text before the JSON parser runs.
-"""
+"""The JSON part of an inference request to an ``InferHeader``, long arrays lifted out before. Pure."""
 
 from __future__ import annotations
 
