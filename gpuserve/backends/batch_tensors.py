@@ -106,12 +106,7 @@ KINDS: Final[Mapping[str, Callable[[Sequence[Shape]], list[Any]]]] = {
 
 
 class BatchTensors:
-    """The batch inputs and batch outputs of one model.
-
-    Args:
-        inputs: Fields of ``BatchInput`` for each.
-        outputs: Fields of ``BatchOutput`` for each.
-    """
+    """The batch inputs and outputs of one model, by the fields of ``BatchInput`` and ``BatchOutput``."""
 
     def __init__(self, inputs: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]) -> None:
         self._inputs = [BatchInput(*one) for one in inputs]

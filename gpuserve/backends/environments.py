@@ -205,14 +205,7 @@ def _package_folders(package: str) -> list[Path]:
 
 
 def cached_folder(kind: str, identity: Any, fill: Callable[[Path], None]) -> Path:
-    """Return the cached folder of ``identity``, which ``fill`` fills if the folder does not exist yet.
-
-    A process waits while another process fills the same folder.
-
-    Raises:
-        EnvironmentProblem: if the cache cannot be written.
-        Exception: whatever ``fill`` raises.
-    """
+    """Return the folder of ``identity``, filled by ``fill`` if new; raise EnvironmentProblem or its error."""
     name = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuserve" / "environments"
     folder = cache / kind / name

@@ -20,15 +20,7 @@ class ModelFileError(LoadError):
 
 
 def import_library(module: str, extra: str) -> Any:
-    """Import a module and return it.
-
-    Args:
-        module: Name of the module.
-        extra: The extra of gpuserve that installs the module's package.
-
-    Raises:
-        ModelFileError: if the package is not installed.
-    """
+    """Return an imported module; raise ModelFileError with the ``extra`` that installs its package."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

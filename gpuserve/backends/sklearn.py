@@ -133,16 +133,7 @@ PICKLES: Final = (".joblib", ".pkl", ".pickle")
 
 
 def load_estimator(file: str, *, trust: bool, trusted: Sequence[str]) -> Any:
-    """Load the estimator of a file.
-
-    Args:
-        file: Path of the file.
-        trust: Whether a pickle may run its code.
-        trusted: Types that a .skops file may contain.
-
-    Raises:
-        ModelFileError: if there is no file, if the file is not trusted, or if it contains something else.
-    """
+    """Return a file's estimator; raise ModelFileError if it is missing, not trusted, or something else."""
     suffix = os.path.splitext(file)[1].lower()
     existing_file(file)
     import_library("sklearn", "sklearn")
@@ -270,13 +261,7 @@ def compute_outputs(
 
 
 def trial_outputs(estimator: Any, argument: Any, methods: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the outputs as a config file has them, found by calling the methods with two rows.
-
-    No attribute of an estimator has the types and shapes for every estimator.
-
-    Raises:
-        ModelFileError: if the estimator cannot be called with these rows.
-    """
+    """Return outputs as in a config file, found by calls with two rows; raise ModelFileError if they fail."""
     found: dict[str, NDArray[Any]] = {}
     for method in methods:
         try:

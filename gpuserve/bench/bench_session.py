@@ -47,13 +47,7 @@ def run_bench(
     observer: BenchObserver,
     until: Callable[[Sequence[LevelResult]], bool] = lambda _results: False,
 ) -> BenchOutcome:
-    """Measure the levels of a plan, or those until ``until`` returns True.
-
-    Raises:
-        BenchOptionError: an option does not go with the model.
-        BenchError: the server cannot be measured.
-        MissingPackage: a package is not installed.
-    """
+    """Measure levels, all or until ``until``; raise BenchOptionError, BenchError or MissingPackage."""
     histogram_type()
     with contextlib.ExitStack() as stack:
         control = connect(run.target)

@@ -138,12 +138,7 @@ ReportRenderer: TypeAlias = Callable[[BenchReport, BenchReport | None], str]
 
 
 def check_output(path: str) -> None:
-    """Check a report's path before the run.
-
-    Raises:
-        BenchOptionError: the ending is unknown, or the folder is missing.
-        MissingPackage: a package for the format is not installed.
-    """
+    """Check a report's path before the run; raise BenchOptionError, or MissingPackage for its format."""
     ending = os.path.splitext(path)[1]
     if ending not in _RENDERERS:
         text = f"expected a file that ends in {', '.join(_RENDERERS)}, given {path!r}"

@@ -117,11 +117,7 @@ def is_parameter_type(hint: Any) -> bool:
 
 
 def requested_parameters(function: Any) -> dict[str, RequestedParameter]:
-    """Return the request parameters that a function takes, by name.
-
-    Raises:
-        TypeError: A parameter has a type that no request can carry.
-    """
+    """Return the function's request parameters by name; raise TypeError if no request can carry one."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # written in C without a signature

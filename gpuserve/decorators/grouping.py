@@ -136,12 +136,7 @@ def _groups_of_rows(inputs: Mapping[str, Any], keys: Sequence[str]) -> list[Grou
 
 
 def _is_present(key: str, inputs: Mapping[str, Any]) -> bool:
-    """Return whether there is an input to group by; optional inputs may be missing.
-
-    Raises:
-        StackError: There are no inputs at all.
-        BatchError: The model has no such input, a required input is missing, or the input has no rows.
-    """
+    """Return whether an input is present; raise StackError without inputs, BatchError if it is required."""
     if not inputs:
         raise StackError(
             "@group_by_values must be below @batch: it works on the arrays of a batch, but was called without"

@@ -76,14 +76,7 @@ WantedBy=multi-user.target
 def systemd_units(
     configuration: Configuration, options: ExportOptions, config: str, user: str
 ) -> dict[str, str]:
-    """Return the texts of NAME.socket and NAME.service.
-
-    Args:
-        configuration: the config that is served.
-        options: the options, of which ``name`` is used; checked by ``port_findings``.
-        config: the path of the config file.
-        user: the account of the service, or "" for that of this process.
-    """
+    """Return NAME.socket and NAME.service for a configuration, its path, and an account ("": this one)."""
     settings, name, path = (
         configuration.settings,
         export_name(configuration, options),

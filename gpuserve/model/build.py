@@ -58,11 +58,7 @@ Warmup: TypeAlias = tuple[str, int, int, tuple[WarmedInput, ...]]
 def warmups(
     declared: Sequence[ModelWarmup] | None, inputs: Sequence[TensorSpec], max_batch_size: int
 ) -> tuple[Warmup, ...]:
-    """Return the warm-ups of a model with these inputs.
-
-    Raises:
-        BadModelConfig: A value is invalid, or an input differs from the model's declaration.
-    """
+    """Return the warm-ups of a model with these inputs; raise BadModelConfig if a value is invalid."""
     if declared is None:
         return ()
     if not isinstance(declared, Sequence) or not all(isinstance(one, ModelWarmup) for one in declared):
@@ -72,11 +68,7 @@ def warmups(
 
 
 def warmup_as_given(one: ModelWarmup, inputs: Sequence[TensorSpec]) -> Warmup:
-    """Return a warm-up with exactly the inputs that it names, even if the model would refuse such a request.
-
-    Raises:
-        BadModelConfig: A value is invalid.
-    """
+    """Return a warm-up with just the inputs that it names, even invalid requests; raise BadModelConfig."""
     with value_errors_as_bad_config():
         batch_size, count = _checked_warmup(one)
         known = {spec.name: spec for spec in inputs}
@@ -189,12 +181,7 @@ _WRITTEN: Final[dict[type, type]] = {PolicySpec: QueuePolicy, StepSpec: Step}
 
 
 def plain_options(config: ModelConfig) -> dict[str, Any]:
-    """Return the options of ``ModelConfig`` that ``ModelSpec`` has by the same name and that are plain
-    values.
-
-    Raises:
-        BadModelConfig: A value is invalid; the text names the option.
-    """
+    """Return ``ModelConfig``'s plain options that ``ModelSpec`` names alike; raise BadModelConfig."""
     given = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
     with value_errors_as_bad_config():
         return {
@@ -205,11 +192,7 @@ def plain_options(config: ModelConfig) -> dict[str, Any]:
 
 
 def batching_options(config: ModelConfig) -> tuple[int, BatchingSpec, QueueSpec]:
-    """Return ``max_batch_size`` (0 if the model does not batch), the batching options and the queue options.
-
-    Raises:
-        BadModelConfig: A value is invalid, or values do not go together.
-    """
+    """Return ``max_batch_size`` (0: none), batching and queue options; raise BadModelConfig."""
     with value_errors_as_bad_config():
         queue = QueueSpec() if config.queue is None else declared(QueueSpec, config.queue, "queue.")
         is_off = not isinstance(config.batching, BatchingSpec) and not boolean("batching", config.batching)
@@ -347,12 +330,7 @@ def ensemble_spec(
     max_batch_size: int,
     decoupled: bool,
 ) -> ModelSpec:
-    """Return a valid ensemble from the arguments of ``Server.ensemble()``, without a check against the models
-    of its steps.
-
-    Raises:
-        BindError: An argument is invalid, so the ensemble cannot be served.
-    """
+    """Return the ensemble of ``Server.ensemble()``'s arguments, models unchecked; raise BindError."""
     check_model_name(name)
     if any(isinstance(one, Tensor) and one.memory is not None for one in inputs):
         raise BadModelConfig(f"ensemble {name!r}: memory is for the inputs of the models of its steps")

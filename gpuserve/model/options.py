@@ -520,11 +520,7 @@ def duration_unit(name: str, hint: Any) -> str:
 
 
 def parse_duration(text: str, unit: str = SECONDS) -> float:
-    """Return a duration in the unit; a number without a unit is already in it.
-
-    Raises:
-        ValueError: The text has another form; the message says which form was expected.
-    """
+    """Return a duration in the unit, which numbers have already; raise ValueError with the expected form."""
     if re.fullmatch(_DURATION_FORM, text) is None:
         raise ValueError(f"expected {expected_duration(unit)}, given {text!r:.80}")
     parts = re.findall(rf"({_DURATION_NUMBER}) ?([a-z]*)", text)

@@ -245,11 +245,7 @@ def check_declared(sequence: SequenceBatching) -> None:
 
 
 def complete_control(given: SequenceControl) -> SequenceControl:
-    """Return a control input with its v2 datatype: by default INT32, or UINT64 for the correlation id.
-
-    Raises:
-        BadModelConfig: The datatype or the values of the flag are not allowed.
-    """
+    """Return a control input with its datatype, INT32 or UINT64 by default; raise BadModelConfig."""
     allowed = _CORRID_DTYPES if given.kind == CORRID else _FLAG_DTYPES
     dtype = datatype_of(given.dtype) if given.dtype else allowed[0]
     if dtype not in allowed:

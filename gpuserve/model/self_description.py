@@ -38,17 +38,7 @@ _TENSORS: Final = {"inputs": "INPUT", "outputs": "OUTPUT"}
 def declaration(
     target: Any, name: str, kwargs: Mapping[str, Any], *, by_types: bool = True
 ) -> dict[str, Any]:
-    """Return the declaration of a target; ``name`` stands for the target in messages.
-
-    Args:
-        target: The callable, class or factory.
-        name: The name of the target in messages.
-        kwargs: The arguments of the target.
-        by_types: Whether to read the types of the target too.
-
-    Raises:
-        LoadError: The declaration is wrong, or raised an exception.
-    """
+    """Return a target's declaration, ``by_types`` too; raise LoadError, with ``name``, if it is wrong."""
     found = _stepped(target) | _attributes(target, name) | _declared(target, name, kwargs)
     if not found.keys() & _TENSORS.keys() and (openai := declared_openai(target)):
         return openai | found

@@ -49,11 +49,7 @@ _HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]*")
 
 
 def check_model_name(name: object) -> str:
-    """Return the name of a model.
-
-    Raises:
-        BindError: The name is no string, empty, too long, or has characters that are not allowed.
-    """
+    """Return a model's name; raise BindError if it is empty, too long, or has wrong characters."""
     if not isinstance(name, str) or not name:
         raise BindError("Model name cannot be empty")
     if MODEL_NAME.fullmatch(name) is None:

@@ -22,12 +22,7 @@ from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec
 
 
 def changed(specs: Sequence[ModelSpec], changes: Mapping[str, Any]) -> Sequence[ModelSpec]:
-    """Return the versions of a model with the changes applied.
-
-    Raises:
-        InvalidArgument: A value cannot be; the text names the value.
-        Internal: No version is left.
-    """
+    """Return a model's versions with changes; raise InvalidArgument, or Internal if none is left."""
     if not changes or not specs:
         return specs
     name = specs[0].name

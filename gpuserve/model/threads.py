@@ -22,16 +22,7 @@ def cores_of_instances(processors: float, ingress_processes: int) -> float:
 
 
 def n_threads(instance: InstanceSpec, instances: Sequence[InstanceSpec], cores: float) -> int:
-    """Return the number of threads of an instance.
-
-    The first of these counts: ``threads`` of the config, the variable of the environment, an equal share of
-    the cores that the instance may use.
-
-    Args:
-        instance: The instance.
-        instances: All instances of the server.
-        cores: The cores that the instances share.
-    """
+    """Return an instance's threads: of the config, the environment, or an equal share of ``cores``."""
     if instance.threads or (from_environment := threads_of_environment()):
         return instance.threads or from_environment
     sharing = [one for one in instances if not one.threads]

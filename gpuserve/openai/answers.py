@@ -217,12 +217,7 @@ class StopSequences:
         self._first = re.compile("[" + re.escape("".join(self._next[0])) + "]") if sequences else None
 
     def search(self, text: str, start: int, state: int) -> tuple[int, int]:
-        """Continue at ``start`` in ``state``.
-
-        Returns:
-            The start of the sequence that is complete first, the longest if several end together, or -1; and
-            the new state.
-        """
+        """Continue in ``state``; return the start of the first, longest sequence or -1, and the state."""
         if self._first is None:
             return -1, 0
         at, end = start, len(text)

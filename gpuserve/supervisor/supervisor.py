@@ -363,12 +363,7 @@ class Supervisor:
     # ---- the run of a server --------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until stopped, in the calling thread. Return 0 after a clean stop.
-
-        Raises:
-            StartupError: a port is taken, or a model could not be loaded. Everything is ended.
-            ModelUnrecoverable: a callable raised ``UnrecoverableError``. Everything is ended.
-        """
+        """Serve until stopped; return 0 after a clean stop, raise StartupError or ModelUnrecoverable."""
         try:
             self._serve()
             if self._failure is not None:

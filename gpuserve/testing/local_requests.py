@@ -58,13 +58,7 @@ def local_request(
 
 
 def input_arrays(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs as arrays that a client could send.
-
-    Lists get the declared datatypes. Texts in arrays are encoded.
-
-    Raises:
-        WrongCall: if an input is no tensor.
-    """
+    """Return inputs as arrays that a client could send, lists as declared; raise WrongCall."""
     declared = {one.name: one.datatype for one in spec.inputs}
     return {name: _input_array(name, value, declared.get(name)) for name, value in inputs.items()}
 
@@ -72,12 +66,7 @@ def input_arrays(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
 def worker_batch(
     spec: ModelSpec, check: ModelCheck, requests: Sequence[LocalRequest]
 ) -> tuple[Batch, list[WireRequest]]:
-    """Return the batch that a worker would receive, and its requests on the wire.
-
-    Raises:
-        ModelCallError: if a server would refuse a request.
-        WrongCall: if a server would not merge the requests.
-    """
+    """Return the batch that a worker receives, and its requests; raise ModelCallError or WrongCall."""
     arrays, checked = zip(*(checked_arrays(spec, check, one) for one in requests), strict=True)
     rows = [one.rows for one in checked]
     if len(requests) > 1 and not spec.max_batch_size:
@@ -120,12 +109,7 @@ def _wire_request(spec: ModelSpec, request: LocalRequest, rows: int) -> WireRequ
 def checked_arrays(
     spec: ModelSpec, check: ModelCheck, request: LocalRequest
 ) -> tuple[dict[str, Any], CheckedRequest]:
-    """Return the inputs of a request as arrays, and the front's check of the request.
-
-    Raises:
-        ModelCallError: if the front refuses the request.
-        WrongCall: if an input is no tensor.
-    """
+    """Return inputs as arrays, and the front's check; raise ModelCallError or WrongCall."""
     arrays = input_arrays(spec, request.inputs)
     tensors = [_input_tensor(name, array) for name, array in arrays.items()]
     outputs = tuple(request.requested_outputs)

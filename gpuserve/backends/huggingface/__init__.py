@@ -47,16 +47,7 @@ _CLASSES: Final[dict[str, type[Any]]] = {
 
 
 class HuggingFaceModel:
-    """A factory that returns an object of the class for the folder's task.
-
-    Args:
-        file: The folder, or hf:NAME.
-        device: The instance's device.
-        kwargs: The other attributes of ``ModelSettings``.
-
-    Raises:
-        ModelFileError: if the folder cannot be served like this.
-    """
+    """A factory for the folder's task; ``kwargs`` as ``ModelSettings``. Raises ModelFileError."""
 
     def __new__(cls, file: str, device: str = "cpu", **kwargs: Any) -> Any:
         settings, config, task_class = _task_class({"file": file, "device": device, **kwargs})

@@ -141,11 +141,7 @@ class UnknownBackend(Exception):
 
 
 def backend_name(config: Any, files: Collection[str]) -> str:
-    """Return the backend that a ``ModelConfig`` names, or that the files of a version imply.
-
-    Raises:
-        UnknownBackend: Neither names a backend.
-    """
+    """Return the backend of a ``ModelConfig``, or by a version's files; raise UnknownBackend if none."""
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return ENSEMBLE
     platform = _PLATFORMS.get(config.platform, config.platform)

@@ -170,15 +170,7 @@ class RoutedBody(NamedTuple):
 
 
 def read_body(parts: list[bytes]) -> RoutedBody:
-    """Return the routing members of a body.
-
-    Args:
-        parts: The body in parts.
-
-    Raises:
-        InvalidArgument: The body is not a JSON object, or does not name a model.
-        ResourceExhausted: The body has too many values.
-    """
+    """Return a body's routing members; raise InvalidArgument, or ResourceExhausted for too many values."""
     nbytes = sum(map(len, parts))
     is_short = nbytes <= SHORT_NBYTES
     try:

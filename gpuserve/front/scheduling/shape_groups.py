@@ -39,13 +39,7 @@ class ShapeGroup:
 
 
 class ShapeGroups:
-    """``WaitingRequests`` by group: the first request is the first one of the leading group.
-
-    Args:
-        requests: all places of the queue so far, in their order.
-        full_rows: the rows from which on a group makes a batch that cannot grow.
-        new_places: makes the container of one group.
-    """
+    """``WaitingRequests`` by group; a group of ``full_rows`` makes a batch that cannot grow."""
 
     #: Whether the leading group goes before its delay has expired if a full group waits behind it.
     in_turns: ClassVar[bool] = False

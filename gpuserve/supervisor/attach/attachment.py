@@ -116,13 +116,7 @@ class Attachment:
     # ---- the run of an attachment ---------------------------------------------------------
 
     def run(self) -> None:
-        """Run until stopped, in the calling thread.
-
-        Raises:
-            AttachError: there is no server, it does not accept this program, or it has ended.
-            BindError, StartupError: a model of the start was refused, or failed to load.
-            ModelUnrecoverable: a callable raised ``UnrecoverableError``.
-        """
+        """Run until stopped; raise AttachError, BindError, StartupError or ModelUnrecoverable."""
         end: BaseException = _ended()
         try:
             self._serve()

@@ -45,11 +45,7 @@ class Listeners:
         self.are_inherited = False
 
     def open(self, settings: ServerSettings, inherited: Sequence[InheritedListener] = ()) -> None:
-        """Open every port of the settings that is not among the inherited listeners.
-
-        Raises:
-            StartupError: a port is taken, or an inherited listener has no use. No port is open.
-        """
+        """Open the settings' ports that were not inherited; raise StartupError, with no port open."""
         self.sockets.update(_by_role(settings, inherited))
         self.are_inherited = bool(inherited)
         for role in _FORMS:

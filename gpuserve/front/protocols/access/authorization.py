@@ -56,14 +56,7 @@ class AccessPolicy:
         return not self._required_groups(access) and self._is_public(access)
 
     def judge(self, access: Access, headers: Headers, *, is_local: bool, prefix: str = "") -> Verdict:
-        """Return the decision about a request.
-
-        Args:
-            access: The access that the endpoint needs.
-            headers: The request's headers with lower-case names.
-            is_local: Whether the client is on this machine.
-            prefix: An optional prefix of the token headers' names.
-        """
+        """Return the decision about a request's ``headers``, with token names after ``prefix``."""
         has_own = access.group in self._rules
         if is_local and access.kind in _CHANGING and is_cross_origin(headers):
             is_local = False  # any web page that a local user opens can send requests

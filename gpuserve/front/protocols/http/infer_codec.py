@@ -55,19 +55,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 def parse_infer_request(
     model_name: str, model_version: str, body: Body, header_length: str | None, spec: ModelSpec | None = None
 ) -> tuple[InferRequest, OutputForm]:
-    """Return the request in a complete body, and the form of its outputs. Large tensors are views of
-    ``body``.
-
-    Args:
-        model_name: The model.
-        model_version: The version, or "".
-        body: The body.
-        header_length: The header with the length of the JSON; None if not sent.
-        spec: The model's declaration, for raw binary requests.
-
-    Raises:
-        RequestError: The body violates the protocol.
-    """
+    """Return a body's request, tensors as views, and the form of its outputs; raise RequestError."""
     if header_length is not None and type(body) is bytes and len(body) <= LARGE_NBYTES:
         json_nbytes = _header_length(header_length)
         if 0 < json_nbytes <= REMEMBERED_NBYTES:
