@@ -17,8 +17,7 @@ from gpuserve.cli.export_command import export_app
 from gpuserve.cli.new.new_command import new
 from gpuserve.cli.operator_commands import add_commands as add_operator_commands
 from gpuserve.cli.option_types import command_of
-from gpuserve.cli.serve_command import dev, serve
-from gpuserve.cli.serve_options import BlockCommand
+from gpuserve.cli.serve_command import BlockCommand, dev, serve
 from gpuserve.cli.triton_commands import RUN_SETTINGS, TRITONSERVER_SETTINGS, run_program, tritonserver
 from gpuserve.cli.tune_command import tune
 from gpuserve.core.errors import GpuserveError

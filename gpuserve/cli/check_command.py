@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gpuserve.cli.exit_codes import ExitCode, exit_code_of
+from gpuserve.cli.serve_command import model_flags, require_callable, with_model_options, with_server_options
 from gpuserve.cli.serve_command_line import overrides
-from gpuserve.cli.serve_options import model_flags, require_callable, with_model_options, with_server_options
 from gpuserve.config.problems import Origin
 from gpuserve.config.yaml_document import Path, parse_value
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuserve.core.errors import DeviceError
-from gpuserve.devices.driver_files import machine_by_files
-from gpuserve.devices.machine import PROHIBITED, Gpu, Machine, MigInstance, NvidiaDriver
+from gpuserve.devices.machine import PROHIBITED, Gpu, Machine, MigInstance, NvidiaDriver, machine_by_files
 from gpuserve.devices.names import CPU, EVERY_GPU, VARIABLE, gpu_name, number_of
 from gpuserve.devices.nvml import machine_by_nvml
 

@@ -1,9 +1,12 @@
-"""The NVIDIA GPUs of a machine and their readings as plain values."""
+"""The NVIDIA GPUs of a machine and their readings as plain values, and by the driver's files in ``/proc``."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
 
 #: Compute modes: no process may use the GPU, or only one at a time.
@@ -136,3 +139,99 @@ class NvmlMissingEvent(NamedTuple):
 
 
 GpuMonitorEvent = NvmlRound | Xid | NvmlMissingEvent
+
+
+# ---- from the driver's files ----------------------------------------------------------------------
+
+
+_DRIVER_LIST: Final = "proc/driver/nvidia/gpus"
+_DRIVER_VERSION: Final = "proc/driver/nvidia/version"
+_PCI: Final = "sys/bus/pci/devices"
+_NODE = re.compile(r"nvidia(\d+)")
+#: Device files of a single GPU behind another driver interface: WSL, and integrated GPUs.
+_SINGLE_GPU_NODES: Final = ("dev/dxg", "dev/nvhost-gpu")
+_UUID = re.compile(r"GPU-[0-9a-f-]+")
+_NVIDIA: Final = "0x10de"
+#: PCI class 03: display controllers, which include 3D controllers.
+_DISPLAY_CLASS: Final = "0x03"
+
+
+def machine_by_files(root: Path, shortage: str) -> Machine:
+    """Return the machine according to the driver's files; ``shortage`` says why NVML was not used."""
+    gpus = _gpus(root)
+    has_driver = bool(gpus) or (root / _DRIVER_VERSION).exists() or (root / "dev/nvidiactl").exists()
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(root / _DRIVER_VERSION).partition("\n")[0])
+    driver = NvidiaDriver(found[0] if found else "") if has_driver else None
+    idle = () if has_driver else tuple(_pci_gpus(root))
+    return Machine(driver, gpus, shortage, idle)
+
+
+def numa_node(root: Path, bus_id: str) -> int:
+    """Return the NUMA node next to a PCI device; -1 if all nodes are alike, or the node is unknown."""
+    text = _text(root / _PCI / _kernel_bus_id(bus_id) / "numa_node")
+    return int(text) if re.fullmatch(r"-?\d+", text) else -1
+
+
+def local_cpus(root: Path, bus_id: str) -> tuple[int, ...]:
+    return cpu_list(_text(root / _PCI / _kernel_bus_id(bus_id) / "local_cpulist"))
+
+
+def cpu_list(text: str) -> tuple[int, ...]:
+    if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text) is None:
+        return ()
+    bounds = (part.split("-") for part in text.split(","))
+    return tuple(cpu for part in bounds for cpu in range(int(part[0]), int(part[-1]) + 1))
+
+
+def _gpus(root: Path) -> tuple[Gpu, ...]:
+    """Return the GPUs that a process can open: a container may lack device files of listed GPUs."""
+    listed = [_listed(root, bus_id) for bus_id in sorted(_names_in(root / _DRIVER_LIST))]
+    nodes = {int(found[1]) for name in _names_in(root / "dev") if (found := _NODE.fullmatch(name))}
+    present = [gpu for gpu, minor in listed if not nodes or minor in nodes]
+    if nodes and not present:
+        present = [Gpu(0) for _ in nodes]
+    if not present and any((root / node).exists() for node in _SINGLE_GPU_NODES):
+        present = [Gpu(0)]
+    numbered = []
+    for number, gpu in enumerate(present):
+        node, cpus = numa_node(root, gpu.bus_id), local_cpus(root, gpu.bus_id)
+        numbered.append(Gpu(number, gpu.uuid, gpu.name, gpu.bus_id, numa_node=node, cpus=cpus))
+    return tuple(numbered)
+
+
+def _listed(root: Path, bus_id: str) -> tuple[Gpu, int]:
+    """Return a GPU of the driver's list, and the number in the name of its device file (-1: unknown)."""
+    lines = _text(root / _DRIVER_LIST / bus_id / "information").splitlines()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor", "")
+    known = uuid if _UUID.fullmatch(uuid) else ""  # question marks until the GPU is first used
+    return Gpu(0, known, facts.get("Model", ""), bus_id), int(minor) if minor.isdecimal() else -1
+
+
+def _pci_gpus(root: Path) -> list[str]:
+    return [
+        address
+        for address in sorted(_names_in(root / _PCI))
+        if _text(root / _PCI / address / "vendor") == _NVIDIA
+        and _text(root / _PCI / address / "class").startswith(_DISPLAY_CLASS)
+    ]
+
+
+def _kernel_bus_id(bus_id: str) -> str:
+    """Return NVML's bus id, with eight capital digits of the domain, in the kernel's form of four."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

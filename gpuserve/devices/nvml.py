@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from gpuserve.devices import driver_files
 from gpuserve.devices.machine import (
     EXCLUSIVE,
     PROHIBITED,
@@ -24,6 +23,8 @@ from gpuserve.devices.machine import (
     NvmlRound,
     RemappedRows,
     Xid,
+    local_cpus,
+    numa_node,
 )
 
 _Value = TypeVar("_Value")
@@ -100,8 +101,8 @@ def _gpu(nvml: Any, root: Path, number: int) -> Gpu:
         ask(lambda: _text(nvml.nvmlDeviceGetName(gpu)), ""),
         bus_id,
         *_memory(nvml, gpu),
-        nodes[0] if len(nodes) == 1 else driver_files.numa_node(root, bus_id),
-        cpus or driver_files.local_cpus(root, bus_id),
+        nodes[0] if len(nodes) == 1 else numa_node(root, bus_id),
+        cpus or local_cpus(root, bus_id),
         ask(lambda: _COMPUTE_MODES[nvml.nvmlDeviceGetComputeMode(gpu)], ""),
         in_mig_mode,
         parts,

@@ -42,11 +42,10 @@ from gpuserve.supervisor.operator.event_publication import DELAY_S, EventPublica
 from gpuserve.supervisor.operator.operator_verbs import ControlSocket, OperatorVerbs
 from gpuserve.supervisor.operator.quiescence import Quiescence, QuiescenceState
 from gpuserve.supervisor.processes.child_process import Child, front_process
-from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor
-from gpuserve.supervisor.processes.ingress_processes import IngressProcesses
+from gpuserve.supervisor.processes.child_supervision import LogLines
+from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor, IngressProcesses
 from gpuserve.supervisor.processes.lifecycle import LiveSettings, ServerLifecycle, ServerObserver, ServerState
 from gpuserve.supervisor.processes.listeners import Listeners
-from gpuserve.supervisor.processes.log_lines import LogLines
 from gpuserve.supervisor.processes.server_core import BackgroundThreads, ServerCore
 from gpuserve.supervisor.processes.service_manager import ServiceManager
 from gpuserve.supervisor.reload.config_reload import ConfigReload, ConfigWork

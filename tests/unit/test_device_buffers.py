@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve_worker.cuda.copies.cuda_session import SMALL_NBYTES, Piece, layout, runs
-from gpuserve_worker.cuda.device.buffers import ALIGNMENT, SizedCache, size_class
+from gpuserve_worker.cuda.device.arrays import ALIGNMENT, SizedCache, size_class
 from gpuserve_worker.protocol import wire
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gpuserve.core.errors import DeviceError
-from gpuserve.devices.driver_files import cpu_list
 from gpuserve.devices.inventory import NOT_INSTALLED, DriverReader, Inventory, read_machine, visible_devices
-from gpuserve.devices.machine import Gpu, Machine, MigInstance, NvidiaDriver
+from gpuserve.devices.machine import Gpu, Machine, MigInstance, NvidiaDriver, cpu_list
 from gpuserve.devices.names import check_device_name, likely_device_name
 
 INFORMATION = """Model: \t\t NVIDIA H200

@@ -28,8 +28,8 @@ from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange
 from gpuserve.front.service.inference_service import inference_service
 from gpuserve.supervisor.control.front_messages import IngressUp
 from gpuserve.supervisor.control.reactor import Reactor
-from gpuserve.supervisor.processes.ingress_processes import IngressProcesses
-from gpuserve.supervisor.processes.log_lines import LogLines
+from gpuserve.supervisor.processes.child_supervision import LogLines
+from gpuserve.supervisor.processes.front_monitor import IngressProcesses
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = AnswerHead(200, ())

@@ -23,10 +23,10 @@ from gpuserve.core.event_log import (
 from gpuserve.front.service.inference_service import FrontEventLog as SeenByFront
 from gpuserve.supervisor.control.front_messages import CONTROL, EventBatch, FrontEvent
 from gpuserve.supervisor.control.reactor import Channel, Reactor, channel_pair
+from gpuserve.supervisor.processes.child_supervision import LogLines
 from gpuserve.supervisor.processes.front_monitor import FrontEventFeed, FrontMonitor
 from gpuserve.supervisor.processes.lifecycle import LiveSettings, ServerLifecycle
 from gpuserve.supervisor.processes.listeners import Listeners
-from gpuserve.supervisor.processes.log_lines import LogLines
 from gpuserve.supervisor.processes.server_core import ServerCore
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
 

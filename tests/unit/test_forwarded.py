@@ -21,7 +21,7 @@ from gpuserve.front.ingress.forwarding import RequestForwarder
 from gpuserve.front.ingress.ipc_channel import FrontOutage
 from gpuserve.front.net.exchange import AnswerHead, ConnectionEndpoints, Exchange, Head
 from gpuserve.front.net.exchange import BodyReceiver as SinkOfBody
-from gpuserve.front.protocols.access.clients import client_uid
+from gpuserve.front.protocols.access.authorization import client_uid
 from gpuserve.front.protocols.router import refuse
 
 MIB: Final = 1 << 20

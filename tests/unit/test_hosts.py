@@ -8,8 +8,7 @@ import pytest
 from http1_talk import Talk
 from test_http_door import House, run
 
-from gpuserve.front.protocols.access.authorization import AccessPolicy
-from gpuserve.front.protocols.access.clients import AllowedHosts, foreign_host
+from gpuserve.front.protocols.access.authorization import AccessPolicy, AllowedHosts, foreign_host
 from gpuserve.front.protocols.http.http_handler import HttpHandler
 
 BROWSER = (b"user-agent", b"Mozilla/5.0 (X11)")

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from gpuserve.supervisor.control.reactor import Reactor
-from gpuserve.supervisor.processes.log_lines import KEPT_LINES, KEPT_NBYTES, LogLine, LogLines
+from gpuserve.supervisor.processes.child_supervision import KEPT_LINES, KEPT_NBYTES, LogLine, LogLines
 
 #: A program that has not configured any log, and what it logs while two servers keep lines.
 UNCONFIGURED = """
 import logging
 from gpuserve.supervisor.control.reactor import Reactor
-from gpuserve.supervisor.processes.log_lines import LogLines
+from gpuserve.supervisor.processes.child_supervision import LogLines
 both = [LogLines(Reactor()), LogLines(Reactor())]
 for lines in both: lines.open()
 log = logging.getLogger("gpuserve.supervisor.test")

@@ -11,8 +11,7 @@ from processes import wait_until
 
 from gpuserve.config.settings import logs
 from gpuserve.supervisor.control.reactor import Reactor
-from gpuserve.supervisor.processes.child_supervision import OutputRelay
-from gpuserve.supervisor.processes.log_lines import BURST_S, OutputRate
+from gpuserve.supervisor.processes.child_supervision import BURST_S, OutputRate, OutputRelay
 
 
 def admitted(rate: OutputRate, now: float, nbytes: int, most: int = 100_000) -> int:

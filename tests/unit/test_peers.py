@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuserve.front.net.exchange import ConnectionEndpoints
-from gpuserve.front.protocols.access.clients import UNIX, address_of, grpc_address, is_local_client
+from gpuserve.front.protocols.access.authorization import UNIX, address_of, grpc_address, is_local_client
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", UNIX])

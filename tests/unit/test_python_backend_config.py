@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.backends.python_backend.model_config import (
+from gpuserve.backends.python_backend.triton_model import (
     ModelConfig,
     config_entry,
     get_input_config_by_name,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuserve.front.net.exchange import ConnectionEndpoints
-from gpuserve.front.protocols.access.clients import client_uid
+from gpuserve.front.protocols.access.authorization import client_uid
 
 
 def exchange(accepted: socket.socket, *headers: tuple[bytes, bytes]) -> Any:

@@ -18,7 +18,7 @@ from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress import ipc_channel
 from gpuserve.front.ingress.ipc_channel import FrontOutage, IpcChannel, split_into_pieces
 from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head, Piece
-from gpuserve.front.protocols.access.clients import client_uid, depends_on_user
+from gpuserve.front.protocols.access.authorization import client_uid, depends_on_user
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gpuserve.front.net import exchange as net
 from gpuserve.front.net.exchange import BodyReceiver, Exchange, Header, RequestHandler, WrappedExchange
 from gpuserve.front.observability.access_log import REQUEST_ID, AccessLog
-from gpuserve.front.protocols.access.clients import address_of
+from gpuserve.front.protocols.access.authorization import address_of
 
 _GRPC_STATUS: Final = b"grpc-status"
 

@@ -22,6 +22,7 @@ from gpuserve.supervisor.models.generations import (
 from gpuserve.supervisor.models.model_operations import (
     LoadOperation,
     ModelOperation,
+    ModelResizes,
     OperationEnd,
     OperationQueues,
     ResizeOperation,
@@ -30,7 +31,6 @@ from gpuserve.supervisor.models.model_operations import (
     cannot_poll,
     failed_start,
 )
-from gpuserve.supervisor.models.resizing import ModelResizes
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore, refuse_change
 from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor, stop_timeout_s

@@ -20,7 +20,7 @@ from gpuserve.core.event_log import Event, EventKind, Subscriptions, topic
 from gpuserve.core.states import StepTable
 from gpuserve.supervisor.control.front_messages import Rates, WatchRates
 from gpuserve.supervisor.control.reactor import Reactor
-from gpuserve.supervisor.processes.log_lines import LogLine
+from gpuserve.supervisor.processes.child_supervision import LogLine
 from gpuserve.supervisor.processes.server_core import ServerCore
 
 if TYPE_CHECKING:

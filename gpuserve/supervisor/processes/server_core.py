@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 from gpuserve.core.errors import GpuserveError, Internal, RequestError, Unavailable
 from gpuserve.core.event_log import EventLog
 from gpuserve.supervisor.control.reactor import Reactor
+from gpuserve.supervisor.processes.child_supervision import LogLines
 from gpuserve.supervisor.processes.front_monitor import FrontMonitor
 from gpuserve.supervisor.processes.lifecycle import LiveSettings, ServerLifecycle, ServerState
 from gpuserve.supervisor.processes.listeners import Listeners
-from gpuserve.supervisor.processes.log_lines import LogLines
 
 logger = logging.getLogger(__name__)
 

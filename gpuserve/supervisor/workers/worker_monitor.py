@@ -23,7 +23,7 @@ from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.model.threads import thread_variables
 from gpuserve.supervisor.control.reactor import Channel, Reactor
 from gpuserve.supervisor.processes.child_process import Child, spawn
-from gpuserve.supervisor.processes.child_supervision import MonitoredChild
+from gpuserve.supervisor.processes.child_supervision import LogLines, MonitoredChild, OutputRate
 from gpuserve.supervisor.processes.lifecycle import (
     InstanceEvent,
     InstanceLifecycle,
@@ -31,7 +31,6 @@ from gpuserve.supervisor.processes.lifecycle import (
     LiveInstance,
     LiveSettings,
 )
-from gpuserve.supervisor.processes.log_lines import LogLines, OutputRate
 from gpuserve.supervisor.workers.shared_weights import SharedWeights
 from gpuserve.supervisor.workers.worker_thread import start_thread
 from gpuserve.supervisor.workers.worker_watchdogs import Hang, LoadWatchdog, SlowLoad, report_overdue_call

@@ -23,7 +23,7 @@ from gpuserve_worker.cuda.copies.ipc_regions import (
     wait_copies,
 )
 from gpuserve_worker.cuda.copies.output_copies import DeviceWriter
-from gpuserve_worker.cuda.device.buffers import ALIGNMENT, Buffer
+from gpuserve_worker.cuda.device.arrays import ALIGNMENT, Buffer
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.host_memory import HostBlock, Span, address_of
 from gpuserve_worker.cuda.device.ipc_memory import OpenedMemory

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gpuserve_worker.cuda.copies.ipc_regions import CudaMemoryRegion, DeviceRegions, ExportExchange
-from gpuserve_worker.cuda.device.buffers import ALIGNMENT
+from gpuserve_worker.cuda.device.arrays import ALIGNMENT
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.host_memory import Span, address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from gpuserve_worker.cuda.device.arrays import CudaArrays
-from gpuserve_worker.cuda.device.buffers import Buffers
+from gpuserve_worker.cuda.device.arrays import Buffers, CudaArrays
 from gpuserve_worker.cuda.device.host_memory import Background, HostMemory
 from gpuserve_worker.cuda.device.ipc_memory import OF_THIS_PROCESS, ExportPool, OpenedHandles, Returns
 from gpuserve_worker.cuda.device.runtime import (

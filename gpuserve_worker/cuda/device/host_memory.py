@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gpuserve_worker.cuda.device.buffers import SizedCache, size_class
+from gpuserve_worker.cuda.device.arrays import SizedCache, size_class
 from gpuserve_worker.cuda.device.runtime import CudaError, Runtime
 from gpuserve_worker.memory.segments import SpareSegment, touch
 

@@ -13,12 +13,6 @@ from gpuserve.backends.python_backend.inference_requests import (
     MemoryType,
     PreferredMemory,
 )
-from gpuserve.backends.python_backend.model_config import (
-    ModelConfig,
-    get_input_config_by_name,
-    get_output_config_by_name,
-    using_decoupled_model_transaction_policy,
-)
 from gpuserve.backends.python_backend.model_server import (
     Logger,
     Metric,
@@ -43,6 +37,12 @@ from gpuserve.backends.python_backend.tensors import (
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
+)
+from gpuserve.backends.python_backend.triton_model import (
+    ModelConfig,
+    get_input_config_by_name,
+    get_output_config_by_name,
+    using_decoupled_model_transaction_policy,
 )
 
 __all__ = [

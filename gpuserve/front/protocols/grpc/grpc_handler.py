@@ -19,9 +19,16 @@ from gpuserve.front.net.exchange import BodyReceiver, Exchange, Head, Piece, Req
 from gpuserve.front.net.request_rate_limiter import RequestRates
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.access import body_decoding as decoding
-from gpuserve.front.protocols.access.authorization import GRPC_PREFIX, AccessPolicy, RateLimit, Verdict
+from gpuserve.front.protocols.access.authorization import (
+    GRPC_PREFIX,
+    AccessPolicy,
+    RateLimit,
+    Verdict,
+    address_of,
+    client_uid,
+    is_local_client,
+)
 from gpuserve.front.protocols.access.body_decoding import Slice, offload, result_or_error
-from gpuserve.front.protocols.access.clients import address_of, client_uid, is_local_client
 from gpuserve.front.protocols.access.endpoints import METHODS, Access
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.grpc import grpc_protocol as protocol

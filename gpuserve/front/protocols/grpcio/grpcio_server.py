@@ -21,7 +21,7 @@ from gpuserve.front.net.admission import source_of
 from gpuserve.front.net.connection import AGE_GRACE_S
 from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Header, Piece, Release, RequestHandler
 from gpuserve.front.net.server import ProtocolServer
-from gpuserve.front.protocols.access.clients import UNIX, grpc_address
+from gpuserve.front.protocols.access.authorization import UNIX, grpc_address
 from gpuserve.front.protocols.grpc import grpc_protocol as protocol
 from gpuserve.front.protocols.grpc.grpc_protocol import PREFIX_NBYTES
 

@@ -13,8 +13,13 @@ from gpuserve.core.errors import NotFound
 from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.net.exchange import AnswerHead, Exchange
-from gpuserve.front.protocols.access.authorization import AccessPolicy, Verdict
-from gpuserve.front.protocols.access.clients import SITE, address_of, is_local_client
+from gpuserve.front.protocols.access.authorization import (
+    SITE,
+    AccessPolicy,
+    Verdict,
+    address_of,
+    is_local_client,
+)
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route
 from gpuserve.front.protocols.http.async_inference import start_events
 from gpuserve.front.protocols.http.dashboard_page import GUARDS, files

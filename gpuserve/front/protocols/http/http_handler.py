@@ -12,10 +12,16 @@ from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests
 from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Exchange, Head
 from gpuserve.front.observability.metrics import prometheus
-from gpuserve.front.protocols.access import clients
-from gpuserve.front.protocols.access.authorization import AccessPolicy, Verdict
+from gpuserve.front.protocols.access.authorization import (
+    AccessPolicy,
+    AllowedHosts,
+    ForeignHost,
+    Verdict,
+    address_of,
+    foreign_host,
+    is_local_client,
+)
 from gpuserve.front.protocols.access.body_decoding import client_error
-from gpuserve.front.protocols.access.clients import ForeignHost, address_of, foreign_host
 from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Route, RouteError, match_route
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.http import http_responses as responses
@@ -71,7 +77,7 @@ class HttpHandler:
         live: LivePage | None = None,
     ) -> None:
         self._requests = requests
-        self._hosts = clients.AllowedHosts(allowed_hosts)
+        self._hosts = AllowedHosts(allowed_hosts)
         self._policy = policy
         self._public_endpoints = frozenset(one for one in Endpoint if policy.is_public(one.access))
         self._infer_is_public = Endpoint.MODEL_INFER in self._public_endpoints
@@ -141,7 +147,7 @@ class HttpHandler:
 
     def _access_refusal(self, endpoint: Endpoint, exchange: Exchange) -> HttpAnswer | None:
         access, headers = endpoint.access, exchange.head.headers
-        local = clients.is_local_client(address_of(exchange.endpoints), headers)
+        local = is_local_client(address_of(exchange.endpoints), headers)
         if access.group == DASHBOARD and foreign_host(headers) is not None:
             local = False  # even if allowed_hosts has the name: a foreign page could read all data
         verdict = self._policy.judge(access, headers, is_local=local)

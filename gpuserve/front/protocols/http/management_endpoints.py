@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from gpuserve.core.errors import InvalidArgument, Unimplemented, request_error
 from gpuserve.front.ipc.shared_memory import HANDLE_NBYTES, RegionKind
 from gpuserve.front.net.async_requests import AsyncRequest
+from gpuserve.front.protocols.access.authorization import client_uid
 from gpuserve.front.protocols.access.body_decoding import read_off_loop
-from gpuserve.front.protocols.access.clients import client_uid
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route
 from gpuserve.front.protocols.http import http_responses as responses
 from gpuserve.front.protocols.http.http_responses import AsyncEndpoint, HttpAnswer, json_answer
