@@ -69,39 +69,23 @@ def _size(axis: int, declared: int, source: Shape) -> int:
     return declared if declared >= 0 or axis >= len(source) else source[axis]
 
 
-def _element_counts(shapes: Sequence[Shape]) -> list[Any]:
-    return [[math.prod(shape)] for shape in shapes]
-
-
 def _accumulated(shapes: Sequence[Shape]) -> list[Any]:
     return [[total] for total in itertools.accumulate(map(math.prod, shapes))]
 
 
-def _accumulated_with_zero(shapes: Sequence[Shape]) -> list[Any]:
-    first, *others = _accumulated(shapes)
-    return [[0, *first], *others]
-
-
-def _largest_as_shape(shapes: Sequence[Shape]) -> list[Any]:
-    return [np.zeros(max(map(math.prod, shapes))), *[np.zeros(0) for _ in shapes[1:]]]
-
-
-def _item_shapes(shapes: Sequence[Shape]) -> list[Any]:
-    return [[shape[1:]] * shape[0] for shape in shapes]
-
-
-def _flat_item_shapes(shapes: Sequence[Shape]) -> list[Any]:
-    return [list(shape[1:]) * shape[0] for shape in shapes]
-
-
 #: The values of each request by the kind in config.pbtxt.
 KINDS: Final[Mapping[str, Callable[[Sequence[Shape]], list[Any]]]] = {
-    "BATCH_ELEMENT_COUNT": _element_counts,
+    "BATCH_ELEMENT_COUNT": lambda shapes: [[math.prod(shape)] for shape in shapes],
     "BATCH_ACCUMULATED_ELEMENT_COUNT": _accumulated,
-    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": _accumulated_with_zero,
-    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": _largest_as_shape,
-    "BATCH_ITEM_SHAPE": _item_shapes,
-    "BATCH_ITEM_SHAPE_FLATTEN": _flat_item_shapes,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: [
+        [*([] if number else [0]), *total] for number, total in enumerate(_accumulated(shapes))
+    ],
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: [
+        np.zeros(max(map(math.prod, shapes))),
+        *[np.zeros(0) for _ in shapes[1:]],
+    ],
+    "BATCH_ITEM_SHAPE": lambda shapes: [[shape[1:]] * shape[0] for shape in shapes],
+    "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: [list(shape[1:]) * shape[0] for shape in shapes],
 }
 
 

@@ -112,7 +112,9 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
         @wraps(function)
         def call(*bound: Any, **inputs: Any) -> Any:
             check_model_batches("@group_by_values")
-            groups = _groups_of_rows(inputs, keys)
+            present = [on_host(inputs[key]) for key in keys if _is_present(key, inputs)]
+            groups = grouped(zip(*map(_labels, present), strict=True))
+            groups.sort(key=lambda group: [_values(array[group[0]]) for array in present])
             if len(groups) < 2:
                 return function(*bound, **inputs)
             rows = sum(map(len, groups))
@@ -126,13 +128,6 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
         return call
 
     return decorate
-
-
-def _groups_of_rows(inputs: Mapping[str, Any], keys: Sequence[str]) -> list[Group]:
-    """Return the positions of rows with equal values, in the order of the values."""
-    present = [on_host(inputs[key]) for key in keys if _is_present(key, inputs)]
-    groups = grouped(zip(*map(_labels, present), strict=True))
-    return sorted(groups, key=lambda group: [_values(array[group[0]]) for array in present])
 
 
 def _is_present(key: str, inputs: Mapping[str, Any]) -> bool:

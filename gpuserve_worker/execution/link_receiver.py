@@ -95,15 +95,12 @@ class ReceiveLock:
                     finally:
                         self.release()
                 else:
-                    self._wait_for_turn(ready)
+                    with self._changed:
+                        if self._turn.locked() and not ready():
+                            self._changed.wait()
         finally:
             with self._changed:
                 self._waiting -= 1
-
-    def _wait_for_turn(self, ready: Callable[[], bool]) -> None:
-        with self._changed:
-            if self._turn.locked() and not ready():
-                self._changed.wait()
 
 
 class LinkReceiver(ABC):

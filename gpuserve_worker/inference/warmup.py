@@ -94,7 +94,11 @@ def _random(datatype: str, shape: tuple[int, ...]) -> Any:
     generator = np.random.default_rng(_SEED)
     dtype = numpy_dtype(datatype)
     if datatype == BYTES:
-        return _random_bytes(generator, shape)
+        count = element_count(shape)
+        lengths = generator.integers(_SHORTEST, _LONGEST, count, endpoint=True)
+        array = np.empty(count, object)
+        array[:] = [generator.choice(_LETTERS, length).tobytes() for length in lengths]
+        return array.reshape(shape)
     if dtype.kind == "b":
         return generator.random(shape) < 0.5
     if datatype in _WHOLE_RANGE:
@@ -103,14 +107,6 @@ def _random(datatype: str, shape: tuple[int, ...]) -> Any:
     if dtype.kind in "iu":
         return generator.integers(0, _SMALL_INTEGERS, shape, dtype)
     return np.asarray(generator.random(shape)).astype(dtype)
-
-
-def _random_bytes(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-    count = element_count(shape)
-    lengths = generator.integers(_SHORTEST, _LONGEST, count, endpoint=True)
-    array = np.empty(count, object)
-    array[:] = [generator.choice(_LETTERS, length).tobytes() for length in lengths]
-    return array.reshape(shape)
 
 
 def _from_file(where: str, given: WarmupTensor, rows: int | None) -> NDArray[Any]:

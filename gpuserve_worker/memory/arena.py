@@ -424,7 +424,7 @@ class Arena:
 
     def _add(self, size: int, *, is_claim: bool, is_sparse: bool) -> tuple[int, int]:
         """Return a free range of a new segment. All of the segment is reserved unless it is sparse."""
-        nbytes = max(SEGMENT_NBYTES, _page_align(size))
+        nbytes = max(SEGMENT_NBYTES, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
         segment = self._sparse(nbytes, is_claim=is_claim) if is_sparse else self._whole(nbytes)
         number = self._next_segment
         self._next_segment += 1
@@ -540,7 +540,3 @@ class Mapping:
     def close(self) -> None:
         for segment in list(self._maps):
             self.detach(segment)
-
-
-def _page_align(nbytes: int) -> int:
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

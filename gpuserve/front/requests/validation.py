@@ -107,17 +107,15 @@ class ModelCheck:
         checks = self._match_inputs(request)
         try:
             if len(checks) == 1:
-                return self._check_alone(checks[0], request.inputs[0])
+                tensor = inputs[0]
+                checked = checks[0].check_alone(tensor)
+                if tensor.datatype not in _CHECKED_DATATYPES and len(self._cached_results) < _REMEMBERED:
+                    self._cached_results[tensor.name, tensor.datatype, tensor.shape] = checked
+                return checked
             return self._check_together(checks, request.inputs)
         except InvalidArgument as error:
             last = _last_fault(checks, request.inputs) or str(error)
             raise InvalidArgument(f"{_prefix(request)}{last}") from None
-
-    def _check_alone(self, check: _InputCheck, tensor: InputTensor) -> CheckedRequest:
-        checked = check.check_alone(tensor)
-        if tensor.datatype not in _CHECKED_DATATYPES and len(self._cached_results) < _REMEMBERED:
-            self._cached_results[tensor.name, tensor.datatype, tensor.shape] = checked
-        return checked
 
     def _check_together(self, checks: Sequence[_InputCheck], inputs: Sequence[InputTensor]) -> CheckedRequest:
         nbytes = row_elements = 0
