@@ -1,39 +1,6 @@
-"""The errors of gpuserve, each with a code of its own. Users import them from ``gpuserve.errors``.
-
-``front/requests/server_status.py`` has the one table that translates codes to HTTP and gRPC statuses.
-
-::
-
-    GpuserveError
-    ├── RequestError            the answer to one request; ``code`` is its kind
-    │   ├── InvalidArgument         the request is wrong and will stay wrong
-    │   ├── NotFound                unknown model, version, or path
-    │   ├── AlreadyExists           the object to be created exists
-    │   ├── PermissionDenied        not allowed for this client
-    │   ├── Unavailable             not now (full, draining, worker lost); a retry may succeed
-    │   │   ├── QueueFull
-    │   │   └── Stopping            the server is stopping: a retry may reach another one
-    │   ├── ResourceExhausted       the request exceeds a limit
-    │   ├── NoMemory                not now: the memory for requests is full; a retry may succeed
-    │   ├── RateLimited             not now: the client is over its rate limit
-    │   ├── DeadlineExceeded
-    │   ├── Cancelled               the client went away
-    │   ├── Unimplemented
-    │   ├── Unknown                 the callable failed the request with this code
-    │   └── Internal                the callable raised, or returned invalid outputs
-    ├── ConfigError             a config file, flag or environment variable is wrong (exit code 4)
-    ├── DeviceError             this machine lacks a device, or a library for it (exit code 5)
-    ├── BindError               ``bind()`` was given something that cannot be served
-    │   ├── DuplicateModel          a model of this name is bound already
-    │   └── BadModelConfig          an invalid value of ``ModelConfig``
-    ├── StartupError            a model failed to load, or a process failed to start (exit code 3)
-    │   └── ModelLoadError          a model failed to load
-    ├── ModelUnrecoverable      a model is broken, and the server has ended because of it (exit code 6)
-    ├── AttachError             the server of another program cannot be reached, or has ended
-    └── ControlError            no running server was found for a command, or it does not answer
-
-Inference callables raise ``UnrecoverableError``. It is defined in the worker package, which is light and does
-not import this one.
+"""The errors of gpuserve, public in ``gpuserve.errors``. A ``RequestError`` answers one request, by its code;
+``front/requests/server_status.py`` translates codes to HTTP and gRPC statuses. The other errors end a start
+or a command. Inference callables raise ``UnrecoverableError`` of the worker package.
 """
 
 from __future__ import annotations

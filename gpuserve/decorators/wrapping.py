@@ -1,17 +1,6 @@
 """The errors of the decorators, and the parts that all decorators share: checks of the function, a wrapper
-that looks like the function, and access to the served model.
-
-::
-
-    DecoratorError
-    ├── BatchError      (ValueError)    requests, inputs or outputs that do not fit together
-    ├── RequestError    (ValueError)    a request that the function cannot be called with
-    ├── ValuesError     (ValueError)    rows that must be equal, or made equal, and cannot be
-    ├── DefaultsError   (ValueError)    defaults of @fill_optionals that do not fit the model
-    ├── StackError      (RuntimeError)  a decorator at a place in the stack where it cannot work
-    └── NoModelError    (LookupError)   a decorator that needs the model, called outside a server
-
-Wrong uses of a decorator that are visible at once raise ``TypeError``.
+that looks like the function, and access to the served model. Wrong uses that are visible at once raise
+``TypeError``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,4 @@
-"""PyTriton's errors, and the conversion of gpuserve's errors to them.
-
-::
-
-    PyTritonError
-    ├── PyTritonValidationError
-    ├── PyTritonInvalidOperationError
-    ├── PyTritonBadParameterError
-    ├── PyTritonModelConfigError
-    ├── PyTritonUnrecoverableError     also gpuserve's UnrecoverableError, which workers know
-    └── PyTritonRuntimeError
-"""
+"""PyTriton's errors, and the conversion of gpuserve's errors to them."""
 
 from __future__ import annotations
 
