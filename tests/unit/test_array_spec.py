@@ -111,7 +111,7 @@ def test_what_a_config_cannot_say(plain: dict[str, Any], text: str) -> None:
 def test_an_ensemble_says_nothing_of_memory() -> None:
     given = Tensor((1,), "FP32", "x", memory="gpu")
     with pytest.raises(BindError, match="memory is for the inputs of the models of its steps"):
-        ensemble_spec("e", [given], [Tensor((1,), "FP32", "y")], [], 1, 0)
+        ensemble_spec("e", [given], [Tensor((1,), "FP32", "y")], [], 1, 0, False)
 
 
 NEEDS_GPU = "CuPy arrays as inputs need a GPU: expected device 'cuda:0', 'cuda:*', … for every instance"
