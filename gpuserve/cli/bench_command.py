@@ -31,7 +31,8 @@ _Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name."
 # fmt: off
 _OPTIONS: Final = (
     keyword(_SERVER, "url", str | None, None,
-            "host, host:port, or a URL with grpc://, grpcs://, http:// or https://. Default localhost."),
+            "host, host:port, or a URL with grpc://, grpcs://, http:// or https://. Default localhost.",
+            "--server", "--url"),
     keyword(_SERVER, "protocol", str | None, None,
             "Protocol, if --url has none. Default grpc.", metavar="grpc|http"),
     keyword(_SERVER, "version", str, "",

@@ -50,17 +50,18 @@ def integer(panel: str | None, text: str, *names: str, least: int | None = None)
 def command_of(app: typer.Typer) -> Any:
     """Return the click command of an app; its help shows no value for options that take none."""
     whole = typer.main.get_command(app)
-    for command in _all_commands(whole):
-        for parameter in command.params:
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""
+    for parameter in _all_parameters(whole, None):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
     return whole
 
 
-def _all_commands(command: Any) -> Iterator[Any]:
-    yield command
+def _all_parameters(command: Any, parent: typer.Context | None) -> Iterator[Any]:
+    """Yield the parameters of a command and its subcommands. ``--help`` takes its names from the context."""
+    context = typer.Context(command, parent=parent, **command.context_settings)
+    yield from command.get_params(context)
     for child in getattr(command, "commands", {}).values():
-        yield from _all_commands(child)
+        yield from _all_parameters(child, context)
 
 
 def keyword(

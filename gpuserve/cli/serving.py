@@ -120,7 +120,7 @@ def serve_configuration(
         closing = CLOSING_TEXT if reload_mode is ReloadMode.NONE else f"{RELOADING_TEXT} {CLOSING_TEXT}"
         if reload_mode is ReloadMode.FILES_AND_KEYS and has_terminal():
             closing = f"{RELOADING_TEXT} {HELP}"
-        with startup_view(settings.log_format, shown, sys.stderr, closing) as view, ExitStack() as stack:
+        with startup_view(settings, shown, sys.stderr, closing) as view, ExitStack() as stack:
             supervisor = Supervisor(
                 settings,
                 configuration.models,

@@ -69,10 +69,10 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_what_to_do_next_is_said_in_three_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    status, text = run("demo")
+    status, text = run("my demo")
     assert (status, text.splitlines()[1:]) == (
         0,
-        ["Next:", "  cd demo", "  gpuserve dev config.yaml", "  pytest"],
+        ["Next:", "  cd 'my demo'", "  gpuserve dev config.yaml", "  pytest"],
     )
     monkeypatch.setitem(
         new_command.KINDS, "torch", ProjectKind("torch", "", library=("no_such_module", "pytorch"))

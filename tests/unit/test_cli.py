@@ -156,6 +156,7 @@ def test_help_has_examples_and_exit_codes(arguments: list[str], capsys: pytest.C
     assert run(arguments) == ExitCode.OK
     out = capsys.readouterr().out
     assert "Example" in out
+    assert "<bool>" not in out
     for text in MEANINGS.values():
         assert text in out
 

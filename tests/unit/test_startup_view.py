@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from typing import Any
 
 import pytest
 
 from gpuserve.cli.live.startup_view import LogView, TableView, client_command, ready_text
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.settings.values import AccessRule
 from gpuserve.model.spec import InstanceSpec, ModelSpec, SequenceBatching
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -113,6 +116,26 @@ def test_the_addresses_are_shown_when_ready() -> None:
     )
     assert shown.startswith("Ready.\n  gRPC     h:2\n  metrics  http://h:3/metrics\n")
     assert client_command({}, spec(TensorSpec("x", "FP32", (1,)))) is None
+
+
+def test_the_command_has_the_certificate_and_a_place_for_the_token() -> None:
+    def command(name: str, **settings: Any) -> str:
+        shown = ready_text(
+            {"http": "https://h:1", "grpc": "grpcs://h:2"}, [spec(TensorSpec("x", name, (1,)))], "",
+            ServerSettings(**settings),
+        )  # fmt: skip
+        return shown.partition("Try it")[2]
+
+    tls: Any = {"tls_certfile": "/a b/c.pem", "tls_keyfile": "/k.pem"}
+    token: Any = {"access_token": "t", "restricted_endpoints": ("inference",)}
+    assert "  curl -s --cacert '/a b/c.pem' https://h:1/v2/models/m/infer -d" in command("FP32", **tls)
+    said = command("FP32", **tls, **token)
+    assert said.startswith(" from another shell, with the access token as $TOKEN:\n")
+    assert '/c.pem\' -H "triton-access-token: $TOKEN" https://' in said
+    rule = AccessRule(("inference",), "t", "key")
+    assert ' -s -H "key: $TOKEN" https' in command("FP32", access_rules=(rule,))
+    assert command("FP16", **tls) == command("FP32", tls_client_ca="/ca.pem", **tls) == ""
+    assert command("FP16", tls_ports=("grpc",), **tls).startswith(" from another shell:\n  python3")
 
 
 def test_a_stream_is_asked_for_as_one() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from gpuserve.config.settings import logs
+from gpuserve.config.settings.values import TOKEN_HEADER
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.processes.lifecycle import ServerObserver
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, element_count
@@ -19,6 +20,8 @@ from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, element_count
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
+
+    from gpuserve.config.settings.server import ServerSettings
 
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ class LogView(ServerObserver):
     def __init__(self, show_ready: Callable[[dict[str, str]], None], clock: Callable[[], float]) -> None:
         self._show_ready = show_ready
         self._clock = clock
+        #: The models that have been ready.
+        self.ready_models: set[str] = set()
         self._loading_since: dict[tuple[str, str], float] = {}
 
     def instance_changed(self, model: str, instance: str, device: str, state: str, phase: str) -> None:
@@ -49,6 +54,7 @@ class LogView(ServerObserver):
         else:
             since = self._loading_since.pop((model, instance), now)
         if state == _READY:
+            self.ready_models.add(model)
             text += f" after {now - since:.1f} s"
         extra = {"model": model, "instance": instance, "device": device}
         logger.log(logging.INFO if state in _STARTING else logging.DEBUG, "%s", text, extra=extra)
@@ -100,7 +106,10 @@ class TableView(ServerObserver):
         now = self._clock()
         row = self._rows.setdefault((model, instance), _InstanceRow(model, instance, device, "", now))
         row.phase = _phase_or_state(state, phase)
-        row.seconds = now - row.since if state == _READY else None
+        row.seconds = None
+        if state == _READY:
+            row.seconds = now - row.since
+            self._later.ready_models.add(model)
 
     def server_ready(self, addresses: dict[str, str]) -> None:
         self.close()
@@ -121,21 +130,22 @@ class TableView(ServerObserver):
 
 @contextlib.contextmanager
 def startup_view(
-    log_format: str, models: Sequence[ModelSpec], stream: TextIO, closing: str = CLOSING_TEXT
+    settings: ServerSettings, models: Sequence[ModelSpec], stream: TextIO, closing: str = CLOSING_TEXT
 ) -> Iterator[ServerObserver]:
     """Yield the observer for a stream: a table on a terminal unless the log is JSON. ``closing`` is the last
     line that is printed when the server is ready.
     """
 
     def show_ready(addresses: dict[str, str]) -> None:
-        if log_format == "json":
+        if settings.log_format == "json":
             shown = ", ".join(f"{_TITLES[role]} {where}" for role, where in addresses.items())
             logger.info("ready: %s", shown)
         else:
-            logs.write(ready_text(addresses, models, closing))
+            ready = [one for one in models if one.name in lines.ready_models]
+            logs.write(ready_text(addresses, ready or models, closing, settings))
 
     lines = LogView(show_ready, time.monotonic)
-    if log_format == "json" or not stream.isatty():
+    if settings.log_format == "json" or not stream.isatty():
         yield lines
         return
     table = TableView(lines, time.monotonic)
@@ -146,19 +156,45 @@ def startup_view(
         table.close()
 
 
-def ready_text(addresses: dict[str, str], models: Sequence[ModelSpec], closing: str = CLOSING_TEXT) -> str:
+def ready_text(
+    addresses: dict[str, str],
+    models: Sequence[ModelSpec],
+    closing: str = CLOSING_TEXT,
+    settings: ServerSettings | None = None,
+) -> str:
     """Return the addresses of the server, and a command that sends a request to its first model."""
     lines = [f"  {_TITLES[role]:<8} {where}" for role, where in addresses.items()]
-    command = client_command(addresses, models[0]) if models else None
+    access = "" if settings is None else _curl_access(settings)
+    command = client_command(addresses, models[0], access) if models and access is not None else None
     if command is not None:
-        lines += ["Try it from another shell:", f"  {command}"]
+        with_token = f", with the access token as {_TOKEN}" if _TOKEN in command else ""
+        lines += [f"Try it from another shell{with_token}:", f"  {command}"]
     return "\n".join(["Ready.", *lines, closing, ""])
+
+
+def _curl_access(settings: ServerSettings) -> str | None:
+    """Return curl's options for the server's certificate and for a token, or None if curl needs more: a
+    certificate of its own.
+    """
+    words = []
+    if settings.tls_certfile is not None and "http" in settings.tls_ports:
+        if settings.tls_client_ca is not None:
+            return None
+        words += ["--cacert", shlex.quote(settings.tls_certfile)]
+    headers = [one.header for one in settings.access_rules if "inference" in one.groups]
+    if "inference" in settings.restricted_endpoints:
+        headers.insert(0, TOKEN_HEADER)
+    if headers:
+        words += ["-H", f'"{headers[0]}: {_TOKEN}"']
+    return "".join(f" {one}" for one in words)
 
 
 def _phase_or_state(state: str, phase: str) -> str:
     return phase if phase and state != _READY else state.lower()
 
 
+#: The variable of the user's shell in a command that needs an access token.
+_TOKEN: Final = "$TOKEN"
 #: A request with more elements is built by Python instead of being written out for curl.
 _MAX_ELEMENTS: Final = 32
 #: Datatypes whose elements JSON tensors do not carry.
@@ -170,13 +206,15 @@ _NUMPY_NAMES: Final = {
 }  # fmt: skip
 
 
-def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
-    """Return a command that sends a model one request, by curl or Python; None without an address."""
+def client_command(addresses: Mapping[str, str], model: ModelSpec, access: str = "") -> str | None:
+    """Return a command that sends a model one request, by curl or Python; None without an address. If curl
+    needs options for ``access``, there is none by Python.
+    """
     if model.openai:  # only the worker knows which endpoints a model has
         if "http" not in addresses:
             return None
         chat = {"model": model.name, "messages": [{"role": "user", "content": "hello"}]}
-        return f"curl -s {addresses['http']}/v1/chat/completions -d {shlex.quote(json.dumps(chat))}"
+        return f"curl -s{access} {addresses['http']}/v1/chat/completions -d {shlex.quote(json.dumps(chat))}"
     batch = [1] if model.max_batch_size else []
     tensors = [
         (one, batch + [1 if dim == -1 else dim for dim in one.shape])
@@ -186,14 +224,18 @@ def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None
     small = sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS
     in_json = not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors)
     if model.decoupled:
-        return _stream_command(addresses, model, tensors, as_curl=small and in_json)
+        return _stream_command(addresses, model, tensors, access, as_curl=small and in_json)
     if "http" in addresses and small and in_json:
-        return _curl_command(addresses["http"], model, tensors)
+        return _curl_command(addresses["http"], model, tensors, access)
     protocol = next((one for one in ("grpc", "http") if one in addresses), None)
-    return None if protocol is None else _python_command(protocol, addresses[protocol], model, tensors)
+    return (
+        None if protocol is None or access else _python_command(protocol, addresses[protocol], model, tensors)
+    )
 
 
-def _curl_command(address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]]) -> str:
+def _curl_command(
+    address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]], access: str
+) -> str:
     inputs = []
     for spec, shape in tensors:
         data = [_element(spec.datatype)] * element_count(shape)
@@ -202,13 +244,14 @@ def _curl_command(address: str, model: ModelSpec, tensors: Sequence[tuple[Tensor
     if model.in_sequences:
         document["parameters"] = _SEQUENCE
     body = json.dumps(document, ensure_ascii=False)
-    return f"curl -s {address}/v2/models/{model.name}/infer -d {shlex.quote(body)}"
+    return f"curl -s{access} {address}/v2/models/{model.name}/infer -d {shlex.quote(body)}"
 
 
 def _stream_command(
     addresses: Mapping[str, str],
     model: ModelSpec,
     tensors: Sequence[tuple[TensorSpec, list[int]]],
+    access: str,
     *,
     as_curl: bool,
 ) -> str | None:
@@ -221,8 +264,9 @@ def _stream_command(
         if model.in_sequences:
             document |= _SEQUENCE
         body = json.dumps(document, ensure_ascii=False)
-        return f"curl -sN {addresses['http']}/v2/models/{model.name}/generate_stream -d {shlex.quote(body)}"
-    if "grpc" not in addresses:
+        url = f"{addresses['http']}/v2/models/{model.name}/generate_stream"
+        return f"curl -sN{access} {url} -d {shlex.quote(body)}"
+    if "grpc" not in addresses or access:
         return None
     method = "infer_batch" if model.max_batch_size else "infer_sample"
     inputs = ", ".join(f"{spec.name!r}: {_array(spec, shape)}" for spec, shape in tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class Project:
 
     def next_steps(self) -> list[str]:
         """Return the next commands for the user, one a line."""
-        return [f"cd {self.folder}", f"gpuserve dev {self.kind.target}", "pytest"]
+        return [f"cd {shlex.quote(self.folder)}", f"gpuserve dev {self.kind.target}", "pytest"]
 
     def _require_empty(self) -> None:
         try:
