@@ -8,6 +8,7 @@ result.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -64,7 +65,7 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
 
     __slots__ = ("cancelled", "data", "details", "parameters", "requested_output_names", "sequence")
 
-    #: Callables written for PyTriton may read this attribute; requests are not traced here.
+    #: Callables written for PyTriton may read this attribute; OpenTelemetry's current context replaces it.
     span: ClassVar[None] = None
 
     def __init__(
@@ -100,9 +101,15 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
         """Return the same request with other data. Its ``cancelled`` follows that of this request."""
         return _RequestWithData(data, self)
 
-    def traced_span(self, span_name: str) -> AbstractContextManager[None]:
-        """Do nothing. Replaces PyTriton's span around a part of the callable's work."""
-        return nullcontext()
+    def traced_span(self, span_name: str) -> AbstractContextManager[Any]:
+        """Return a span below OpenTelemetry's current one, for ``with``, as PyTriton's method does. The span
+        does nothing unless the program has imported OpenTelemetry and set a tracer provider.
+        """
+        if "opentelemetry" not in sys.modules:
+            return nullcontext()
+        from opentelemetry import trace
+
+        return trace.get_tracer("gpuserve").start_as_current_span(span_name)
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {getattr(a, 'shape', '?')}" for name, a in self.data.items())

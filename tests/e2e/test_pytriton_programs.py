@@ -104,6 +104,17 @@ def test_shared_state(ports: dict[str, int]) -> None:
     ]
 
 
+def test_what_is_the_same(ports: dict[str, int]) -> None:
+    assert run("same.py", ports) == [
+        "1",
+        "[200, 200, 200]",
+        "[403, 403, 403, 403]",
+        "[200, 200, 200, 200]",
+        "[]",
+        '[\'nv_inference_request_success{model="Count",version="1"} 8\']',
+    ]
+
+
 def test_instances(ports: dict[str, int]) -> None:
     assert run("instances.py", ports) == ["[[10.0], [100.0]]"]
 
