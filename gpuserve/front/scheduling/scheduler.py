@@ -101,7 +101,7 @@ class BatchSource(Protocol):
         """Return when time alone changes something, in seconds of the clock; None for never."""
 
     def complete(self, batch_id: int, took_s: float | None = None, now: float = math.inf) -> Batch:
-        """Free an ended batch's slot; ``took_s`` is None for a failure. Raises KeyError."""
+        """Free an ended batch's slot; ``took_s`` None: it failed. Raises KeyError for an unknown batch."""
 
     def return_batch(self, batch_id: int, *, begun: bool) -> list[QueuedRequest]:
         """Return the requests of a batch that has sent nothing to the queue: to its head if it was not
