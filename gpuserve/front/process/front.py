@@ -383,6 +383,8 @@ class SupervisorWatchdog:
 
 
 PERIOD_S: Final = 1.0
+#: The first fields of ``ModelRates``, which are those of ``messages.Rates.models``.
+_SAMPLED: Final = 6
 _READINGS: Final = ("utilization", "memory_used_bytes", "memory_total_bytes")
 
 
@@ -426,10 +428,10 @@ class RateReports:
         metrics = self._service.models.metrics()
         found: list[tuple[tuple[Any, ...], list[tuple[Any, ...]]]] = []
         async for one in iterate_in_slices(metrics):
-            *rates, instances = self._meter.read(one, time.monotonic())
+            rates = self._meter.read(one, time.monotonic())
             of = one.model, int(one.version)
-            rows = [(*of, name, *map(_rounded, its)) for name, its in instances.items() if name]
-            found.append(((*of, *map(_rounded, rates)), rows))
+            rows = [(*of, name, *map(_rounded, its)) for name, its in rates.instances.items() if name]
+            found.append(((*of, *map(_rounded, rates[:_SAMPLED])), rows))
         self._meter.retain((one.model, one.version) for one in metrics)
         census = self._generations.census(messages.RequestCensus(0))
         return messages.Rates(
