@@ -243,6 +243,21 @@ def test_a_failed_request_is_a_trace_as_well(traced: Traced) -> None:
     assert moments(trace)[-4:] == [*INSIDE[-2:], *NETWORK["http"][1]]
 
 
+def test_a_refused_request_is_a_trace_as_well(traced: Traced, protocol: str) -> None:
+    written = next_traces(traced, 1)
+    with client(traced.addresses, protocol) as asked:
+        asked.update_trace_settings("a", ALL)
+        nine = CLIENTS[protocol].InferInput("x", [9, 1], "FP32")
+        nine.set_data_from_numpy(np.zeros((9, 1), np.float32))
+        with pytest.raises(InferenceServerException, match="batch-size must be <= 8"):
+            asked.infer("a", [nine], request_id="refused")
+        asked.update_trace_settings("a", CLEARED)
+    (trace,) = written()
+    received, sent = NETWORK[protocol]
+    assert trace[0]["request_id"] == "refused"
+    assert moments(trace) == [*received, *INSIDE[:2], *INSIDE[-2:], *sent]
+
+
 def test_log_settings(traced: Traced, protocol: str) -> None:
     initial = {
         "log_file": "",

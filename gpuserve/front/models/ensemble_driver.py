@@ -81,6 +81,8 @@ class EnsembleDriver(Driver):
         except RequestError as error:
             free_body(request)
             self.metrics.refused(error)
+            if self.tracer is not None:
+                self.tracer.on_refused(request, error, None)
             raise
         pending = PendingRequest(self, request, checked, (), False, on_response, on_answer)
         pending.enqueued_at = time.monotonic()

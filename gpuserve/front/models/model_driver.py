@@ -221,7 +221,7 @@ class ModelDriver(Driver):
             if isinstance(one.data, Block):
                 blocks = adopt_blocks(request, self.arena)
                 break
-        answers, runner = self._answers, self._runner
+        answers, runner, pending = self._answers, self._runner, None
         try:
             if self.spec.decoupled and on_response is None:
                 raise refusals.no_stream(self.spec.name)
@@ -246,6 +246,8 @@ class ModelDriver(Driver):
         except RequestError as error:
             self.free(blocks)
             self.metrics.refused(error)
+            if answers.tracer is not None:
+                answers.tracer.on_refused(request, error, pending)
             raise
         if not runner.pump_due:
             runner.pump_soon()

@@ -76,11 +76,26 @@ class ModelTracer:
         else:
             chosen = self._is_sampled(_reception_of(request))
         if chosen:
-            self._start(pending, _reception_of(request))
+            trace = self._start(request)
+            if TraceLevel.TENSORS in trace.level:
+                trace.tensors += _inputs(pending)
+                if pending.on_response is not None:
+                    pending.on_response = _recording(trace, pending.on_response)
+            pending.trace = trace
+            _call_on_end(pending, trace.end)
 
-    def _start(self, pending: PendingRequest, reception: Reception | None) -> None:
+    def on_refused(self, request: InferRequest, error: RequestError, pending: PendingRequest | None) -> None:
+        """End the trace of a refused request; without ``pending`` start the trace if it is sampled."""
+        trace = getattr(pending, "trace", None)
+        if pending is None and self._is_sampled(_reception_of(request)):
+            trace = self._start(request)
+        if trace is not None:
+            trace.end(error)
+
+    def _start(self, request: InferRequest) -> Trace:
+        reception = _reception_of(request)
         caller = None if reception is None or reception.stream else reception.root
-        trace = self._new_trace(pending, reception)
+        trace = self._new_trace(request, reception)
         if self._follows_callers:
             outer = caller.context[:1] if caller is not None else (trace.parent or ())[:1]
             trace.enter(*outer or ("",))
@@ -90,13 +105,9 @@ class ModelTracer:
             reception.begin(trace)
             reception.root = trace
         trace.note("REQUEST_START")
-        if TraceLevel.TENSORS in trace.level:
-            trace.tensors += _inputs(pending)
-            if pending.on_response is not None:
-                pending.on_response = _recording(trace, pending.on_response)
-        pending.trace = trace
         trace.note("QUEUE_START")
-        _call_on_end(pending, partial(self._end, trace, caller, reception))
+        trace.end = partial(self._end, trace, caller, reception)
+        return trace
 
     def on_dispatched(self, batch: Batch) -> None:
         for trace in _traces(batch.requests):
@@ -126,12 +137,12 @@ class ModelTracer:
             return self._sampler.sample()
         return parent.sampled and self._sampler.sample(forced=True)
 
-    def _new_trace(self, pending: PendingRequest, reception: Reception | None) -> Trace:
+    def _new_trace(self, request: InferRequest, reception: Reception | None) -> Trace:
         return Trace(
             next(self._ids),
             self._spec.name,
             self._spec.version,
-            _id_of(pending.request),
+            _id_of(request),
             self._sampler.level,
             self._scope,
             self._sampler.values.log_frequency,
@@ -147,6 +158,7 @@ class ModelTracer:
         *,
         cancelled: bool = False,
     ) -> None:
+        del trace.end  # a reference cycle
         if "COMPUTE_START" in trace.moments and "COMPUTE_END" not in trace.moments:
             trace.note("COMPUTE_END")  # it failed, or was cancelled
         trace.note("INFER_RESPONSE_COMPLETE")

@@ -213,6 +213,10 @@ class RequestObserver(Protocol):
 
     def on_submitted(self, pending: PendingRequest) -> None: ...
 
+    def on_refused(
+        self, request: InferRequest, error: RequestError, pending: PendingRequest | None
+    ) -> None: ...
+
     def on_dispatched(self, batch: Batch) -> None: ...
 
     def on_computed(self, batch: Batch, done: wire.Done) -> None: ...
@@ -223,6 +227,9 @@ class AccessLogObserver:
 
     def on_submitted(self, pending: PendingRequest) -> None:
         """Do nothing: the model of the request was noted before."""
+
+    def on_refused(self, *_: object) -> None:
+        """Do nothing: the log line has the status."""
 
     def on_dispatched(self, batch: Batch) -> None:
         now = time.monotonic()
@@ -250,6 +257,10 @@ class ObserverPair:
     def on_submitted(self, pending: PendingRequest) -> None:
         for one in self._each:
             one.on_submitted(pending)
+
+    def on_refused(self, request: InferRequest, error: RequestError, pending: PendingRequest | None) -> None:
+        for one in self._each:
+            one.on_refused(request, error, pending)
 
     def on_dispatched(self, batch: Batch) -> None:
         for one in self._each:

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.front.observability.tracing.trace_settings import TraceLevel
 
@@ -71,6 +71,8 @@ class Trace:
     finished: bool = False
     #: The offset between a moment and nanoseconds since 1970.
     epoch_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
+    #: Called once with the answer, until the trace is finished.
+    end: Any = field(init=False, repr=False)
 
     def note(self, moment: str, at_ns: int | None = None) -> None:
         """Record the time of a moment, by default now. A repeated moment keeps its last time."""
