@@ -24,12 +24,13 @@ from benchmarks.request_section import Requests
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Server
 from benchmarks.shapes import Shapes, ShapesModelPy
+from benchmarks.steps import Steps
 
 _ROOT = Path(__file__).parent.parent
 _RESULTS = _ROOT / "benchmarks/results"
 #: In the order in which they are measured: the quiet ones first.
 SECTIONS: tuple[Section, ...] = (
-    *(Imports(), Starts(), Requests(), ModelPy(), Events(), Shapes(), ShapesModelPy(), ModelFiles()),
+    *(Imports(), Starts(), Requests(), ModelPy(), Events(), Shapes(), ShapesModelPy(), ModelFiles(), Steps()),
 )
 
 

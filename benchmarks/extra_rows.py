@@ -52,7 +52,7 @@ _MODEL_PY_ROWS = (
 )
 
 
-class _OwnModels(GpuServe):
+class OwnModels(GpuServe):
     """This server with the models of a section; ``config`` is in the folder of models."""
 
     config: ClassVar[str]
@@ -61,7 +61,7 @@ class _OwnModels(GpuServe):
         return self._serve(MODELS_FOLDER / self.config, ports)
 
 
-class RepositoryGpuServe(_OwnModels):
+class RepositoryGpuServe(OwnModels):
     config = "triton"
     models = frozenset({ECHO, TOKENS, CHAIN})
 
@@ -72,7 +72,7 @@ class RepositoryTriton(PlainTriton):
     models = RepositoryGpuServe.models
 
 
-class EventsGpuServe(_OwnModels):
+class EventsGpuServe(OwnModels):
     """This server with the two models that give text piece by piece."""
 
     config = "events.yaml"
