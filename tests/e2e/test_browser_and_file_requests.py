@@ -18,9 +18,20 @@ models:
   - {{name: total, callable: "model.py:total",
      inputs: [{{name: octets, dtype: uint8, shape: [-1]}}],
      outputs: [{{name: sum, dtype: int64, shape: [1]}}, {{name: n, dtype: int64, shape: [1]}}]}}
+  - {{name: scaled, callable: "model.py:scaled", max_batch_size: 4}}
 """
 MODEL = """
 import numpy as np
+from typing import Annotated, NamedTuple
+from gpuserve.typed import Bytes, Float32, Shape, batch
+
+class Scaled(NamedTuple):
+    scaled: Float32
+    word: Annotated[Bytes, Shape(1)]
+
+@batch(max_batch_size=4)
+def scaled(values: Float32, scale: Annotated[Float32, Shape(1)], word: Annotated[Bytes, Shape(1)]) -> Scaled:
+    return Scaled(values * scale, word)
 
 def reverse(requests):
     return [{"file": np.array([[r["file"].item()[::-1]]], np.object_)} for r in requests]
@@ -106,3 +117,49 @@ def test_pages_of_other_origins_may_not(address: str) -> None:
     assert (status, "access-control-allow-origin" in headers) == (405, False)
     _, headers, _ = ask(address, path, JPEG, origin=other, content_type="image/jpeg")
     assert "access-control-allow-origin" not in headers
+
+
+def form(*parts: tuple[str, bytes], boundary: str = "x-27") -> tuple[bytes, str]:
+    """A multipart form, with the further fields of each part's head, and its content type."""
+    start = f"--{boundary}\r\nContent-Disposition: form-data; ".encode()
+    each = [start + head.encode() + b"\r\n\r\n" + data + b"\r\n" for head, data in parts]
+    return b"".join([*each, f"--{boundary}--\r\n".encode()]), f'multipart/form-data; boundary="{boundary}"'
+
+
+@pytest.mark.parametrize("size", [1, 3_000_000])
+def test_the_parts_of_a_form_are_tensors(address: str, size: int) -> None:
+    file = b"\r\n--x-2\xff" * size
+    body, kind = form(('name="file"; filename="a.jpg"\r\nContent-Type: image/jpeg', file))
+    path = "/v2/models/reverse/infer"
+    status, _, answer = ask(address, path, body, content_type=kind, accept="image/png")
+    assert (status, answer == file[::-1]) == (200, True)
+    values = ('name="values"', b"[1.5, 2]"), ('name="scale"', b"3"), ('name="word"', "schön".encode())
+    raw = 'name="values"; filename="values.raw"', b"\0\0\xc0\x3f\0\0\0\x40"
+    for first in (values[0], raw):
+        body, kind = form(values[2], first, values[1])
+        status, _, answer = ask(address, "/v2/models/scaled/infer", body, content_type=kind)
+        assert status == 200, answer
+        assert {one["name"]: one["data"] for one in json.loads(answer)["outputs"]} == {
+            "scaled": [4.5, 6.0], "word": ["schön"],
+        }  # fmt: skip
+
+
+def test_a_wrong_form_is_told_what_is_wrong(address: str) -> None:
+    whole, kind = form(('name="scale"', b"3"))
+    for body, given, text in (
+        (whole[:-6], kind, "the last boundary followed by '--'"),
+        (whole, "multipart/form-data", "must be a form of at most 3 parts"),
+        (form(*[('name="scale"', b"3")] * 4)[0], kind, "must be a form of at most 3 parts"),
+        (
+            form(('name="scala"', b"3"))[0],
+            kind,
+            "'scala'; expected the name of an input: values, scale, word",
+        ),
+        (form(('filename="a"', b"3"))[0], kind, "has the name 'None'"),
+        (form((f'name="scale"; x="{"y" * 5000}"', b"3"))[0], kind, "has the name 'None'"),
+        (form(('name="scale"', b"three"))[0], kind, "'scale' of the form must be a JSON number"),
+        (form(('name="scale"', b"[1, 2]"))[0], kind, "'scale'"),
+        (whole, kind, "values"),
+    ):
+        status, _, answer = ask(address, "/v2/models/scaled/infer", body, content_type=given)
+        assert (status, text in json.loads(answer)["error"]) == (400, True), answer

@@ -138,7 +138,7 @@ def raw_header(
             f"inputs in '{shown(model_name)}' model configuration"
         )
     declared = spec.inputs[0]
-    shape = _raw_shape(declared, nbytes)
+    shape = raw_shape(declared, nbytes)
     prefix = nbytes.to_bytes(LENGTH_NBYTES, "little") if declared.datatype == BYTES else b""
     batch = (1,) if spec.max_batch_size > 0 else ()
     one = HeaderInput(declared.name, declared.datatype, batch + shape, len(prefix) + nbytes)
@@ -270,7 +270,7 @@ def _parse_raw_request(
     return header.request(model_name, model_version, inputs), header.form
 
 
-def _raw_shape(declared: TensorSpec, nbytes: int) -> tuple[int, ...]:
+def raw_shape(declared: TensorSpec, nbytes: int) -> tuple[int, ...]:
     """Return the shape of a tensor of ``nbytes``: one dimension may be open and gets the remainder."""
     variable = declared.shape.count(-1)
     if declared.datatype == BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ from gpuserve.front.protocols.http.http_responses import (
     error_answer,
 )
 from gpuserve.front.protocols.http.infer_json import OutputForm
+from gpuserve.front.protocols.http.multipart import FORM, binary_body, boundary_of
 from gpuserve.front.requests import validation
 from gpuserve.front.requests.inference import InferRequest, InferResponse
 from gpuserve.front.requests.json_arrays import SHORT_NBYTES
@@ -43,12 +45,14 @@ _FILE_TYPES: Final = ("image/", "audio/", "video/", "application/pdf")
 #: Content type of a body that is a file or, as some clients send, JSON.
 _OCTETS: Final = "application/octet-stream"
 _WHOLE_BODY: Final = "0"
+#: The part of a converted form that one turn of the event loop copies.
+_PIECE_NBYTES: Final = 1 << 20
 
 
 class InferHead(NamedTuple):
     """The parts of a head for inference. ``coding``: the client's, ``response_coding``: negotiated.
     ``media_type``: the type of the only output's bytes if the client accepts nothing else. ``is_octets``: the
-    first byte of the body shows whether the body is a file or JSON.
+    first byte of the body shows whether the body is a file or JSON. ``boundary``: of a multipart form.
     """
 
     model_name: str
@@ -58,6 +62,7 @@ class InferHead(NamedTuple):
     response_coding: str = IDENTITY
     media_type: str = ""
     is_octets: bool = False
+    boundary: str | None = None
 
 
 def read_infer_head(head: Head) -> InferHead | None:
@@ -80,6 +85,7 @@ def read_infer_head(head: Head) -> InferHead | None:
         encoding.negotiate_coding(headers.get(b"accept-encoding")),
         accepted if is_file and not accepted.endswith("*") and "," not in accepted else "",
         sent == _OCTETS,
+        boundary_of(headers[b"content-type"]) if sent == FORM else None,
     )
 
 
@@ -97,7 +103,8 @@ class InferHandler(InferenceContext):
             coding = encoding.request_coding(coding_header) if coding_header else IDENTITY
         except RequestError as error:
             return ImmediateReceiver(exchange, partial(error_answer, error))
-        receiver = (OctetsReceiver if head.is_octets else InferReceiver)(self, exchange, driver, head)
+        kind = OctetsReceiver if head.is_octets else InferReceiver
+        receiver = (kind if head.boundary is None else FormReceiver)(self, exchange, driver, head)
         if coding == IDENTITY:
             return receiver
         return CompressedReceiver(exchange, Inflater(coding, self.inflation), receiver, self.service.intake)
@@ -273,6 +280,63 @@ class OctetsReceiver(InferReceiver):
         if self._head.is_octets and len(data):
             is_json = bytes(data[:1]) in _JSON_STARTS
             self._head = self._head._replace(header_length=None if is_json else _WHOLE_BODY, is_octets=False)
+
+
+class FormReceiver(InferReceiver):
+    """The receiver of a multipart form, which becomes a binary request when the whole form has arrived."""
+
+    __slots__ = ("_nbytes", "_parts")
+
+    def __init__(self, context: InferHandler, exchange: Exchange, driver: Driver, head: InferHead) -> None:
+        super().__init__(context, exchange, driver, head)
+        self._parts: list[bytes] = []
+        self._nbytes = 0
+        self._share = self._new_share()
+
+    def receive_body(self, data: Piece, end: bool) -> None:
+        self.read(data, end, None)
+        self._exchange.consumed(len(data))
+
+    def read(self, data: Piece, end: bool, content_length: int | None) -> None:
+        if self.is_done:
+            return
+        self._nbytes += len(data)
+        self._parts.append(bytes(data))
+        try:
+            if self._nbytes > self._context.max_request_nbytes:
+                raise body_too_large(self._nbytes, self._context.max_request_nbytes)
+            assert self._share is not None
+            self._share.hold(2 * self._nbytes)  # the form and the request
+        except RequestError as error:
+            self.refuse(error)
+            return
+        if end:
+            parts, self._parts = self._parts, []
+            work = partial(binary_body, parts, self._head.boundary or "", self._driver.spec)
+            run_off_loop(self._nbytes, work, self._on_binary, self._context.executor)
+
+    def _on_binary(self, found: tuple[bytes, int] | RequestError) -> None:
+        if self.is_done:
+            return
+        if isinstance(found, RequestError):
+            self.refuse(found)
+            return
+        body, json_nbytes = found
+        if self._share is not None:
+            self._share.hold(0)
+        self._head = self._head._replace(header_length=str(json_nbytes))
+        self._read_binary(memoryview(body), len(body))
+
+    def _read_binary(self, body: memoryview, nbytes: int) -> None:
+        """Read a piece of the request in this turn of the loop, and the rest in the next turns."""
+        rest = body[_PIECE_NBYTES:]
+        super().read(body[:_PIECE_NBYTES], not rest, nbytes)
+        if rest:
+            asyncio.get_running_loop().call_soon(self._read_binary, rest, nbytes)
+
+    def _release_memory(self) -> None:
+        self._parts.clear()
+        super()._release_memory()
 
 
 def _is_long(answer: InferResponse) -> bool:
