@@ -56,7 +56,8 @@ def _public_callables(module: ModuleType) -> Iterator[tuple[str, Any]]:
 def _is_data(one: Any) -> bool:
     """Return whether an object is a class of values, such as a function's outputs, and serves nothing."""
     called = inspect.getattr_static(one, "__call__", None)
-    return isinstance(one, type) and not (isinstance(called, FunctionType) or is_stepped(one))
+    is_served = isinstance(called, FunctionType) or is_stepped(one) or is_for_openai(one)
+    return isinstance(one, type) and not is_served
 
 
 def _is_meant_to_be_served(one: Any) -> bool:

@@ -33,6 +33,7 @@ SERVED = {
     "a method's class": (HEAD + "class M:\n @batch\n def __call__(self, x): ...", "M"),
     "one with tensors": (HEAD + "def f(r): ...\nf.inputs = f.outputs = []", "f"),
     "one with declare": (HEAD + "class M:\n declare = classmethod(dict)\n def __call__(self, r): ...", "M"),
+    "one for OpenAI's clients": ("class Bot:\n def chat(self, request: 'ChatRequest'): ...", "Bot"),
     "what __all__ says": ("__all__ = ['g']\ndef f(): ...\ndef g(): ...", "g"),
 }
 REFUSED = {
