@@ -33,6 +33,7 @@ class Codec(NamedTuple):
     library: str
     decode: Callable[[bytes], Any]
     encode: Callable[[Any], bytes]
+    is_json: bool = False
 
     def decoded(self, name: str, data: bytes) -> Any:
         """Return the object in an element of input ``name``; raise RequestError if there is none."""
@@ -41,9 +42,13 @@ class Codec(NamedTuple):
         except ImportError:
             raise
         except Exception as error:  # libraries raise anything for hostile files
+            reason = type(error).__name__
+            if callable(errors := getattr(error, "errors", None)):  # of pydantic
+                first = errors()[0]
+                reason = f"{'.'.join(map(str, first['loc'])) or 'the text'}: {first['msg']}"
             raise RequestError(
                 f"input {name!r} must be {self.what} that {self.library} can read, given {len(data)} bytes: "
-                f"{type(error).__name__}"
+                f"{reason}"
             ) from error
 
 
@@ -55,11 +60,13 @@ class Audio(NamedTuple):
 
 
 def codec_of(hint: Any) -> Codec | None:
-    """Return the codec of an annotation, or of the elements of a list."""
+    """Return the codec of an annotation, or of the elements of a list. Pydantic's models are JSON."""
     if typing.get_origin(hint) is list:
         (hint,) = typing.get_args(hint)
     if hint is Audio:
         return AUDIO
+    if isinstance(hint, type) and hasattr(hint, "model_validate_json"):
+        return Codec(f"the JSON of {hint.__name__}", "pydantic", hint.model_validate_json, _encode_json, True)
     return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Codec)), None)
 
 
@@ -144,6 +151,11 @@ def _array(codec: Codec, value: Any, batched: bool) -> Any:
 
 
 # ---- the codecs --------------------------------------------------------------------------------
+
+
+def _encode_json(value: Any) -> bytes:
+    text: str = value.model_dump_json()
+    return text.encode()
 
 
 def _decode_image(data: bytes) -> Any:

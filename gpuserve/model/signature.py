@@ -11,7 +11,7 @@ annotation                              meaning
 ``Annotated[torch.Tensor, DType(…)]``   a tensor of this dtype, received as a torch tensor; also cupy
 ``… | None = None``                     an optional input
 ``Parameter[int]``                      a parameter of the request, which is no tensor
-``Image``, ``Audio``                    BYTES of shape ``[1]``, decoded and encoded in the worker;
+``Image``, ``Audio``, pydantic models   BYTES of shape ``[1]``, decoded and encoded in the worker;
                                         below ``@batch`` a list of them, one for each row
 returned: one tensor                    the only output, OUTPUT_1 or the name in ``Name``
 returned: a NamedTuple, a TypedDict     outputs by the names of its fields
@@ -97,6 +97,8 @@ def signature_of(target: Any, name: str) -> Signature | None:
         return None
     form = argument_form_of(called)
     hints = _evaluated(function, name, strictly=form is not None)
+    if form is None:  # pydantic's models are no tensors of a factory, nor of a function of requests
+        hints = {key: one for key, one in hints.items() if not (codec := codec_of(one)) or not codec.is_json}
     lengths = _attribute(called, "lengths_arguments", ())
     parameters = [one for one in _parameters(called, isinstance(target, type)) if one.name not in lengths]
     inputs, array = _inputs(parameters, hints, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,12 +15,18 @@ import soundfile
 import tritonclient.http
 from config_file import write_config
 from PIL import Image
+from pydantic import BaseModel
 from serving import GPUSERVE, REPOSITORY, Addresses, serving
 from test_browser_and_file_requests import ask
 
 from gpuserve.model.signature import SignatureError, signature_of
 from gpuserve.typed import Audio, batch, sample
 from gpuserve.typed import Image as TypedImage
+
+
+class Settings(BaseModel):
+    """Settings of a factory."""
+
 
 MODELS = REPOSITORY / "tests" / "models" / "media.py"
 
@@ -28,7 +35,7 @@ MODELS = REPOSITORY / "tests" / "models" / "media.py"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     folder: Path = tmp_path_factory.mktemp("media")
     entries: list[dict[str, Any]] = [
-        {"name": name, "callable": f"{MODELS}:{name}"} for name in ("thumbnails", "means", "louder")
+        {"name": name, "callable": f"{MODELS}:{name}"} for name in ("thumbnails", "means", "louder", "bills")
     ]
     entries[1] |= {
         "max_batch_size": 4,
@@ -90,6 +97,21 @@ def test_sound_is_decoded_and_encoded(server: Addresses) -> None:
     assert (status, b"must be sound that soundfile can read" in body) == (400, True)
 
 
+def test_json_is_an_object_of_pydantic(server: Addresses) -> None:
+    form = '--B\r\nContent-Disposition: form-data; name="order"\r\n\r\n{}\r\n--B--'
+    path, kind = "/v2/models/bills/infer", "multipart/form-data; boundary=B"
+    sent = '{"item": "schön", "counts": [1, 2]}'
+    status, _, body = ask(server.http, path, form.format(sent).encode(), content_type=kind)
+    assert status == 200, body
+    assert json.loads(json.loads(body)["outputs"][0]["data"][0]) == {"item": "schön", "total": 3}
+    sent = '{"item": "a", "counts": [1, "b"]}'
+    status, _, body = ask(server.http, path, form.format(sent).encode(), content_type=kind)
+    text = (
+        "'order' must be the JSON of Order that pydantic can read, given 33 bytes: counts.1: Input should be"
+    )
+    assert (status, text in json.loads(body)["error"]) == (400, True), body
+
+
 def test_the_form_must_be_that_of_the_decorator() -> None:
     @batch
     def one(photo: TypedImage) -> TypedImage: ...
@@ -100,3 +122,9 @@ def test_the_form_must_be_that_of_the_decorator() -> None:
     for function, where in ((one, "'photo' of one"), (many, "'return' of many")):
         with pytest.raises(SignatureError, match=f"{where} .* below @batch it is a list"):
             signature_of(function, function.__name__)
+
+
+def test_a_model_of_pydantic_is_no_tensor_without_a_decorator() -> None:
+    def factory(settings: Settings, also: list[Settings]) -> Settings: ...
+
+    assert signature_of(factory, "factory") is None

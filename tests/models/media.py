@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import BaseModel
 
 from gpuserve.typed import Audio, Float32, Image, batch, sample
 
@@ -28,3 +29,18 @@ def means(photo: list[Image], scale: Float32 | None = None) -> Seen:
 @sample
 def louder(sound: Audio) -> Audio:
     return Audio(sound.samples * 2, sound.sample_rate)
+
+
+class Order(BaseModel):
+    item: str
+    counts: list[int]
+
+
+class Bill(BaseModel):
+    item: str
+    total: int
+
+
+@batch(max_batch_size=4)
+def bills(order: list[Order]) -> list[Bill]:
+    return [Bill(item=one.item, total=sum(one.counts)) for one in order]
