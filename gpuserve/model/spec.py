@@ -85,6 +85,11 @@ class BatchingSpec:
         (), "Batch sizes to wait for; each at most max_batch_size.", least=1, triton="preferred_batch_size"
     )
     merge: bool = option(True, "Whether a batch may hold more than one request.")
+    anticipate: bool = option(
+        True,
+        "Whether a batch waits, without a max_queue_delay_us, for clients that have just been answered and "
+        "send again at once, if that makes more requests a second; for at most the duration of a batch.",
+    )
     preserve_ordering: bool = option(
         False,
         "Whether responses are sent in the order in which the requests arrived.",

@@ -37,6 +37,7 @@ from gpuserve.front.scheduling.request_queue import (
     advance,
     first_queued,
 )
+from gpuserve.front.scheduling.returning_requests import ReturningRequests
 from gpuserve.front.scheduling.scheduler import (
     TRANSFER_COST_NBYTES,
     RequestCounts,
@@ -86,6 +87,18 @@ class ModelScheduler(Scheduler):
         #: The earliest time at which an isolated request may run.
         self._isolated_from = math.inf
         self._client_header = spec.queue.fairness_header.encode()
+        batching = spec.batching
+        #: None if batches do not wait, or wait for as long as the model says.
+        self._returning = (
+            ReturningRequests()
+            if batching.anticipate
+            and self._former.merges
+            and self._foresees
+            and not (batching.max_queue_delay_us or batching.preferred_batch_sizes)
+            else None
+        )
+        #: Until when the waiting requests wait for others that are expected.
+        self._waits_until = -math.inf
         self.draining = False
 
     # ---- requests -------------------------------------------------------------------------
@@ -108,6 +121,10 @@ class ModelScheduler(Scheduler):
                 self._isolate([request])
             else:
                 self._queue.waiting.append(request)
+            returning = self._returning
+            if returning is not None and now <= returning.until:
+                returning.rows += request.rows
+                returning.last_at = now
         except RequestError:
             self._counts.rejected += 1
             raise
@@ -227,7 +244,8 @@ class ModelScheduler(Scheduler):
             # A batch that an instance would only hold does not grow there, and cannot go elsewhere.
             among = None if instance is None else (instance,)
             is_held = not slots.room or (self._prefetch > 0 and not slots.begins_at_once(among))
-            requests = self._former.form(queue.waiting, now, is_held)
+            waits = not is_held and self._expects_more(now)
+            requests = None if waits else self._former.form(queue.waiting, now, is_held)
             if requests is not None and queue.due_from < math.inf and self._foresees:
                 requests = self._eviction.in_time(requests, slots.begins_at(now, instance), now, is_held)
         if requests is None:
@@ -244,6 +262,19 @@ class ModelScheduler(Scheduler):
             # them, which run again.
             batch.may_wait = slots.expected_s(batch) < _SHORT_S
         return batch
+
+    def _expects_more(self, now: float) -> bool:
+        """Return whether the waiting requests should wait for others that are about to come."""
+        self._waits_until = -math.inf
+        rows, returning = self._queue.rows, self._returning
+        if returning is None or now >= returning.until or rows >= self._former.full_rows or self.draining:
+            return False
+        most = self._former.full_rows - rows
+        estimate = self._slots.service_time.estimate
+        until = returning.wait_until(rows, now, most, estimate)
+        if until + (estimate(rows) or 0.0) < self._queue.due_from:
+            self._waits_until = until
+        return now < self._waits_until
 
     def _observe_shapes(self, rows: int) -> None:
         groups = self._queue.groups
@@ -299,7 +330,7 @@ class ModelScheduler(Scheduler):
         soonest = self._queue.next_due()
         # If a batch would only be held, its age changes nothing.
         if self._has_room(among) and (not self._prefetch or self._slots.begins_at_once(among)):
-            soonest = min(soonest, self._former.ready_at(self._queue.waiting))
+            soonest = min(soonest, max(self._waits_until, self._former.ready_at(self._queue.waiting)))
         elif (
             among is None
             and not (self._queue.retried or self._queue.isolated)  # which no instance takes early
@@ -325,6 +356,8 @@ class ModelScheduler(Scheduler):
         batch = self._slots.release(batch_id, took_s, now)
         requests, counts = batch.requests, self._counts
         advance(requests, "complete")
+        if self._returning is not None and took_s is not None:
+            self._returning.on_answered(batch.rows, took_s, now)
         counts.finished += len(requests)
         for request in requests:
             if request.cancelled:
