@@ -502,6 +502,8 @@ def test_a_model_without_a_version_folder(tmp_path: Path) -> None:
 def test_a_model_without_its_file(tmp_path: Path) -> None:
     folder = write(tmp_path, "m", MODEL, file="other.py")
     assert problem(tmp_path) == f"1:1: there is no model.py in {folder / '1'}, which has other.py"
+    (folder / "1" / "other.py").unlink()
+    assert problem(tmp_path) == f"1:1: there is no model.py in {folder / '1'}, which has no file"
 
 
 def test_a_broken_model_does_not_stop_the_others_but_the_ensembles_that_need_it(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version:
         path = os.path.join(folder.path, str(version))
         draft.add_fault(
             ("default_model_filename",),
-            f"there is no {' or '.join(names)} in {path}, which has {listed(sorted(there))}",
+            f"there is no {' or '.join(names)} in {path}, which has {listed(sorted(there) or ['no file'])}",
         )
         return {}
     if backend.takes_config:
