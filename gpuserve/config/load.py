@@ -105,6 +105,8 @@ def described_overrides(
             problems += _unknown(index, models[index], {*entry, *answer.declared}, sources)
         label = str(models[index].callable)
         given = without_ragged(answer.declared) if entry.get("max_batch_size") == 0 else answer.declared
+        if models[index].openai and answer.problem is None:
+            given = openai.with_own_tensors(given, entry)
         values += _missing(given, entry, ("models", index), label)
     if problems:
         raise ConfigProblems(problems)

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gpuserve.backends.registry import is_model_path
 from gpuserve.model.declaration import Tensor
 from gpuserve_worker.inference.stepping import is_stepped
 
@@ -26,6 +27,8 @@ INPUTS: Final = (Tensor(name=REQUEST, dtype="bytes", shape=(1,)),)
 OUTPUTS: Final = (Tensor(name=RESPONSE, dtype="bytes", shape=(1,)),)
 
 _INPUT: Final = {"name": REQUEST, "dtype": "bytes", "shape": [1]}
+_OPTIONAL_INPUT: Final = {**_INPUT, "optional": True}
+_TENSOR_KEYS: Final = ("inputs", "outputs")
 _OUTPUT: Final = {"name": RESPONSE, "dtype": "bytes", "shape": [1]}
 #: The methods of a callable, one for each endpoint, and the classes of their requests.
 METHODS: Final = ("chat", "complete", "embed")
@@ -42,11 +45,27 @@ def with_openai_tensors(data: Any) -> Any:
     return {**data, "models": [_completed(one) if is_openai(one) else one for one in models]}
 
 
+def with_own_tensors(declared: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a model file with ``openai: true``: those of OpenAI's requests, and its own.
+
+    A request has the inputs of one kind, so all are optional. Without batches of the server the file's own
+    tensors have their batch axis.
+    """
+    axis = [-1] if declared.get("max_batch_size") and not entry.get("max_batch_size") else []
+    own = {key: [{**one, "shape": [*axis, *one["shape"]]} for one in declared[key]] for key in _TENSOR_KEYS}
+    return {
+        "inputs": [_OPTIONAL_INPUT, *({**one, "optional": True} for one in own["inputs"])],
+        "outputs": [_OUTPUT, *own["outputs"]],
+    }
+
+
 def is_openai(entry: Any) -> bool:
     return isinstance(entry, Mapping) and entry.get(OPENAI) is True
 
 
 def _completed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    if is_model_path(str(entry.get("callable"))):  # it declares tensors of its own
+        return {"decoupled": True, **entry}
     return {"inputs": [_INPUT], "outputs": [_OUTPUT], "decoupled": True, **entry}
 
 
@@ -92,6 +111,6 @@ def annotation_names(function: Any) -> set[str]:
 
 def tensors_problem(key: str, given: Any) -> str | None:
     """Return the error in the tensors under a key of a model with ``openai: true``, or None."""
-    if given in ([_INPUT], [_OUTPUT], INPUTS, OUTPUTS):
+    if given in (None, [_INPUT], [_OUTPUT], INPUTS, OUTPUTS) or given[:1] in ([_OPTIONAL_INPUT], [_OUTPUT]):
         return None
     return f"{key} do not go with openai: the server knows the tensors of its requests"

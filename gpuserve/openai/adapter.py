@@ -64,8 +64,8 @@ def adapt_callable(made: Any) -> Any:
     if embed is not None and len(handlers) == 1:
         function = embed.call if inspect.isroutine(embed.call) else type(embed.call).__call__
         if not inspect.iscoroutinefunction(inspect.unwrap(function)):
-            return EmbeddingModel(embed)
-    return OpenAIModel(handlers)
+            return EmbeddingModel(embed, made)
+    return OpenAIModel(handlers, made)
 
 
 class BatchMember:
@@ -94,12 +94,18 @@ def _parse(request: Request, endpoint: OpenAIEndpoint, handler: EndpointHandler)
 
 
 class EmbeddingModel:
-    """A model that only has a blocking function for embeddings. A batch is one call."""
+    """A model that only has a blocking function for embeddings. A batch is one call. ``made`` answers
+    requests with tensors of its own.
+    """
 
-    def __init__(self, embed: EndpointHandler) -> None:
+    def __init__(self, embed: EndpointHandler, made: Any) -> None:
         self._handlers = {OpenAIEndpoint.EMBEDDINGS: embed}
+        self._made = made
 
     def __call__(self, requests: Sequence[Request]) -> list[Answer]:
+        if _has_own_tensors(requests):
+            own: list[Answer] = self._made(requests)
+            return own
         batch = [BatchMember(one, self._handlers) for one in requests]
         groups = _embedding_groups(self._handlers[OpenAIEndpoint.EMBEDDINGS], batch)
         for group in groups:
@@ -109,12 +115,24 @@ class EmbeddingModel:
 
 
 class OpenAIModel:
-    """A model of any endpoints. Each request has a stream of its own."""
+    """A model of any endpoints. Each request has a stream of its own. ``made`` answers requests with tensors
+    of its own.
+    """
 
-    def __init__(self, handlers: dict[OpenAIEndpoint, EndpointHandler]) -> None:
+    def __init__(self, handlers: dict[OpenAIEndpoint, EndpointHandler], made: Any) -> None:
         self._handlers = handlers
+        self._made = made
 
     async def __call__(self, requests: Sequence[Request]) -> AsyncGenerator[list[Answer]]:
+        if _has_own_tensors(requests):
+            result = self._made(requests)
+            if isinstance(result, AsyncGenerator):
+                async with aclosing(result) as each:
+                    async for own in each:
+                        yield own
+            else:
+                yield await result if inspect.isawaitable(result) else result
+            return
         batch = [BatchMember(one, self._handlers) for one in requests]
         alone = len(batch) == 1
         refused: list[Answer] = [one.answer for one in batch]
@@ -146,6 +164,15 @@ class OpenAIModel:
                 raise
             traceback.print_exception(error)
             yield without_frames(error)
+
+
+def _has_own_tensors(requests: Sequence[Request]) -> bool:
+    """Return whether a batch, whose requests have the same inputs, has inputs of the model file itself. Raise
+    ``BadRequest`` for a batch without inputs.
+    """
+    if not len(requests[0]):
+        raise BadRequest(f"expected the input '{_REQUEST}', or the inputs of the model")
+    return _REQUEST not in requests[0]
 
 
 # ---- embeddings -----------------------------------------------------------------------------------

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -95,6 +99,25 @@ def test_what_is_not_honoured_is_refused(client: openai.OpenAI, more: dict[str, 
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="writer", messages=MESSAGES, **more)
     assert said in str(refused.value)
+
+
+def test_a_folder_keeps_its_own_tensors(server: Addresses, folder: Path) -> None:
+    def ask(path: str, **body: Any) -> str:
+        asked = urllib.request.Request(f"http://{server.http}/v2/models/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return str(answer.read().decode())
+
+    written = generated(folder / "writer", "It was", 5)
+    events = ask("writer/generate_stream", prompt="It was", max_new_tokens=5).split("\n\n")
+    pieces = [json.loads(one.removeprefix("data: ")) for one in events if one]
+    assert "".join(one["text"] for one in pieces) == written
+    assert pieces[-1]["finish_reason"] == "length"
+    (vector,) = json.loads(ask("encoder/generate", text="hello"))["embedding"][:1]
+    body = json.dumps({"model": "encoder", "input": "hello"})
+    same = json.loads(json.loads(ask("encoder/generate", request=body))["response"])
+    assert vector == pytest.approx(same["data"][0]["embedding"][0], abs=1e-5)
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        ask("encoder/generate", parameters={})
 
 
 def test_embeddings_are_those_of_the_model(client: openai.OpenAI, folder: Path) -> None:
