@@ -19,8 +19,8 @@ from serving import GPUSERVE, REPOSITORY, Addresses, serving
 from test_browser_and_file_requests import ask
 
 from gpuserve.model.signature import SignatureError, signature_of
-from gpuserve.typed import Audio, batch, sample
 from gpuserve.typed import Image as TypedImage
+from gpuserve.typed import batch, sample
 
 try:
     import soundfile
@@ -121,7 +121,7 @@ def test_the_form_must_be_that_of_the_decorator() -> None:
     def one(photo: TypedImage) -> TypedImage: ...
 
     @sample
-    def many(sound: Audio) -> list[Audio]: ...
+    def many(photo: TypedImage) -> list[TypedImage]: ...
 
     for function, where in ((one, "'photo' of one"), (many, "'return' of many")):
         with pytest.raises(SignatureError, match=f"{where} .* below @batch it is a list"):
