@@ -98,6 +98,8 @@ class ProxiedRequests:
             pending = self._submit(request, on_response, self._answer)
         except RequestError as error:
             self._send_failure(ticket, error, untried=True)
+            if request.receiver is not None:
+                request.receiver.close()
             return
         if not pending.is_over:
             self._pending[ticket] = pending
