@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import collections.abc
 import functools
-import importlib.util
+import importlib
 import inspect
 import types
 import typing
@@ -377,8 +377,12 @@ def _tensor(hint: Any, where: str) -> _Type | None:
     """Return the tensor that an annotation declares, or None for any other annotation."""
     hint, optional = _without_none(hint)
     if (codec := codec_of(hint)) is not None:
-        if importlib.util.find_spec(codec.library) is None:
-            raise SignatureError(f"{where} needs {codec.library}: pip install 'gpuserve[media]'")
+        try:
+            importlib.import_module(codec.library)
+        except ImportError:
+            raise SignatureError(f"{where} needs {codec.library}: pip install 'gpuserve[media]'") from None
+        except OSError as error:  # soundfile without the library of the system
+            raise SignatureError(f"{where} needs {codec.library}, which cannot be loaded: {error}") from error
         name = _last(getattr(hint, "__metadata__", ()), Name)
         return _Type(BYTES, (1,), None if name is None else name.name, None, optional, False)
     marks = getattr(hint, "__metadata__", ())
