@@ -188,7 +188,7 @@ def test_tls(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((), "--shape: input 'x' has the shape [-1], where -1 is any size"),
-        (("--shape", "x:4", "--concurrency", "0"), "--concurrency: levels are above 0"),
+        (("--shape", "x:4", "--concurrency", "0"), "--concurrency: expected levels above 0"),
         (("--concurrency", "1", "--rate", "1"), "--rate: does not go with --concurrency"),
         (("--shape", "z:4"), "--shape: model 'echo' has no input 'z', only x"),
         (("--batch-size", "65", "--shape", "x:1"), "--batch-size: model 'echo' takes at most 64, given 65"),

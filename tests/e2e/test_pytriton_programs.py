@@ -208,7 +208,7 @@ def test_a_second_program_brings_a_model(ports: dict[str, int]) -> None:
         "[-1.0, -1.0]",
         "0",
         "[1.0, 1.0]",
-        "ClientModelUnavailableError",
+        "PyTritonClientModelUnavailableError",
     ]
 
 

@@ -96,4 +96,4 @@ def test_where_the_kernel_cannot_watch_that_is_noted(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert "looked at every second instead" in done.stderr
+    assert "are polled every second instead" in done.stderr

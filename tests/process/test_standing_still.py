@@ -69,7 +69,7 @@ def test_a_front_that_is_kept_busy_shows_its_stacks_and_is_replaced(tmp_path: Pa
         server.wait_log("(hang_timeout_s): it runs")
         stacks = next(line for line in server.log if "it is replaced after 0.6 s" in line)
         assert "Main thread" in stacks
-        assert "gpuserve/front/doors" in stacks
+        assert "gpuserve/front/protocols/access/header_forwarding.py" in stacks
         wait_until(lambda: server.front not in {0, front}, "another front is started")
         server.wait_model_ready("m")
         assert server.infer("m", 1.0).output("y") == [2.0]
