@@ -6,6 +6,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from scheduled import model_spec
@@ -100,6 +101,36 @@ def test_a_batch_does_not_wait_for_clients_that_have_left() -> None:
         simulation.send(position * 50e-6)
     simulation.run(206)
     assert max(simulation.waits_s) < 2 * BATCH_S
+
+
+@pytest.mark.parametrize(
+    "pause",
+    [
+        lambda chance: chance.uniform(0.3, 0.6),
+        lambda chance: chance.expovariate(1 / 0.3),
+        lambda chance: chance.expovariate(1),
+        lambda chance: 0.1 if chance.random() < 0.9 else chance.uniform(0, 5),
+        lambda chance: 0.1 if chance.random() < 0.5 else chance.uniform(0, 3),
+    ],
+    ids=["within half a batch", "mostly soon", "any time", "nine of ten at once", "half at once"],
+)
+def test_pauses_of_all_kinds_cost_no_throughput(pause: Callable[[random.Random], float]) -> None:
+    """``pause``, in batch times; batches take 0.5 to 1.5 of their usual time."""
+    rates = []
+    for anticipate in (True, False):
+        chance = random.Random(3)
+        again = partial(_pauses, chance, pause)
+        simulation = Simulation(again, anticipate=anticipate)
+        simulation.takes_s = lambda _, chance=chance: BATCH_S * chance.uniform(0.5, 1.5)
+        for position in range(16):
+            simulation.send(position * 1e-5)
+        simulation.run(400)
+        rates.append(sum(simulation.rows) / simulation.now)
+    assert rates[0] > 0.95 * rates[1]
+
+
+def _pauses(chance: random.Random, pause: Callable[[random.Random], float], n: int) -> Iterator[float]:
+    return (BATCH_S * pause(chance) + 1e-5 for _ in range(n))
 
 
 @pytest.mark.parametrize("rate", [0.3, 1.0, 2.0, 8.0, 40.0])
