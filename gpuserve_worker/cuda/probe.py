@@ -1,4 +1,6 @@
-"""``python -m gpuserve_worker.cuda.probe``: can a process use CUDA? 0, ``EXIT_DEVICE`` or ``EXIT_FAILED``."""
+"""A check whether a process can use CUDA. ``python -m gpuserve_worker.cuda.probe`` exits with 0,
+``EXIT_DEVICE`` or ``EXIT_FAILED``.
+"""
 
 from __future__ import annotations
 

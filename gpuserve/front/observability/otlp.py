@@ -156,7 +156,7 @@ _SENT: Final = ("HTTP_SEND_END", "GRPC_SEND_END", "REQUEST_END")
 
 
 class _ChosenIds(RandomIdGenerator):
-    """Ids that callables may know: those of the trace, and of the next span if ``span_id`` is not 0."""
+    """A generator of ids: ``trace_id`` for all spans; ``span_id`` for the next span, random if it is 0."""
 
     trace_id = span_id = 0
 
