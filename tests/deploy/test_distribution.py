@@ -66,11 +66,6 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
     return Archives(*(next(out.glob(pattern)) for pattern in ("*.whl", "*.tar.gz")))
 
 
-def test_no_tracked_file_is_larger_than_a_quarter_of_a_mebibyte() -> None:
-    sizes = {name: (REPOSITORY / name).stat().st_size for name in tracked() if (REPOSITORY / name).is_file()}
-    assert {name: nbytes for name, nbytes in sizes.items() if nbytes > 256 * 1024} == {}
-
-
 def test_the_wheel_holds_both_packages_with_all_their_files_and_nothing_else(archives: Archives) -> None:
     with zipfile.ZipFile(archives.wheel) as wheel:
         held = {name for name in wheel.namelist() if ".dist-info/" not in name}
