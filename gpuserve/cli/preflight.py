@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from gpuserve.config import load as described
-from gpuserve.config.settings.checks import missing, missing_metrics_packages
+from gpuserve.config.settings.checks import missing
 from gpuserve.core.errors import ConfigError, DeviceError
 from gpuserve.model.placement import missing_library
 
@@ -47,17 +47,13 @@ def with_devices(configuration: Configuration, devices: ServerDevices) -> Config
 
 
 def trace_problems(configuration: Configuration) -> list[Problem]:
-    """Return the packages that tracing or the export of metrics needs and that are not installed."""
-    settings, sources = configuration.settings, configuration.sources
-    found = {
-        ("server", "trace", "mode"): missing(settings.trace.mode),
-        ("server", "metrics_otlp_url"): missing_metrics_packages(settings.metrics_otlp_url),
-    }
-    return [sources.problem(place, problem) for place, problem in found.items() if problem is not None]
+    """Return a problem if the packages that tracing needs are not installed."""
+    problem = missing(configuration.settings.trace.mode)
+    return [configuration.sources.problem(("server", "trace", "mode"), problem)] if problem else []
 
 
 def require_trace_output(configuration: Configuration) -> None:
-    """Raise ConfigError if a package for tracing or for the export of metrics is not installed."""
+    """Raise ConfigError if a package for tracing is not installed."""
     if problems := trace_problems(configuration):
         raise ConfigError("\n".join(map(str, problems)))
 

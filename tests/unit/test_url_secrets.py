@@ -17,8 +17,8 @@ from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.settings.values import MASK, mask_userinfo
 
 SECRET = "hunter2"
-URL = f"http://admin:{SECRET}@collector:4318/v1/metrics"
-SHOWN = f"http://{MASK}@collector:4318/v1/metrics"
+URL = f"http://admin:{SECRET}@collector:4318/v1/traces"
+SHOWN = f"http://{MASK}@collector:4318/v1/traces"
 MODEL = {
     "name": "m",
     "callable": "pkg.mod:f",
@@ -44,25 +44,25 @@ def test_the_user_and_the_password_are_masked(text: str, shown: str) -> None:
 
 def test_the_configuration_is_printed_without_them(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    server = {"metrics_otlp_url": URL, "trace": {"url": URL}}
+    server = {"trace": {"url": URL}}
     path.write_text(json.dumps({"server": server, "models": [MODEL]}))
     printed = json.dumps([one.as_json() for one in effective(load_file(str(path), {}))])
     assert SECRET not in printed
-    assert printed.count(SHOWN) == 3
+    assert printed.count(SHOWN) == 2
 
 
 def test_a_mistake_beside_a_url_is_told_without_them(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    wrong = {"metrics_otlp_url": URL.replace("http:", "ftp:"), "max_connections": URL}
+    wrong = {"max_connections": URL}
     path.write_text(json.dumps({"server": wrong, "models": [MODEL]}))
     with pytest.raises(ConfigProblems) as refused:
         load_file(str(path), {"GPUSERVE_SERVER__TRACE__URL": URL.replace("http:", "ftp:")})
     assert SECRET not in str(refused.value)
-    assert str(refused.value).count(MASK) >= 3
+    assert str(refused.value).count(MASK) >= 2
 
 
 def test_a_changed_setting_is_told_without_them() -> None:
-    change = compare_settings(ServerSettings(), ServerSettings(metrics_otlp_url=URL))
+    change = compare_settings(ServerSettings(), ServerSettings(host=URL))
     (told,) = change.refused
     assert SECRET not in told.text
     assert SHOWN in told.text

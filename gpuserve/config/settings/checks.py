@@ -30,13 +30,11 @@ from gpuserve.model.options import declared
 from gpuserve.model.spec import DeviceResource, ModelSpec
 
 NO_FILE: Final = "a trace level needs a file to write to in mode 'triton': give file, or mode 'opentelemetry'"
-_MISSING: Final = (
-    "needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: pip install 'gpuserve[otel]'"
+NOT_INSTALLED: Final = (
+    "mode 'opentelemetry' needs the OpenTelemetry SDK and its OTLP exporter, which are not installed: pip "
+    "install 'gpuserve[otel]'"
 )
-NOT_INSTALLED: Final = f"mode 'opentelemetry' {_MISSING}"
-METRICS_NOT_INSTALLED: Final = f"sending metrics {_MISSING}"
 _TRACES: Final = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace")
-_METRICS: Final = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.sdk.metrics")
 
 
 def checked_settings(settings: ServerSettings) -> ServerSettings:
@@ -58,8 +56,6 @@ def checked_settings(settings: ServerSettings) -> ServerSettings:
     made = with_absolute_paths(made, lambda _: os.getcwd())
     check_tls(made)
     check_trace(made.trace)
-    if problem := missing_metrics_packages(made.metrics_otlp_url):
-        raise ConfigError(f"metrics_otlp_url: {problem}")
     return made
 
 
@@ -87,19 +83,12 @@ def lacks_trace_file(mode: object, level: object, file: object) -> bool:
 
 def missing(mode: str) -> str | None:
     """Return which packages a trace mode needs that this Python lacks, as a sentence, or None."""
-    return None if mode == TRITON or _are_there(_TRACES) else NOT_INSTALLED
-
-
-def missing_metrics_packages(url: str | None) -> str | None:
-    """Return which packages sending metrics needs that this Python lacks, or None."""
-    return None if url is None or _are_there(_METRICS) else METRICS_NOT_INSTALLED
-
-
-def _are_there(modules: Iterable[str]) -> bool:
     try:
-        return all(importlib.util.find_spec(one) is not None for one in modules)
+        if mode == TRITON or all(importlib.util.find_spec(one) for one in _TRACES):
+            return None
     except ModuleNotFoundError:  # the parent package is missing
-        return False
+        pass
+    return NOT_INSTALLED
 
 
 #: Live settings of the native transport; the others cannot change them.

@@ -89,8 +89,6 @@ class ServerKeywords(TypedDict, total=False):
     min_ready_instances: int
     gpu_health_interval_s: Seconds
     metrics_summaries: bool
-    metrics_otlp_url: str | None
-    metrics_otlp_period_s: Seconds
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
     log: LogOptions

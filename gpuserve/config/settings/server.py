@@ -95,19 +95,11 @@ def read_origin(text: Any) -> str:
     return text.lower()
 
 
-def _checked_url(url: Any, path: str) -> str:
+def read_url(url: Any) -> str:
     if not isinstance(url, str) or _URL.match(url) is None:
         shown = f"{mask_userinfo(str(url))!r:.200}"
-        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/{path}', given {shown}")
+        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/traces', given {shown}")
     return url
-
-
-def read_url(url: Any) -> str:
-    return _checked_url(url, "traces")
-
-
-def read_metrics_url(url: Any) -> str:
-    return _checked_url(url, "metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,10 +319,6 @@ class ServerSettings:
         "Seconds between two readings of the GPUs' health; 0 switches readings off.", least=0)
     metrics_summaries: bool = option(False,
         "Whether /metrics has latency quantiles of the last minute.", live="requests that are answered later")
-    metrics_otlp_url: str | None = option(None,
-        "URL to which the values of /metrics are sent as OTLP over HTTP, such as "
-        "http://collector:4318/v1/metrics; null: not sent. Needs gpuserve[otel].", read=read_metrics_url)
-    metrics_otlp_period_s: float = option(15.0, "Seconds between two transmissions of metrics.", least=0.1)
     log_format: str = option("text",
         "Format of the log lines, including output of the models.", words=("text", "json"))
     log_level: str = option("info",

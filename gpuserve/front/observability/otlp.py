@@ -1,9 +1,5 @@
-"""OpenTelemetry export of metrics and traces, sent by OTLP over HTTP. Only this module imports OpenTelemetry,
-an extra: ``pip install gpuserve[otel]``. The SDK's variables (``OTEL_BSP_…``, ``OTEL_EXPORTER_OTLP_…``)
-apply.
-
-Metrics are converted from the metrics page: counters are cumulative sums, histograms keep their buckets,
-names and labels are those of the page.
+"""OpenTelemetry export of traces, sent by OTLP over HTTP. Only this module imports OpenTelemetry, an extra:
+``pip install gpuserve[otel]``. The SDK's variables (``OTEL_BSP_…``, ``OTEL_EXPORTER_OTLP_…``) apply.
 
 Traces of mode "opentelemetry" become spans::
 
@@ -19,135 +15,21 @@ Spans are created in the thread of the trace sink, from recorded moments; the SD
 
 from __future__ import annotations
 
-import itertools
-import logging
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gpuserve.config.settings.server import TraceSettings
 from gpuserve.core.version import VERSION
 from gpuserve.front.observability.tracing.request_trace import Trace
-
-#: Metrics that duplicate ours under Triton's names.
-_REPEATED: Final = ("nv_inference_", "nv_cache_", "nv_model_")
-_EXPORTERS_LOGGER: Final = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
-#: A pause after each metric in which other threads run, as after a slice of the page.
-_REST_S: Final = 0.001
-_HELP: Final = "# HELP "
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_LE: Final = re.compile(r'\ble="([^"]*)"')
-_ESCAPED: Final = re.compile(r"\\(.)")
-_CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
-
-
-class OtlpMetrics:
-    """A sender of metrics pages, which count since its creation. ``timeout_s`` limits each export."""
-
-    def __init__(
-        self, url: str, resource: Mapping[str, str], timeout_s: float, since_ns: int | None = None
-    ) -> None:
-        self._since_ns = time.time_ns() if since_ns is None else since_ns
-        self._resource = Resource.create(dict(resource))
-        self._scope = InstrumentationScope("gpuserve", VERSION)
-        self._last_message = _LastMessage()
-        exporters_logger = logging.getLogger(_EXPORTERS_LOGGER)  # which logs each failure several times
-        exporters_logger.handlers, exporters_logger.propagate = [self._last_message], False
-        self._exporter = OTLPMetricExporter(endpoint=url, timeout=timeout_s)
-
-    def send(self, page: bytes) -> None:
-        found = list(metrics_of(page.decode(), self._since_ns, time.time_ns(), lambda: time.sleep(_REST_S)))
-        scope = sdk.ScopeMetrics(self._scope, found, "")
-        data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
-        if self._exporter.export(data) is not sdk.MetricExportResult.SUCCESS:
-            raise OSError(self._last_message.text or "the collector did not take them")
-
-    def close(self) -> None:
-        self._exporter.shutdown()
-
-
-class _LastMessage(logging.Handler):
-    """A log handler that keeps the exporter's last message."""
-
-    text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
-
-
-def metrics_of(
-    page: str, since_ns: int, now_ns: int, rest: Callable[[], None] = lambda: None
-) -> Iterator[sdk.Metric]:
-    """Yield a page's metrics, except summaries, counted since ``since_ns``; call ``rest`` after each."""
-    times = since_ns, now_ns
-    for part in page.removeprefix(_HELP).split(f"\n{_HELP}"):
-        head, kind, *samples = part.rstrip("\n").split("\n")
-        name, _, text = head.partition(" ")
-        if samples and not name.startswith(_REPEATED):
-            yield from _metric(name, text, kind.rpartition(" ")[2], samples, times)
-        rest()
-
-
-def _metric(
-    name: str, text: str, kind: str, samples: Sequence[str], times: tuple[int, int]
-) -> Iterator[sdk.Metric]:
-    if kind == "histogram":
-        points = list(_histograms(name, samples, times))
-        yield sdk.Metric(name, text, "", sdk.Histogram(points, _CUMULATIVE))
-    elif kind in {"counter", "gauge"}:
-        numbers = []
-        for line in samples:
-            series, _, value = line.rpartition(" ")
-            numbers.append(sdk.NumberDataPoint(_labels(series[len(name) :]), *times, float(value)))
-        data = sdk.Gauge(numbers) if kind == "gauge" else sdk.Sum(numbers, _CUMULATIVE, is_monotonic=True)
-        yield sdk.Metric(name, text, "", data)
-
-
-def _histograms(
-    name: str, samples: Sequence[str], times: tuple[int, int]
-) -> Iterator[sdk.HistogramDataPoint]:
-    """Yield one point for each set of labels, with bucket counts that are not cumulative."""
-    bounds: list[float] = []
-    counts: list[int] = [0]
-    labels: dict[str, str] = {}
-    for line in samples:
-        series, _, value = line.rpartition(" ")
-        if series.startswith("_bucket", len(name)):
-            bounds.append(float(_LE.search(series)[1]))  # type: ignore[index]
-            counts.append(int(float(value)))
-        elif series.startswith("_count", len(name)):
-            labels = _labels(series[len(name) + len("_count") :])
-        else:
-            alone = [count - before for before, count in itertools.pairwise(counts)]
-            # The page has neither the minimum nor the maximum; the last bucket has no bound.
-            point: Any = partial(sdk.HistogramDataPoint, min=None, max=None)  # type: ignore[arg-type]
-            yield point(labels, *times, counts[-1], float(value), alone, bounds[:-1])
-            bounds, counts = [], [0]
-
-
-def _labels(text: str) -> dict[str, str]:
-    return {
-        name: _ESCAPED.sub(lambda it: "\n" if it[1] == "n" else it[1], value)
-        for name, value in _LABEL.findall(text)
-    }
-
-
-# ---- traces --------------------------------------------------------------------------------------
 
 _ROOT: Final = "InferRequest"
 _MODEL: Final = "triton.model_name"

@@ -43,7 +43,6 @@ from gpuserve.front.net.admission import Limits
 from gpuserve.front.net.async_requests import run_periodic_work
 from gpuserve.front.observability.gpu_health.gpu_states import LostGpu
 from gpuserve.front.observability.metrics.change_detection import ChangeDetector
-from gpuserve.front.observability.metrics.metrics_push import MetricsPusher, start_metrics_push
 from gpuserve.front.observability.metrics.rates import RateMeter
 from gpuserve.front.observability.time_slices import iterate_in_slices
 from gpuserve.front.process.generations import Generations, ModelParts
@@ -70,7 +69,6 @@ class FrontParts:
     draining: Draining
     rates: RateReports
     live: LivePage | None
-    metrics_pusher: MetricsPusher | None
 
 
 class Front:
@@ -105,9 +103,7 @@ class Front:
         service.control.gpus.stop()
         service.health.end()
         await self._parts.front_listeners.close()
-        metrics_pusher = self._parts.metrics_pusher
-        pushing = [] if metrics_pusher is None else [metrics_pusher.close()]
-        await asyncio.gather(service.control.trace.close(), *pushing)
+        await service.control.trace.close()
 
     # ---- messages of the supervisor --------------------------------------------------------
 
@@ -144,8 +140,7 @@ class Front:
         front_listeners = FrontListeners(service, settings, self._spawn, live, notify)
         draining = Draining(service.health, front_listeners, generations, notify, self._spawn)
         rates = RateReports(service, generations, front_listeners, notify)
-        metrics_pusher = start_metrics_push(service.metrics_page.page, settings)
-        self._parts = FrontParts(service, generations, front_listeners, draining, rates, live, metrics_pusher)
+        self._parts = FrontParts(service, generations, front_listeners, draining, rates, live)
         self._handlers = self._dispatch_table(self._parts)
         self._spawn(run_periodic_work(partial(trim_periodically, generations.shrink)))
         self._spawn(generations.watch.run())
@@ -153,8 +148,6 @@ class Front:
         if live is not None:
             live.feed.open()
             self._spawn(run_periodic_work(live.feed.run))
-        if metrics_pusher is not None:
-            self._spawn(run_periodic_work(metrics_pusher.run))
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
         *listeners, own, supervisors = fds
