@@ -112,7 +112,7 @@ def finding(**seen: Any) -> Finding:
         ({"errors": {"refused": 1}, "before": None, "peak": None, "after": None}, ["errors"]),
         ({"peak": Held(400 * MIB, 4000)}, []),
         ({"peak": Held(401 * MIB, 40)}, ["memory"]),
-        ({"after": Held(165 * MIB, 40)}, ["not given back"]),
+        ({"after": Held(197 * MIB, 40)}, ["not given back"]),
         ({"after": Held(100 * MIB, 57)}, ["not given back"]),
         ({"requests_held": 1}, ["blocks lost"]),
         ({"judgements": [Judgement("in time", True), Judgement("too late", False)]}, ["judged"]),

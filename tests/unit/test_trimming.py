@@ -76,3 +76,19 @@ def test_the_process_gives_back_what_it_has_freed() -> None:
     assert freed == pytest.approx(full, abs=10 * MIB), "malloc keeps it"
     assert trimmed < 10 * MIB
     assert (in_use, kept) == (False, True)
+
+
+@pytest.mark.parametrize(("n_objects", "is_frozen"), [(1000, False), (500_000, True)])
+def test_a_full_collection_exempts_survivors_from_later_ones_only_if_they_are_many(
+    n_objects: int, is_frozen: bool
+) -> None:
+    program = f"""if True:
+        import gc
+        from gpuserve.front.ipc.heap_memory import freeze_survivors
+        gc.callbacks.append(freeze_survivors)
+        kept = [[] for _ in range({n_objects})]
+        gc.collect()
+        print(gc.get_freeze_count() >= {n_objects})
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{is_frozen}\n"
