@@ -7,9 +7,9 @@ with such a device imports.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.device_path import Model, WorkerDevicePath, WorkerLoop
 from gpuserve_worker.execution.lifecycle import EXIT_DEVICE, Reporter
 from gpuserve_worker.execution.loop import HostPath
 from gpuserve_worker.inference.callable_loading import CallableKind, LoadError, build, kind_of, locate
@@ -22,9 +22,6 @@ from gpuserve_worker.inference.warmup import batches, warmups
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import TensorSpec
 from gpuserve_worker.protocol.wire import PROTOCOL, Init
-
-if TYPE_CHECKING:
-    from gpuserve_worker.execution.device_path import WorkerDevicePath, WorkerLoop
 
 #: The optional method of a callable that is called at the end of its worker.
 _HOOK: Final = "close"

@@ -7,10 +7,9 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from gpuserve_worker.execution import lifecycle
-from gpuserve_worker.execution.lifecycle import Reporter, SupervisorReceiver
+from gpuserve_worker.execution.lifecycle import ImportWatch, Reporter, SupervisorReceiver
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.loading import close_model, is_unusable, load_model, new_loop, warm_up
 from gpuserve_worker.memory.shared_weights import open_port
@@ -18,9 +17,6 @@ from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import SealedMemory, split
 from gpuserve_worker.protocol.stack_signals import block_forced_signal, show_on_signal
 from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
-
-if TYPE_CHECKING:
-    from gpuserve_worker.execution.lifecycle import ImportWatch
 
 
 def run() -> int:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from gpuserve.config import load as described
+from gpuserve.config.load import Configuration
+from gpuserve.config.problems import Problem
 from gpuserve.config.settings.checks import missing
+from gpuserve.config.yaml_document import Path
 from gpuserve.core.errors import ConfigError, DeviceError
-from gpuserve.model.placement import missing_library
-
-if TYPE_CHECKING:
-    from gpuserve.config.load import Configuration
-    from gpuserve.config.problems import Problem
-    from gpuserve.config.yaml_document import Path
-    from gpuserve.model.placement import ServerDevices
+from gpuserve.model.placement import ServerDevices, missing_library
 
 
 def device_problems(configuration: Configuration, devices: ServerDevices) -> list[Problem]:

@@ -27,8 +27,8 @@ from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.cuda.pipeline import Job, Jobs
 from gpuserve_worker.cuda.recovery import CudaRecovery, is_out_of_memory
 from gpuserve_worker.execution.batch_inputs import BatchInputs, BatchPart, join_answers
-from gpuserve_worker.execution.device_path import Model
-from gpuserve_worker.execution.execution import Execution, Stopwatch, is_deferred, only_result, try_result
+from gpuserve_worker.execution.device_path import Model, Stopwatch
+from gpuserve_worker.execution.execution import Execution, is_deferred, only_result, try_result
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.link_receiver import BatchReceiver
 from gpuserve_worker.execution.session import FrontSession
@@ -56,7 +56,7 @@ class CudaLoop:
         self._execution = Execution(model, reporter)
         self._jobs = Jobs(device, self._execution)
         self._reception: BatchReceiver[Job] = BatchReceiver(link, model, self._jobs)
-        recovery = CudaRecovery(device, self._execution, model, reporter)
+        recovery = CudaRecovery(device, self._execution.read_inputs, model, reporter)
         self._loss = recovery.loss
         self._calls = DeviceCalls(model, device, self._execution, self._jobs, recovery)
         self._staging_thread = StagingThread(device, self._reception, self._jobs, self._end)

@@ -13,9 +13,9 @@ from gpuserve_worker.cuda.cuda_loop import CudaLoop
 from gpuserve_worker.cuda.device.device import CudaDevice, open_device
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, CudaError, CudaUnavailable, TimedRuntime
 from gpuserve_worker.cuda.recovery import CudaRecovery
-from gpuserve_worker.execution.device_path import Model
-from gpuserve_worker.execution.execution import Execution, Stopwatch
+from gpuserve_worker.execution.device_path import Model, Stopwatch
 from gpuserve_worker.execution.lifecycle import Reporter
+from gpuserve_worker.execution.session import InputReader
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.inference.failure import client_text
 from gpuserve_worker.protocol.link import Link
@@ -41,8 +41,8 @@ class CudaPath:
     def new_loop(self, link: Link, model: Model, reporter: Reporter) -> CudaLoop:
         return CudaLoop(link, model, self._device, reporter)
 
-    def new_recovery(self, execution: Execution, model: Model, reporter: Reporter) -> CudaRecovery:
-        return CudaRecovery(self._device, execution, model, reporter)
+    def new_recovery(self, read_inputs: InputReader, model: Model, reporter: Reporter) -> CudaRecovery:
+        return CudaRecovery(self._device, read_inputs, model, reporter)
 
 
 def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:

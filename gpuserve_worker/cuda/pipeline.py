@@ -27,7 +27,8 @@ from typing import Final, Generic, TypeVar
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.execution.batch_inputs import BatchInputs
-from gpuserve_worker.execution.execution import Execution, PendingReply, Stopwatch
+from gpuserve_worker.execution.device_path import Stopwatch
+from gpuserve_worker.execution.execution import Execution, PendingReply
 from gpuserve_worker.execution.session import BatchReply, FrontSession
 from gpuserve_worker.inference.failure import DeviceFailure
 from gpuserve_worker.memory.client_regions import RegionError

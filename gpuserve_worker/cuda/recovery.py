@@ -19,9 +19,8 @@ from gpuserve_worker.cuda.copies.cuda_session import device_inputs
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.execution.batch_inputs import BatchPart, split_batch
 from gpuserve_worker.execution.device_path import Model
-from gpuserve_worker.execution.execution import Execution
 from gpuserve_worker.execution.lifecycle import Reporter
-from gpuserve_worker.execution.session import FrontSession
+from gpuserve_worker.execution.session import FrontSession, InputReader
 from gpuserve_worker.inference.failure import INTERNAL, DeviceFailure, client_text, log_text
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES
@@ -116,9 +115,11 @@ class DeviceLoss:
 class CudaRecovery:
     """The recovery of one model on a GPU; implements ``Recovery``."""
 
-    def __init__(self, device: CudaDevice, execution: Execution, model: Model, reporter: Reporter) -> None:
+    def __init__(
+        self, device: CudaDevice, read_inputs: InputReader, model: Model, reporter: Reporter
+    ) -> None:
         self._device = device
-        self._execution = execution
+        self._read_inputs = read_inputs
         self._model = model
         self._reporter = reporter
         self._on_device = device_inputs(model.context.inputs)
@@ -142,7 +143,7 @@ class CudaRecovery:
 
     def parts(self, session: FrontSession, run: Run) -> list[BatchPart]:
         free_memory(self._device)
-        inputs = self._execution.read_inputs(session, run)
+        inputs = self._read_inputs(session, run)
         inputs.admit()
         parts = split_batch(run, inputs)
         if len(parts) > 1:

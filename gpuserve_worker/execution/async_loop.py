@@ -24,11 +24,10 @@ from time import perf_counter_ns
 from typing import Any, Final, TypeVar
 
 from gpuserve_worker.execution.batch_inputs import BatchInputs, BatchPart, join_answers
-from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.device_path import Model, Stopwatch
 from gpuserve_worker.execution.event_loop import EventLoop
 from gpuserve_worker.execution.execution import (
     Execution,
-    Stopwatch,
     await_only_result,
     next_response,
     try_async_result,
@@ -161,7 +160,7 @@ class AsyncExecution:
         self._batches = batches
         self._execution = Execution(model, reporter)
         self._slices = TimeSlices()
-        self.recovery = model.path.new_recovery(self._execution, model, reporter)
+        self.recovery = model.path.new_recovery(self._execution.read_inputs, model, reporter)
         self.report_unrecoverable = self._execution.report_unrecoverable
 
     async def run_warmup(self, session: FrontSession, batch: Batch) -> None:

@@ -8,7 +8,7 @@ rows, so that the other requests of the batch run, and the response is a failure
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,13 +20,17 @@ from gpuserve_worker.protocol.payloads import REGION, Fill, Loan, Place, WireFai
 from gpuserve_worker.protocol.tensor import BYTES, check_bytes
 from gpuserve_worker.protocol.wire import Run
 
-if TYPE_CHECKING:
-    from gpuserve_worker.execution.device_path import Arrival
-
 _BOOL: Final = "BOOL"
 _LENGTH_NBYTES: Final = 4
 _LONGEST_NBYTES: Final = 0xFFFF_FFFF
 _HANDED_OVER: Final = Batch({}, (), (), False)
+
+
+class Arrival(Protocol):
+    """The transfer of a batch's inputs to a device."""
+
+    def admit(self) -> None:
+        """Order later device work of this thread after the arrival of the inputs. Does not block."""
 
 
 class BatchInputs:

@@ -7,24 +7,18 @@ device is a folder that implements these protocols, and a branch in ``loading.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from time import perf_counter_ns
+from typing import NamedTuple, Protocol
 
+from gpuserve_worker.execution.batch_inputs import BatchPart
+from gpuserve_worker.execution.lifecycle import Reporter
+from gpuserve_worker.execution.session import FrontSession, InputReader, SessionDevice
 from gpuserve_worker.inference.callable_loading import InferenceCallable
+from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.model_context import ModelContext
-from gpuserve_worker.memory.client_regions import DeviceRegionOpener, RegionLocks
-
-if TYPE_CHECKING:
-    from gpuserve_worker.execution.batch_inputs import BatchPart
-    from gpuserve_worker.execution.execution import Execution, Stopwatch
-    from gpuserve_worker.execution.lifecycle import Reporter
-    from gpuserve_worker.execution.session import FrontSession
-    from gpuserve_worker.inference.inference_request import Batch
-    from gpuserve_worker.inference.outputs import BatchAnswers, DeviceReader
-    from gpuserve_worker.memory.arena import Arena, SegmentSupplier
-    from gpuserve_worker.memory.batch_tensors import OutputWriter, Written
-    from gpuserve_worker.protocol import wire
-    from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.inference.outputs import DeviceReader
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.link import Link
 
 
 class Model(NamedTuple):
@@ -52,71 +46,42 @@ class Model(NamedTuple):
         return self.context.name
 
 
-class Arrival(Protocol):
-    """The transfer of a batch's inputs to a device."""
+class Stopwatch:
+    """The times (ns) of a batch: received, callable called, callable returned."""
 
-    def admit(self) -> None:
-        """Order later device work of this thread after the arrival of the inputs. Does not block."""
+    __slots__ = ("called_ns", "received_ns", "returned_ns")
 
+    def __init__(self) -> None:
+        self.received_ns = self.called_ns = self.returned_ns = perf_counter_ns()
 
-class OutputCopies(Protocol):
-    """The transfer of one batch's outputs from a device to memory that the front reads."""
+    def staged(self) -> None:
+        """Record that the inputs are being copied to a device."""
 
-    def is_ready(self) -> bool:
-        """Return whether ``wait()`` would return at once."""
+    def called(self) -> None:
+        self.called_ns = self.returned_ns = perf_counter_ns()
 
-    def wait(self) -> Written:
-        """Wait for all bytes and return the responses as they are sent. Raise ``DeviceFailure``."""
+    def returned(self) -> None:
+        self.returned_ns = perf_counter_ns()
 
+    def mark_computed(self) -> tuple[int, int]:
+        """Record a device's event after the callable's work. Return the event and its ticket."""
+        return 0, 0
 
-class DeviceSession(DeviceRegionOpener, Protocol):
-    """The device's part of a session with one front."""
+    def leaving(self) -> None:
+        """Record that the outputs are being copied from a device."""
 
-    @property
-    def reader(self) -> DeviceReader:
-        """The reader of arrays that are on the device."""
+    def has_computed(self) -> bool:
+        return True
 
-    @property
-    def writer(self) -> OutputWriter:
-        """The writer of outputs that are on the host or on the device."""
+    def wait_computed(self) -> None:
+        """Block until the device has finished the work that the callable started."""
 
-    def is_open(self, run: wire.Run) -> bool:
-        """Return whether memory that a batch names is open or unavailable; else ``stage`` blocks."""
-
-    def wait_open(self, run: wire.Run) -> None:
-        """Wait until the memory that a batch names is open, or known to be unavailable."""
-
-    def stage(
-        self, run: wire.Run, failures: dict[int, wire.WireFailure]
-    ) -> tuple[dict[str, Any], Arrival | None]:
-        """Return all inputs of a batch by name, and the arrival of those in transfer to the device. Add
-        requests whose bytes cannot be read to ``failures``, by position.
-        """
-
-    def warm(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Return the numpy arrays of a warm-up with the kind and location that the callable expects."""
-
-    def start_output_copies(
-        self,
-        answers: BatchAnswers,
-        requests: Sequence[wire.WireRequest | int],
-        mark_computed: Callable[[], tuple[int, int]] | None = None,
-    ) -> OutputCopies:
-        """Start copying responses to memory that the front reads. ``mark_computed`` is that of the batch's
-        stopwatch. Raise as ``write``, and ``DeviceFailure``.
-        """
-
-    def wait_inputs_read(self, batch_id: int) -> None:
-        """Wait until no copy reads the input memory of a batch."""
-
-    def process_message(self, message: wire.Message) -> bool:
-        """Process a message about device memory. Return False if it is about something else."""
-
-    def retire(self) -> None:
-        """Stop exporting memory for the front, which is gone."""
-
-    def close(self) -> None:
-        """Close the memory that the front lent."""
+    def phases(self) -> tuple[int, int, int]:
+        return (
+            self.called_ns - self.received_ns,
+            self.returned_ns - self.called_ns,
+            perf_counter_ns() - self.returned_ns,
+        )
 
 
 class Recovery(Protocol):
@@ -165,16 +130,8 @@ class WorkerLoop(Protocol):
         """Free the memory shared with the front after ``run``, in a process that continues."""
 
 
-class WorkerDevicePath(Protocol):
+class WorkerDevicePath(SessionDevice, Protocol):
     """The access of a worker's instance to its device."""
-
-    @property
-    def page_locks(self) -> RegionLocks | None:
-        """The locker of mapped memory for the device's copies, if the device needs one."""
-
-    @property
-    def spares(self) -> SegmentSupplier | None:
-        """The supplier of segments for output arenas, if making one takes long."""
 
     @property
     def reader(self) -> DeviceReader | None:
@@ -183,17 +140,14 @@ class WorkerDevicePath(Protocol):
     def new_watch(self) -> Stopwatch:
         """Return the stopwatch of a batch that has just arrived."""
 
-    def open_session(self, front: FrontSession, arena: Arena) -> DeviceSession | None:
-        """Return the device's part of a front's session, with the output arena; None on the host."""
-
     def enter_concurrently(self) -> None:
         """Select the device in the calling thread, beside other threads in which the callable computes."""
 
     def new_loop(self, link: Link, model: Model, reporter: Reporter) -> WorkerLoop:
         """Return the loop of a plain callable, which runs one batch at a time."""
 
-    def new_recovery(self, execution: Execution, model: Model, reporter: Reporter) -> Recovery:
-        """Return the recovery of the model's asyncio loop."""
+    def new_recovery(self, read_inputs: InputReader, model: Model, reporter: Reporter) -> Recovery:
+        """Return the recovery of the model's asyncio loop. ``read_inputs`` is that of its execution."""
 
     def close(self) -> None:
         """Close the device, in a process that continues."""

@@ -12,13 +12,12 @@ import inspect
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpuserve_worker.execution.batch_inputs import BatchInputs, copy_fills, in_place_regions
-from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.device_path import Model, Stopwatch
 from gpuserve_worker.execution.lifecycle import Reporter
-from gpuserve_worker.execution.session import BatchReply, FrontSession
+from gpuserve_worker.execution.session import BatchReply, FrontSession, OutputCopies
 from gpuserve_worker.inference.failure import (
     TEXT_LIMIT,
     DeviceFailure,
@@ -37,9 +36,6 @@ from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.payloads import WireRequest, requests_as_tuples
 from gpuserve_worker.protocol.wire import YIELD_WINDOW, WireFailure
-
-if TYPE_CHECKING:
-    from gpuserve_worker.execution.device_path import OutputCopies
 
 
 def is_deferred(result: Any) -> bool:
@@ -143,44 +139,6 @@ def _only_response(responses: list[Any]) -> Any:
 
 #: Name of the optional method for sequences that ended without their last request.
 _HOOK: Final = "sequence_dropped"
-
-
-class Stopwatch:
-    """The times (ns) of a batch: received, callable called, callable returned."""
-
-    __slots__ = ("called_ns", "received_ns", "returned_ns")
-
-    def __init__(self) -> None:
-        self.received_ns = self.called_ns = self.returned_ns = perf_counter_ns()
-
-    def staged(self) -> None:
-        """Record that the inputs are being copied to a device."""
-
-    def called(self) -> None:
-        self.called_ns = self.returned_ns = perf_counter_ns()
-
-    def returned(self) -> None:
-        self.returned_ns = perf_counter_ns()
-
-    def mark_computed(self) -> tuple[int, int]:
-        """Record a device's event after the callable's work. Return the event and its ticket."""
-        return 0, 0
-
-    def leaving(self) -> None:
-        """Record that the outputs are being copied from a device."""
-
-    def has_computed(self) -> bool:
-        return True
-
-    def wait_computed(self) -> None:
-        """Block until the device has finished the work that the callable started."""
-
-    def phases(self) -> tuple[int, int, int]:
-        return (
-            self.called_ns - self.received_ns,
-            self.returned_ns - self.called_ns,
-            perf_counter_ns() - self.returned_ns,
-        )
 
 
 class Execution:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, encode_bytes
 from gpuserve_worker.protocol.wire import WireError
-
-if TYPE_CHECKING:
-    from gpuserve_worker.execution.session import FrontSession
 
 _Kept = TypeVar("_Kept")
 _Kept_co = TypeVar("_Kept_co", covariant=True)

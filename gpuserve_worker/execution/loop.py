@@ -24,11 +24,11 @@ from time import perf_counter_ns
 from typing import Final
 
 from gpuserve_worker.execution.batch_inputs import BatchPart
-from gpuserve_worker.execution.device_path import Model, Recovery
-from gpuserve_worker.execution.execution import Execution, Stopwatch, only_result, try_result
+from gpuserve_worker.execution.device_path import Model, Recovery, Stopwatch
+from gpuserve_worker.execution.execution import Execution, only_result, try_result
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.link_receiver import BatchReceiver
-from gpuserve_worker.execution.session import BatchReply, FrontSession
+from gpuserve_worker.execution.session import BatchReply, FrontSession, InputReader
 from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, Request
 from gpuserve_worker.inference.outputs import BatchAnswers
 from gpuserve_worker.inference.running_requests import enter_requests, leave_requests
@@ -204,7 +204,7 @@ class HostPath:
     def enter_concurrently(self) -> None:
         return None
 
-    def new_recovery(self, execution: Execution, model: Model, reporter: Reporter) -> Recovery:
+    def new_recovery(self, read_inputs: InputReader, model: Model, reporter: Reporter) -> Recovery:
         return _NoRecovery()
 
     def close(self) -> None:

@@ -13,19 +13,93 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from gpuserve_worker.memory.arena import Arena, Mapping
-from gpuserve_worker.memory.batch_tensors import InputLeases, Inputs, OutputWriter
-from gpuserve_worker.memory.client_regions import ClientRegions
+from gpuserve_worker.execution.batch_inputs import Arrival, BatchInputs
+from gpuserve_worker.inference.outputs import BatchAnswers, DeviceReader
+from gpuserve_worker.memory.arena import Arena, Mapping, SegmentSupplier
+from gpuserve_worker.memory.batch_tensors import InputLeases, Inputs, OutputWriter, Written
+from gpuserve_worker.memory.client_regions import ClientRegions, DeviceRegionOpener, RegionLocks
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.datagram import MAX_TOGETHER_NBYTES, joined
 from gpuserve_worker.protocol.link import Link
 
-if TYPE_CHECKING:
-    from gpuserve_worker.execution.device_path import WorkerDevicePath
-
 BatchReply: TypeAlias = wire.Done | wire.Failed | wire.Requeue
+
+
+class OutputCopies(Protocol):
+    """The transfer of one batch's outputs from a device to memory that the front reads."""
+
+    def is_ready(self) -> bool:
+        """Return whether ``wait()`` would return at once."""
+
+    def wait(self) -> Written:
+        """Wait for all bytes and return the responses as they are sent. Raise ``DeviceFailure``."""
+
+
+class DeviceSession(DeviceRegionOpener, Protocol):
+    """The device's part of a session with one front."""
+
+    @property
+    def reader(self) -> DeviceReader:
+        """The reader of arrays that are on the device."""
+
+    @property
+    def writer(self) -> OutputWriter:
+        """The writer of outputs that are on the host or on the device."""
+
+    def is_open(self, run: wire.Run) -> bool:
+        """Return whether memory that a batch names is open or unavailable; else ``stage`` blocks."""
+
+    def wait_open(self, run: wire.Run) -> None:
+        """Wait until the memory that a batch names is open, or known to be unavailable."""
+
+    def stage(
+        self, run: wire.Run, failures: dict[int, wire.WireFailure]
+    ) -> tuple[dict[str, Any], Arrival | None]:
+        """Return all inputs of a batch by name, and the arrival of those in transfer to the device. Add
+        requests whose bytes cannot be read to ``failures``, by position.
+        """
+
+    def warm(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Return the numpy arrays of a warm-up with the kind and location that the callable expects."""
+
+    def start_output_copies(
+        self,
+        answers: BatchAnswers,
+        requests: Sequence[wire.WireRequest | int],
+        mark_computed: Callable[[], tuple[int, int]] | None = None,
+    ) -> OutputCopies:
+        """Start copying responses to memory that the front reads. ``mark_computed`` is that of the batch's
+        stopwatch. Raise as ``write``, and ``DeviceFailure``.
+        """
+
+    def wait_inputs_read(self, batch_id: int) -> None:
+        """Wait until no copy reads the input memory of a batch."""
+
+    def process_message(self, message: wire.Message) -> bool:
+        """Process a message about device memory. Return False if it is about something else."""
+
+    def retire(self) -> None:
+        """Stop exporting memory for the front, which is gone."""
+
+    def close(self) -> None:
+        """Close the memory that the front lent."""
+
+
+class SessionDevice(Protocol):
+    """The part of a worker's device path that sessions use."""
+
+    @property
+    def page_locks(self) -> RegionLocks | None:
+        """The locker of mapped memory for the device's copies, if the device needs one."""
+
+    @property
+    def spares(self) -> SegmentSupplier | None:
+        """The supplier of segments for output arenas, if making one takes long."""
+
+    def open_session(self, front: FrontSession, arena: Arena) -> DeviceSession | None:
+        """Return the device's part of a front's session, with the output arena; None on the host."""
 
 
 class FrontSession:
@@ -37,7 +111,7 @@ class FrontSession:
     def __init__(
         self,
         link: Link,
-        path: WorkerDevicePath,
+        path: SessionDevice,
         fail: Callable[[BaseException], None],
         *,
         read_only_inputs: bool,
@@ -175,6 +249,10 @@ class FrontSession:
 
     def _drop(self, segment: int) -> None:
         self.send_best_effort(wire.DropSegment(segment))
+
+
+#: Reads a batch's inputs, as ``Execution.read_inputs``.
+InputReader: TypeAlias = Callable[[FrontSession, wire.Run], BatchInputs]
 
 
 def _nothing() -> None: ...

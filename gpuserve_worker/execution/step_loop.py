@@ -23,9 +23,9 @@ from typing import Any, Final, cast
 import numpy as np
 
 from gpuserve_worker.execution.batch_inputs import BatchInputs
-from gpuserve_worker.execution.device_path import Model
+from gpuserve_worker.execution.device_path import Model, Stopwatch
 from gpuserve_worker.execution.event_loop import EventLoop
-from gpuserve_worker.execution.execution import Execution, Stopwatch
+from gpuserve_worker.execution.execution import Execution
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.session import FrontSession
 from gpuserve_worker.execution.stepper import Stepper, StepRequest

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.device import CudaDevice
@@ -28,9 +28,6 @@ from gpuserve_worker.inference.failure import client_text
 from gpuserve_worker.memory.client_regions import NOT_THERE, ClientRegions, RegionError, check_inside
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.payloads import DeviceLoan, Place
-
-if TYPE_CHECKING:
-    from gpuserve_worker.cuda.device.device import CudaDevice
 
 #: ``cudaErrorDeviceUninitialized``: CUDA's error for a handle of the same process, or of a process that is
 #: not visible.
