@@ -11,7 +11,7 @@ import pytest
 
 from gpuserve.compat.pytriton import decorators
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
-from gpuserve.compat.pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
+from gpuserve.compat.pytriton.model_config import TensorSpec, TritonModelConfig
 from gpuserve.compat.pytriton.proxy import telemetry
 from gpuserve.compat.pytriton.proxy.types import Request
 from gpuserve_worker.inference.model_context import ModelContext, enter_model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import subprocess
 import sys
@@ -76,12 +75,6 @@ def run(program: str, **variables: str) -> list[str]:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
-
-
-@pytest.mark.parametrize(("module", "name"), IMPORTS)
-def test_the_name_is_there(module: str, name: str) -> None:
-    loaded = importlib.import_module(f"{PACKAGE}.{module}" if module else PACKAGE)
-    assert getattr(loaded, name) is not None
 
 
 def test_all_of_them_by_their_own_paths() -> None:

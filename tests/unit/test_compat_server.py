@@ -12,7 +12,16 @@ from gpuserve import errors
 from gpuserve.compat.pytriton import exceptions
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.client.utils import ModelState, TritonUrl, parse_http_response, state_in
-from gpuserve.compat.pytriton.model_config import DeviceKind, DynamicBatcher, ModelConfig, QueuePolicy, Tensor
+from gpuserve.compat.pytriton.model_config import (
+    DeviceKind,
+    DynamicBatcher,
+    ModelConfig,
+    QueuePolicy,
+    ResponseCache,
+    Tensor,
+    TensorSpec,
+    TritonModelConfig,
+)
 from gpuserve.compat.pytriton.model_config.common import (
     ModelWarmup,
     WarmupInput,
@@ -21,11 +30,6 @@ from gpuserve.compat.pytriton.model_config.common import (
 )
 from gpuserve.compat.pytriton.model_config.generator import ModelConfigGenerator
 from gpuserve.compat.pytriton.model_config.parser import ModelConfigParser
-from gpuserve.compat.pytriton.model_config.triton_model_config import (
-    ResponseCache,
-    TensorSpec,
-    TritonModelConfig,
-)
 from gpuserve.compat.pytriton.proxy.types import Request, Requests, Response, Responses, traced_span
 from gpuserve.compat.pytriton.triton import RemoteTriton, Triton
 from gpuserve_worker.inference.failure import UnrecoverableError

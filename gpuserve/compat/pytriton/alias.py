@@ -1,6 +1,6 @@
 """The alias ``pytriton`` of ``gpuserve.compat.pytriton``, also if a PyTriton is installed. A finder before
-all others maps every name below ``pytriton`` to the same module here. Child processes have
-``compat/importable`` on their import path, whose ``pytriton`` calls ``install()``.
+all others maps every module below ``pytriton`` to the same module here, or to the module that has its names.
+Child processes have ``compat/importable`` on their import path, whose ``pytriton`` calls ``install()``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ DISTRIBUTION: Final = "nvidia-pytriton"
 TARGET: Final = __package__
 IMPORTABLE: Final = Path(__file__).parents[1] / "importable"
 _PATH_VARIABLE: Final = "PYTHONPATH"
+#: PyTriton's modules whose names are in another module here.
+_MOVED: Final = {
+    "client.auth": "gpuserve.client.client_settings",
+    "client.client": f"{TARGET}.client",
+    "client.warnings": f"{TARGET}.client.exceptions",
+    "model_config.model_config": f"{TARGET}.model_config",
+    "model_config.tensor": f"{TARGET}.model_config",
+    "model_config.triton_model_config": f"{TARGET}.model_config",
+    "utils.logging": f"{TARGET}.utils",
+}
 
 
 class _SameModule(Loader):
@@ -71,10 +81,11 @@ class _AliasFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != ALIAS and not fullname.startswith(f"{ALIAS}."):
             return None
-        real = importlib.util.find_spec(TARGET + fullname.removeprefix(ALIAS))
+        name = fullname.removeprefix(f"{ALIAS}.")
+        real = importlib.util.find_spec(_MOVED.get(name, TARGET + fullname.removeprefix(ALIAS)))
         if real is None:
             return None
-        is_package = real.submodule_search_locations is not None
+        is_package = real.submodule_search_locations is not None and name not in _MOVED
         spec = ModuleSpec(fullname, _SameModule(real), origin=real.origin, is_package=is_package)
         if is_package:
             spec.submodule_search_locations = real.submodule_search_locations

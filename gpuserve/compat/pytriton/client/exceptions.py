@@ -1,4 +1,4 @@
-"""The clients' errors under PyTriton's names."""
+"""The clients' errors under PyTriton's names, and warnings that gpuserve's clients never give."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ __all__ = [
     "PyTritonClientModelUnavailableError", "PyTritonClientQueueFullError", "PyTritonClientTimeoutError",
     "PyTritonClientValueError",
 ]  # fmt: skip
+
+
+class PyTritonWarning(UserWarning):
+    """The base class of PyTriton's warnings."""
+
+
+class NotSupportedTimeoutWarning(PyTritonWarning):
+    """A timeout that a client ignores. gpuserve's clients ignore none."""
+
 
 # Logs and tracebacks of a program for PyTriton have PyTriton's names.
 for _name in __all__:

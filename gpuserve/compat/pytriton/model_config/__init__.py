@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gpuserve.client.client_config import DeviceKind
+from gpuserve.client.client_config import ClientModelConfig as TritonModelConfig
+from gpuserve.client.client_config import DeviceKind, ResponseCache, TensorSpec
 from gpuserve.model.declaration import DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
 
-__all__ = ["DeviceKind", "DynamicBatcher", "ModelConfig", "QueuePolicy", "Tensor", "TimeoutAction"]
+__all__ = [
+    "DeviceKind", "DynamicBatcher", "ModelConfig", "QueuePolicy", "ResponseCache", "Tensor", "TensorSpec",
+    "TimeoutAction", "TritonModelConfig",
+]  # fmt: skip
