@@ -10,6 +10,7 @@ import getpass
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpuserve.export.export_options import ExportFinding, export_name
@@ -27,50 +28,7 @@ _END_S: Final = 30
 #: The server is killed and restarted if its supervisor does not respond for this long.
 _WATCHDOG_S: Final = 30
 _ROLES: Final = ("http", "grpc", "metrics", "health")
-
-_SOCKET: Final = """\
-# The ports of {name}. systemd keeps them open while the service restarts.
-[Unit]
-Description=Ports of the inference server {name}
-
-[Socket]
-{listen}
-NoDelay=true
-
-[Install]
-WantedBy=sockets.target
-"""
-_SERVICE: Final = """\
-[Unit]
-Description=Inference server {name}
-Documentation=man:systemd.service(5)
-Requires={name}.socket
-After=network.target {name}.socket
-
-[Service]
-# The server reports when it is ready, reloads and stops, and resets the watchdog.
-Type=notify
-ExecStart={command}
-ExecReload=/bin/kill -HUP $MAINPID
-WorkingDirectory={folder}
-User={user}
-WatchdogSec={watchdog_s}
-# A model may take long to load; the server itself ends if a model fails.
-TimeoutStartSec=infinity
-# Queued requests are finished first: lame_duck_s and drain_timeout_s of the config, and the end of processes.
-TimeoutStopSec={stop_s}
-KillMode=mixed
-Restart=on-failure
-RestartSec=1
-LimitNOFILE=65536
-{memory_lock}\
-NoNewPrivileges=true
-ProtectSystem=full
-PrivateTmp=true
-
-[Install]
-WantedBy=multi-user.target
-"""
+_TEMPLATES: Final = Path(__file__).parent / "templates" / "systemd"
 
 
 def systemd_units(
@@ -85,16 +43,21 @@ def systemd_units(
     listen = [f"ListenStream={_address(settings.host_of(role))}:{port}" for role, port in _ports(settings)]
     program = os.path.join(os.path.dirname(sys.executable), "gpuserve")
     on_gpu = gpu_count(instance_groups(configuration, options)) > 0
-    service = _SERVICE.format(
-        name=name,
-        command=" ".join(map(_quoted, (program, "serve", path))),
-        folder=os.path.dirname(path).replace("%", "%%"),
-        user=user or getpass.getuser(),
-        watchdog_s=_WATCHDOG_S,
-        stop_s=round((settings.lame_duck_s or 0) + settings.drain_timeout_s) + _END_S,
-        memory_lock="# Memory that GPUs read is locked.\nLimitMEMLOCK=infinity\n" if on_gpu else "",
+    service = (
+        (_TEMPLATES / "unit.service")
+        .read_text()
+        .format(
+            name=name,
+            command=" ".join(map(_quoted, (program, "serve", path))),
+            folder=os.path.dirname(path).replace("%", "%%"),
+            user=user or getpass.getuser(),
+            watchdog_s=_WATCHDOG_S,
+            stop_s=round((settings.lame_duck_s or 0) + settings.drain_timeout_s) + _END_S,
+            memory_lock="# Memory that GPUs read is locked.\nLimitMEMLOCK=infinity\n" if on_gpu else "",
+        )
     )
-    return {f"{name}.socket": _SOCKET.format(name=name, listen="\n".join(listen)), f"{name}.service": service}
+    sockets = (_TEMPLATES / "unit.socket").read_text().format(name=name, listen="\n".join(listen))
+    return {f"{name}.socket": sockets, f"{name}.service": service}
 
 
 def _ports(settings: ServerSettings) -> list[tuple[str, int]]:

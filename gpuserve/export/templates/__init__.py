@@ -7,4 +7,6 @@
 - The keys of a mapping at ``<<`` become keys of the surrounding mapping.
 - A comment directly above a key or an entry is a reason, and appears in the manifest. All other comments are
   for readers here.
+
+The unit files of ``systemd`` are no YAML, and ``str.format`` fills them.
 """

@@ -321,8 +321,6 @@ def load_runtime() -> Runtime:
     except OSError:
         raise CudaUnavailable("there is no NVIDIA driver: libcuda.so.1 was not found") from None
     if timeline := os.environ.get("GPUSERVE_CUDA_TIMELINE"):
-        from gpuserve_worker.cuda.device.runtime import TimedRuntime
-
         return TimedRuntime(cupy, driver, timeline)
     return Runtime(cupy, driver)
 
