@@ -25,14 +25,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.extra_rows import OwnModels
+from benchmarks.extra_rows import OwnModels, RepositoryGpuServe
 from benchmarks.figures import Figure, Goal, cells, document, percentile, table
 from benchmarks.models.steps import RECORD, bare_loop
 from benchmarks.report import Part, Plan, Section
-from benchmarks.servers import GpuServe
+from benchmarks.servers import GpuServe, PlainTriton
 from benchmarks.servers.server import RunningServer, ServerFailed, running
 
-STEPPED, STEPPED_256, STATIC = "stepped", "stepped-256", "static"
+STEPPED, STEPPED_256, STATIC, ITERATES = "stepped", "stepped-256", "static", "iterates"
 _LENGTHS: Final = random.Random(7).choices(range(10, 501), k=997)
 _WARM_UP_S: Final = 2.5  # longer than the longest request
 _LEAST_S: Final = 6.0  # some static batches end
@@ -50,8 +50,19 @@ class StepsGpuServe(OwnModels):
         return {**super().environment(), RECORD: self.record}
 
 
+class IterativeGpuServe(RepositoryGpuServe):
+    models = frozenset({ITERATES})
+
+
+class IterativeTriton(PlainTriton):
+    models = frozenset({ITERATES})
+
+
 class Steps(Section):
-    names = ("steps-useful", "steps-overhead-64", "steps-overhead-256", "steps-join", "steps-cancel")
+    names = (
+        *("steps-useful", "steps-overhead-64", "steps-overhead-256", "steps-join", "steps-cancel"),
+        "steps-iterative",
+    )
     is_default = False
 
     def measure(self, plan: Plan) -> StepsPart | None:
@@ -63,7 +74,10 @@ class Steps(Section):
         failures: dict[str, str] = {}
         for _ in range(plan.rounds):
             try:
-                for case, value in _round(servers[0], plan, frozenset(chosen)):
+                for case, value in itertools.chain(
+                    _round(servers[0], plan, frozenset(chosen)),
+                    _iterative(plan) if "steps-iterative" in chosen else (),
+                ):
                     plan.say(f"{case}: {value:.4g}")
                     samples.setdefault(case, []).append(value)
             except ServerFailed as error:
@@ -82,6 +96,9 @@ _GOALS: Final[dict[str, tuple[str, Goal | None]]] = {
     "between two steps of 256": ("µs", Goal(150)),
     "steps from arrival to the first own step, p99": ("steps", Goal(1)),
     "steps from a cancellation to the release, p99": ("steps", Goal(1)),
+    "iterative sequences, 128 clients": ("responses/s", None),
+    "Triton's iterative sequences": ("responses/s", None),
+    "iterative sequences to Triton's": ("ratio", Goal(3, at_least=True)),
 }
 
 
@@ -121,6 +138,24 @@ def _round(server: StepsGpuServe, plan: Plan, names: frozenset[str]) -> Iterator
             yield "steps from a cancellation to the release, p99", percentile(late, 99)
 
 
+def _iterative(plan: Plan) -> Iterator[tuple[str, float]]:
+    """Yield the rates of one model.py that reschedules its requests, on this server and on Triton."""
+    rates = []
+    for chosen in plan.servers:
+        if isinstance(chosen, GpuServe | PlainTriton):
+            made = IterativeGpuServe if isinstance(chosen, GpuServe) else IterativeTriton
+            with running(made(chosen.cache), plan.logs, (ITERATES,)) as one:
+                rates.append(_responses_per_s(one, ITERATES, 128, max(plan.seconds, _LEAST_S)))
+            case = (
+                "iterative sequences, 128 clients"
+                if made is IterativeGpuServe
+                else "Triton's iterative sequences"
+            )
+            yield case, rates[-1]
+    if len(rates) == 2:
+        yield "iterative sequences to Triton's", rates[0] / rates[1]
+
+
 @contextmanager
 def _recorded(server: StepsGpuServe, plan: Plan) -> Iterator[tuple[RunningServer, dict[str, Any]]]:
     """Run the server; afterwards the record has what its stepped model has seen."""
@@ -149,7 +184,7 @@ def _load(one: RunningServer, model: str, concurrency: int, seconds: float) -> I
     report: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
         data, output = Path(folder, "data.json"), Path(folder, "report.json")
-        requests = [{"n": [[n]] if model == STATIC else [n]} for n in _LENGTHS]
+        requests = [{"n": [[n]] if model in {STATIC, ITERATES} else [n]} for n in _LENGTHS]
         data.write_text(json.dumps({"data": requests}))
         load = ("--concurrency", str(concurrency), "--duration", str(seconds), "--warmup", str(_WARM_UP_S))
         command = [

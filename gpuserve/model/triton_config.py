@@ -29,6 +29,7 @@ _KEPT: Final = frozenset(
     {
         *("platform", "backend", "version_policy", "optimization", "default_model_filename"),
         *("parameters", "metric_tags", "model_warmup", "input", "output"),
+        "sequence_batching",
     }
 )
 _CUDA: Final = "cuda:"
@@ -59,7 +60,10 @@ def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
     config.instance_group.extend(_instance_groups(spec.name, spec.instances))
     if not config.HasField("version_policy"):
         config.version_policy.specific.versions.extend(versions or (spec.version,))
+    rows = config.max_batch_size
     fill(config, spec)
+    if spec.max_active and rows:  # iterative sequences: requests have one row, and batches more
+        config.max_batch_size = rows
     if spec.is_ensemble:
         config.ensemble_scheduling.step.extend(
             pb.ModelEnsembling.Step(
@@ -71,7 +75,9 @@ def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
             for one in spec.steps
         )
     elif spec.in_sequences:
+        states = list(config.sequence_batching.state)
         config.sequence_batching.CopyFrom(_sequence_batching(spec))
+        config.sequence_batching.state.extend(states)
     elif spec.max_batch_size > 0 and spec.batching.merge:
         config.dynamic_batching.CopyFrom(_dynamic_batching(spec))
     return config
@@ -102,6 +108,8 @@ def kept_config(config: Any) -> bytes:
     for field in config.DESCRIPTOR.fields:
         if field.name not in _KEPT:
             kept.ClearField(field.name)
+    if config.sequence_batching.iterative_sequence:
+        kept.max_batch_size = config.max_batch_size
     return bytes(kept.SerializeToString(deterministic=True))
 
 

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "service_config.json": "tests/deploy/test_envoy_config.py reads what is exported",
     "InferenceServerClient(": "tests/e2e/test_docs.py sends the request",
     "ModelClient(": "tests/e2e/test_client.py asks with that client",
+    "triton_python_backend_utils": "tests/e2e/test_iterative_sequences.py serves such a model",
     "from program import": "tests/e2e/test_docs.py runs the program",
     "pytest.mark.gpuserve(": "tests/e2e/test_pytest_plugin.py has a run with the plugin",
 }

@@ -432,6 +432,13 @@ UNSEEN: tuple[Meant, ...] = (
         (),
     ),
     Meant(
+        "Free slots of iterative sequences (strategy `direct`)",
+        "empty requests in the batches of the model",
+        "none",
+        "A model needs no READY control to tell requests apart.",
+        (),
+    ),
+    Meant(
         "A sequence that was dropped",
         "the model is not told",
         "the callable is told, by `sequence_dropped`",

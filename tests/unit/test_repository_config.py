@@ -22,6 +22,7 @@ from gpuserve.config.problems import ConfigProblems, Origin
 from gpuserve.config.triton.load import TritonRepository, load_repository
 from gpuserve.config.triton.pbtxt import TABLES, YES, Treatment, findings, parse
 from gpuserve.model.spec import ModelSpec
+from gpuserve.model.triton_config import model_config
 
 TENSORS = """
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -295,6 +296,15 @@ def test_sequences_with_oldest_strategy(tmp_path: Path) -> None:
     assert spec.sequence.controls[0].false_true == (0, 0.5)
 
 
+def test_iterative_sequences_are_steps(tmp_path: Path) -> None:
+    text = "sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 30 } }"
+    write(tmp_path, "m", MODEL + text)
+    spec = only(tmp_path)
+    assert (spec.max_active, spec.max_batch_size, spec.in_sequences) == (30, 1, False)
+    shown = model_config(spec)
+    assert (shown.max_batch_size, shown.sequence_batching.oldest.max_candidate_sequences) == (8, 30)
+
+
 def test_an_ensemble_of_two_models(tmp_path: Path) -> None:
     write(tmp_path, "first", MODEL)
     write(tmp_path, "second", MODEL)
@@ -432,6 +442,15 @@ def test_several_repositories(tmp_path: Path) -> None:
         (
             MODEL + "dynamic_batching { preferred_batch_size: 9 }",
             "5:42: expected a preferred batch size of at",
+        ),
+        (
+            MODEL.replace("dims: [ -1 ]", "dims: [ 2 ] reshape { shape: [ 1, 2 ] }")
+            + "sequence_batching { iterative_sequence: true }",
+            "5:41: reshape does not go with iterative_sequence",
+        ),
+        (
+            MODEL.replace("python", "pytorch") + "sequence_batching { iterative_sequence: true }",
+            "5:41: iterative_sequence goes with backend python",
         ),
         (MODEL + "instance_group { kind: KIND_GPU }", "5:24: this machine has no device"),
         (MODEL + "instance_group { kind: KIND_CPU gpus: 0 }", "5:39: gpus do not go with KIND_CPU"),

@@ -53,6 +53,17 @@ class ExecutedModel:
                 one.get_response_sender()
         return received
 
+    def rescheduled_of(self, returned: Any, received: list[ReceivedRequest]) -> list[ReceivedRequest]:
+        """Return the rescheduled requests of a decoupled model. Raise TritonModelException if ``execute``
+        returned something.
+        """
+        if returned is not None:
+            raise TritonModelException(
+                f"Python model '{self._instance}' is using the decoupled mode and the execute function must "
+                "return None."
+            )
+        return _rescheduled(received)
+
     def close(self) -> None:
         finalize = getattr(self._model, "finalize", None)
         if finalize is not None:
@@ -70,7 +81,7 @@ class ReturningModel(ExecutedModel):
             returned = self._execute(received)
             if not responses.is_used and (answers := _answers(returned, received, self._outputs)) is not None:
                 return answers
-            while received := _send_returned(returned, received):
+            while received := send_returned(returned, received):
                 returned = self._execute(received)
             del returned
         except Exception as error:  # user code may raise anything
@@ -94,13 +105,13 @@ class AwaitingModel(ExecutedModel):
 
     async def __call__(self, requests: Sequence[Request]) -> list[Any]:
         sent = asyncio.Event()
-        responses = BatchResponseQueue(len(requests), self._outputs, _setter(sent), decoupled=False)
+        responses = BatchResponseQueue(len(requests), self._outputs, event_setter(sent), decoupled=False)
         received = self._receive(requests, responses)
         try:
             returned = await self._run_shielded(received)
             if not responses.is_used and (answers := _answers(returned, received, self._outputs)) is not None:
                 return answers
-            while received := _send_returned(returned, received):
+            while received := send_returned(returned, received):
                 returned = await self._run_shielded(received)
             del returned
         except Exception as error:  # user code may raise anything
@@ -135,7 +146,7 @@ class SendingModel(ExecutedModel):
 
     async def __call__(self, requests: Sequence[Request]) -> AsyncIterator[list[Any]]:
         sent = asyncio.Event()
-        responses = BatchResponseQueue(len(requests), self._outputs, _setter(sent), decoupled=True)
+        responses = BatchResponseQueue(len(requests), self._outputs, event_setter(sent), decoupled=True)
         self._start(self._receive(requests, responses), responses)
         del requests
         try:
@@ -158,18 +169,10 @@ class SendingModel(ExecutedModel):
     def _execute_and_fail(self, received: list[ReceivedRequest], responses: BatchResponseQueue) -> None:
         try:
             returned = self._execute(received)
-            if again := self._rescheduled_of(returned, received):
+            if again := self.rescheduled_of(returned, received):
                 self._start_in_thread(again, responses)
         except BaseException as error:
             _fail_batch(responses, error)
-
-    def _rescheduled_of(self, returned: Any, received: list[ReceivedRequest]) -> list[ReceivedRequest]:
-        if returned is not None:
-            raise TritonModelException(
-                f"Python model '{self._instance}' is using the decoupled mode and the execute function must "
-                "return None."
-            )
-        return _rescheduled(received)
 
     def _start_task(self, received: list[ReceivedRequest], responses: BatchResponseQueue) -> None:
         task = asyncio.get_running_loop().create_task(self._await_and_fail(received, responses))
@@ -179,7 +182,7 @@ class SendingModel(ExecutedModel):
     async def _await_and_fail(self, received: list[ReceivedRequest], responses: BatchResponseQueue) -> None:
         try:
             returned = await self._execute(received)
-            if again := self._rescheduled_of(returned, received):
+            if again := self.rescheduled_of(returned, received):
                 self._start_task(again, responses)
         except BaseException as error:
             _fail_batch(responses, error)
@@ -229,7 +232,7 @@ def _answers(
     return [to_worker_answer(one, declared) for one in returned]
 
 
-def _send_returned(returned: Any, received: list[ReceivedRequest]) -> list[ReceivedRequest]:
+def send_returned(returned: Any, received: list[ReceivedRequest]) -> list[ReceivedRequest]:
     """Send the returned responses of a model that also sends some itself. Return the rescheduled requests.
     Raise TritonModelException if ``execute`` returned something else.
     """
@@ -288,7 +291,7 @@ def _fail_batch(responses: BatchResponseQueue, error: BaseException) -> None:
         traceback.print_exception(error, file=sys.stderr)
 
 
-def _setter(event: asyncio.Event) -> Callable[[], None]:
+def event_setter(event: asyncio.Event) -> Callable[[], None]:
     """Return a function that sets an event of the running loop from any thread."""
     loop = asyncio.get_running_loop()
 

@@ -319,6 +319,7 @@ class ReceivedRequest(InferenceRequest):
 
     def reset_release_flags(self) -> None:
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+        self._inputs = None  # control inputs may change
 
 
 class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):

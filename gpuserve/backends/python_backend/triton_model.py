@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from gpuserve.backends.batch_tensors import BatchTensors, batch_tensors_in
 from gpuserve.backends.python_backend.execution import AwaitingModel, ReturningModel, SendingModel
+from gpuserve.backends.python_backend.iterative import IterativeModel
 from gpuserve.backends.python_backend.model_server import ServedModel, set_served_model
+from gpuserve.backends.sequences import iterative_slots
 from gpuserve_worker.inference.callable_loading import LoadError, UncachedSource
 from gpuserve_worker.inference.failure import log_text, log_traceback
 from gpuserve_worker.inference.model_context import current_model
@@ -171,14 +173,16 @@ def completed_config(model_class: Any, config: str) -> str:
 def config_entry(config: str) -> dict[str, Any]:
     """Convert Triton's JSON to the keys of a config file's entry that ``auto_complete_config`` can set."""
     declared = json.loads(config)
+    slots, rows = iterative_slots(declared), int(declared.get("max_batch_size", 0))
     return {
         "inputs": [_tensor_entry(one) for one in declared.get("input", ())],
         "outputs": [_tensor_entry(one) for one in declared.get("output", ())],
-        "max_batch_size": int(declared.get("max_batch_size", 0)),
+        "max_batch_size": min(1, rows) if slots else rows,
         "decoupled": using_decoupled_model_transaction_policy(declared),
         "batching": {"merge": not _BATCH_SCHEDULERS.isdisjoint(declared)},
         "request_details": True,
         "strict": False,  # Triton lets a model omit outputs
+        **({"max_active": slots} if slots else {}),
     }
 
 
@@ -201,7 +205,7 @@ _IMPORTABLE: Final = os.path.join(os.path.dirname(__file__), "importable")
 class TritonModel:
     """A model in Triton's folder layout.
 
-    The result is one of three classes, by the ``execute`` of the model.
+    The result is one of four classes, by the configuration and the ``execute`` of the model.
 
     Args:
         model_dir: Folder of the model.
@@ -223,7 +227,7 @@ class TritonModel:
         config: str = "",
         auto_complete: bool = True,
         device: str = "cpu",
-    ) -> ReturningModel | AwaitingModel | SendingModel:
+    ) -> ReturningModel | AwaitingModel | SendingModel | IterativeModel:
         model_class = import_class(model_dir, version, file)
         name = _served_name(model_dir)
         set_served_model(ServedModel(name, int(version), os.path.join(model_dir, version)))
@@ -234,8 +238,11 @@ class TritonModel:
         model = _initialized_model(model_class, file, arguments)
         instance = arguments["model_instance_name"]
         outputs, values = _output_names(config), json.loads(config)
-        made: ReturningModel | AwaitingModel | SendingModel
-        if using_decoupled_model_transaction_policy(values):
+        made: ReturningModel | AwaitingModel | SendingModel | IterativeModel
+        decoupled = using_decoupled_model_transaction_policy(values)
+        if iterative_slots(values):
+            made = IterativeModel(model, outputs, instance, values, decoupled=decoupled)
+        elif decoupled:
             made = SendingModel(model, outputs, instance, merges=values.get("max_batch_size", 0) > 0)
         elif inspect.iscoroutinefunction(model.execute):
             made = AwaitingModel(model, outputs, instance)

@@ -179,6 +179,9 @@ _MODEL_FOLDER: Final = "$$TRITON_MODEL_DIRECTORY"
 def callable_of(draft: EntryDraft, backend: Backend, folder: ModelFolder, version: int) -> dict[str, Any]:
     """Return a version's callable, arguments and backend options; {} if there is a fault."""
     _check_batch_tensors(draft, backend)
+    if draft.message.sequence_batching.iterative_sequence and backend.name != PYTHON:
+        text = f"iterative_sequence goes with backend {PYTHON}: only a model.py reschedules its requests"
+        draft.add_fault(("sequence_batching", "iterative_sequence"), text)
     if draft.faults:
         return {}
     return _with_own_shapes(draft, _callable(draft, backend, folder, version))

@@ -282,10 +282,8 @@ TABLES: Final[Mapping[str, Table]] = {
     ),
     "ModelSequenceBatching": {
         **_honoured("direct", "oldest", "max_sequence_idle_microseconds", "control_input"),
+        **_honoured("iterative_sequence"),
         "state": _STATE,
-        "iterative_sequence": _no(
-            "a request goes to the model once; answer it step by step in a decoupled model.py"
-        ),
     },
     "ModelSequenceBatching.StrategyDirect": _honoured(
         "max_queue_delay_microseconds", "minimum_slot_utilization"

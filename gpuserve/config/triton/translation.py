@@ -5,12 +5,13 @@ the rules of config files (schema, rules, ``ModelSpec``) apply to model folders 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from gpuserve.backends.sequences import iterative_slots
 from gpuserve.config.triton.backends import (
     ENSEMBLE,
     Backend,
@@ -26,7 +27,7 @@ from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
 from gpuserve.model.options import key_and_value, rows
 from gpuserve.model.spec import CORRID, DIRECT, OLDEST, BatchingSpec, QueueSpec, SequenceBatching
-from gpuserve.model.triton_config import options_of
+from gpuserve.model.triton_config import options_of, plain
 
 _KIND: Final = pb.ModelInstanceGroup.Kind
 
@@ -131,6 +132,15 @@ def _input(draft: EntryDraft, given: Any, origin: Path, folder: ModelFolder) -> 
 
 #: The model version of a step that uses the latest version.
 _LATEST: Final = -1
+#: Fields of sequence batching that say when a batch is formed, or when a sequence ends without a request.
+_WITHOUT_ITERATIONS: Final = (
+    ("max_sequence_idle_microseconds",),
+    *(("direct", field) for field in ("max_queue_delay_microseconds", "minimum_slot_utilization")),
+    *(
+        ("oldest", field)
+        for field in ("preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering")
+    ),
+)
 _FLAGS: Final = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
 
 
@@ -197,6 +207,13 @@ def _own_names(values: Mapping[str, Any], table: Any) -> dict[str, Any]:
 def _sequences(draft: EntryDraft) -> None:
     given, origin = draft.message.sequence_batching, ("sequence_batching",)
     into = origin
+    controls = [
+        _control(draft, one, (*origin, "control_input", number), number)
+        for number, one in enumerate(given.control_input)
+    ]
+    if slots := iterative_slots(plain(draft.message)):
+        _iterate(draft, slots, [one["kind"] for one in controls])
+        return
     sequence = _options(draft, given, SequenceBatching, into, origin)
     strategy = given.WhichOneof("strategy_choice") or DIRECT
     sequence["strategy"] = strategy
@@ -207,13 +224,30 @@ def _sequences(draft: EntryDraft) -> None:
     if getattr(chosen, key):
         sequence[key] = _rounded(getattr(chosen, key))
         draft.record_origin((*into, key), (*origin, strategy, key))
-    sequence["controls"] = [
-        _control(draft, one, (*origin, "control_input", number), number)
-        for number, one in enumerate(given.control_input)
-    ]
+    sequence["controls"] = controls
     draft.set_value("sequence_batching", sequence, *origin)
     draft.set_value("batching", batching, *origin, strategy)
     _without_batches(draft, (*origin, strategy))
+
+
+def _iterate(draft: EntryDraft, slots: int, kinds: Sequence[str]) -> None:
+    """Write the options of iterative sequences: a stepped callable, whose requests have one row."""
+    origin = ("sequence_batching", "iterative_sequence")
+    draft.set_value("max_active", slots, *origin)
+    if draft.entry.get("max_batch_size"):
+        draft.entry["max_batch_size"] = 1
+    if any(one.HasField("reshape") for one in (*draft.message.input, *draft.message.output)):
+        draft.add_fault(origin, "reshape does not go with iterative_sequence: reshape in the model.py")
+    for key in ("batch_input", "batch_output"):
+        if getattr(draft.message, key):
+            draft.add_fault((key,), f"{key} does not go with iterative_sequence, whose batches change")
+    if doubled := [kind for kind in kinds if kinds.count(kind) > 1]:
+        text = f"two control inputs are of kind {doubled[0]}, expected one at most"
+        draft.add_fault(("sequence_batching", "control_input"), text)
+    for path in _WITHOUT_ITERATIONS:
+        if draft.pbtxt.has("sequence_batching", *path):
+            text = f"{path[-1]} has no effect with iterative_sequence: a request is in every step"
+            draft.add_note(("sequence_batching", *path), text)
 
 
 def _rounded(value: float) -> float:

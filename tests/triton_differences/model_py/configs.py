@@ -137,6 +137,17 @@ CONFIGS: Final = {
     ),
     "slot_utilization_above_1": _controls(_START, more="direct { minimum_slot_utilization: 1.5 }"),
     "sequences_without_batches": f"{_PLAIN}sequence_batching {{ control_input [{_START}] }}",
+    "iterative": _controls(_START, more="iterative_sequence: true"),
+    "iterative_without_controls": f"{_BATCHES}sequence_batching {{ iterative_sequence: true }}",
+    "iterative_without_batches": f"{_PLAIN}sequence_batching {{ iterative_sequence: true }}",
+    "iterative_oldest": _controls(
+        _START, more="iterative_sequence: true oldest { max_candidate_sequences: 16 }"
+    ),
+    "iterative_control_twice": _controls(
+        _START,
+        _control("kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1]", "T"),
+        more="iterative_sequence: true",
+    ),
     "warmup": _warmup(f'name: "w" batch_size: 1 {_ZEROS}'),
     "warmup_without_a_name": _warmup(f"batch_size: 1 {_ZEROS}"),
     "warmup_of_batch_0": _warmup(f'name: "w" {_ZEROS}'),
@@ -177,7 +188,7 @@ REFUSED_BY_TRITON: Final = frozenset(
     dims_below_minus_1 dims_of_a_scalar dims_of_a_scalar_in_batches no_dims no_dims_in_batches
     output_dims_with_0 output_without_dims no_data_type input_without_a_name format_without_3_dims
     control_without_a_value control_of_one_value control_of_two_types control_twice
-    control_without_a_name corrid_without_a_type corrid_of_floats corrid_of_values
+    control_without_a_name iterative_control_twice corrid_without_a_type corrid_of_floats corrid_of_values
     oldest_preferring_more slot_utilization_above_1 warmup_of_more_than_a_batch
     warmup_of_2_without_batches warmup_without_inputs warmup_of_an_unknown_input
     warmup_without_a_type warmup_of_a_free_size warmup_of_a_missing_file cache_of_a_decoupled_model

@@ -11,7 +11,7 @@ from benchmarks.servers import GpuServe, PlainTriton, Ports
 from triton_differences.model_py import configs
 
 _SOURCE: Final = Path(__file__).parent / "repository"
-MODELS: Final = ("probe", "wrong", "inner", "streams", "completed")
+MODELS: Final = ("probe", "wrong", "inner", "streams", "completed", "iterates", "iterates_decoupled")
 
 
 class ModelPyGpuServe(GpuServe):
@@ -50,5 +50,7 @@ def _copied(cache: Path, whose: str) -> Path:
     folder = cache / "comparison" / f"model_py_{whose}"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(_SOURCE, folder)
+    decoupled = shutil.copytree(folder / "iterates", folder / "iterates_decoupled") / "config.pbtxt"
+    decoupled.write_text(decoupled.read_text() + "model_transaction_policy { decoupled: true }\n")
     configs.write(folder)
     return folder

@@ -322,6 +322,27 @@ class TritonPythonModel:
         with multiprocessing.get_context("fork").Pool(2) as pool:
             return pool.map(ask_for_double, range(4))
 
+    # ---- iterative sequences --------------------------------------------------------------------
+
+    def iterated(self, n, model="iterates", rows=1, **more):
+        return asked(model, ["iterations"], "n", [[n]] * rows, np.int32, **more)
+
+    def probe_iterates(self, _):
+        return [shown(self.iterated(n).exec()) for n in (1, 3)]
+
+    def probe_iterates_in_a_sequence_of_the_client(self, _):
+        return shown(self.iterated(3, correlation_id=77, flags=1).exec())
+
+    def probe_asks_an_iteration_of_two_rows(self, _):
+        return shown(self.iterated(2, rows=2).exec())
+
+    def probe_iterates_and_raises(self, _):
+        found = shown(self.iterated(-1).exec())
+        return [found["code"], found["text"].splitlines()[0], shown(self.iterated(1).exec())]
+
+    def probe_iterates_as_a_stream(self, _):
+        return [shown(one) for one in self.iterated(3, "iterates_decoupled").exec(decoupled=True)][:3]
+
     # ---- the server ---------------------------------------------------------------------------
 
     def probe_ready(self, _):
