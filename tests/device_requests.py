@@ -8,9 +8,9 @@ from gpuserve.front.scheduling.request_queue import QueuedRequest
 
 
 class BoundRequest(QueuedRequest):
-    """A request for one device, or for any where it is ""."""
+    """A request for one device, or for any where it is "". Its inputs are on the device ``near``."""
 
-    __slots__ = ("_device",)
+    __slots__ = ("_device", "_near")
 
     def __init__(
         self,
@@ -21,10 +21,16 @@ class BoundRequest(QueuedRequest):
         retriable: bool = True,
         priority: int = 0,
         device: str = "",
+        near: str = "",
     ) -> None:
         super().__init__(rows, nbytes, merge_key, deadline, retriable, priority)
         self._device = device
+        self._near = near
 
     @property
     def device(self) -> str:
         return self._device
+
+    @property
+    def near(self) -> str:
+        return self._near

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 from collections.abc import Mapping
@@ -132,13 +133,28 @@ class Xid(NamedTuple):
     number: int
 
 
+class GpuLink(enum.IntEnum):
+    """How two GPUs reach each other's memory, the fastest first. ``HOST``: only through host memory."""
+
+    SAME = 0
+    NVLINK = 1
+    PCIE = 2
+    HOST = 3
+
+
+class GpuLinks(NamedTuple):
+    """The pairs of GPUs, by "cuda:0" and so on, that reach each other without host memory."""
+
+    links: Mapping[frozenset[str], GpuLink]
+
+
 class NvmlMissingEvent(NamedTuple):
     """The absence of NVML on this machine, the last of the news."""
 
     reason: str
 
 
-GpuMonitorEvent = NvmlRound | Xid | NvmlMissingEvent
+GpuMonitorEvent = NvmlRound | GpuLinks | Xid | NvmlMissingEvent
 
 
 # ---- from the driver's files ----------------------------------------------------------------------

@@ -6,6 +6,7 @@ hang with the driver, so callers use a thread. A GPU that does not respond does 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -15,6 +16,8 @@ from gpuserve.devices.machine import (
     PROHIBITED,
     SLOWDOWNS,
     Gpu,
+    GpuLink,
+    GpuLinks,
     GpuReading,
     GpuReport,
     Machine,
@@ -46,6 +49,9 @@ _UNREPORTED: Final = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
 #: GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND.
 _GONE: Final = frozenset({15, 16, 28})
 _TIMEOUT: Final = 10
+#: NVML_P2P_CAPS_INDEX_NVLINK, and …_READ, which GPUs behind one PCIe root have as well.
+_LINK_CAPABILITIES: Final[Mapping[GpuLink, int]] = {GpuLink.NVLINK: 2, GpuLink.PCIE: 0}
+_P2P_OK: Final = 0
 #: Recovery actions that the driver requests for a GPU that cannot be used: NVML_GPU_RECOVERY_ACTION_…. All
 #: other actions leave the GPU in use.
 _RECOVERY: Final[Mapping[int, str]] = {1: "a reset", 2: "a reboot", 6: "a reset of its bus", 7: "a reboot"}
@@ -189,6 +195,23 @@ class Nvml:
         """Return the figures of every GPU; ``names`` are the server's names of the GPUs by UUID."""
         return NvmlRound(tuple(self._report(one, names.get(one.uuid, "")) for one in self._handles))
 
+    def links(self, names: Mapping[str, str]) -> GpuLinks:
+        """Return how the GPUs in ``names`` reach each other, as far as the driver reports it."""
+        # MIG instances reach no memory of others.
+        whole = [
+            (names[one.uuid], one.whole)
+            for one in self._handles
+            if one.uuid in names and one.gpu_instance is None
+        ]
+        found = {}
+        for (name, gpu), (other_name, other) in itertools.combinations(whole, 2):
+            for link, capability in _LINK_CAPABILITIES.items():
+                pair = functools.partial(self._p2p_status, gpu, other, capability)
+                if _ask(self._nvml, pair, None) == _P2P_OK:
+                    found[frozenset((name, other_name))] = link
+                    break
+        return GpuLinks(found)
+
     def next_xid(self, timeout_s: float) -> Xid | None:
         """Return the driver's next error or None; raise NvmlUnresponsive if no GPU reports errors."""
         if self._events is None:
@@ -200,6 +223,9 @@ class Nvml:
             if _code(error) == _TIMEOUT:
                 return None
             raise NvmlUnresponsive(str(error)) from None
+
+    def _p2p_status(self, gpu: Any, other: Any, capability: int) -> int:
+        return int(self._nvml.nvmlDeviceGetP2PStatus(gpu, other, capability))
 
     # ---- finding --------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from ensembles import ensemble, step, tensor
-from gpu_machine import GpuMachine, RealMachine
+from gpu_machine import Gpu, GpuMachine, RealMachine
 from operated import MODELS, InBackground, OperatedServer, config
 from processes import wait_until
 from tritonclient.utils import InferenceServerException
@@ -262,4 +262,29 @@ def test_a_step_on_another_gpu(
         assert bool(server.passed("far_away")) is peer_access
         if not peer_access:
             server.wait_log("tensors between them go by the host: ")
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_a_step_runs_on_the_gpu_that_nvlink_connects_with_the_one_before(
+    two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = Gpu("GPU-00000000-0000-4000-8000-00000000000c", pci_bus_id="00000000:b3:00.0")
+    two_gpus.change(gpus=(*two_gpus.now.gpus, third), nvlinks=((two_gpus.uuids[0], third.uuid),))
+    for name, value in two_gpus.environ.items():
+        monkeypatch.setenv(name, value)
+    far = {**member("far", "doubled"), "instances": [{"device": "cuda:1"}, {"device": "cuda:2"}]}
+    entries = [far if one["name"] == "far" else one for one in models(tmp_path)]
+    with served(
+        tmp_path, [one for one in entries if one["name"] in {"plus_one", "far", "far_away"}]
+    ) as server:
+        server.wait_ready()
+        assert isinstance(server, Asked)
+        server.wait_acquainted("far_away", 1, 5)
+        executions = "gpuserve_instance_executions_total"
+        before = [server.metric(executions, instance=f"cuda:{n}#0") for n in (1, 2)]
+        for value in range(8):
+            server.ask("far_away", value)
+        after = [server.metric(executions, instance=f"cuda:{n}#0") for n in (1, 2)]
+        assert (after[0] - before[0], after[1] - before[1]) == (0, 8)
         assert server.end() == 0

@@ -7,11 +7,17 @@ from device_requests import BoundRequest
 from scheduled import model_spec
 
 from gpuserve.core.errors import InvalidArgument, QueueFull, RequestError, Unavailable
+from gpuserve.devices.machine import GpuLink
 from gpuserve.front.models.instances import ModelInstances
 from gpuserve.front.models.model_driver import DeviceCheck
 from gpuserve.front.requests.inference import InferRequest, RegionSlice
 from gpuserve.front.scheduling import refusals
-from gpuserve.front.scheduling.device_scheduler import DeviceScheduler, make_scheduler
+from gpuserve.front.scheduling.device_scheduler import (
+    DeviceScheduler,
+    LinkBetween,
+    link_by_name,
+    make_scheduler,
+)
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.model.spec import (
     BatchingSpec,
@@ -26,7 +32,12 @@ DEVICES = {"a": "cuda:0", "b": "cuda:1", "c": "cpu"}
 
 
 def scheduler(
-    *up: str, queue: QueueSpec | None = None, delay_us: int = 0, prefetch: int = 0, max_batch_size: int = 8
+    *up: str,
+    queue: QueueSpec | None = None,
+    delay_us: int = 0,
+    prefetch: int = 0,
+    max_batch_size: int = 8,
+    link_between: LinkBetween = link_by_name,
 ) -> DeviceScheduler:
     made = DeviceScheduler(
         lambda slots, suspects: ModelScheduler(
@@ -39,15 +50,18 @@ def scheduler(
             ),
             slots,
             suspects,
-        )
+        ),
+        link_between,
     )
     for name in up:
         made.instance_up(name, 1, DEVICES[name])
     return made
 
 
-def submit(to: DeviceScheduler, device: str = "", at: float = 0.0, priority: int = 0) -> BoundRequest:
-    request = BoundRequest(1, 1, "", device=device, priority=priority)
+def submit(
+    to: DeviceScheduler, device: str = "", at: float = 0.0, priority: int = 0, near: str = ""
+) -> BoundRequest:
+    request = BoundRequest(1, 1, "", device=device, priority=priority, near=near)
     to.submit(request, at)
     return request
 
@@ -238,3 +252,32 @@ def test_a_device_whose_instances_are_down_for_long_is_unavailable_and_others_ar
     assert str(caught.value) == str(refusals.none_on_device("m", "cuda:0"))
     check.check(asking("cuda:1"))
     check.check(asking("", ""))
+
+
+def linked(device: str, other: str) -> GpuLink:
+    """cuda:0 reaches cuda:1 over NVLink, and the host's memory over PCIe."""
+    if device == other:
+        return GpuLink.SAME
+    return GpuLink.NVLINK if {device, other} == {"cuda:0", "cuda:1"} else GpuLink.PCIE
+
+
+@pytest.mark.parametrize(
+    ("busy", "near", "instance"),
+    [
+        ("", "cuda:0", "a"),
+        ("", "cuda:1", "b"),
+        ("", "cpu", "c"),
+        ("a", "cuda:0", "b"),
+        ("b", "cuda:1", "a"),
+        ("ab", "cuda:1", "c"),
+    ],
+)
+def test_a_step_runs_on_the_nearest_device_that_has_room(busy: str, near: str, instance: str) -> None:
+    one = scheduler("c", "b", "a", link_between=linked)
+    for name in busy:
+        submit(one, DEVICES[name])
+        assert one.next_batch(0.0) is not None
+    step = submit(one, near=near)
+    batch = one.next_batch(1.0)
+    assert batch is not None
+    assert (batch.instance, batch.requests) == (instance, [step])

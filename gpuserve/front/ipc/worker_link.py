@@ -52,9 +52,10 @@ class WorkerLink:
         on_messages: Callable[[WorkerLink, Sequence[wire.Message]], bool],
         on_down: Callable[[WorkerLink, str], None],
         pid: int = 0,
+        device: str = "",
     ) -> None:
         self.instance = instance
-        self.pid = pid
+        self.device = device
         self.slots = slots
         self.pid = pid
         self.outputs = OutputMemory()

@@ -59,6 +59,7 @@ class DevicePeer(Borrower, Protocol):
     """A worker that keeps tensors on its device for other workers, or reads the tensors that they keep."""
 
     instance: str
+    device: str
     exports: Exports
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
@@ -273,6 +274,10 @@ class _DeviceSegment(LentSegment):
         self._owner = owner
         self._handle = handle
 
+    @property
+    def device(self) -> str:
+        return self._owner.device
+
     def lend(self, offset: int, nbytes: int, borrower: Borrower, *, in_place: bool = False) -> DeviceLoan:
         return DeviceLoan(self.number_for(borrower), offset, nbytes, in_place=in_place)
 
@@ -299,6 +304,7 @@ class Exports:
 
     def __init__(self, link: DevicePeer) -> None:
         self._link = link
+        self.device = link.device
         #: The answers of its worker with outputs on its device that are not freed yet.
         self.owed = 0
         self._segments: dict[int, _DeviceSegment] = {}
@@ -390,13 +396,14 @@ class KeptTensor(OutputTensor):
 class LentExport(LentBlock):
     """Bytes on the device of one worker, lent to another. The front has no view of them."""
 
-    __slots__ = ()
+    __slots__ = ("device",)
 
     def __init__(
         self, lender: _DeviceSegment, place: Exported, on_free: Callable[[], None], *, shared: bool
     ) -> None:
         super().__init__(lender, place.segment, place.offset, memoryview(b""), on_free, shared=shared)
         self.nbytes = place.nbytes
+        self.device = lender.device
 
 
 def all_can_read(owners: Iterable[DevicePeer], borrowers: Iterable[DevicePeer]) -> bool:

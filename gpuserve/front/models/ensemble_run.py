@@ -133,6 +133,8 @@ class EnsembleRun:
         request.depth = whole.depth + 1
         request.reception, request.sender = self._reception, whole.sender
         request.kept = self._members.kept_outputs(step, self._plan)
+        on_device = [one.data for one in inputs if isinstance(one.data, LentExport)]
+        request.near = max(on_device, key=lambda one: one.nbytes).device if on_device else ""
         return request
 
     def _time_left_s(self) -> float | None:

@@ -33,7 +33,7 @@ from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.statistics import FailureReason as Reason
 from gpuserve.front.requests.validation import check_claim, model_check_for
 from gpuserve.front.scheduling import refusals
-from gpuserve.front.scheduling.device_scheduler import make_scheduler
+from gpuserve.front.scheduling.device_scheduler import LinkBetween, link_by_name, make_scheduler
 from gpuserve.front.scheduling.rate_limiter import RateLimitedSource, SharedResources
 from gpuserve.front.scheduling.scheduler import SchedulerStatistics
 from gpuserve.model.spec import ModelSpec
@@ -181,6 +181,7 @@ class ModelDriver(Driver):
         limiter: SharedResources | None = None,
         on_other: Callable[[WorkerLink, wire.Message], None] = reject_message,
         front_lost_at: float = -math.inf,
+        link_between: LinkBetween = link_by_name,
     ) -> None:
         self.spec = spec
         self.metrics = metrics
@@ -190,7 +191,7 @@ class ModelDriver(Driver):
         self.arena = Arena(max_arena_nbytes, instances.announce_segment, instances.announce_drop)
         self._messages = messages = BatchMessages(spec, self.arena)
         self._answers = answers = ModelAnswers(spec, metrics, cache, regions)
-        self._scheduler = scheduler = make_scheduler(spec, front_lost_at)
+        self._scheduler = scheduler = make_scheduler(spec, front_lost_at, link_between)
         limits = None
         if limiter is not None:
             limits = RateLimitedSource(scheduler, spec.instances, limiter, self._pump_soon)

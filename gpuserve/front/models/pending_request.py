@@ -121,6 +121,10 @@ class PendingRequest(QueuedRequest):
         """Return the device whose memory the request names, or "". Checked before: at most one."""
         return next((one.device for one in self.request.regions if one.device), "")
 
+    @property
+    def near(self) -> str:
+        return self.request.near
+
     def client_of(self, header: bytes) -> Hashable:
         sender = self.request.sender
         if sender is None:

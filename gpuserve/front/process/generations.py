@@ -153,7 +153,8 @@ class Generations:
         if spec.response_cache and cache is None:
             logger.warning("model %s: response_cache has no effect: response_cache_nbytes is 0", spec.name)
         on_other = partial(self._on_other_message, _owner(spec))
-        more = regions, self._limiter, on_other, self._front_lost_at
+        link_between = self._service.control.gpus.link_between
+        more = regions, self._limiter, on_other, self._front_lost_at, link_between
         driver = ModelDriver(spec, most, metrics, cache, *more)
         if self._parts.settings.access_log != OFF:
             driver.name_requests()
@@ -191,8 +192,8 @@ class Generations:
         driver.metrics.instance(instance).load_s = message.load_s
         epoch, gpus = self._parts.epoch, self._service.control.gpus
         on_messages, pid = driver.workers.runner.on_messages, message.pid
-        link = WorkerLink(instance, message.slots, sock, pidfd, epoch, on_messages, on_down, pid)
         device = next((one.device for one in driver.spec.instances if one.name == instance), "")
+        link = WorkerLink(instance, message.slots, sock, pidfd, epoch, on_messages, on_down, pid, device)
         self._parts.links.add(device, link)
         self._calls.add(link, driver)
         gpus.worker_up(message.pid, driver.spec.name, driver.metrics.version)

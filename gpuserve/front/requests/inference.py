@@ -73,7 +73,7 @@ class InferRequest:
     """
 
     __slots__ = (
-        "class_counts", "depth", "empty_final", "id", "inputs", "kept", "model_name", "model_version",
+        "class_counts", "depth", "empty_final", "id", "inputs", "kept", "model_name", "model_version", "near",
         "outputs", "parameters", "placements", "priority", "reader", "receiver", "reception", "regions",
         "sender", "sequence", "ticket", "timeout_s",
     )  # fmt: skip
@@ -116,6 +116,8 @@ class InferRequest:
         self.depth = 0
         #: Outputs that only other workers read, which may stay on the worker's device.
         self.kept: tuple[str, ...] = ()
+        #: The device whose memory holds the largest input of an ensemble's step, or "".
+        self.near = ""
 
 
 @dataclass(eq=False, slots=True)

@@ -3,7 +3,8 @@ Pure.
 
 A request that names memory of a device runs on that device, every other request anywhere. The requests bound
 to a device wait in a scheduler of their own, which shares the instances with the scheduler of all other
-requests. An instance with room serves the request that is next: by priority, then by age.
+requests. An instance with room serves the request that is next: by priority, then by age. An ensemble's step
+whose inputs lie on a device runs on the nearest device that has room.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import math
 import operator
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from gpuserve.devices.machine import GpuLink
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestState
 from gpuserve.front.scheduling.scheduler import Scheduler, SchedulerStatistics
@@ -22,13 +24,22 @@ from gpuserve.front.scheduling.slots import Batch, InstanceSlots
 from gpuserve.front.scheduling.suspects import Suspects
 from gpuserve.model.spec import ModelSpec
 
+#: Returns how two devices reach each other's memory.
+LinkBetween: TypeAlias = Callable[[str, str], GpuLink]
 
-def make_scheduler(spec: ModelSpec, front_lost_at: float = -math.inf) -> Scheduler:
+
+def link_by_name(device: str, other: str) -> GpuLink:
+    return GpuLink.SAME if device == other else GpuLink.HOST
+
+
+def make_scheduler(
+    spec: ModelSpec, front_lost_at: float = -math.inf, link_between: LinkBetween = link_by_name
+) -> Scheduler:
     """Return the scheduler that suits the spec. ``front_lost_at`` is when a previous front died."""
     if spec.in_sequences:
         return SequenceScheduler(spec, front_lost_at)
     if len({one.device for one in spec.instances}) > 1:
-        return DeviceScheduler(partial(ModelScheduler, spec))
+        return DeviceScheduler(partial(ModelScheduler, spec), link_between)
     return ModelScheduler(spec)
 
 
@@ -49,8 +60,13 @@ class DeviceScheduler(Scheduler):
     requests together, except the limits of a single priority, which apply to each of the schedulers.
     """
 
-    def __init__(self, new_scheduler: Callable[[InstanceSlots, Suspects], ModelScheduler]) -> None:
+    def __init__(
+        self,
+        new_scheduler: Callable[[InstanceSlots, Suspects], ModelScheduler],
+        link_between: LinkBetween = link_by_name,
+    ) -> None:
         self._new_scheduler = new_scheduler
+        self._link_between = link_between
         self._slots: InstanceSlots = InstanceSlots()
         self._suspects = Suspects()
         self._anywhere = new_scheduler(self._slots, self._suspects)
@@ -91,10 +107,10 @@ class DeviceScheduler(Scheduler):
 
     def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
         waiting = self._waiting()
-        if not waiting:
+        first = self._anywhere.first()
+        if not waiting and not (first is not None and first.near):
             return self._anywhere.next_batch(now, instance)
         wanted = {device for _, device in waiting}
-        first = self._anywhere.first()
         if first is not None:
             waiting.append((_turn(first), ANY))
         for _, device in sorted(waiting, key=_TURN):
@@ -122,8 +138,17 @@ class DeviceScheduler(Scheduler):
         return None
 
     def _next_of_any(self, now: float, names: Collection[str], wanted: Collection[str]) -> Batch | None:
-        """Form a batch of unbound requests, preferably where no bound request waits for the device."""
-        for name in sorted(names, key=lambda name: self._devices[name] in wanted):
+        """Form a batch of unbound requests, preferably where no bound request waits for the device, then next
+        to the inputs of the first request.
+        """
+        first = self._anywhere.first()
+        near = "" if first is None else first.near
+
+        def cost(name: str) -> tuple[bool, GpuLink]:
+            device = self._devices[name]
+            return device in wanted, self._link_between(device, near) if near else GpuLink.SAME
+
+        for name in sorted(names, key=cost):
             batch = self._anywhere.next_batch(now, name)
             if batch is not None:
                 return batch

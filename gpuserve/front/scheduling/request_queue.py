@@ -141,6 +141,11 @@ class QueuedRequest:
         """Return the device that must run the request ("" for any), used if instances are on several."""
         return ""
 
+    @property
+    def near(self) -> str:
+        """Return the device whose memory holds most of the request's inputs, or ""."""
+        return ""
+
     def client_of(self, header: bytes) -> Hashable:
         """Return the client: ``header``'s value, the address, or "". For fair queues and worker deaths."""
         return ""

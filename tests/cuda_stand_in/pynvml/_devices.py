@@ -14,6 +14,11 @@ NVML_DEVICE_MIG_DISABLE = 0
 NVML_DEVICE_MIG_ENABLE = 1
 NVML_AFFINITY_SCOPE_NODE = 0
 NVML_AFFINITY_SCOPE_SOCKET = 1
+NVML_P2P_CAPS_INDEX_READ = 0
+NVML_P2P_CAPS_INDEX_WRITE = 1
+NVML_P2P_CAPS_INDEX_NVLINK = 2
+NVML_P2P_STATUS_OK = 0
+NVML_P2P_STATUS_NOT_SUPPORTED = 5
 _MAX_MIG = 7
 _WORD_BITS = 64
 
@@ -206,6 +211,17 @@ def nvmlDeviceGetMemoryAffinity(handle: Any, nodeSetSize: int, scope: int) -> An
     if node is None:
         raise refused("NOT_SUPPORTED")
     return _bits([node], nodeSetSize)
+
+
+@entry
+def nvmlDeviceGetP2PStatus(device1: Any, device2: Any, p2pIndex: int) -> int:
+    pair = {gpu_of(device1).uuid, gpu_of(device2).uuid}
+    if len(pair) < 2:
+        raise refused("INVALID_ARGUMENT")
+    now = library.view.now
+    if p2pIndex == NVML_P2P_CAPS_INDEX_NVLINK:
+        return 0 if any(pair <= set(bridge) for bridge in now.nvlinks) else NVML_P2P_STATUS_NOT_SUPPORTED
+    return 0 if now.peer_access else NVML_P2P_STATUS_NOT_SUPPORTED
 
 
 def _instance(handle: Any) -> Mig:

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.devices.inventory import load_nvml, read_machine, visible_devices
-from gpuserve.devices.machine import SLOWDOWNS, GpuMonitorEvent, GpuReading, NvmlMissingEvent, NvmlRound, Xid
+from gpuserve.devices.machine import (
+    SLOWDOWNS,
+    GpuLink,
+    GpuLinks,
+    GpuMonitorEvent,
+    GpuReading,
+    NvmlMissingEvent,
+    NvmlRound,
+    Xid,
+)
 from gpuserve.devices.names import VARIABLE, number_of
 from gpuserve.devices.nvml import Nvml, NvmlMissing, NvmlUnresponsive
 from gpuserve.front.observability.gpu_health.gpu_states import (
@@ -84,6 +93,7 @@ class GpuMonitor:
             return
         self._has_logged_failure = False
         try:
+            self._publish(nvml.links(self._names))
             self._read_rounds(nvml)
         finally:
             nvml.close()
@@ -143,6 +153,7 @@ class GpuWatch:
         self._workers: dict[int, tuple[str, str]] = {}
         self._reported_lost: tuple[LostGpu, ...] = ()
         self._states: Mapping[str, GpuState] = {}
+        self._links: Mapping[frozenset[str], GpuLink] = {}
         self._absence = ""
         self._has_models = False
 
@@ -205,6 +216,10 @@ class GpuWatch:
         texts = [f"GPU {one.device or one.uuid} is lost: {one.reason}" for one in found if one is not None]
         return ", ".join(texts) if len(texts) == len(found) else ""
 
+    def link_between(self, device: str, other: str) -> GpuLink:
+        """Return how two devices, such as "cuda:0", reach each other's memory."""
+        return GpuLink.SAME if device == other else self._links.get(frozenset((device, other)), GpuLink.HOST)
+
     def model_memory(self) -> Iterator[ModelMemory]:
         """Yield the memory of each model's workers on each GPU, as far as the driver reports it."""
         for gpu in self._gpus:
@@ -247,6 +262,8 @@ class GpuWatch:
         match news:
             case NvmlRound():
                 self._gpus.update(news, now)
+            case GpuLinks(links):
+                self._links = links
             case Xid(uuids, number):
                 self._gpus.count_xid(news, now)
                 gpus, kept = ", ".join(uuids) or "a lost GPU", NON_FENCING_XIDS.get(number, "")
