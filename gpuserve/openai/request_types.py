@@ -150,7 +150,7 @@ class _GenerationRequest(TypedRequest):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
+        """True if a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 

@@ -89,7 +89,7 @@ class Recovery(Protocol):
 
     @property
     def device_is_lost(self) -> bool:
-        """Whether this process can no longer use its device."""
+        """True if this process can no longer use its device."""
 
     def should_retry(self, error: BaseException, run: wire.Run, *, was_alone: bool) -> bool:
         """Return whether a second run of a batch that failed with this error may succeed: the batch can be
@@ -113,7 +113,7 @@ class WorkerLoop(Protocol):
 
     @property
     def device_is_lost(self) -> bool:
-        """Whether ``run`` ended because this process can no longer use its device."""
+        """True if ``run`` ended because this process can no longer use its device."""
 
     def run_warmup(self, batch: Batch) -> None:
         """Call the callable on a warm-up batch, whose result is dropped. Raise the callable's exceptions."""

@@ -52,7 +52,7 @@ class EventLoop(LinkReceiver, Generic[Running]):
     @property
     @abstractmethod
     def device_is_lost(self) -> bool:
-        """Whether the device can no longer be used."""
+        """True if the device can no longer be used."""
 
     @abstractmethod
     def _begin(self, run: wire.Run) -> None:

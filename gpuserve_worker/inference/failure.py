@@ -49,7 +49,7 @@ class DeviceFailure(Exception):
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the device's memory was too small; nothing else is lost then."""
+        """True if the device's memory was too small; nothing else is lost then."""
         return False
 
 

@@ -196,7 +196,7 @@ class ModelCall:
 
     @property
     def ready(self) -> bool:
-        """Whether a reply can be returned, or none will come."""
+        """True if a reply can be returned, or none will come."""
         return bool(self._replies) or self._ended
 
     def add(self, reply: CallReply) -> None:

@@ -59,7 +59,7 @@ class ModelContext(NamedTuple):
 
     @property
     def batching(self) -> bool:
-        """Whether axis 0 of every tensor is the batch axis."""
+        """True if axis 0 of every tensor is the batch axis."""
         return self.max_batch_size > 0
 
     def infer(self, model: str, inputs: Mapping[str, Any], **options: Unpack[CallOptions]) -> Arrays:

@@ -353,7 +353,7 @@ class Arena:
 
     @property
     def is_full(self) -> bool:
-        """Whether blocks hold most of the limit; only parts of fully reserved segments count as free."""
+        """True if blocks hold most of the limit; only parts of fully reserved segments count as free."""
         held_nbytes = 0
         for segment in self._segments.values():
             is_whole = segment.reserved_nbytes == segment.nbytes

@@ -314,7 +314,7 @@ class ReceivedRequest(InferenceRequest):
 
     @property
     def is_rescheduled(self) -> bool:
-        """Whether ``execute`` is to receive the request once more."""
+        """True if ``execute`` is to receive the request once more."""
         return self._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def reset_release_flags(self) -> None:

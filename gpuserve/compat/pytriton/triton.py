@@ -84,7 +84,7 @@ _VERBOSE: Final = (
 
 @dataclass
 class TritonLifecyclePolicy:
-    """Whether ``with Triton()`` starts the server, or ``run()`` does. ``local_model_store`` has no effect."""
+    """The choice of ``with Triton()`` or ``run()`` as the start. ``local_model_store`` has no effect."""
 
     launch_triton_on_startup: bool = True
     local_model_store: bool = False

@@ -22,7 +22,7 @@ class FlagKind(enum.Enum):
 
 
 class FlagFate(enum.Enum):
-    """What gpuserve does with a flag of Triton's server."""
+    """The treatment of a flag of Triton's server by gpuserve."""
 
     SETTING = "is a setting of gpuserve"
     PART = "is part of a setting of gpuserve, or of what is served"

@@ -62,7 +62,7 @@ class Connect(NamedTuple):
 
 
 class ReceivedConnections(NamedTuple):
-    """How many more assigned connections were received, in order. Others are assigned again after a death."""
+    """The number of further received connections, in order. Others are assigned again after a death."""
 
     n: int
 

@@ -448,7 +448,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def aware(self) -> bool:
-        """Whether the client has read the announcement, or will with its next response."""
+        """True if the client has read the announcement, or will with its next response."""
         return not self._retiring or (self._protocol is not None and self._protocol.aware)
 
     @property

@@ -129,11 +129,11 @@ class Exchange(Protocol):
 
     @property
     def started(self) -> bool:
-        """Whether the response has begun, so that its status is final."""
+        """True if the response has begun, so that its status is final."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can be sent: the response is complete, or the client is gone."""
+        """True if nothing more can be sent: the response is complete, or the client is gone."""
 
     def answer(
         self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
@@ -241,10 +241,10 @@ class ConnectionProtocol(Protocol):
 
     @property
     def aware(self) -> bool:
-        """Whether the client has read the announcement, or will with the response that it waits for."""
+        """True if the client has read the announcement, or will with the response that it waits for."""
 
     def shut_down(self) -> None:
         """Refuse new requests, and close when all are answered. Called repeatedly until closed."""
 
     def check(self, now: float) -> None:
-        """End what is overdue. Called about once a second with the loop's time."""
+        """End overdue work. Called about once a second with the loop's time."""

@@ -538,7 +538,7 @@ class Stream:
 
     @property
     def all_framed(self) -> bool:
-        """Whether the whole response has been made into frames."""
+        """True if the whole response has been made into frames."""
         return self._ending and not self.unsent
 
     def pop_release(self) -> Release | None:

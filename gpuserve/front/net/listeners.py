@@ -176,7 +176,7 @@ class TlsHandshakes:
 
     @property
     def is_busy(self) -> bool:
-        """Whether handshakes have begun or wait to begin."""
+        """True if handshakes have begun or wait to begin."""
         return bool(self._tasks or self._waiting)
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class HealthView:
 
     @property
     def live(self) -> bool:
-        """Whether the front reports that it is live, and its heartbeats arrive."""
+        """True if the front reports that it is live, and its heartbeats arrive."""
         return self.report.live and not self._stuck
 
     def of(self, service: str) -> bool | None:

@@ -146,7 +146,7 @@ class DeviceRegions:
 
     @property
     def any_open(self) -> bool:
-        """Whether any region is open or being opened."""
+        """True if any region is open or being opened."""
         return len(self._memories) > 0
 
     @property

@@ -58,7 +58,7 @@ class CudaError(DeviceFailure):
 
     @property
     def is_sticky(self) -> bool:
-        """Whether this process can no longer use its device."""
+        """True if this process can no longer use its device."""
         return self.code in _STICKY
 
 
@@ -264,7 +264,7 @@ class Events:
 
 
 class Progress:
-    """Which work of the default stream is known to be complete, for any thread. Work that is enqueued now is
+    """The progress of the default stream as far as it is known, for any thread. Work that is enqueued now is
     complete when ``is_complete(progress.next_ticket)``; no call of CUDA is needed to ask.
     """
 

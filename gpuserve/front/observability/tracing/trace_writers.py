@@ -41,7 +41,7 @@ class TraceWriter(Protocol):
         """Write traces in the order in which they ended. ``OSError`` loses them."""
 
     def close(self) -> None:
-        """Write what is buffered, and close the file or the connection."""
+        """Write buffered traces, and close the file or the connection."""
 
 
 class TraceSink:

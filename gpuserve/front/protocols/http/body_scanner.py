@@ -198,7 +198,7 @@ class HttpBodyScanner:
 
     @property
     def has_many_objects(self) -> bool:
-        """Whether short JSON takes long to parse, because much of it becomes Python objects."""
+        """True if short JSON takes long to parse, because much of it becomes Python objects."""
         text = self._text
         return len(text) > _HEADER_NBYTES and text.count(b'"') + text.count(b"{") > _MANY_OBJECTS
 
