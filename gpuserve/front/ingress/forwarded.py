@@ -162,7 +162,7 @@ class ForwardedExchange:
         self._on_way_nbytes -= sent.nbytes
         self._push()
         if not self._is_full:
-            self._wake()
+            net.wake(self._waiter)
 
     def drop(self) -> None:
         """Abort the response, because nobody waits for it."""
@@ -223,7 +223,7 @@ class ForwardedExchange:
             self._unsent.clear()
             self._unsent_nbytes = 0
             self._exchanges.post(messages.DropUnsent(self._number))
-            self._wake()
+            net.wake(self._waiter)
 
     def reset(self) -> None:
         if self._progress is not _OVER:
@@ -283,15 +283,10 @@ class ForwardedExchange:
         self._move(_OVER)
         self._exchanges.forget(self._number)
         self._unsent.clear()
-        self._wake()
+        net.wake(self._waiter)
         release, self._release = self._release, None
         if release is not None:
             release()
 
     def _move(self, progress: ForwardedProgress) -> None:
         self._progress = _PROGRESS.step(self._progress, progress)
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)

@@ -31,7 +31,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from gpuserve.core.errors import NoMemory, RequestError, ResourceExhausted
 from gpuserve.front.ipc.heap_memory import AWAITED_NBYTES, REQUEST_NBYTES, Intake, Share
-from gpuserve.front.net.exchange import AnswerHead, Exchange, Piece
+from gpuserve.front.net.exchange import AnswerHead, Exchange, Piece, wake
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +98,14 @@ class AsyncRequest:
                     self._refusal = error
                     self._parts.clear()
         self.complete = end
-        self._wake()
+        wake(self._reading)
 
     def abandon(self) -> None:
         self.gone = True
         if self.dormant_in is not None:
             self.dormant_in.forget_dormant(self)
         self._parts.clear()
-        self._wake()
+        wake(self._reading)
         for future in self._waiting or ():
             future.cancel()
 
@@ -194,11 +194,6 @@ class AsyncRequest:
         self._parts.clear()
         self._refusal = None
         self.share.hold(0)
-
-    def _wake(self) -> None:
-        reading, self._reading = self._reading, None
-        if reading is not None and not reading.done():
-            reading.set_result(None)
 
 
 #: An endpoint that waits.

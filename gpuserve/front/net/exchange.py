@@ -7,6 +7,7 @@ with ``start``, any number of ``send``, and ``finish``.
 
 from __future__ import annotations
 
+import asyncio
 import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -15,11 +16,19 @@ Header: TypeAlias = tuple[bytes, bytes]
 Piece: TypeAlias = bytes | memoryview
 #: A callback for when memory that was to be sent is no longer needed. Called once.
 Release: TypeAlias = Callable[[], None]
+#: The future that a coroutine awaits until ``wake``, if it waits.
+Waiter: TypeAlias = "asyncio.Future[None] | None"
 
 TE: Final = (b"te", b"trailers")
 #: The content types of gRPC calls with protobuf messages; the first content-type header counts.
 _GRPC: Final = frozenset({b"application/grpc", b"application/grpc+proto"})
 _TIMEOUT_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+def wake(waiter: Waiter) -> None:
+    """Let a coroutine continue, if it waits."""
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 class Head:

@@ -24,7 +24,16 @@ from gpuserve.core.states import StepTable
 from gpuserve.front.net import http1_messages as h1
 from gpuserve.front.net.admission import ChangeTimer, MinimumRate, slow_body_text
 from gpuserve.front.net.connection import Connection
-from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Header, Piece, Release, RequestHandler
+from gpuserve.front.net.exchange import (
+    AnswerHead,
+    BodyReceiver,
+    Header,
+    Piece,
+    Release,
+    RequestHandler,
+    Waiter,
+    wake,
+)
 from gpuserve.front.net.http1_messages import AWAITED, ENDED, PROGRESS, Framing, Progress, RequestHead
 
 logger = logging.getLogger(__name__)
@@ -54,8 +63,8 @@ class Http1Exchange:
     """A request and its response (an ``Exchange``). ``is_plain``: an encoded head can be sent unchanged."""
 
     __slots__ = (
-        *("_framing", "_http1", "_left_nbytes", "_start", "_waiter"),
-        *("endpoints", "head", "is_plain", "progress", "request"),
+        *("_framing", "_http1", "_left_nbytes", "_start"),
+        *("endpoints", "head", "is_plain", "progress", "request", "waiter"),
     )
 
     _start: tuple[int, tuple[Header, ...]]
@@ -69,7 +78,7 @@ class Http1Exchange:
         self.is_plain = is_plain
         self.progress = AWAITED
         self._http1 = http1
-        self._waiter: asyncio.Future[None] | None = None
+        self.waiter: Waiter = None
 
     @property
     def started(self) -> bool:
@@ -140,7 +149,7 @@ class Http1Exchange:
         if end:
             self.progress = PROGRESS.step(self.progress, Progress.ENDED)
             self._http1.on_response_sent()
-            self.wake()
+            wake(self.waiter)
 
     def finish(self, trailers: Iterable[Header] = ()) -> None:
         self.send(b"", end=True)
@@ -151,7 +160,7 @@ class Http1Exchange:
             close = self.progress is not Progress.SENDING or self._framing is not Framing.CLOSED
             self.progress = Progress.ENDED
             self._http1.abort_response(close=close)
-            self.wake()
+            wake(self.waiter)
 
     def consumed(self, nbytes: int) -> None:
         if self.progress is not ENDED:
@@ -162,15 +171,10 @@ class Http1Exchange:
 
     async def room(self) -> None:
         while self.progress is not Progress.ENDED and self._http1.connection.full:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
         if self.progress is Progress.ENDED:
             raise ConnectionResetError("the client is gone")
-
-    def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 class Stage(enum.Enum):
@@ -465,7 +469,7 @@ class Http1:
 
     def drained(self) -> None:
         if self._exchange is not None:
-            self._exchange.wake()
+            wake(self._exchange.waiter)
         if not self._running:
             self._proceed()
 
@@ -536,7 +540,7 @@ class Http1:
         receiver, self._receiver = self._receiver, None
         if exchange is not None:
             exchange.progress = Progress.ENDED
-            exchange.wake()
+            wake(exchange.waiter)
         if receiver is not None:
             receiver.abandon()
 

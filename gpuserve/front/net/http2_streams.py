@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gpuserve.front.net.connection import Connection
-from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Head, Header, Piece, Release
+from gpuserve.front.net.exchange import AnswerHead, BodyReceiver, Head, Header, Piece, Release, Waiter, wake
 from gpuserve.front.net.http2_frames import (
     DEFAULT_FRAME_NBYTES,
     DEFAULT_WINDOW,
@@ -311,7 +311,7 @@ class Http2Output:
                 self.connection.write_pieces((), release)
         if stream.all_framed:
             stream.on_response_sent()
-        stream.wake()
+        wake(stream.waiter)
 
 
 class Stream:
@@ -319,7 +319,7 @@ class Stream:
 
     __slots__ = (
         *("_ending", "_held_nbytes", "_left_nbytes", "_output", "_release", "_table", "_trailers"),
-        *("_uncredited", "_waiter", "credited_nbytes", "endpoints", "head", "id", "receive_window"),
+        *("_uncredited", "credited_nbytes", "endpoints", "head", "id", "receive_window", "waiter"),
         *("receiver", "started", "state", "unsent", "unsent_nbytes", "window"),
     )
 
@@ -344,7 +344,7 @@ class Stream:
         self._ending = False
         self._trailers: tuple[Header, ...] = ()
         self._release: Release | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self.waiter: Waiter = None
 
     # ---- the request ----------------------------------------------------------------------
 
@@ -472,15 +472,15 @@ class Stream:
     def drop_unsent(self) -> None:
         if not self._ending:
             self._discard_unsent()
-            self.wake()
+            wake(self.waiter)
 
     def reset(self) -> None:
         self.fail(ErrorCode.INTERNAL_ERROR)
 
     async def room(self) -> None:
         while self.unsent_nbytes > UNSENT_NBYTES and self.state in _ANSWERABLE:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
         if self.state not in _ANSWERABLE:
             raise ConnectionResetError("the client is gone")
 
@@ -546,11 +546,6 @@ class Stream:
         release, self._release = self._release, None
         return release
 
-    def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
     # ---- ending ---------------------------------------------------------------------------
 
     def on_response_sent(self) -> None:
@@ -584,7 +579,7 @@ class Stream:
         receiver = self.receiver
         self._close()
         receiver.abandon()
-        self.wake()
+        wake(self.waiter)
         if (release := self.pop_release()) is not None:
             self._output.connection.write_pieces((), release)
 

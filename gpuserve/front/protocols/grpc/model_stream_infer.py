@@ -19,7 +19,7 @@ from gpuserve.core.errors import RequestError, Stopping
 from gpuserve.front.ipc.gather import free_body
 from gpuserve.front.ipc.heap_memory import Share
 from gpuserve.front.models.pending_request import PendingRequest
-from gpuserve.front.net.exchange import Exchange
+from gpuserve.front.net.exchange import Exchange, wake
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.access import header_forwarding as forwarding
 from gpuserve.front.protocols.access.body_decoding import Buffer
@@ -119,7 +119,7 @@ class InferStream:
             self._submit(request, len(body) if nbytes is None else nbytes)
         except Stopping:
             self._rejected_while_stopping = self._no_more_requests = True
-            _wake(self._writer)
+            wake(self._writer)
         except RequestError as error:
             self.refuse(body, error)
 
@@ -156,7 +156,7 @@ class InferStream:
     def end_requests(self) -> None:
         """Note that the client sends no more requests; requests that it sent are still answered."""
         self._no_more_requests, self._stopping = True, False
-        _wake(self._writer)
+        wake(self._writer)
 
     def fail(self, error: RequestError) -> None:
         """End the call with the status of this error. Nothing more is answered."""
@@ -176,8 +176,8 @@ class InferStream:
             if response is not None:
                 response.close()
         self._outbox.clear()
-        _wake(self._writer)
-        _wake(self._reader)
+        wake(self._writer)
+        wake(self._reader)
 
     # ---- to the client --------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class InferStream:
             self.fail(Stopping("the server is stopping"))
         elif self._service.health.draining and not self._no_more_requests:
             self._no_more_requests = self._stopping = True
-            _wake(self._writer)
+            wake(self._writer)
 
     def _next_chunk(self) -> tuple[list[Piece], list[InferResponse]]:
         """Return the next pieces to write, and the responses that they belong to."""
@@ -229,7 +229,7 @@ class InferStream:
             if response is not None:
                 responses.append(response)
         self._unread_nbytes -= nbytes
-        _wake(self._reader)
+        wake(self._reader)
         if nbytes < 2 * CHUNK_NBYTES:  # thousands of short messages, or a single long message
             pieces = [b"".join(pieces)]
         return pieces, responses
@@ -240,7 +240,7 @@ class InferStream:
                 self._outbox = deque()
             self._outbox.append((pieces, response))
             self._unread_nbytes += sum(map(len, pieces))
-            _wake(self._writer)
+            wake(self._writer)
         elif response is not None:
             response.close()
 
@@ -272,7 +272,7 @@ class InferStream:
             self._pending_nbytes -= nbytes
             if self.share.nbytes:
                 self.share.hold(max(0, self.share.nbytes - nbytes))
-            _wake(self._reader)
+            wake(self._reader)
             self._on_answer(pending, ordered, answer)
 
         pending.answer.add_done_callback(on_answer)
@@ -307,7 +307,7 @@ class InferStream:
         else:
             ordered.answer = given
             self._flush_ordered()
-        _wake(self._writer)
+        wake(self._writer)
 
     def _flush_ordered(self) -> None:
         while self._ordered:
@@ -334,7 +334,7 @@ class InferStream:
     def _refuse(self, request: InferRequest, error: RequestError) -> None:
         if error.untried and isinstance(error, Stopping):
             self._rejected_while_stopping = self._no_more_requests = True
-            _wake(self._writer)
+            wake(self._writer)
         elif self._strict_errors:
             self.fail(error)
         else:
@@ -345,11 +345,6 @@ class InferStream:
         if pending.request.class_counts:
             self._service.inference.classify(response, pending)
         return stream_response(response, final=final)
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
 
 
 # ModelStreamInferResponse has an error_message (1) and an infer_response (2). Each is a tag and a length

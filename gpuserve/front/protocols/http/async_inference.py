@@ -16,7 +16,7 @@ from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.net.async_requests import AsyncRequest
-from gpuserve.front.net.exchange import Exchange
+from gpuserve.front.net.exchange import Exchange, wake
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.http.http_responses import IDENTITY
 from gpuserve.front.requests.inference import Data, InferRequest, InferResponse
@@ -81,7 +81,7 @@ class PendingResponses:
 
     def _on_response(self, response: InferResponse) -> None:
         self._responses.append(response)
-        self._wake()
+        wake(self._changed)
 
     def _on_answer(self, pending: PendingRequest, answer: Answer) -> None:
         self._ended = True
@@ -89,11 +89,7 @@ class PendingResponses:
             self._responses.append(answer)
         else:
             self._error = answer
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        wake(self._changed)
 
 
 class RequestReader:

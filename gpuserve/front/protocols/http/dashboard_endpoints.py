@@ -12,7 +12,7 @@ import orjson
 from gpuserve.core.errors import NotFound
 from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.async_requests import AsyncRequest
-from gpuserve.front.net.exchange import AnswerHead, Exchange
+from gpuserve.front.net.exchange import AnswerHead, Exchange, wake
 from gpuserve.front.protocols.access.authorization import (
     SITE,
     AccessPolicy,
@@ -139,11 +139,11 @@ class EventFollower:
             self.end()
             return
         self._unsent.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), document))
-        self._wake()
+        wake(self._changed)
 
     def end(self) -> None:
         self._has_ended = True
-        self._wake()
+        wake(self._changed)
 
     async def next(self, client: AsyncRequest) -> bytes | None:
         """Return the events to send, at least one, or None after the last. Raise ClientGone."""
@@ -153,10 +153,6 @@ class EventFollower:
         data = b"".join(self._unsent)
         self._unsent.clear()
         return data or None
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
 
 
 def _private(document: Any) -> HttpAnswer:
