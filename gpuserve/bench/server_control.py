@@ -7,11 +7,12 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import operator
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuserve.bench.load_plan import BenchError, BenchOptionError, error_reason
 from gpuserve.bench.loader_messages import tls_context
@@ -60,7 +61,8 @@ class ServerControl(ABC):
             found = self._document("stats")
         except BenchError:
             return None
-        return sum(map(parse_statistics, found.get("model_stats", ())), ServerTotals())
+        versions = map(parse_statistics, found.get("model_stats", ()))
+        return ServerTotals(*map(sum, zip(ServerTotals(), *versions, strict=True)))
 
     @abstractmethod
     def infer(self, request: Any) -> dict[str, int]:
@@ -267,8 +269,7 @@ def _tensor_metadata(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTotals:
+class ServerTotals(NamedTuple):
     """Sums since the server's start, over all requested versions of the model."""
 
     success_count: int = 0
@@ -280,9 +281,6 @@ class ServerTotals:
     cache_hit_count: int = 0
     inference_count: int = 0
     execution_count: int = 0
-
-    def __add__(self, other: ServerTotals) -> ServerTotals:
-        return ServerTotals(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,9 +325,8 @@ def server_time_between(before: ServerTotals | None, after: ServerTotals | None)
     """Return the means between two readings, or None without statistics or without a counted request."""
     if before is None or after is None:
         return None
-    since = [getattr(after, one.name) - getattr(before, one.name) for one in fields(after)]
-    found = ServerTotals(*since)
-    if found.success_count <= 0 or min(since) < 0:  # the server was restarted
+    found = ServerTotals(*map(operator.sub, after, before))
+    if found.success_count <= 0 or min(found) < 0:  # the server was restarted
         return None
     computed = max(found.compute_count, 1)
     return ServerTime(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuserve.compat.pytriton.proxy.telemetry import traced_span
@@ -17,28 +17,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Response(MutableMapping[str, "NDArray[Any]"]):
+class Response(UserDict[str, "NDArray[Any]"]):
     """The outputs of one request by name; ``data`` is the dictionary itself."""
-
-    __slots__ = ("data",)
 
     def __init__(self, data: dict[str, NDArray[Any]]) -> None:
         self.data = data
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self.data[name]
-
-    def __setitem__(self, name: str, array: NDArray[Any]) -> None:
-        self.data[name] = array
-
-    def __delitem__(self, name: str) -> None:
-        del self.data[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.data)
-
-    def __len__(self) -> int:
-        return len(self.data)
 
     def __repr__(self) -> str:
         return f"Response(data={self.data!r})"

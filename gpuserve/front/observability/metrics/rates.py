@@ -8,8 +8,9 @@ between the readings. The history has a point every few seconds in arrays of fix
 from __future__ import annotations
 
 import math
+import operator
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.front.observability.metrics.model_metrics import (
@@ -115,40 +116,26 @@ def subtract_counts(before: ModelCounts, now: ModelCounts) -> ModelCounts:
     shrunk = now.batches < before.batches or now.steps < before.steps
     if shrunk or sum(now.latencies) < sum(before.latencies):
         before = NO_COUNTS
-    return ModelCounts(
-        [new - old for old, new in zip(before.latencies, now.latencies, strict=True)],
-        max(0, now.failures - before.failures),
-        max(0, now.rejections - before.rejections),
-        now.batches - before.batches,
-        now.rows - before.rows,
-        now.steps - before.steps,
-        now.active - before.active,
-        now.responses - before.responses,
-        [new - old for old, new in zip(before.first, now.first, strict=True)],
-        {
-            name: InstanceCounts(max(0, one.batches - old.batches), max(0.0, one.busy_s - old.busy_s))
-            for name, one in now.instances.items()
-            for old in (before.instances.get(name, _IDLE),)
-        },
-    )
+    instances = {
+        name: InstanceCounts(max(0, one.batches - old.batches), max(0.0, one.busy_s - old.busy_s))
+        for name, one in now.instances.items()
+        for old in (before.instances.get(name, _IDLE),)
+    }
+    return _combined(now, before, lambda new, old: max(0, new - old))._replace(instances=instances)
 
 
 def add_counts(one: ModelCounts, other: ModelCounts) -> ModelCounts:
     """Return the sum of two models' counts, without instances."""
-    if other[:-1] == NO_COUNTS[:-1]:
-        return one
-    return ModelCounts(
-        [a + b for a, b in zip(one.latencies, other.latencies, strict=True)],
-        one.failures + other.failures,
-        one.rejections + other.rejections,
-        one.batches + other.batches,
-        one.rows + other.rows,
-        one.steps + other.steps,
-        one.active + other.active,
-        one.responses + other.responses,
-        [a + b for a, b in zip(one.first, other.first, strict=True)],
-        {},
-    )
+    return one if other[:-1] == NO_COUNTS[:-1] else _combined(one, other, operator.add)
+
+
+def _combined(one: ModelCounts, other: ModelCounts, combine: Callable[[int, int], int]) -> ModelCounts:
+    """Return two models' counts combined number by number, without instances."""
+    pairs: Iterable[Any] = zip(one[:-1], other[:-1], strict=True)
+    values: list[Any] = [
+        [*map(combine, *pair)] if isinstance(pair[0], Sequence) else combine(*pair) for pair in pairs
+    ]
+    return ModelCounts._make([*values, {}])
 
 
 def rates_of(counted: ModelCounts, elapsed_s: float) -> ModelRates:
