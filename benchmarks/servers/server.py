@@ -11,12 +11,13 @@ import copy
 import enum
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
@@ -109,12 +110,15 @@ class Ports:
 
     @classmethod
     def free(cls) -> Ports:
-        """Three ports that nobody listens on at this moment."""
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-        ports = [one.getsockname()[1] for one in sockets]
-        for one in sockets:
-            one.close()
-        return cls(*ports)
+        """Three ports that nobody listens on at this moment, and that no connection of a client gets, as
+        ports above 32,767 do by default.
+        """
+        found: list[int] = []
+        while len(found) < 3:
+            port = random.randrange(20_000, 32_768)
+            with suppress(OSError), socket.create_server(("0.0.0.0", port)):
+                found.append(port)
+        return cls(*found)
 
 
 class Server(abc.ABC):
