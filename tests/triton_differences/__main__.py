@@ -23,6 +23,7 @@ from triton_differences.expected import meant_by
 from triton_differences.meant import MEANT
 from triton_differences.model_py.probes import compared
 from triton_differences.model_py.servers import ModelPyGpuServe, ModelPyTriton
+from triton_differences.model_table import loaded_names
 from triton_differences.report import Result, markdown
 from triton_differences.servers import ComparedGpuServe, ComparedTriton
 from triton_differences.steps import Case
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         results: list[Result] = []
         if chosen:
-            with Subject(servers[0], logs) as triton, Subject(servers[1], logs) as gpuserve:
+            names = loaded_names()
+            with Subject(servers[0], logs, names) as triton, Subject(servers[1], logs, names) as gpuserve:
                 results += [_result(case, triton.run(case), gpuserve.run(case)) for case in chosen]
         results += compared(ModelPyTriton(cache), ModelPyGpuServe(cache), logs, options.cases)
     except ServerFailed as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.servers import Server, running
+from benchmarks.servers import Ports, Server, running
 from triton_differences.answers import Answer, GrpcAnswer, NoAnswer
-from triton_differences.model_table import loaded_names
 from triton_differences.steps import Case
 from triton_differences.wire import CaseAnswers, Client
 
@@ -19,9 +19,12 @@ _PROBE_TIMEOUT_S = 5.0
 class Subject:
     """Keeps one prepared server running between ``__enter__`` and ``__exit__``."""
 
-    def __init__(self, server: Server, logs: Path) -> None:
+    ports: Ports
+
+    def __init__(self, server: Server, logs: Path, models: Sequence[str]) -> None:
         self._server = server
         self._logs = logs
+        self._models = models
         self._stack = ExitStack()
 
     def __enter__(self) -> Subject:
@@ -40,21 +43,31 @@ class Subject:
             ServerFailed: it did not come up again.
         """
         found = self._client.run(case)
-        if not any(map(_may_be_an_end, found.answers)) or self._is_up():
-            return found
+        if any(map(_may_be_an_end, found.answers)) and self.restart_if_ended():
+            return CaseAnswers((NoAnswer("the server ended"),), ())
+        return found
+
+    def restart_if_ended(self) -> bool:
+        """Start the server again if it has ended; return whether it had.
+
+        Raises:
+            ServerFailed: it did not come up again.
+        """
+        if self._is_up():
+            return False
         self._stack.close()
         self._start()
-        return CaseAnswers((NoAnswer("the server ended"),), ())
+        return True
 
     def _start(self) -> None:
         self._stack = ExitStack()
-        up = self._stack.enter_context(running(self._server, self._logs, loaded_names()))
-        self._ports = up.ports
+        up = self._stack.enter_context(running(self._server, self._logs, self._models))
+        self.ports = up.ports
         self._client = Client(up.ports)
         self._stack.callback(self._client.close)
 
     def _is_up(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self._ports.http, timeout=_PROBE_TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports.http, timeout=_PROBE_TIMEOUT_S)
         try:
             connection.request("GET", "/v2/health/live")
             return connection.getresponse().status == http.HTTPStatus.OK

@@ -39,8 +39,8 @@ _REQUIRED: Final[Any] = object()
 class MemoryType(enum.Enum):
     """A kind of memory, with the numbers of Triton's enum."""
 
-    TRITONSERVER_MEMORY_GPU = 1
-    TRITONSERVER_MEMORY_CPU = 2
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
 
 
 TRITONSERVER_MEMORY_GPU: Final = MemoryType.TRITONSERVER_MEMORY_GPU

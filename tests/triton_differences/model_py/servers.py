@@ -11,7 +11,10 @@ from benchmarks.servers import GpuServe, PlainTriton, Ports
 from triton_differences.model_py import configs
 
 _SOURCE: Final = Path(__file__).parent / "repository"
-MODELS: Final = ("probe", "wrong", "inner", "streams", "completed", "iterates", "iterates_decoupled")
+MODELS: Final = (
+    *("probe", "wrong", "inner", "streams", "completed", "awaits", "slow"),
+    *("iterates", "iterates_decoupled"),
+)
 
 
 class ModelPyGpuServe(GpuServe):

@@ -10,7 +10,6 @@ from gpuserve.backends.python_backend.inference_requests import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
     InferenceTrace,
-    MemoryType,
     PreferredMemory,
 )
 from gpuserve.backends.python_backend.model_server import (
@@ -59,7 +58,6 @@ __all__ = [
     "InferenceResponseSender",
     "InferenceTrace",
     "Logger",
-    "MemoryType",
     "Metric",
     "MetricFamily",
     "ModelConfig",

@@ -126,11 +126,18 @@ class TritonPythonModel:
             "Tensor",
             "TritonError",
             "Logger",
-            "MemoryType",
             "load_model",
         ]
         same = [getattr(c, one) is getattr(pb_utils, one) for one in names]
         return [same, c.COUNTER == c.MetricKind.COUNTER, c.ResponseIterator.__name__]
+
+    def probe_memory_types(self, _):
+        import c_python_backend_utils as c
+
+        kinds = [pb_utils.TRITONSERVER_MEMORY_GPU, pb_utils.TRITONSERVER_MEMORY_CPU]
+        told = [[one.name, one.value, str(one)] for one in kinds]
+        wrong = tried(lambda: type(pb_utils.PreferredMemory(2)).__name__)["raised"]
+        return [told, type(kinds[0]) is c.MemoryType, hasattr(pb_utils, "MemoryType"), wrong]
 
     # ---- types --------------------------------------------------------------------------------
 
