@@ -23,15 +23,17 @@ models:
 MODEL = """
 import numpy as np
 from typing import Annotated, NamedTuple
-from gpuserve.typed import Bytes, Float32, Shape, batch
+from gpuserve.typed import Bytes, Float32, Parameter, Shape, batch
 
 class Scaled(NamedTuple):
     scaled: Float32
     word: Annotated[Bytes, Shape(1)]
 
 @batch(max_batch_size=4)
-def scaled(values: Float32, scale: Annotated[Float32, Shape(1)], word: Annotated[Bytes, Shape(1)]) -> Scaled:
-    return Scaled(values * scale, word)
+def scaled(values: Float32, scale: Annotated[Float32, Shape(1)], word: Annotated[Bytes, Shape(1)],
+           add: Parameter[float] = 0.0, twice: Parameter[bool] = False,
+           suffix: Parameter[str] = "") -> Scaled:
+    return Scaled((values * scale + add) * (2 if twice else 1), word + suffix.encode())
 
 def reverse(requests):
     return [{"file": np.array([[r["file"].item()[::-1]]], np.object_)} for r in requests]
@@ -144,17 +146,38 @@ def test_the_parts_of_a_form_are_tensors(address: str, size: int) -> None:
         }  # fmt: skip
 
 
+def test_other_parts_of_a_form_are_parameters(address: str) -> None:
+    inputs = ('name="values"', b"[1.5, 2]"), ('name="scale"', b"3"), ('name="word"', b"a")
+    for sent, expected in (
+        ({"add": "0.5", "twice": "true", "suffix": "schön"}, ([10.0, 13.0], "aschön")),
+        ({"add": "1", "suffix": '"42"', "other": "[1]"}, ([5.5, 7.0], "a42")),
+    ):
+        parts = [(f'name="{name}"', value.encode()) for name, value in sent.items()]
+        body, kind = form(*parts, *inputs)
+        status, _, answer = ask(address, "/v2/models/scaled/infer", body, content_type=kind)
+        assert status == 200, answer
+        found = {one["name"]: one["data"] for one in json.loads(answer)["outputs"]}
+        assert (found["scaled"], found["word"]) == (expected[0], [expected[1]])
+    body, kind = form(('name="suffix"', b"42"), *inputs)
+    status, _, answer = ask(address, "/v2/models/scaled/infer", body, content_type=kind)
+    assert (status, "'suffix' of the request must be a str" in json.loads(answer)["error"]) == (400, True), (
+        answer
+    )
+
+
 def test_a_wrong_form_is_told_what_is_wrong(address: str) -> None:
     whole, kind = form(('name="scale"', b"3"))
     for body, given, text in (
         (whole[:-6], kind, "the last boundary followed by '--'"),
-        (whole, "multipart/form-data", "must be a form of at most 3 parts"),
-        (form(*[('name="scale"', b"3")] * 4)[0], kind, "must be a form of at most 3 parts"),
+        (whole, "multipart/form-data", "must be a form of at most 259 parts"),
+        (form(*[('name="scale"', b"3")] * 260)[0], kind, "must be a form of at most 259 parts"),
         (
             form(('name="scala"', b"3"))[0],
             kind,
-            "'scala'; expected the name of an input: values, scale, word",
+            "lacks a part for the input ['values','scale','word']; given",
         ),
+        (form(('name="scala"; filename="f"', b"3"))[0], kind, "has the name 'scala'; expected once the name"),
+        (form(*[('name="scala"', b"3")] * 2)[0], kind, "has the name 'scala'; expected once the name"),
         (form(('filename="a"', b"3"))[0], kind, "has the name 'None'"),
         (form((f'name="scale"; x="{"y" * 5000}"', b"3"))[0], kind, "has the name 'None'"),
         (form(('name="scale"', b"three"))[0], kind, "'scale' of the form must be a JSON number"),
