@@ -26,14 +26,24 @@ _STREAMS: Final = (
 
 class Codec(NamedTuple):
     """A mark for ``Annotated``: how an element becomes an object and back. Both directions need the module
-    ``library``.
+    ``library``. ``model`` is the class of pydantic for JSON.
     """
 
     what: str
     library: str
+    media_type: str
     decode: Callable[[bytes], Any]
     encode: Callable[[Any], bytes]
-    is_json: bool = False
+    model: Any = None
+
+    def schema(self, mode: str) -> dict[str, Any]:
+        """Return the JSON Schema of an element. ``mode``: of pydantic, "validation" or "serialization"."""
+        found: dict[str, Any] = {"type": "string", "contentMediaType": self.media_type}
+        try:
+            content = self.model and self.model.model_json_schema(by_alias=mode == "validation", mode=mode)
+        except Exception:  # a field whose values have no schema, such as a class with a validator
+            content = None
+        return found if content is None else found | {"contentSchema": content}
 
     def decoded(self, name: str, data: bytes) -> Any:
         """Return the object in an element of input ``name``; raise RequestError if there is none."""
@@ -66,7 +76,8 @@ def codec_of(hint: Any) -> Codec | None:
     if hint is Audio:
         return AUDIO
     if isinstance(hint, type) and hasattr(hint, "model_validate_json"):
-        return Codec(f"the JSON of {hint.__name__}", "pydantic", hint.model_validate_json, _encode_json, True)
+        what, decode = f"the JSON of {hint.__name__}", hint.model_validate_json
+        return Codec(what, "pydantic", "application/json", decode, _encode_json, hint)
     return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Codec)), None)
 
 
@@ -186,5 +197,5 @@ def _encode_audio(audio: Audio) -> bytes:
     return out.getvalue()
 
 
-IMAGE: Final = Codec("an image", "PIL", _decode_image, _encode_image)
-AUDIO: Final = Codec("sound", "soundfile", _decode_audio, _encode_audio)
+IMAGE: Final = Codec("an image", "PIL", "image/*", _decode_image, _encode_image)
+AUDIO: Final = Codec("sound", "soundfile", "audio/*", _decode_audio, _encode_audio)

@@ -19,6 +19,7 @@ any         "cpu"                 on the host: torch if ``array`` is "torch", ot
 from __future__ import annotations
 
 import enum
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,17 @@ MEMORIES: Final = (CPU, GPU)
 ZERO: Final = "zero"
 RANDOM: Final = "random"
 FILE: Final = "file"
+
+
+def json_schema(text: Any) -> str:
+    """Return the text of a JSON object; raise ValueError for anything else."""
+    try:
+        is_object = isinstance(text, str) and isinstance(json.loads(text), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise ValueError(f"schema must be the text of a JSON object, given {text!r:.100}")
+    return str(text)
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,12 @@ class Tensor:
         "Whether the requests of one batch may differ in the sizes that are -1. The callable receives such "
         "an input as a list, or padded by @batch(pad=…).",
         triton="allow_ragged_batch",
+    )
+    schema: str | None = option(
+        None,
+        "JSON Schema of an element of a BYTES tensor, as JSON text, for the OpenAPI document. Elements are "
+        "not checked by it.",
+        read=json_schema,
     )
 
 
@@ -309,7 +327,11 @@ def _tensor_spec(tensor: Tensor, default_name: str, array: str | None) -> Tensor
     if problem is not None:
         raise BindError(f"Tensor {name!r}: {problem}")
     memory = input_memory(tensor.memory, datatype, array)
-    return TensorSpec(name, datatype, shape, bool(tensor.optional), memory, bool(tensor.ragged))
+    try:
+        schema = "" if tensor.schema is None else json_schema(tensor.schema)
+    except ValueError as error:
+        raise BindError(f"Tensor {name!r}: {error}") from None
+    return TensorSpec(name, datatype, shape, bool(tensor.optional), memory, bool(tensor.ragged), schema)
 
 
 # ---- labels -------------------------------------------------------------------------------------

@@ -155,4 +155,6 @@ def _entry(declared: Tensor, spec: TensorSpec) -> dict[str, Any]:
         entry["memory"] = declared.memory
     if declared.labels is not None:
         entry["labels"] = list(declared.labels)
+    if spec.schema:
+        entry["schema"] = spec.schema
     return entry

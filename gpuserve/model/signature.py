@@ -27,6 +27,7 @@ import collections.abc
 import functools
 import importlib
 import inspect
+import json
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +37,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from gpuserve.decorators.batching import is_parameter_type, parameter_kind, requested_parameters
-from gpuserve.decorators.coded import codec_of
+from gpuserve.decorators.coded import Codec, codec_of
 from gpuserve.decorators.wrapping import BATCH, SAMPLE, argument_form_of, is_own_code
 from gpuserve.model.declaration import Tensor
 from gpuserve.typed import DType, Name, Shape
@@ -98,7 +99,7 @@ def signature_of(target: Any, name: str) -> Signature | None:
     form = argument_form_of(called)
     hints = _evaluated(function, name, strictly=form is not None)
     if form is None:  # pydantic's models are no tensors of a factory, nor of a function of requests
-        hints = {key: one for key, one in hints.items() if not (codec := codec_of(one)) or not codec.is_json}
+        hints = {key: one for key, one in hints.items() if not (codec := codec_of(one)) or not codec.model}
     lengths = _attribute(called, "lengths_arguments", ())
     parameters = [one for one in _parameters(called, isinstance(target, type)) if one.name not in lengths]
     inputs, array = _inputs(parameters, hints, name)
@@ -258,7 +259,8 @@ def _inputs(
         )
     if other_parameters:
         return None, None
-    return tuple(map(_declared, found)), _library([one for one in found if one.datatype != BYTES], name)
+    inputs = tuple(_declared(one, "validation") for one in found)
+    return inputs, _library([one for one in found if one.datatype != BYTES], name)
 
 
 def _check_parameter(parameter: inspect.Parameter, tensor: _Type, name: str) -> None:
@@ -302,7 +304,7 @@ def _outputs(hint: Any, name: str) -> tuple[Tensor, ...] | None:
     alone = _tensor(hint, where)
     if alone is not None:
         _check_output(alone, where)
-        return (_declared(alone),)
+        return (_declared(alone, "serialization"),)
     outputs: list[Tensor] = []
     for key, one in _fields(hint):
         place = where if key is None else f"{key!r} of {where}"
@@ -312,7 +314,8 @@ def _outputs(hint: Any, name: str) -> tuple[Tensor, ...] | None:
                 return None
             raise SignatureError(f"{place} is {_shown(one)}, which is no tensor: expected {_EXAMPLE}")
         _check_output(tensor, place)
-        outputs.append(_declared(tensor if key is None else tensor._replace(name=key)))
+        named = tensor if key is None else tensor._replace(name=key)
+        outputs.append(_declared(named, "serialization"))
     return tuple(outputs) or None
 
 
@@ -367,10 +370,13 @@ class _Type(NamedTuple):
     library: str | None
     optional: bool
     ragged: bool
+    codec: Codec | None = None
 
 
-def _declared(one: _Type) -> Tensor:
-    return Tensor(one.shape, one.datatype, one.name, one.optional, ragged=one.ragged)
+def _declared(one: _Type, mode: str) -> Tensor:
+    """Return the tensor of a type. ``mode`` of a schema: "validation" for inputs, "serialization"."""
+    schema = None if one.codec is None else json.dumps(one.codec.schema(mode))
+    return Tensor(one.shape, one.datatype, one.name, one.optional, ragged=one.ragged, schema=schema)
 
 
 def _tensor(hint: Any, where: str) -> _Type | None:
@@ -384,7 +390,7 @@ def _tensor(hint: Any, where: str) -> _Type | None:
         except OSError as error:  # soundfile without the library of the system
             raise SignatureError(f"{where} needs {codec.library}, which cannot be loaded: {error}") from error
         name = _last(getattr(hint, "__metadata__", ()), Name)
-        return _Type(BYTES, (1,), None if name is None else name.name, None, optional, False)
+        return _Type(BYTES, (1,), None if name is None else name.name, None, optional, False, codec)
     marks = getattr(hint, "__metadata__", ())
     base = hint.__origin__ if marks else hint
     base, inner_optional = _without_none(base)

@@ -65,7 +65,8 @@ _LONGEST_CUT_NBYTES: Final = 1 << 16
 class TensorSpec(NamedTuple):
     """One declared input or output. ``shape`` excludes the batch dimension of a batching model; -1 stands for
     any size. An input whose ``memory`` is "gpu" is placed on the GPU of its instance, if the instance has
-    one. The requests of one batch may have different shapes of a ``ragged`` tensor.
+    one. The requests of one batch may have different shapes of a ``ragged`` tensor. ``schema`` is the JSON
+    Schema of an element of a BYTES tensor, as text, or "".
     """
 
     name: str
@@ -74,6 +75,7 @@ class TensorSpec(NamedTuple):
     optional: bool = False
     memory: str = "cpu"
     ragged: bool = False
+    schema: str = ""
 
 
 @functools.lru_cache(maxsize=32)

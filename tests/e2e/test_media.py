@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import io
 import json
+import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http
+from browser import chromium
 from config_file import write_config
 from PIL import Image
 from pydantic import BaseModel
-from serving import GPUSERVE, REPOSITORY, Addresses, serving
+from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
 from test_browser_and_file_requests import ask
 
 from gpuserve.model.signature import SignatureError, signature_of
@@ -114,6 +119,57 @@ def test_json_is_an_object_of_pydantic(server: Addresses) -> None:
         "'order' must be the JSON of Order that pydantic can read, given 33 bytes: counts.1: Input should be"
     )
     assert (status, text in json.loads(body)["error"]) == (400, True), body
+
+
+def test_json_is_described_and_taken_as_an_object_by_generate(server: Addresses) -> None:
+    status, _, body = ask(server.http, "/openapi.json", method="GET")
+    schemas = json.loads(body)["components"]["schemas"]
+    taken, returned = (schemas[f"bills.{kind}.0"]["contentSchema"] for kind in ("input", "output"))
+    assert (taken["required"], returned["required"]) == (["item", "counts"], ["item", "total"])
+    sent = {"order": {"item": "schön", "counts": [1, 2]}}
+    status, _, body = ask(server.http, "/v2/models/bills/generate", json.dumps(sent).encode())
+    assert status == 200, body
+    assert json.loads(json.loads(body)["OUTPUT_1"]) == {"item": "schön", "total": 3}
+
+
+@pytest.mark.thorough
+def test_the_page_of_the_how_to_in_a_browser(tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs/how-to/requests.md").read_text().partition("## Send images and other files")[2]
+    code, config, page = (
+        re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "yaml", "html")
+    )
+    site = tmp_path / "site"
+    site.mkdir()
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as origin:
+        threading.Thread(target=origin.serve_forever).start()
+        try:
+            address = f"localhost:{origin.server_port}"
+            (tmp_path / "thumbnail.py").write_text(code)
+            (tmp_path / "config.yaml").write_text(config.replace("localhost:8080", address))
+            (tmp_path / "photo.png").write_bytes(large_picture())
+            (tmp_path / "wrong.png").write_bytes(b"no picture")
+            with (
+                serving(GPUSERVE, "serve", str(tmp_path / "config.yaml"), *JSON_LOG) as server,
+                chromium(tmp_path / "profile") as browser,
+            ):
+                (site / "index.html").write_text(page.replace("localhost:8000", server.http))
+                browser.driver.get(f"http://{address}/")
+                browser.find("#file").send_keys(str(tmp_path / "photo.png"))
+                browser.wait(lambda: browser.run("return picture.naturalWidth"))
+                size = "return [picture.naturalWidth, picture.naturalHeight, error.value]"
+                assert browser.run(size) == [64, 32, ""]
+                browser.find("#file").send_keys(str(tmp_path / "wrong.png"))
+                browser.wait(lambda: browser.run("return error.value"))
+                assert "must be an image that PIL can read" in browser.run("return error.value")
+        finally:
+            origin.shutdown()
+
+
+def large_picture() -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (640, 320), (200, 0, 0)).save(out, "PNG")
+    return out.getvalue()
 
 
 def test_the_form_must_be_that_of_the_decorator() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import re
+import uuid
 from collections.abc import Generator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi import check_openapi
+from pydantic import BaseModel, Field
 
 from gpuserve.config.settings.values import ADMIN, DASHBOARD, TOKEN_HEADER
 from gpuserve.front.protocols.access import endpoints as routes
@@ -24,7 +27,10 @@ from gpuserve.front.protocols.openapi.openapi_document import (
     OpenApiDocument,
     render_document,
 )
+from gpuserve.model.declaration import tensor_specs
+from gpuserve.model.signature import signature_of
 from gpuserve.model.spec import ModelSpec
+from gpuserve.typed import Float32, Image, batch
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, element_count
 
 
@@ -173,10 +179,74 @@ def test_a_model_has_its_own_paths_and_examples() -> None:
     post = made["/v2/models/m/generate"]["post"]
     assert post["requestBody"]["content"]["application/json"]["example"] == {"x": [1.0, 1.0]}
     answer = post["responses"]["200"]["content"]["application/json"]["example"]
-    assert answer == {"model_name": "m", "model_version": "1", "y": "text"}
+    assert answer == {"model_name": "m", "model_version": "1", "y": "hello"}
     assert list(made["/v2/models/m/generate_stream"]["post"]["responses"]["200"]["content"]) == [
         "text/event-stream"
     ]
+
+
+class Item(BaseModel):
+    name: Annotated[str, Field(min_length=8, max_length=12)]
+    kind: Literal["a", "b"]
+    day: datetime.date
+    at: datetime.datetime
+    key: uuid.UUID
+    children: list[Item]
+    size: Annotated[int, Field(gt=3)]
+    pair: tuple[bool, float]
+    some: Annotated[list[str], Field(min_length=2)]
+    none: int | None
+    left_out: Item | None = None
+
+
+@batch
+def judge(item: list[Item], photo: list[Image], scale: Float32) -> list[Item]: ...
+
+
+def test_json_and_media_have_their_schemas() -> None:
+    types = signature_of(judge, "judge")
+    assert types is not None
+    model = spec(inputs=tensor_specs(types.inputs, "INPUT"), outputs=tensor_specs(types.outputs, "OUTPUT"))
+    document = described(model)
+    check_openapi(document)
+
+    def resolved(node: Any) -> Any:
+        while "$ref" in node:
+            found = document
+            for key in node["$ref"].split("/")[1:]:
+                found = found[key]
+            node = found
+        return node
+
+    infer = document["paths"]["/v2/models/m/infer"]["post"]["requestBody"]["content"]
+    form = infer["multipart/form-data"]["schema"]
+    assert form["required"] == ["item", "photo", "scale"]
+    item = resolved(form["properties"]["item"])
+    children = resolved(item)["properties"]["children"]["items"]
+    assert resolved(children)["required"] == resolved(item)["required"]
+    assert resolved(form["properties"]["photo"]) == {"type": "string", "contentMediaType": "image/*"}
+    assert form["properties"]["scale"]["anyOf"][1] == {"type": "array", "items": {"type": "number"}}
+    example = infer["application/json"]["example"]
+    assert Item.model_validate_json(example["inputs"][0]["data"][0]).size == 4
+    generate = document["paths"]["/v2/models/m/generate"]["post"]
+    element, content, _ = generate["requestBody"]["content"]["application/json"]["schema"]["properties"][
+        "item"
+    ]["anyOf"]
+    assert resolved(element)["contentMediaType"] == "application/json"
+    assert resolved(content) == item
+    answer = generate["responses"]["200"]["content"]["application/json"]["schema"]["properties"]["OUTPUT_1"]
+    assert "contentSchema" in resolved(answer)
+
+
+def test_a_schema_may_be_any_object() -> None:
+    for text in (
+        '{"contentSchema": {"type": "object", "properties": 3, "required": [1]}}',
+        "{}",
+        '{"$ref": 7}',
+    ):
+        model = spec(inputs=(TensorSpec("x", "BYTES", (1,), schema=text),))
+        post = described(model)["paths"]["/v2/models/m/generate"]["post"]
+        assert post["requestBody"]["content"]["application/json"]["example"] == {"x": "hello"}
 
 
 def test_a_decoupled_model_has_no_infer() -> None:

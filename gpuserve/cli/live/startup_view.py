@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from gpuserve.config.settings import logs
 from gpuserve.config.settings.values import TOKEN_HEADER
+from gpuserve.model.example_values import example_element, media_type_of
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.processes.lifecycle import ServerObserver
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, element_count
@@ -222,6 +223,8 @@ def client_command(addresses: Mapping[str, str], model: ModelSpec, access: str =
         if not one.optional
     ]
     small = sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS
+    if "http" in addresses and small and not model.decoupled and any(_is_file(spec) for spec, _ in tensors):
+        return _form_command(addresses["http"], model, tensors, access)
     in_json = not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors)
     if model.decoupled:
         return _stream_command(addresses, model, tensors, access, as_curl=small and in_json)
@@ -233,12 +236,35 @@ def client_command(addresses: Mapping[str, str], model: ModelSpec, access: str =
     )
 
 
+def _is_file(spec: TensorSpec) -> bool:
+    return media_type_of(spec).startswith(("image/", "audio/"))
+
+
+def _form_command(
+    address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]], access: str
+) -> str:
+    """Return a command for a model that takes files; an answer that is one file becomes a file."""
+    form = ""
+    for spec, shape in tensors:
+        value = example_element(spec)
+        if _is_file(spec):
+            value = f"@{spec.name}.{'jpg' if media_type_of(spec).startswith('image/') else 'wav'}"
+        elif spec.datatype != BYTES:
+            value = json.dumps([value] * element_count(shape))
+        form += f" -F {shlex.quote(f'{spec.name}={value}')}"
+    if len(model.outputs) == 1 and _is_file(model.outputs[0]):
+        is_image = media_type_of(model.outputs[0]).startswith("image/")
+        kind, name = ("image/png", "answer.png") if is_image else ("audio/wav", "answer.wav")
+        form += f" -H 'accept: {kind}' -o {name}"
+    return f"curl -s{access} {address}/v2/models/{model.name}/infer{form}"
+
+
 def _curl_command(
     address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]], access: str
 ) -> str:
     inputs = []
     for spec, shape in tensors:
-        data = [_element(spec.datatype)] * element_count(shape)
+        data = [example_element(spec)] * element_count(shape)
         inputs.append({"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": data})
     document: dict[str, Any] = {"inputs": inputs}
     if model.in_sequences:
@@ -259,7 +285,7 @@ def _stream_command(
     if "http" in addresses and as_curl:
         document: dict[str, Any] = {}
         for spec, shape in tensors:
-            elements = [_element(spec.datatype)] * element_count(shape)
+            elements = [example_element(spec)] * element_count(shape)
             document[spec.name] = elements[0] if len(elements) == 1 else elements
         if model.in_sequences:
             document |= _SEQUENCE
@@ -279,14 +305,6 @@ def _stream_command(
         "client.close()",
     ]
     return f"python3 -c {shlex.quote('; '.join(statements))}"
-
-
-def _element(datatype: str) -> Any:
-    if datatype == BYTES:
-        return "hello"
-    if datatype == "BOOL":
-        return True
-    return 1.0 if datatype.startswith("FP") else 1
 
 
 def _python_command(
@@ -309,7 +327,7 @@ def _python_command(
 
 def _array(spec: TensorSpec, shape: list[int]) -> str:
     if spec.datatype == BYTES:
-        return f"np.full({shape}, b'hello', dtype=object)"
+        return f"np.full({shape}, {example_element(spec)!r}.encode(), dtype=object)"
     return f"np.ones({shape}, np.{_NUMPY_NAMES.get(spec.datatype, spec.datatype.lower())})"
 
 

@@ -162,6 +162,8 @@ def _duplicate_input(key: str, spec: ModelSpec) -> InvalidArgument | None:
 
 def _input(tensor: TensorSpec, value: Any, spec: ModelSpec) -> InputTensor:
     data = value if isinstance(value, list) else [value]
+    if tensor.schema:  # an object in the place of its JSON text
+        data = [compact(one) if isinstance(one, dict) else one for one in data]
     count = _count(data)
     shape = _shape(tensor, data, count, spec)
     content = tensor_bytes(data, tensor.datatype, count, tensor.name)

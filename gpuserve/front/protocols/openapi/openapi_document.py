@@ -16,10 +16,12 @@ from urllib.parse import quote
 
 from gpuserve.front.observability.time_slices import SlicedPage
 from gpuserve.front.requests.json_values import compact
+from gpuserve.model.example_values import example_element, media_type_of
 from gpuserve.model.spec import ModelSpec
-from gpuserve_worker.protocol.tensor import TensorSpec, element_count
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, element_count
 
 JSON: Final = "application/json"
+_FORM: Final = "multipart/form-data"
 #: The member with the inputs that an example leaves empty; our own extension, which other readers ignore.
 LEFT_OUT: Final = "x-left-out"
 #: Optional parts of the document.
@@ -127,11 +129,18 @@ def _operation(document: Node, tail: str, spec: ModelSpec) -> Node:
     operation.pop("description", None)
     if note := _example_note(spec):
         operation["description"] = note
-    body = operation["requestBody"]["content"][JSON]
-    request, response = infer_request(spec), infer_response(spec)
-    if tail != _INFER:
-        body["schema"] = generate_schema(spec)
+    contents = operation["requestBody"]["content"]
+    body = contents[JSON]
+    schemas = document["components"]["schemas"]
+    if tail == _INFER:
+        contents[_FORM]["schema"] = form_schema(spec, schemas)
+        request, response = infer_request(spec), infer_response(spec)
+    else:
+        body["schema"] = generate_schema(spec, schemas)
         request, response = generate_request(spec), generate_response(spec)
+        outputs = {one.name: _element_schema(one, spec, schemas) for one in spec.outputs if one.schema}
+        if outputs and JSON in answer["content"]:
+            answer["content"][JSON]["schema"]["properties"] = outputs
     if not without_json((*spec.inputs, *spec.outputs)):
         body["example"] = request
         if omitted := left_out(spec):
@@ -155,7 +164,6 @@ def _example_note(spec: ModelSpec) -> str:
 #: The maximum number of elements in an example; larger tensors are left empty.
 MAX_SHOWN_ELEMENTS: Final = 64
 _NO_JSON: Final = frozenset({"FP16", "BF16"})
-_VALUES: Final[dict[str, Any]] = {"BOOL": True, "FP32": 1.0, "FP64": 1.0, "BYTES": "text"}
 _TYPES: Final = {"BOOL": "boolean", "FP32": "number", "FP64": "number", "BYTES": "string"}
 
 
@@ -182,20 +190,57 @@ def generate_response(spec: ModelSpec) -> dict[str, Any]:
     return {**head, **{one.name: _member(one, spec) for one in spec.outputs}}
 
 
-def generate_schema(spec: ModelSpec) -> dict[str, Any]:
-    """Return the schema of a body for ``/generate``: a value or an array for each input."""
+def generate_schema(spec: ModelSpec, schemas: Node) -> Node:
+    """Return the schema of a body for ``/generate``: a value or an array for each input. Schemas of elements
+    are added to ``schemas``.
+    """
     properties = {}
     for one in spec.inputs:
-        anything = [{"type": _TYPES.get(one.datatype, "integer")}, {"type": "array"}]
+        element = _element_schema(one, spec, schemas)
+        anything = [element, *_content_schema(one, element), {"type": "array"}]
         properties[one.name] = {"description": f"{one.datatype} {list(one.shape)}", "anyOf": anything}
-    members: dict[str, Any] = {"type": "object", "properties": properties}
+    return _object_schema(properties, spec)
+
+
+def form_schema(spec: ModelSpec, schemas: Node) -> Node:
+    """Return the schema of a multipart form for ``/infer``: a file, an object or numbers for each input."""
+    properties: Node = {}
+    for one in spec.inputs:
+        element = _element_schema(one, spec, schemas)
+        if one.datatype == BYTES or one.datatype in _NO_JSON:
+            properties[one.name] = (_content_schema(one, element) or [element])[0]
+        else:
+            properties[one.name] = {"anyOf": [element, {"type": "array", "items": element}]}
+    return _object_schema(properties, spec)
+
+
+def _content_schema(tensor: TensorSpec, element: Node) -> list[Node]:
+    """Return the schema of the object whose JSON is an element, if there is one."""
+    is_json = media_type_of(tensor) == JSON and "contentSchema" in json.loads(tensor.schema)
+    return [{"$ref": element["$ref"] + "/contentSchema"}] if is_json else []
+
+
+def _object_schema(properties: Node, spec: ModelSpec) -> Node:
+    members: Node = {"type": "object", "properties": properties}
     required = [one.name for one in spec.inputs if not one.optional]
     return {**members, "required": required} if required else members
 
 
+def _element_schema(tensor: TensorSpec, spec: ModelSpec, schemas: Node) -> Node:
+    """Return the schema of an element; a declared schema is a reference to a new member of ``schemas``."""
+    if not tensor.schema:
+        return {"type": _TYPES.get(tensor.datatype, "integer")}
+    kind, tensors = ("input", spec.inputs) if tensor in spec.inputs else ("output", spec.outputs)
+    name = f"{spec.name}.{kind}.{tensors.index(tensor)}"
+    place = f"#/components/schemas/{name}"
+    text = tensor.schema.replace('"#/$defs/', f'"{place}/contentSchema/$defs/')
+    schemas[name] = json.loads(text)
+    return {"$ref": place}
+
+
 def left_out(spec: ModelSpec) -> dict[str, dict[str, Any]]:
     """Return the inputs that the examples leave empty: their number of elements and one element."""
-    counts = {one.name: (element_count(_shape(one, spec)), _value(one)) for one in spec.inputs}
+    counts = {one.name: (element_count(_shape(one, spec)), example_element(one)) for one in spec.inputs}
     return {
         name: {"elements": count, "value": value}
         for name, (count, value) in counts.items()
@@ -216,14 +261,10 @@ def _member(tensor: TensorSpec, spec: ModelSpec) -> Any:
 
 def _data(tensor: TensorSpec, shape: tuple[int, ...]) -> list[Any]:
     count = element_count(shape)
-    return [_value(tensor)] * count if count <= MAX_SHOWN_ELEMENTS else []
+    return [example_element(tensor)] * count if count <= MAX_SHOWN_ELEMENTS else []
 
 
 def _shape(tensor: TensorSpec, spec: ModelSpec) -> tuple[int, ...]:
     """Return a complete shape that the declaration allows, with a batch of one."""
     batch = (1,) if spec.max_batch_size else ()
     return batch + tuple(1 if dim == -1 else dim for dim in tensor.shape)
-
-
-def _value(tensor: TensorSpec) -> Any:
-    return _VALUES.get(tensor.datatype, 1)
