@@ -25,30 +25,11 @@ from gpuserve.core.version import VERSION
 __version__ = VERSION
 
 __all__ = [
-    "DynamicBatcher",
-    "EventStream",
-    "Last",
-    "Later",
-    "ModelCallError",
-    "ModelConfig",
-    "RateLimiter",
-    "Request",
-    "Resource",
-    "Response",
-    "SequenceBatching",
-    "SequenceControl",
-    "Server",
-    "Step",
-    "StepResult",
-    "SteppedCallable",
-    "Tensor",
-    "UnrecoverableError",
-    "__version__",
-    "current_model",
-    "current_request_ids",
-    "current_traces",
-    "events",
-]
+    "DynamicBatcher", "EventStream", "Last", "Later", "ModelCallError", "ModelConfig", "RateLimiter",
+    "Request", "Resource", "Response", "SequenceBatching", "SequenceControl", "Server", "Step",
+    "StepResult", "SteppedCallable", "Tensor", "UnrecoverableError", "__version__", "current_model",
+    "current_request_ids", "current_traces", "events",
+]  # fmt: skip
 
 _HOMES = {
     "gpuserve.api.server": ("Server",),

@@ -85,26 +85,7 @@ Image: TypeAlias = Annotated[Any, IMAGE]
 
 
 __all__ = [
-    "Audio",
-    "BFloat16",
-    "Bool",
-    "Bytes",
-    "DType",
-    "Float16",
-    "Float32",
-    "Float64",
-    "Image",
-    "Int8",
-    "Int16",
-    "Int32",
-    "Int64",
-    "Name",
-    "Parameter",
-    "Shape",
-    "UInt8",
-    "UInt16",
-    "UInt32",
-    "UInt64",
-    "batch",
+    "Audio", "BFloat16", "Bool", "Bytes", "DType", "Float16", "Float32", "Float64", "Image", "Int8",
+    "Int16", "Int32", "Int64", "Name", "Parameter", "Shape", "UInt8", "UInt16", "UInt32", "UInt64", "batch",
     "sample",
-]
+]  # fmt: skip

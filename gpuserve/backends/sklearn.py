@@ -205,13 +205,8 @@ def _unreadable(name: str, error: Exception) -> ModelFileError:
 
 #: Methods that can be outputs, in the order in which they are declared.
 METHODS: Final = (
-    "predict",
-    "predict_proba",
-    "decision_function",
-    "transform",
-    "score_samples",
-    "predict_log_proba",
-)
+    "predict", "predict_proba", "decision_function", "transform", "score_samples", "predict_log_proba",
+)  # fmt: skip
 #: Methods whose results have a column for each class.
 _OF_CLASSES: Final = frozenset({"predict_proba", "predict_log_proba", "decision_function"})
 

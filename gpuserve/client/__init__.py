@@ -22,22 +22,11 @@ if TYPE_CHECKING:
     from gpuserve.client.model_clients import AsyncioModelClient, ModelClient
 
 __all__ = [
-    "AsyncioDecoupledModelClient",
-    "AsyncioModelClient",
-    "ClientClosedError",
-    "ClientError",
-    "ClientInferenceServerError",
-    "ClientInvalidUrlError",
-    "ClientModelConfig",
-    "ClientModelDoesntSupportBatchingError",
-    "ClientModelUnavailableError",
-    "ClientQueueFullError",
-    "ClientTimeoutError",
-    "ClientValueError",
-    "DecoupledModelClient",
-    "FuturesModelClient",
-    "ModelClient",
-]
+    "AsyncioDecoupledModelClient", "AsyncioModelClient", "ClientClosedError", "ClientError",
+    "ClientInferenceServerError", "ClientInvalidUrlError", "ClientModelConfig",
+    "ClientModelDoesntSupportBatchingError", "ClientModelUnavailableError", "ClientQueueFullError",
+    "ClientTimeoutError", "ClientValueError", "DecoupledModelClient", "FuturesModelClient", "ModelClient",
+]  # fmt: skip
 
 _MODULES = {
     "AsyncioDecoupledModelClient": "decoupled_clients",

@@ -30,21 +30,7 @@ from gpuserve.decorators.wrapping import (
 from gpuserve_worker.inference.model_context import ModelContext, current_model
 
 __all__ = [
-    "BatchError",
-    "ConstantPadder",
-    "DecoratorError",
-    "DefaultsError",
-    "ModelContext",
-    "NoModelError",
-    "StackError",
-    "ValuesError",
-    "batch",
-    "current_model",
-    "fill_optionals",
-    "first_value",
-    "group_by_keys",
-    "group_by_values",
-    "model_context",
-    "pad_batch",
-    "sample",
-]
+    "BatchError", "ConstantPadder", "DecoratorError", "DefaultsError", "ModelContext", "NoModelError",
+    "StackError", "ValuesError", "batch", "current_model", "fill_optionals", "first_value", "group_by_keys",
+    "group_by_values", "model_context", "pad_batch", "sample",
+]  # fmt: skip

@@ -21,22 +21,10 @@ if TYPE_CHECKING:
     from gpuserve.model.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
 
 __all__ = [
-    "Batching",
-    "DynamicBatcher",
-    "ModelConfig",
-    "ModelWarmup",
-    "Policy",
-    "Queue",
-    "QueuePolicy",
-    "RateLimiter",
-    "Resource",
-    "SequenceBatching",
-    "SequenceControl",
-    "Step",
-    "Tensor",
-    "TimeoutAction",
+    "Batching", "DynamicBatcher", "ModelConfig", "ModelWarmup", "Policy", "Queue", "QueuePolicy",
+    "RateLimiter", "Resource", "SequenceBatching", "SequenceControl", "Step", "Tensor", "TimeoutAction",
     "WarmupInput",
-]
+]  # fmt: skip
 
 #: Public names that the module defines under another name.
 _SPEC_NAMES = {"Batching": "BatchingSpec", "Policy": "PolicySpec", "Queue": "QueueSpec"}

@@ -30,13 +30,6 @@ from gpuserve.openai.answers import BadRequest, Embeddings, Token, ToolCall, Usa
 from gpuserve.openai.request_types import ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
 
 __all__ = [
-    "BadRequest",
-    "ChatMessage",
-    "ChatRequest",
-    "CompletionRequest",
-    "EmbeddingRequest",
-    "Embeddings",
-    "Token",
-    "ToolCall",
-    "Usage",
-]
+    "BadRequest", "ChatMessage", "ChatRequest", "CompletionRequest", "EmbeddingRequest", "Embeddings",
+    "Token", "ToolCall", "Usage",
+]  # fmt: skip

@@ -25,16 +25,9 @@ if TYPE_CHECKING:
     from gpuserve_worker.inference.model_calls import ModelCallError
 
 __all__ = [
-    "LocalModel",
-    "ModelCallError",
-    "Outputs",
-    "TestClient",
-    "WrongCall",
-    "open_callable",
-    "open_triton_model",
-    "run_callable",
-    "run_triton_model",
-]
+    "LocalModel", "ModelCallError", "Outputs", "TestClient", "WrongCall", "open_callable",
+    "open_triton_model", "run_callable", "run_triton_model",
+]  # fmt: skip
 
 _MODULES = {
     "LocalModel": "gpuserve.testing.local_models",

@@ -31,13 +31,9 @@ _OUT_OF_MEMORY: Final = frozenset({("cupy", "OutOfMemoryError"), ("torch", "OutO
 #: Texts of out-of-memory errors: of the runtime, the driver, torch, and the common part of cuBLAS, cuDNN,
 #: cuSOLVER, cuSPARSE, cuFFT and cuRAND.
 _TEXTS: Final = (
-    "cudaErrorMemoryAllocation",
-    "CUDA_ERROR_OUT_OF_MEMORY",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "ALLOC_FAILED",
-    "ALLOCATION_FAILED",
-)
+    "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "CUDA out of memory",
+    "CUDA error: out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED",
+)  # fmt: skip
 #: Errors of cupy for a CUDA library that is neither in a package nor elsewhere: cuda-pathfinder's from cupy
 #: 14 on, and the text of earlier versions.
 _NOT_FOUND: Final = ("cuda", "DynamicLibNotFoundError")

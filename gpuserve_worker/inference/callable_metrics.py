@@ -38,16 +38,9 @@ class Metric:
     """One time series: a family's metric with certain labels."""
 
     __slots__ = (
-        "_bounds",
-        "_family",
-        "_is_changed",
-        "_is_set",
-        "_labels",
-        "_registry",
-        "_sent",
-        "_values",
+        "_bounds", "_family", "_is_changed", "_is_set", "_labels", "_registry", "_sent", "_values",
         "_was_set",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, registry: MetricRegistry, family: FamilyName, labels: dict[str, str], bounds: tuple[float, ...]

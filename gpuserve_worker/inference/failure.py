@@ -12,20 +12,10 @@ from gpuserve_worker.protocol.wire import WireFailure
 #: ``errors.Code.INTERNAL``, the code of a failure of the inference callable.
 INTERNAL: Final = "INTERNAL"
 #: The values of ``errors.Code`` with which a callable may fail a request.
-CODES: Final = frozenset(
-    {
-        "ALREADY_EXISTS",
-        "CANCELLED",
-        "DEADLINE_EXCEEDED",
-        "INTERNAL",
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "RESOURCE_EXHAUSTED",
-        "UNAVAILABLE",
-        "UNIMPLEMENTED",
-        "UNKNOWN",
-    }
-)
+CODES: Final = frozenset({
+    "ALREADY_EXISTS", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "NOT_FOUND",
+    "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNIMPLEMENTED", "UNKNOWN",
+})  # fmt: skip
 TEXT_LIMIT: Final = 4096
 #: Limit of a traceback in the log.
 TRACEBACK_LIMIT: Final = 16384

@@ -11,16 +11,8 @@ from typing import Any, Final
 
 _MODEL_HEAD: Final = ("MODEL", "VERSION", "STATE", "QUEUED", "IN FLIGHT", "SLOTS", "SATURATION", "SOURCE")
 _INSTANCE_HEAD: Final = (
-    "MODEL",
-    "INSTANCE",
-    "DEVICE",
-    "STATE",
-    "PID",
-    "RESTARTS",
-    "THREADS",
-    "MEMORY",
-    "GPU MEMORY",
-)
+    "MODEL", "INSTANCE", "DEVICE", "STATE", "PID", "RESTARTS", "THREADS", "MEMORY", "GPU MEMORY",
+)  # fmt: skip
 _INGRESS_HEAD: Final = ("INGRESS", "PID", "STATE", "CONNECTIONS", "REQUESTS", "CPU", "RESTARTS")
 _WEIGHTS_HEAD: Final = ("SHARED WEIGHTS", "STATE", "MEMORY", "INSTANCES")
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))

@@ -47,20 +47,10 @@ from gpuserve_worker.memory.arena import Block
 
 #: The extensions of the v2 protocol that this server supports, by Triton's names.
 EXTENSIONS: Final = (
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-    "logging",
-)
+    "classification", "sequence", "model_repository", "model_repository(unload_dependents)",
+    "schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory",
+    "binary_tensor_data", "parameters", "statistics", "trace", "logging",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
