@@ -70,37 +70,25 @@ class Tensor:
     requests of one batch may have different shapes of a ``ragged`` tensor.
     """
 
-    shape: tuple[int, ...] = required(
-        "Shape without the batch axis if the model batches; -1 is any size.", least=-1, examples=([-1],)
-    )
-    dtype: Any = required(
-        'A numpy name (float32), a v2 name (FP32), or "bytes".',
-        read=datatype_of,
-        examples=("float32", "FP32", "bytes"),
-    )
+    # fmt: off
+    shape: tuple[int, ...] = required("Shape without the batch axis if the model batches; -1 is any size.",
+        least=-1, examples=([-1],))
+    dtype: Any = required('A numpy name (float32), a v2 name (FP32), or "bytes".', read=datatype_of,
+        examples=("float32", "FP32", "bytes"))
     name: str | None = option(None, "Name of the tensor.", some=True, needed=True)
     optional: bool | None = option(False, "Whether a request may leave this input out.")
-    labels: Sequence[str] | None = option(
-        None, "Class names, by position, for requests that ask for classification."
-    )
-    memory: Literal["gpu", "cpu"] | None = option(
-        None,
+    labels: Sequence[str] | None = option(None,
+        "Class names, by position, for requests that ask for classification.")
+    memory: Literal["gpu", "cpu"] | None = option(None,
         "Memory of the array that the callable receives: gpu, of the instance, or cpu; null: determined by "
-        "array.",
-        words=MEMORIES,
-    )
-    ragged: bool | None = option(
-        False,
+        "array.", words=MEMORIES)
+    ragged: bool | None = option(False,
         "Whether the requests of one batch may differ in the sizes that are -1. The callable receives such "
-        "an input as a list, or padded by @batch(pad=…).",
-        triton="allow_ragged_batch",
-    )
-    schema: str | None = option(
-        None,
+        "an input as a list, or padded by @batch(pad=…).", triton="allow_ragged_batch")
+    schema: str | None = option(None,
         "JSON Schema of an element of a BYTES tensor, as JSON text, for the OpenAPI document. Elements are "
-        "not checked by it.",
-        read=json_schema,
-    )
+        "not checked by it.", read=json_schema)
+    # fmt: on
 
 
 class TimeoutAction(enum.Enum):
@@ -151,22 +139,18 @@ class WarmupInput:
     precedence over zeros, and zeros over random values.
     """
 
-    dtype: Any = option(
-        None, "Dtype of the values; null: the declared dtype.", read=datatype_of, nullable=True
-    )
-    shape: Sequence[int] | None = option(
-        None, "Shape without the batch axis; null: the declared shape.", least=0
-    )
+    # fmt: off
+    dtype: Any = option(None,
+        "Dtype of the values; null: the declared dtype.", read=datatype_of, nullable=True)
+    shape: Sequence[int] | None = option(None,
+        "Shape without the batch axis; null: the declared shape.", least=0)
     zero_data: bool = False
     random_data: bool = False
-    file: str | None = option(
-        None,
+    file: str | None = option(None,
         "File in place of values, relative to this file: .npy, or else the bytes of one sample in the form "
-        "of requests.",
-        some=True,
-        triton="input_data_file",
-    )
+        "of requests.", some=True, triton="input_data_file")
     values: str | None = option(None, "Values: zero or random; null: random.", words=(ZERO, RANDOM))
+    # fmt: on
 
 
 @dataclass

@@ -75,44 +75,29 @@ def check_header_name(name: Any) -> str:
 class BatchingSpec:
     """Batching options: when a batch is formed, with the semantics of Triton's dynamic batcher."""
 
-    max_queue_delay_us: int = option(
-        0,
-        "Microseconds that a request may wait for other requests to fill a batch.",
-        least=0,
-        triton="max_queue_delay_microseconds",
-    )
-    preferred_batch_sizes: tuple[int, ...] = option(
-        (), "Batch sizes to wait for; each at most max_batch_size.", least=1, triton="preferred_batch_size"
-    )
+    # fmt: off
+    max_queue_delay_us: int = option(0,
+        "Microseconds that a request may wait for other requests to fill a batch.", least=0,
+        triton="max_queue_delay_microseconds")
+    preferred_batch_sizes: tuple[int, ...] = option((),
+        "Batch sizes to wait for; each at most max_batch_size.", least=1, triton="preferred_batch_size")
     merge: bool = option(True, "Whether a batch may hold more than one request.")
-    anticipate: bool = option(
-        True,
+    anticipate: bool = option(True,
         "Whether a batch waits, without a max_queue_delay_us, for clients that have just been answered and "
-        "send again at once, if that makes more requests a second; for at most the duration of a batch.",
-    )
-    preserve_ordering: bool = option(
-        False,
-        "Whether responses are sent in the order in which the requests arrived.",
-        triton="preserve_ordering",
-    )
-    max_batch_elements: int = option(
-        0,
+        "send again at once, if that makes more requests a second; for at most the duration of a batch.")
+    preserve_ordering: bool = option(False,
+        "Whether responses are sent in the order in which the requests arrived.", triton="preserve_ordering")
+    max_batch_elements: int = option(0,
         "Largest batch in elements: its rows, times the elements of a row of the largest ragged input if all "
         "rows are padded to one shape, or of the largest input. 0: no limit, or 16777216 if an input is "
-        "ragged. A request with more runs alone.",
-        least=0,
-    )
-    max_batch_nbytes: int = option(
-        64 << 20,
+        "ragged. A request with more runs alone.", least=0)
+    max_batch_nbytes: int = option(64 << 20,
         "Largest batch in bytes of its inputs; 0: no limit. A larger request runs alone, without a copy.",
-        least=0,
-    )
-    bucket_boundaries: tuple[int, ...] = option(
-        (),
+        least=0)
+    bucket_boundaries: tuple[int, ...] = option((),
         "Ascending lengths, as the first variable size of a ragged input. A batch holds requests between two "
-        "of them.",
-        least=1,
-    )
+        "of them.", least=1)
+    # fmt: on
 
 
 @spelled
@@ -120,25 +105,17 @@ class BatchingSpec:
 class PolicySpec:
     """The queue policy of one priority level: how long and how many requests may wait."""
 
-    timeout_action: str = option(
-        REJECT,
+    # fmt: off
+    timeout_action: str = option(REJECT,
         "Action when the queue timeout of a request expires: reject refuses the request, delay moves it "
-        "behind all other requests of its priority.",
-        words=(REJECT, DELAY),
-        triton="timeout_action",
-    )
-    default_timeout_us: int = option(
-        0,
-        "Microseconds that a request may wait; 0 is no limit.",
-        least=0,
-        triton="default_timeout_microseconds",
-    )
-    allow_timeout_override: bool = option(
-        False,
-        "Whether a request's own parameter timeout may shorten the timeout.",
-        triton="allow_timeout_override",
-    )
+        "behind all other requests of its priority.", words=(REJECT, DELAY), triton="timeout_action")
+    default_timeout_us: int = option(0,
+        "Microseconds that a request may wait; 0 is no limit.", least=0,
+        triton="default_timeout_microseconds")
+    allow_timeout_override: bool = option(False,
+        "Whether a request's own parameter timeout may shorten the timeout.", triton="allow_timeout_override")
     max_requests: int = option(0, "Requests that may wait; 0 is no limit.", least=0, triton="max_queue_size")
+    # fmt: on
 
 
 @spelled
@@ -150,40 +127,27 @@ class QueueSpec:
     single levels.
     """
 
+    # fmt: off
     max_requests: int = option(4096, "Requests that may wait.", least=1)
     max_nbytes: int = option(2 << 30, "Bytes of input tensors that may wait.", least=1)
-    priority_levels: int = option(
-        0,
+    priority_levels: int = option(0,
         "Number of priority levels; level 1 is dequeued first. 0: all requests have the same priority.",
-        least=0,
-        most=MAX_PRIORITY_LEVELS,
-        triton="priority_levels",
-    )
-    default_priority: int = option(
-        0,
-        "Priority level of a request that names none; from 1 to priority_levels.",
-        least=0,
-        triton="default_priority_level",
-    )
+        least=0, most=MAX_PRIORITY_LEVELS, triton="priority_levels")
+    default_priority: int = option(0,
+        "Priority level of a request that names none; from 1 to priority_levels.", least=0,
+        triton="default_priority_level")
     policy: PolicySpec = option(PolicySpec(), "Queue policy of every level.", triton="default_queue_policy")
-    policies: tuple[tuple[int, PolicySpec], ...] = option(
-        (),
+    policies: tuple[tuple[int, PolicySpec], ...] = option((),
         "Queue policies of single levels, in place of policy: policies: {1: {max_requests: 8}}.",
-        triton="priority_queue_policy",
-    )
-    fairness: str = option(
-        NONE,
+        triton="priority_queue_policy")
+    fairness: str = option(NONE,
         "client: within a priority level, clients take turns by rows (by batches while requests of several "
         "shapes wait), and a full queue admits a new request by dropping the newest request of the client "
-        "with the most rows.",
-        words=(NONE, CLIENT),
-    )
-    fairness_header: str = option(
-        "",
+        "with the most rows.", words=(NONE, CLIENT))
+    fairness_header: str = option("",
         "Request header (metadata key) that identifies the client; clients without the header are "
-        "identified by their addresses.",
-        read=check_header_name,
-    )
+        "identified by their addresses.", read=check_header_name)
+    # fmt: on
 
 
 # ---- sequences ----------------------------------------------------------------------------------
@@ -204,18 +168,15 @@ CONTROL_KINDS: Final = (START, END, READY, CORRID)
 class SequenceControl:
     """A control input of shape [1], behind the batch axis if there is one, that the server fills."""
 
+    # fmt: off
     name: str = required("Name of the input; no request contains it.", some=True)
-    kind: str = required(
-        "start, end and ready are flags; corrid is the id of the sequence.", words=CONTROL_KINDS
-    )
-    dtype: Any = option(
-        None,
+    kind: str = required("start, end and ready are flags; corrid is the id of the sequence.",
+        words=CONTROL_KINDS)
+    dtype: Any = option(None,
         "Dtype: int32, float32 or bool for a flag; uint64, int64, uint32, int32 or bytes for the id. null: "
-        "int32, or uint64 for the id.",
-        nullable=True,
-        read=datatype_of,
-    )
+        "int32, or uint64 for the id.", nullable=True, read=datatype_of)
     false_true: tuple[Any, Any] = option((0, 1), "The two values of a flag: false, true.")
+    # fmt: on
 
 
 @spelled
@@ -227,34 +188,25 @@ class SequenceBatching:
     applies.
     """
 
-    strategy: str = option(
-        DIRECT,
+    # fmt: off
+    strategy: str = option(DIRECT,
         "direct: a sequence has a row in the batches of its instance; oldest: the next requests of many "
-        "sequences are batched by the options of batching.",
-        words=(DIRECT, OLDEST),
-    )
-    max_sequence_idle_us: int = option(
-        1_000_000,
-        "Microseconds without a request after which a sequence is dropped.",
-        least=1,
-        triton="max_sequence_idle_microseconds",
-    )
+        "sequences are batched by the options of batching.", words=(DIRECT, OLDEST))
+    max_sequence_idle_us: int = option(1_000_000,
+        "Microseconds without a request after which a sequence is dropped.", least=1,
+        triton="max_sequence_idle_microseconds")
     max_candidate_sequences: int = option(
         0,
         "Sequences that an instance serves at the same time (oldest); 0: max_batch_size.",
         least=0,
         most=1 << 16,  # every instance has that many seats
     )
-    minimum_slot_utilization: float = option(
-        0.0,
+    minimum_slot_utilization: float = option(0.0,
         "Fraction of the rows that must have a request before a batch is formed without waiting for "
-        "max_queue_delay_us (direct).",
-        least=0,
-        most=1,
-    )
-    controls: Sequence[SequenceControl] = option(
-        (), "Control inputs, which describe the sequences to the callable."
-    )
+        "max_queue_delay_us (direct).", least=0, most=1)
+    controls: Sequence[SequenceControl] = option((),
+        "Control inputs, which describe the sequences to the callable.")
+    # fmt: on
 
     def seats(self, max_batch_size: int) -> int:
         """Return the number of sequences that an instance serves at the same time."""
@@ -296,17 +248,14 @@ class Resource:
 class RateLimiter:
     """The resources that an instance holds while it executes, on a server with ``rate_limit``."""
 
-    resources: Sequence[Resource] = option(
-        (),
+    # fmt: off
+    resources: Sequence[Resource] = option((),
         "Resources that an instance holds while it executes: name, count (1), and shared (false): one "
-        "amount for all devices, not one per device.",
-    )
-    priority: int = option(
-        0,
+        "amount for all devices, not one per device.")
+    priority: int = option(0,
         "Of the waiting instances, the one with the lowest product of executions and priority runs first; 0"
-        " counts as 1.",
-        least=0,
-    )
+        " counts as 1.", least=0)
+    # fmt: on
 
     def needs(self, device: str) -> dict[DeviceResource, int]:
         """Return the amount of each resource that an instance on a device needs."""
@@ -341,59 +290,49 @@ class StepSpec:
     ensemble.
     """
 
+    # fmt: off
     model: str = required("Name of a model of this file; may be an ensemble.", read=check_model_name)
-    version: int = option(
-        0, "Version of the model; null: the latest at the time of a request.", least=1, nullable=True
-    )
-    inputs: tuple[tuple[str, str], ...] = option(
-        (), "For each input of the model, the tensor of the ensemble that it receives."
-    )
-    outputs: tuple[tuple[str, str], ...] = option(
-        (),
-        "For each used output of the model, the tensor of the ensemble that it produces.",
-        some=True,
-        needed=True,
-    )
+    version: int = option(0,
+        "Version of the model; null: the latest at the time of a request.", least=1, nullable=True)
+    inputs: tuple[tuple[str, str], ...] = option((),
+        "For each input of the model, the tensor of the ensemble that it receives.")
+    outputs: tuple[tuple[str, str], ...] = option((),
+        "For each used output of the model, the tensor of the ensemble that it produces.", some=True,
+        needed=True)
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The resources of one process, for ``gpuserve export``; the server itself enforces none of them."""
 
+    # fmt: off
     cpus: int = option(1, "Cores that the process keeps busy.", least=1)
-    memory_nbytes: int | None = option(
-        None,
+    memory_nbytes: int | None = option(None,
         "Host memory of the process: libraries and weights, without tensors of requests. null: an assumed "
-        "size.",
-        least=1,
-    )
-    gpu_memory_nbytes: int | None = option(
-        None, "GPU memory of the process; null: unknown, and not checked.", least=1
-    )
+        "size.", least=1)
+    gpu_memory_nbytes: int | None = option(None,
+        "GPU memory of the process; null: unknown, and not checked.", least=1)
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredInstances:
     """Worker processes of a model on one device, as a file declares them."""
 
-    device: str = option(
-        CPU,
+    # fmt: off
+    device: str = option(CPU,
         "cpu; cuda:0, cuda:1, …; cuda:* for every GPU; or the UUID of a GPU (GPU-…) or of a MIG instance "
-        "(MIG-…).",
-        read=check_device_name,
-        examples=("cpu", "cuda:0", "cuda:*"),
-    )
+        "(MIG-…).", read=check_device_name, examples=("cpu", "cuda:0", "cuda:*"))
     count: int = option(1, "Number of processes on this device.", least=1, most=MAX_INSTANCES)
-    rate_limiter: RateLimiter | None = option(
-        None, "Resources that each instance needs while it executes, if the server has a rate_limit."
-    )
-    threads: int | None = option(
-        None,
+    rate_limiter: RateLimiter | None = option(None,
+        "Resources that each instance needs while it executes, if the server has a rate_limit.")
+    threads: int | None = option(None,
         "Threads of numerical libraries in each process; null: OMP_NUM_THREADS, or a share of the cores.",
-        least=1,
-    )
+        least=1)
     cpus: tuple[int, ...] = option((), "CPUs on which the processes run; empty: all.", least=0)
     resources: Resources = option(Resources(), "Resources of one process, for gpuserve export.")
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,60 +361,38 @@ class InstanceSpec:
 class ModelOptions:
     """The options that ``ModelConfig`` and a config file share: a row here defines the option for both."""
 
-    array: str = option(
-        NUMPY,
+    # fmt: off
+    array: str = option(NUMPY,
         "Library of the input arrays: numpy, on the host; cupy or torch, on the GPU of the instance; null: "
-        "cupy if an input has memory: gpu, otherwise numpy.",
-        words=ARRAYS,
-        nullable=True,
-    )
-    prefetch: int = option(
-        0,
-        "Full batches that are queued inside a worker; null: 1 on a GPU, 0 on the CPU.",
-        least=0,
-        most=16,
-        nullable=True,
-    )
+        "cupy if an input has memory: gpu, otherwise numpy.", words=ARRAYS, nullable=True)
+    prefetch: int = option(0,
+        "Full batches that are queued inside a worker; null: 1 on a GPU, 0 on the CPU.", least=0, most=16,
+        nullable=True)
     read_only_inputs: bool = option(False, "Whether the callable never writes to its inputs.")
-    owned_outputs: bool = option(
-        False,
+    owned_outputs: bool = option(False,
         "Whether the callable never writes again to memory on a GPU that it has returned. Otherwise each "
-        "output is first copied within the GPU.",
-    )
-    static_inputs: bool = option(
-        False,
+        "output is first copied within the GPU.")
+    static_inputs: bool = option(False,
         "Whether inputs on a GPU begin at the same addresses in every batch, so that a CUDA graph captured "
-        "once can be replayed. The callable runs one batch at a time.",
-    )
-    request_details: bool = option(
-        False,
+        "once can be replayed. The callable runs one batch at a time.")
+    request_details: bool = option(False,
         "Whether the callable receives the id, the priority and the timeout of each request (details of a "
-        "Request).",
-    )
-    openai: bool = option(
-        False,
+        "Request).")
+    openai: bool = option(False,
         "Whether OpenAI's clients are served: the callable takes typed requests of gpuserve.openai, and the"
-        " model declares no inputs and outputs.",
-    )
-    max_active: int = option(
-        0,
+        " model declares no inputs and outputs.")
+    max_active: int = option(0,
         "Requests that a stepped callable (with admit and step) has active at once in one instance; 0: the "
-        "callable is called. Default of a stepped callable: its attribute max_active, else 64.",
-        least=0,
-        most=MAX_CONCURRENCY,
-    )
-    retry_on_worker_death: bool = option(
-        True,
+        "callable is called. Default of a stepped callable: its attribute max_active, else 64.", least=0,
+        most=MAX_CONCURRENCY)
+    retry_on_worker_death: bool = option(True,
         "Whether a batch runs once more when its worker died; never for sequences, nor for decoupled models "
-        "that are not stepped. A request of a stepped model runs again only before its first response.",
-    )
-    execution_timeout_s: float = option(
-        0.0,
+        "that are not stepped. A request of a stepped model runs again only before its first response.")
+    execution_timeout_s: float = option(0.0,
         "Seconds that a call of the callable may take, or the next response of a stream; then the worker is"
         " killed and replaced, and its requests get DEADLINE_EXCEEDED. 0 is no limit: calls of over a "
-        "minute are logged.",
-        least=0,
-    )
+        "minute are logged.", least=0)
+    # fmt: on
 
 
 #: The fields that determine the form of requests and responses.
@@ -497,48 +414,31 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    max_batch_size: int = option(
-        0,
-        "Largest batch in rows; 0: the model does not batch, and shapes include all axes.",
-        least=0,
-        triton="max_batch_size",
-    )
+    # fmt: off
+    max_batch_size: int = option(0,
+        "Largest batch in rows; 0: the model does not batch, and shapes include all axes.", least=0,
+        triton="max_batch_size")
     instances: tuple[InstanceSpec, ...] = ()
-    version: int = option(
-        1, "Version in requests. Entries of one name and several versions are one model.", least=1
-    )
+    version: int = option(1,
+        "Version in requests. Entries of one name and several versions are one model.", least=1)
     batching: BatchingSpec = option(BatchingSpec(), "Options of batching.")
     queue: QueueSpec = option(QueueSpec(), "Options of the queue.")
-    concurrency: int = option(
-        0,
+    concurrency: int = option(0,
         "Batches that an async callable or a generator executes at once in one instance; null: by the kind "
-        "of the callable.",
-        least=1,
-        most=MAX_CONCURRENCY,
-        nullable=True,
-    )
-    strict: bool = option(
-        True,
+        "of the callable.", least=1, most=MAX_CONCURRENCY, nullable=True)
+    strict: bool = option(True,
         "Whether outputs that differ from their declaration are errors: another name, a missing output, a "
         "dtype that is not cast safely, another shape. false: such outputs are cast, dropped or sent "
-        "unchanged.",
-    )
-    decoupled: bool = option(
-        False,
+        "unchanged.")
+    decoupled: bool = option(False,
         "Whether a request has any number of responses, each sent as soon as it is produced.",
-        triton="model_transaction_policy.decoupled",
-    )
-    response_cache: bool = option(
-        False,
-        "Whether repeated requests are answered from memory.",
-        triton="response_cache.enable",
-    )
-    on_unrecoverable: str = option(
-        SHUTDOWN,
+        triton="model_transaction_policy.decoupled")
+    response_cache: bool = option(False,
+        "Whether repeated requests are answered from memory.", triton="response_cache.enable")
+    on_unrecoverable: str = option(SHUTDOWN,
         "Effect of UnrecoverableError: the server ends (shutdown), or the instance is replaced "
-        "(restart_worker).",
-        words=(SHUTDOWN, RESTART_WORKER),
-    )
+        "(restart_worker).", words=(SHUTDOWN, RESTART_WORKER))
+    # fmt: on
     warmup: tuple[Any, ...] = ()
     sequence: SequenceBatching = NO_SEQUENCES
     labels: tuple[LabelSpec, ...] = ()
