@@ -23,7 +23,9 @@ from gpuserve.backends.model_files import (
     served_model,
     threads_per_instance,
 )
+from gpuserve.backends.sequences import SequenceStates, without_states
 from gpuserve.decorators import batch
+from gpuserve.decorators.batch_data import on_host
 from gpuserve_worker.inference.inference_request import accept_batch
 from gpuserve_worker.protocol.tensor import BF16, BYTES, numpy_dtype
 
@@ -64,6 +66,7 @@ class OnnxModel:
         session_config: Entries of onnxruntime's session configuration.
         batch_tensors: Arguments of ``BatchTensors``. Ragged inputs then reach the file as arrays with one
             axis; otherwise they are padded with zeros.
+        states: Arguments of ``SequenceStates``, if the sequences have implicit state.
         options: Attributes of onnxruntime's ``SessionOptions``, such as intra_op_num_threads.
 
     Raises:
@@ -81,6 +84,7 @@ class OnnxModel:
         providers: Sequence[Any] = (),
         session_config: Mapping[str, str] | None = None,
         batch_tensors: Mapping[str, Any] | None = None,
+        states: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         runtime = _onnxruntime()
@@ -96,7 +100,11 @@ class OnnxModel:
         self._runtime = runtime
         self._device = device
         self._inputs = {one.name: _datatype_of(one, file) for one in self._session.get_inputs()}
-        self._outputs = _wanted_outputs(self._session, file)
+        self._states = None if states is None else SequenceStates(**states, place=_host_copy)
+        if self._states is not None:
+            _check_states(self._states, self._inputs, file)
+            self.sequence_dropped = self._states.drop
+        self._outputs = _wanted_outputs(self._session, file, self._states)
         self._in_bfloat16 = BF16 in {*self._inputs.values(), *self._outputs.values()}
         self._has_strings = BYTES in self._inputs.values()
         self._batch_tensors = BatchTensors(**batch_tensors) if batch_tensors else None
@@ -115,6 +123,7 @@ class OnnxModel:
         providers: Sequence[Any] = (),
         session_config: Mapping[str, str] | None = None,
         batch_tensors: Mapping[str, Any] | None = None,
+        states: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """Return the file's tensors and largest batch, without a run or graph optimizations."""
@@ -126,11 +135,12 @@ class OnnxModel:
         session = _session(runtime, file, settings, ["CPUExecutionProvider"])
         inputs, outputs = session.get_inputs(), session.get_outputs()
         first = int(has_batch_axis([one.shape for one in inputs], [one.shape for one in outputs]))
-        return {
+        declared = {
             "inputs": [_declared_tensor(one, first, file) for one in inputs],
             "outputs": [_declared_tensor(one, first, file) for one in outputs],
             "max_batch_size": MAX_BATCH_SIZE * first,
         }
+        return without_states(declared, states)
 
     def __call__(self, requests: Any) -> Any:
         """Answer all requests by one run of the session. If the run fails on the CPU, answer each request by
@@ -139,6 +149,8 @@ class OnnxModel:
         answer: Any = self._answer  # its declared type still takes arrays
         if self._batch_tensors is not None:
             answer = partial(self._batch_tensors.run, run=self._run)
+        elif self._states is not None:
+            answer = partial(self._states.run, run=self._run)
         try:
             return answer(requests)
         except Exception:
@@ -370,16 +382,35 @@ def _datatype_of(one: Any, file: str) -> str:
     return _DATATYPES[element]
 
 
-def _wanted_outputs(session: Any, file: str) -> dict[str, str]:
-    """Return the outputs to compute, with their datatypes: those that the served model declares, or all."""
+def _wanted_outputs(session: Any, file: str, states: SequenceStates | None) -> dict[str, str]:
+    """Return the outputs to compute, with their datatypes: those that the served model declares and those
+    that carry state, or all.
+    """
     model = served_model()
-    declared = None if model is None else {one.name for one in model.outputs}
+    names = [] if model is None else [one.name for one in model.outputs]
+    declared = None if model is None else set(names if states is None else states.output_names(names))
     found = [one for one in session.get_outputs() if declared is None or one.name in declared]
     missing = (declared or set()) - {one.name for one in found}
     if missing:
         known = ", ".join(one.name for one in session.get_outputs())
         raise ModelFileError(f"{os.path.basename(file)} has no output {sorted(missing)[0]!r}, only {known}")
     return {one.name: _datatype_of(one, file) for one in found}
+
+
+def _check_states(states: SequenceStates, inputs: Mapping[str, str], file: str) -> None:
+    """Raise ModelFileError unless the file has the inputs of the states, with their datatypes."""
+    for one in states.tensors:
+        if inputs.get(one.input) != one.datatype:
+            found = ", ".join(f"{name} {datatype}" for name, datatype in inputs.items())
+            raise ModelFileError(
+                f"the state needs an input {one.input!r} of {one.datatype}, but {os.path.basename(file)} has "
+                f"{found}"
+            )
+
+
+def _host_copy(array: Any) -> Any:
+    """Return a copy of a state on the host, where onnxruntime takes it for any device."""
+    return on_host(array[:]).copy()
 
 
 def _decoded_strings(array: NDArray[Any], name: str) -> NDArray[Any]:

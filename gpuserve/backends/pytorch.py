@@ -25,7 +25,9 @@ from gpuserve.backends.model_files import (
     served_model,
     threads_per_instance,
 )
+from gpuserve.backends.sequences import SequenceStates, without_states
 from gpuserve.decorators import batch
+from gpuserve_worker.inference.inference_request import accept_batch
 from gpuserve_worker.protocol.tensor import as_tensor
 
 _EXPORTED: Final = ".pt2"
@@ -50,6 +52,7 @@ class PytorchModel:
         instances: Number of instances that share the processors, which sets the default number of threads.
         num_threads: Threads that an operator may use. 0: by ``instances``.
         trust: Whether a file may run code: every .pt2, and TorchScript that can reach files.
+        states: Arguments of ``SequenceStates``, if the sequences have implicit state.
 
     Raises:
         ModelFileError: if the file cannot be served, or has other tensors than the model declares.
@@ -62,6 +65,7 @@ class PytorchModel:
         instances: int = 1,
         num_threads: int = 0,
         trust: bool = False,
+        states: Mapping[str, Any] | None = None,
     ) -> None:
         torch = _import_torch(file, trust)
         torch.set_num_threads(num_threads or threads_per_instance(instances))
@@ -71,18 +75,34 @@ class PytorchModel:
         model = served_model()
         inputs = self._loaded.inputs if model is None else [one.name for one in model.inputs]
         outputs = self._loaded.outputs if model is None else [one.name for one in model.outputs]
+        self._states = None
+        if states is not None:
+            self._states = SequenceStates(**states, place=self._state_copy)
+            self.sequence_dropped = self._states.drop
+            inputs = [*(one for one in inputs if one not in self._states.inputs), *self._states.inputs]
+            outputs = self._states.output_names(outputs)
         self._order = _input_order(inputs, self._loaded.inputs, os.path.basename(file))
         self._outputs = outputs
         self._is_single = is_one_row_per_request(self._loaded.ranks)
 
     @classmethod
-    def declare(cls, file: str, trust: bool = False, **_options: Any) -> dict[str, Any]:
+    def declare(
+        cls, file: str, trust: bool = False, states: Mapping[str, Any] | None = None, **_options: Any
+    ) -> dict[str, Any]:
         """Return an exported program's tensors and batch. Raise ModelFileError for TorchScript."""
         torch = _import_torch(file, trust)
-        return _load_program(torch, file, "cpu", trust).declaration() | {"array": "torch"}
+        declared = _load_program(torch, file, "cpu", trust).declaration() | {"array": "torch"}
+        return without_states(declared, states)
+
+    def __call__(self, requests: Any) -> Any:
+        answer: Any = self._answer  # its declared type still takes tensors
+        return answer(requests) if self._states is None else self._states.run(requests, self._run)
 
     @batch(pad=0)
-    def __call__(self, /, **tensors: Any) -> dict[str, Any]:
+    def _answer(self, /, **tensors: Any) -> dict[str, Any]:
+        return self._run(tensors)
+
+    def _run(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         with self._torch.inference_mode():
             given = [self._to_device(tensors.get(name)) for name in self._order]
             while given and given[-1] is None:  # omitted by the request
@@ -90,12 +110,18 @@ class PytorchModel:
             answers = _named_outputs(self._loaded(given), self._outputs)
             return {name: one[0] for name, one in answers.items()} if self._is_single else answers
 
+    def _state_copy(self, state: Any) -> Any:
+        return as_tensor(state).to(self._device, copy=True)
+
     def _to_device(self, tensor: Any) -> Any:
         """Return an input as a tensor on the device."""
         if tensor is None:
             return None
         placed = as_tensor(tensor).to(self._device, non_blocking=True)
         return placed[None] if self._is_single else placed
+
+
+accept_batch(PytorchModel.__call__)
 
 
 def _input_order(declared: Sequence[str], known: Sequence[str], file: str) -> list[str]:

@@ -425,10 +425,10 @@ UNSEEN: tuple[Meant, ...] = (
         (),
     ),
     Meant(
-        "Implicit state of a sequence (`state` in the configuration)",
-        "tensors that the server carries from request to request",
-        "kept by the callable",
-        "The callable is Python and stays where it is; a dictionary does it.",
+        "The first state of a sequence without an `initial_state`",
+        "uninitialized",
+        "zero",
+        "Uninitialized memory may hold the tensors of another client.",
         (),
     ),
     Meant(

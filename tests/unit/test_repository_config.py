@@ -107,7 +107,11 @@ def test_the_documents_name_every_field() -> None:
     ("text", "place", "treatment"),
     [
         ("input { is_shape_tensor: true }", ("input", 0, "is_shape_tensor"), Treatment.REFUSED),
-        ("sequence_batching { state { } }", ("sequence_batching", "state"), Treatment.REFUSED),
+        (
+            "sequence_batching { state { use_growable_memory: true } }",
+            ("sequence_batching", "state", 0, "use_growable_memory"),
+            Treatment.WITHOUT_EFFECT,
+        ),
         (
             "optimization { eager_batching: true }",
             ("optimization", "eager_batching"),
@@ -501,6 +505,61 @@ def test_several_repositories(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, config: str, said: str) -> None:
     write(tmp_path, "m", config)
     assert problem(tmp_path).startswith(said)
+
+
+ONNX = 'backend: "onnxruntime" max_batch_size: 8' + TENSORS
+STATE = ' input_name: "s" output_name: "t" data_type: TYPE_FP32 dims: [ 2, -1 ] '
+INITIAL = 'name: "i" data_type: TYPE_FP32 dims: [ 2, 3 ] zero_data: true'
+
+
+def test_implicit_state_is_an_argument_of_the_file(tmp_path: Path) -> None:
+    file = INITIAL.replace("zero_data: true", 'data_file: "f"')
+    other = STATE.replace('"s"', '"u"')
+    states = f"state [ {{{STATE}}}, {{{other} initial_state {{ {file} }} }} ]"
+    write(tmp_path, "m", f"{ONNX} sequence_batching {{ {states} }}", file="model.onnx")
+    spec = only(tmp_path)
+    path = str(tmp_path / "m" / "initial_state" / "f")
+    tensors = [["s", "t", "FP32", [2, 1], "", False], ["u", "t", "FP32", [2, 3], path, False]]
+    assert spec.instances[0].source["kwargs"]["states"] == {"tensors": tensors, "controls": []}
+    assert len(model_config(spec).sequence_batching.state) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (MODEL + f"sequence_batching {{ state {{{STATE}}} }}", "state goes with backend onnxruntime or"),
+        (
+            ONNX + f"sequence_batching {{ state {{{STATE.replace('data_type: TYPE_FP32', '')}}} }}",
+            "the state",
+        ),
+        (
+            ONNX + f"sequence_batching {{ state {{{STATE.replace(chr(34) + 's', chr(34) + 'x')}}} }}",
+            "expected an input_name that is no other input, and an output_name, given 'x' and 't'",
+        ),
+        *(
+            (
+                f"{ONNX} sequence_batching {{ state {{{STATE} initial_state {{ {text} }} }} }}",
+                f"initial_state of 's': expected {said}",
+            )
+            for text, said in (
+                (INITIAL.replace("FP32", "FP64"), "the data_type of the state"),
+                (INITIAL.replace('name: "i"', ""), "a name"),
+                (INITIAL.replace("zero_data: true", ""), "zero_data: true or data_file"),
+                (INITIAL.replace("2, 3", "2"), "dims that fit those of the state, [2, -1]"),
+                (INITIAL.replace("2, 3", "3, 3"), "dims that fit those of the state, [2, -1]"),
+                (INITIAL.replace("2, 3", "2, -1"), "dims that fit those of the state, [2, -1]"),
+            )
+        ),
+        (
+            ONNX.replace("dims: [ -1 ]", "dims: [ -1 ] allow_ragged_batch: true", 1)
+            + f" sequence_batching {{ state {{{STATE}}} }}",
+            "state does not go with batch_input or allow_ragged_batch",
+        ),
+    ],
+)
+def test_a_state_that_triton_refuses_is_refused(tmp_path: Path, config: str, said: str) -> None:
+    write(tmp_path, "m", config, file="model.onnx" if "onnx" in config else "model.py")
+    assert problem(tmp_path).partition(": ")[2].startswith(said)
 
 
 def test_triton_and_this_server_load_the_same_configurations(tmp_path: Path) -> None:

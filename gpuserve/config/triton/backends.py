@@ -12,6 +12,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from gpuserve.backends.batch_tensors import batch_tensors_in
 from gpuserve.backends.registry import backend_of, source_of
+from gpuserve.backends.sequences import states_in
 from gpuserve.config.triton.folders import ModelFolder
 from gpuserve.config.triton.pbtxt import EntryDraft, listed
 from gpuserve.model.options import nearest
@@ -182,6 +183,8 @@ def callable_of(draft: EntryDraft, backend: Backend, folder: ModelFolder, versio
     if draft.message.sequence_batching.iterative_sequence and backend.name != PYTHON:
         text = f"iterative_sequence goes with backend {PYTHON}: only a model.py reschedules its requests"
         draft.add_fault(("sequence_batching", "iterative_sequence"), text)
+    if draft.message.sequence_batching.state:
+        _check_states(draft, backend)
     if draft.faults:
         return {}
     return _with_own_shapes(draft, _callable(draft, backend, folder, version))
@@ -207,6 +210,45 @@ def _check_batch_tensors(draft: EntryDraft, backend: Backend) -> None:
                     draft.add_fault((*place, "target_name"), f"the model has no output {name!r}")
             if key == "batch_input" and one.data_type not in {pb.TYPE_INT32, pb.TYPE_FP32}:
                 draft.add_fault((*place, "data_type"), "expected data_type TYPE_INT32 or TYPE_FP32")
+
+
+def _check_states(draft: EntryDraft, backend: Backend) -> None:
+    config = draft.message
+    place: tuple[str | int, ...] = ("sequence_batching", "state")
+    if backend.name == PYTHON:
+        text = (
+            f"state goes with backend {ONNXRUNTIME} or {PYTORCH}; a model.py keeps it by the correlation id"
+        )
+        draft.add_fault(place, text)
+    if config.batch_input or any(one.allow_ragged_batch for one in config.input):
+        draft.add_fault(place, "state does not go with batch_input or allow_ragged_batch")
+    names = [one.name for one in config.input]
+    for number, one in enumerate(config.sequence_batching.state):
+        at = (*place, number)
+        if one.data_type == pb.TYPE_INVALID:
+            draft.add_fault(at, "the state has no data_type; expected one such as TYPE_FP32")
+        if not (one.input_name and one.output_name) or one.input_name in names:
+            text = "expected an input_name that is no other input, and an output_name"
+            draft.add_fault((*at, "input_name"), f"{text}, given {one.input_name!r} and {one.output_name!r}")
+        names.append(one.input_name)
+        if len(one.initial_state) > 1:
+            draft.add_fault((*at, "initial_state"), "expected one initial_state at most")
+        for initial in one.initial_state:
+            if problem := _initial_state_problem(one, initial):
+                draft.add_fault((*at, "initial_state"), f"initial_state of {one.input_name!r}: {problem}")
+
+
+def _initial_state_problem(state: Any, initial: Any) -> str | None:
+    """Return why Triton refuses an initial state, or None."""
+    if initial.data_type != state.data_type:
+        return "expected the data_type of the state"
+    if not initial.name:
+        return "expected a name"
+    if initial.WhichOneof("state_data") is None:
+        return "expected zero_data: true or data_file"
+    sizes = list(initial.dims), list(state.dims)
+    fits = len(sizes[0]) == len(sizes[1]) and all(size in (one, -1) for one, size in zip(*sizes, strict=True))
+    return None if fits and -1 not in sizes[0] else f"expected dims that fit those of the state, {sizes[1]}"
 
 
 def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version: int) -> dict[str, Any]:
@@ -237,6 +279,8 @@ def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version:
     path, arguments = folder.file(version, found), _parameters(draft, backend)
     if tensors := batch_tensors_in(plain(draft.message)):
         arguments["batch_tensors"] = tensors
+    if states := states_in(plain(draft.message), folder.path):
+        arguments["states"] = states
     known = backend_of(path)
     if known is None or known.path != backend.callable:  # the name does not imply the callable
         return {"callable": backend.callable, "kwargs": {"file": path, **arguments}, **backend.options}

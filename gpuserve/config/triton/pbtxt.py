@@ -217,10 +217,6 @@ def _honoured(*names: str) -> dict[str, FieldRule]:
 
 
 _TENSORRT: Final = _no("only TensorRT has such tensors; leave it out")
-_STATE: Final = _no(
-    "the server keeps no state between the requests of a sequence; keep it in the model, by the "
-    "correlation id, from the start flag of a sequence to its end flag"
-)
 _CUDA_GRAPHS: Final = _idle("only TensorRT captures graphs by a configuration")
 _QUICK: Final = _idle("the server decides itself how tensors are copied")
 
@@ -282,8 +278,7 @@ TABLES: Final[Mapping[str, Table]] = {
     ),
     "ModelSequenceBatching": {
         **_honoured("direct", "oldest", "max_sequence_idle_microseconds", "control_input"),
-        **_honoured("iterative_sequence"),
-        "state": _STATE,
+        **_honoured("state", "iterative_sequence"),
     },
     "ModelSequenceBatching.StrategyDirect": _honoured(
         "max_queue_delay_microseconds", "minimum_slot_utilization"
@@ -293,6 +288,12 @@ TABLES: Final[Mapping[str, Table]] = {
         *("max_queue_delay_microseconds", "preserve_ordering"),
     ),
     "ModelSequenceBatching.ControlInput": _honoured("name", "control"),
+    "ModelSequenceBatching.State": {
+        **_honoured("input_name", "output_name", "data_type", "dims", "initial_state"),
+        "use_same_buffer_for_input_output": YES,
+        "use_growable_memory": _idle("only memory of CUDA grows in place; a state may have another shape"),
+    },
+    "ModelSequenceBatching.InitialState": _honoured("data_type", "dims", "zero_data", "data_file", "name"),
     "ModelSequenceBatching.Control": _honoured(
         "kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"
     ),
