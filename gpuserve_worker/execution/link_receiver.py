@@ -263,6 +263,8 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
         self.session = self._new_session()
         self._calls.attached()
         self._metrics.attached(self.session)
+        if self.session.device is not None:
+            self.session.device.report_memory()
 
     def _close_retired(self) -> None:
         self._backlog.wait_idle()

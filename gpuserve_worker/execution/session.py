@@ -77,6 +77,9 @@ class DeviceSession(DeviceRegionOpener, Protocol):
     def wait_inputs_read(self, batch_id: int) -> None:
         """Wait until no copy reads the input memory of a batch."""
 
+    def report_memory(self) -> None:
+        """Tell the front how much memory the worker holds on the device, if that has changed lately."""
+
     def process_message(self, message: wire.Message) -> bool:
         """Process a message about device memory. Return False if it is about something else."""
 
@@ -198,6 +201,7 @@ class FrontSession:
         batch_id = reply.batch_id
         if self.device is not None:
             self.device.wait_inputs_read(batch_id)
+            self.device.report_memory()
         self.before_reply()
         data = wire.WORKER.encode(_with_inputs(reply, free=self.leases.is_free(batch_id)))
         with self._lock:

@@ -47,18 +47,25 @@ _RECLAIMABLE: Final = frozenset({"active_file", "inactive_file"})
 _NO_LIMIT: Final = 1 << 62
 
 
+#: MemTotal, MemFree and MemAvailable are the first lines.
+_MEMINFO_LINES: Final = 3
+
+
 def available_nbytes(root: str = "") -> int | None:
-    """Return the bytes that the machine and our control groups can still reserve, or None if unknown."""
-    told = [_of_machine(root), *(_of_group(folder, files) for folder, files in _groups(root))]
-    known = [nbytes for nbytes in told if nbytes is not None]
-    return min(known) if known else None
+    """Return the bytes that the machine and our control groups can still reserve, or None if unknown.
 
-
-def _of_machine(root: str) -> int | None:
-    for line in _text(f"{root}/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    A virtual machine that grows with its use, such as that of a Kata container, has less memory now than a
+    control group may use. There the groups alone decide.
+    """
+    groups = [found for one in _groups(root) if (found := _of_group(*one)) is not None]
+    left = [limit - used for limit, used in groups]
+    lines = _text(f"{root}/proc/meminfo").split("\n", _MEMINFO_LINES)[:_MEMINFO_LINES]
+    machine = {
+        name: int(text.split()[0]) * 1024 for name, _, text in (line.partition(":") for line in lines if line)
+    }
+    if "MemAvailable" in machine and min(groups, default=(0, 0))[0] <= machine["MemTotal"]:
+        left.append(machine["MemAvailable"])
+    return max(0, min(left)) if left else None
 
 
 @functools.cache
@@ -75,14 +82,15 @@ def _groups(root: str) -> list[tuple[str, _Files]]:
     return list(dict.fromkeys(found))
 
 
-def _of_group(folder: str, files: _Files) -> int | None:
+def _of_group(folder: str, files: _Files) -> tuple[int, int] | None:
+    """Return the limit of a group and its use, without what the kernel can reclaim; None if unlimited."""
     limit = _text(f"{folder}/{files.limit}").strip()
     if not limit.isdigit() or int(limit) > _NO_LIMIT:
         return None
     usage = _text(f"{folder}/{files.usage}").strip()
     if not usage.isdigit():
         return None
-    return max(0, int(limit) - max(0, int(usage) - _reclaimable(f"{folder}/{_STATISTICS}")))
+    return int(limit), max(0, int(usage) - _reclaimable(f"{folder}/{_STATISTICS}"))
 
 
 def _reclaimable(statistics: str) -> int:

@@ -18,7 +18,7 @@ Senders and receivers::
     worker -> front        Attached, Segment, DropSegment, Yield, Stepped, Computed, Split, Done, Failed
                            Requeue
                            Released, RegionOpened, Call, CancelCall, Return, ExportSegment, ExportOpened
-                           Metrics, Command
+                           Metrics, DeviceMemory, Command
 
 The reply to a batch is one ``Done`` or ``Failed``. The reply of a decoupled model is any number of ``Yield``,
 then one ``Done`` without outputs, or ``Failed``. A stepped callable sends the responses of many batches in
@@ -293,6 +293,12 @@ class Metrics(NamedTuple):
     changes: tuple[MetricChange, ...]
 
 
+class DeviceMemory(NamedTuple):
+    """The bytes that the worker holds on its device, as its allocators know them."""
+
+    nbytes: int
+
+
 class Yield(NamedTuple):
     """One response for some or all requests of a batch of a decoupled model; more may follow.
 
@@ -511,7 +517,8 @@ Message: TypeAlias = (
     Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CancelCall
     | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
-    | UnlendExport | Imported | WantWeights | LoadWeights | Weights | WeightsFailed | Stepped | Requeue
+    | UnlendExport | DeviceMemory | Imported | WantWeights | LoadWeights | Weights | WeightsFailed | Stepped
+    | Requeue
 )  # fmt: skip
 
 
@@ -564,5 +571,6 @@ WORKER: Final = MessageCodec(
         63: LendExport,
         64: ExportOpened,
         65: UnlendExport,
+        66: DeviceMemory,
     }
 )

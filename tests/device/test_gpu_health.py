@@ -67,6 +67,20 @@ def test_the_memory_of_a_model_on_each_gpu(shared_server: Watched) -> None:
         assert {(one.type, one.id): one.byte_size for one in message.memory_usage} == usage
 
 
+def test_in_a_container_the_workers_tell_how_much_gpu_memory_they_hold(
+    shared_server: Watched, shared_machine: GpuMachine
+) -> None:
+    def memory(device: str) -> float:
+        return shared_server.metric("gpuserve_model_gpu_memory_bytes", model="m", version="1", device=device)
+
+    wait_until(lambda: min(memory("cuda:0"), memory("cuda:1")) > GPU_1.context_memory, "the driver tells")
+    shared_machine.change(in_container=True)
+    wait_until(lambda: memory("cuda:0") < GPU_1.context_memory, "the driver knows no worker")
+    assert HELD_NBYTES <= memory("cuda:0") < 2 * HELD_NBYTES
+    assert HELD_NBYTES <= memory("cuda:1") < 2 * HELD_NBYTES
+    shared_machine.change(in_container=False)
+
+
 def test_the_gpu_that_there_is(
     gpu_machine: GpuMachine | RealMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ MESSAGES: list[wire.Message] = [
     wire.Answer(1, 5, (BORROWED, PLACED), {}, None, True),
     wire.Return((1, 2)),
     wire.Metrics((("c", "counter", "Text.", {"k": "v"}, (), False, (1.0,)),)),
+    wire.DeviceMemory(1 << 33),
     wire.StartExports(),
     wire.ExportSegment(0, 1 << 25, b"h" * 64),
     wire.FreeExports(((0, 512),)),

@@ -15,7 +15,7 @@ class HoldsMemory:
         if device != "cpu":
             import cupy
 
-            self.memory = cupy.cuda.runtime.malloc(nbytes or 1)
+            self.memory = cupy.empty(nbytes or 1, "u1")
 
     @batch
     def __call__(self, x: Any) -> Any:

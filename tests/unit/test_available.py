@@ -21,7 +21,13 @@ def written(root: Path, files: dict[str, str]) -> str:
 
 
 def meminfo(nbytes: int) -> dict[str, str]:
-    return {"proc/meminfo": f"MemTotal: 99999999 kB\nMemAvailable:   {nbytes // 1024} kB\nBuffers: 1 kB\n"}
+    lines = (
+        "MemTotal: 99999999 kB",
+        "MemFree: 1 kB",
+        f"MemAvailable:   {nbytes // 1024} kB",
+        "Buffers: 1 kB",
+    )
+    return {"proc/meminfo": "\n".join(lines) + "\n"}
 
 
 def test_machine_alone(tmp_path: Path) -> None:
@@ -38,6 +44,16 @@ def test_machine_alone(tmp_path: Path) -> None:
 def test_the_group_counts_where_it_has_less(tmp_path: Path, limit: str, usage: str) -> None:
     files = {**meminfo(8 * GIB), limit: f"{2 * GIB}\n", usage: f"{GIB}\n"}
     assert available_nbytes(written(tmp_path, files)) == GIB
+
+
+@pytest.mark.parametrize(("limit_gib", "available_gib"), [(94, 1), (96, 95)])
+def test_a_machine_that_is_smaller_than_the_limit_grows(
+    tmp_path: Path, limit_gib: int, available_gib: int
+) -> None:
+    """The machine has 95.4 GiB, of which 1 GiB is available now."""
+    group = {"memory.max": f"{limit_gib * GIB}\n", "memory.current": f"{GIB}\n"}
+    files = {**meminfo(GIB), **{f"sys/fs/cgroup/{name}": text for name, text in group.items()}}
+    assert available_nbytes(written(tmp_path, files)) == available_gib * GIB
 
 
 def test_a_group_without_limit_does_not_count(tmp_path: Path) -> None:

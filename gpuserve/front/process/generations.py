@@ -262,6 +262,8 @@ class Generations:
                 link.exports.receive(message)
             case wire.Call() | wire.CancelCall() | wire.Return() | wire.Command():
                 self._calls.handle(link, message)
+            case wire.DeviceMemory(nbytes):
+                self._service.control.gpus.worker_reported(link.pid, link.device, nbytes)
             case wire.Metrics(changes):
                 self._callable_metrics.apply(owner, changes)
             case _:

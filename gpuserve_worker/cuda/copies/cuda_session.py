@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -48,6 +49,9 @@ from gpuserve_worker.protocol.payloads import (
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of, element_count, numpy_dtype
 from gpuserve_worker.protocol.wire import Run
 
+#: The shortest time between two reports of the process's memory on the device.
+_REPORT_S: Final = 2.0
+
 if TYPE_CHECKING:
     from gpuserve_worker.execution.session import FrontSession
 
@@ -57,6 +61,9 @@ class CudaSession:
 
     def __init__(self, device: CudaDevice, staging: Staging, front: FrontSession, arena: Arena) -> None:
         self._staging = staging
+        self._process_nbytes = device.runtime.process_nbytes
+        self._reported_nbytes = 0
+        self._report_due_s = 0.0
         self._opened = device.opened
         self.front = front
         self.reader = device.arrays
@@ -95,6 +102,16 @@ class CudaSession:
         arrival = self._arrivals.pop(batch_id, None)
         if arrival is not None:
             arrival.wait_idle()
+
+    def report_memory(self) -> None:
+        now = monotonic()
+        if now < self._report_due_s:
+            return
+        self._report_due_s = now + _REPORT_S
+        nbytes = self._process_nbytes()
+        if nbytes != self._reported_nbytes:
+            self._reported_nbytes = nbytes
+            self.front.send(wire.DeviceMemory(nbytes))
 
     def close(self) -> None:
         """Close the memory that the front lent. No batch of the front runs any more."""

@@ -9,6 +9,7 @@ import enum
 import functools
 import json
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -105,6 +106,8 @@ class Runtime:
         self.cupy = cupy
         self._cuda = cupy.cuda.runtime
         self._driver = driver
+        #: The size of each allocation of this class, by address.
+        self._allocated: dict[int, int] = {}
 
     # ---- the device -----------------------------------------------------------------------
 
@@ -132,12 +135,23 @@ class Runtime:
         free, total = self._cuda.memGetInfo()
         return int(free), int(total)
 
+    def process_nbytes(self) -> int:
+        """Return the device memory of this process, as far as its allocators know: not the CUDA context."""
+        pool = self.cupy.get_default_memory_pool().total_bytes()
+        torch = sys.modules.get("torch")
+        cuda = getattr(torch, "cuda", None)
+        of_torch = cuda.memory_reserved() if cuda is not None and cuda.is_initialized() else 0
+        return int(sum(list(self._allocated.values())) + pool + of_torch)
+
     # ---- memory ---------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        return int(self._cuda.malloc(nbytes))
+        address = int(self._cuda.malloc(nbytes))
+        self._allocated[address] = nbytes
+        return address
 
     def free(self, address: int) -> None:
+        self._allocated.pop(address, None)
         self._cuda.free(address)
 
     def page_lock(self, address: int, nbytes: int) -> None:

@@ -91,6 +91,8 @@ class Machine:
     #: A status with which CUDA fails to initialise in every new process; 0: it does not.
     broken: int = 0
     peer_access: bool = True
+    #: Whether NVML gives the host's process ids, which processes in a container do not know.
+    in_container: bool = False
     #: Sets of GPUs, by UUID, that NVLink connects.
     nvlinks: tuple[tuple[str, ...], ...] = ()
     #: Function of the runtime or of NVML -> status with which all of its calls fail.

@@ -40,6 +40,9 @@ nvmlClocksEventReasonHwThermalSlowdown = 64
 nvmlClocksEventReasonHwPowerBrakeSlowdown = 128
 nvmlMemory_v2 = 0x2000028
 
+#: Added to the process ids in a container: the kernel has no pid that is so large.
+_HOST_PIDS = 1 << 23
+
 
 @entry
 def nvmlDeviceGetMemoryInfo(handle: Any, version: int | None = None) -> Memory:
@@ -57,7 +60,8 @@ def nvmlDeviceGetMemoryInfo(handle: Any, version: int | None = None) -> Memory:
 def nvmlDeviceGetComputeRunningProcesses(handle: Any) -> list[ProcessInfo]:
     gpu_of(handle)
     found = MemoryFiles(library.view.directory).of_processes(handle._uuid)
-    return [ProcessInfo(pid, nbytes) for pid, nbytes in sorted(found.items())]
+    more = _HOST_PIDS if library.view.now.in_container else 0
+    return [ProcessInfo(more + pid, nbytes) for pid, nbytes in sorted(found.items())]
 
 
 @entry

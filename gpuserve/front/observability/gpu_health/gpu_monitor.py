@@ -151,6 +151,8 @@ class GpuWatch:
         self._timer: asyncio.TimerHandle | None = None
         #: (model, version) of each worker, by its process id.
         self._workers: dict[int, tuple[str, str]] = {}
+        #: The device of each worker, and the bytes that the worker's allocators hold there.
+        self._reported: dict[int, tuple[str, int]] = {}
         self._reported_lost: tuple[LostGpu, ...] = ()
         self._states: Mapping[str, GpuState] = {}
         self._links: Mapping[frozenset[str], GpuLink] = {}
@@ -201,6 +203,12 @@ class GpuWatch:
 
     def worker_down(self, pid: int) -> None:
         self._workers.pop(pid, None)
+        self._reported.pop(pid, None)
+
+    def worker_reported(self, pid: int, device: str, nbytes: int) -> None:
+        """Record a worker's own account, for containers in which NVML does not know its process id."""
+        if pid in self._workers and isinstance(nbytes, int):
+            self._reported[pid] = device, nbytes
 
     # ---- queries ------------------------------------------------------------------------------
 
@@ -221,21 +229,26 @@ class GpuWatch:
         return GpuLink.SAME if device == other else self._links.get(frozenset((device, other)), GpuLink.HOST)
 
     def model_memory(self) -> Iterator[ModelMemory]:
-        """Yield the memory of each model's workers on each GPU, as far as the driver reports it."""
+        """Yield the memory of each model's workers on each GPU: by the driver, else by their allocators."""
         for gpu in self._gpus:
             nbytes: Counter[tuple[str, str]] = Counter()
-            for pid, used in (gpu.reading.processes if gpu.reading else {}).items():
-                if pid in self._workers:
-                    nbytes[self._workers[pid]] += used
+            for pid, used in self._processes_on(gpu).items():
+                nbytes[self._workers[pid]] += used
             for (model, version), total in sorted(nbytes.items()):
                 yield ModelMemory(model, version, gpu.uuid, gpu.device, total)
 
     def process_memory(self) -> tuple[tuple[int, int], ...]:
-        """Return the pid and the bytes on all GPUs of each worker, as far as the driver reports them."""
+        """Return the pid and the bytes on all GPUs of each worker: by the driver, else by its allocators."""
         nbytes: Counter[int] = Counter()
         for gpu in self._gpus:
-            nbytes.update(gpu.reading.processes if gpu.reading else {})
-        return tuple((pid, used) for pid, used in nbytes.items() if pid in self._workers)
+            nbytes.update(self._processes_on(gpu))
+        return tuple(nbytes.items())
+
+    def _processes_on(self, gpu: WatchedGpu) -> dict[int, int]:
+        """Return the bytes of each worker on a GPU, by pid."""
+        by_driver = gpu.reading.processes if gpu.reading else {}
+        known = {pid: used for pid, used in by_driver.items() if pid in self._workers}
+        return known or {pid: used for pid, (device, used) in self._reported.items() if device == gpu.device}
 
     def memory_of(self, model: str, version: str) -> dict[int, int]:
         """Return the bytes of a model's workers by GPU number, for GPUs with a number."""
