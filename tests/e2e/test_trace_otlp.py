@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -21,6 +23,7 @@ from config_file import MODELS, model, tensor, write_config
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from serving import GPUSERVE, Addresses, serving
+from tritonclient.utils import InferenceServerException
 
 TIMEOUT_S = 20.0
 #: Far more than ten small requests take, and half of what an exporter waits for its collector.
@@ -93,13 +96,13 @@ def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
             yield addresses
 
 
-def infer(addresses: Addresses, protocol: str, **headers: str) -> None:
+def infer(addresses: Addresses, protocol: str, name: str = "a", **headers: str) -> None:
     library = CLIENTS[protocol]
     address = addresses.grpc if protocol == "grpc" else addresses.http
     with library.InferenceServerClient(address) as client:
         x = library.InferInput("x", [1, 1], "FP32")
         x.set_data_from_numpy(np.zeros((1, 1), np.float32))
-        client.infer("a", [x], headers=headers, request_id="7")
+        client.infer(name, [x], headers=headers, request_id="7")
 
 
 def spans(collector: Collector, number: int) -> dict[str, tuple[Any, dict[str, str]]]:
@@ -137,6 +140,44 @@ def test_the_callers_span_is_the_parent(traced: Addresses, collector: Collector,
     assert request.trace_state == "vendor=value"
     assert {span.trace_id.hex() for span, _ in found.values()} == {TRACE_ID}
     assert collector.spans.empty()
+
+
+@pytest.mark.parametrize("protocol", [*CLIENTS, "stream"])
+def test_requests_that_no_model_receives_are_spans(
+    traced: Addresses, collector: Collector, protocol: str
+) -> None:
+    if protocol == "stream":
+        message = tritonclient.grpc.service_pb2.ModelInferRequest(model_name="none", id="7")
+        with grpc.insecure_channel(traced.grpc) as channel:
+            stub = tritonclient.grpc.service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            (answer,) = stub.ModelStreamInfer(iter([message]))
+            assert "unknown model" in answer.error_message
+    else:
+        with pytest.raises(InferenceServerException, match="unknown model"):
+            infer(traced, protocol, "none", traceparent=f"00-{TRACE_ID}-{SPAN_ID}-01")
+    found = spans(collector, 3)
+    assert set(found) == {"InferRequest", "none", "queue"}
+    request = found["InferRequest"][0]
+    assert (request.status.code, request.status.message) == (2, "NOT_FOUND")
+    if protocol != "stream":
+        assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE_ID, SPAN_ID)
+
+
+@pytest.mark.parametrize("path", ["a/infer", "a/generate", "none/generate"])
+def test_malformed_requests_are_spans(traced: Addresses, collector: Collector, path: str) -> None:
+    with pytest.raises(HTTPError):
+        urlopen(Request(f"http://{traced.http}/v2/models/{path}", b"{"), timeout=TIMEOUT_S)
+    found = spans(collector, 3)
+    assert set(found) == {"InferRequest", path.partition("/")[0], "queue"}
+    assert found["InferRequest"][0].status.code == 2
+
+
+def test_a_malformed_message_is_a_span(traced: Addresses, collector: Collector) -> None:
+    with grpc.insecure_channel(traced.grpc) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError):
+            call(b"\xff")
+    assert set(spans(collector, 3)) == {"InferRequest", "?", "queue"}
 
 
 def test_the_settings_are_those_of_the_mode(traced: Addresses, collector: Collector) -> None:

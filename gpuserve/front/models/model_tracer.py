@@ -40,15 +40,15 @@ class OnEnd(Protocol):
 
 class ModelTracer:
     """Starts traces of one model, and records events of its requests. Histograms of ``metrics`` keep traced
-    requests as exemplars in mode opentelemetry. ``scope`` is the model's name if it has
-    settings of its own. ``follows_callers``: a request is traced if its caller traces it, and not if its
-    caller decided not to.
+    requests as exemplars in mode opentelemetry; None for refusals, which have no exemplars. ``scope`` is the
+    model's name if it has settings of its own. ``follows_callers``: a request is traced if its caller traces
+    it, and not if its caller decided not to.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        metrics: ModelMetrics,
+        metrics: ModelMetrics | None,
         sampler: Sampler,
         scope: str,
         ids: Iterator[int],
@@ -169,8 +169,9 @@ class ModelTracer:
         elif TraceLevel.TENSORS in trace.level and answer is not None:
             trace.tensors += _outputs(answer)
         trace.note("REQUEST_END")
-        if trace.context and not trace.error:
-            at, metrics = trace.moments, self._metrics
+        metrics = self._metrics
+        if metrics is not None and trace.context and not trace.error:
+            at = trace.moments
             metrics.request_duration.keep_exemplar(
                 at["REQUEST_END"] - at["REQUEST_START"], trace.otel_trace_id
             )

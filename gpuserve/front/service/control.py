@@ -18,11 +18,12 @@ from gpuserve.config.settings import logs
 from gpuserve.config.settings.checks import lacks_trace_file
 from gpuserve.config.settings.logs import LOG, LogSettings
 from gpuserve.config.settings.server import TRACE, TraceSettings
-from gpuserve.core.errors import InvalidArgument, Unavailable, Unimplemented, request_error
-from gpuserve.front.models.model_driver import Driver
+from gpuserve.core.errors import InvalidArgument, RequestError, Unavailable, Unimplemented, request_error
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
 from gpuserve.front.models.pending_request import RequestObserver, combined_observer
-from gpuserve.front.observability.tracing.request_trace import Receptions, Trace
+from gpuserve.front.net.exchange import Exchange
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
+from gpuserve.front.observability.tracing.request_trace import Reception, Receptions, Trace
 from gpuserve.front.observability.tracing.trace_settings import (
     OPENTELEMETRY,
     Changes,
@@ -31,9 +32,11 @@ from gpuserve.front.observability.tracing.trace_settings import (
     read_changes,
 )
 from gpuserve.front.observability.tracing.trace_writers import TraceFileWriter, TraceSink, TraceWriter
+from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.limits import shown
 from gpuserve.front.requests.server_status import HealthSubscribers
 from gpuserve.front.service.model_table import ModelTable
+from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
@@ -285,7 +288,7 @@ class TraceControl:
         self._known = names
         active = False
         for driver in drivers:
-            tracer = self._tracer(driver)
+            tracer = self._tracer(driver.spec, driver.metrics)
             driver.tracer = combined_observer(tracer, self._notes)
             active |= tracer is not None
         was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
@@ -301,6 +304,23 @@ class TraceControl:
         """Call ``callback`` when tracing starts or stops. Returns a function that ends the subscription."""
         return self._watchers.watch(callback)
 
+    def on_unread(self, name: str, error: RequestError, exchange: Exchange, reception: Reception) -> None:
+        """Trace a request that no model receives, if it is sampled: of an unknown model, or malformed.
+
+        Args:
+            name: The model that the request names; "" if that could not be read.
+            error: The reason of the refusal.
+            exchange: The call of the request.
+            reception: The record of the call.
+        """
+        unknown = ModelSpec(shown(name) or "?", (), (), version=0)
+        spec = next((one.spec for one in self._models.all() if one.spec.name == name), unknown)
+        tracer = self._tracer(spec, None)
+        if tracer is not None:
+            request = InferRequest(name, "", "", {}, [], (), None)
+            request.sender, request.reception = exchange, reception
+            tracer.on_refused(request, error, None)
+
     async def close(self) -> None:
         """Write pending traces, for two seconds at most."""
         ending = [*self._ending, *([_close(self._sink)] if self._sink is not None else ())]
@@ -310,14 +330,14 @@ class TraceControl:
         if model and all(driver.spec.name != model for driver in self._models.all()):
             raise InvalidArgument(f"Request for unknown model : {shown(model)}")
 
-    def _tracer(self, driver: Driver) -> ModelTracer | None:
-        name = driver.spec.name
+    def _tracer(self, spec: ModelSpec, metrics: ModelMetrics | None) -> ModelTracer | None:
+        name = spec.name
         values = self._scopes.values(name)
         if not values.level or values.problem(self._start) is not None:
             return None
         return ModelTracer(
-            driver.spec,
-            driver.metrics,
+            spec,
+            metrics,
             self._scopes.sampler(name),
             name if self._scopes.is_own(name) else "",
             self._ids,

@@ -44,8 +44,8 @@ class InferenceCall:
     """
 
     __slots__ = (
-        "_context", "_exchange", "_pending", "_reception", "_share", "_since", "_started_ns", "_timeout_s",
-        "is_done",
+        "_context", "_exchange", "_pending", "_reception", "_share", "_since", "_started_ns",
+        "_submitted_name", "_timeout_s", "is_done",
     )  # fmt: skip
 
     _IS_GRPC: ClassVar[bool]
@@ -75,6 +75,10 @@ class InferenceCall:
         """Answer with an error unless answered."""
         visible = client_error(error, f"serving {self._exchange.head.path}")
         if not self.is_done:
+            if self._started_ns and self._pending is None and self._reception is None:
+                trace, reception = self._context.service.control.trace, self.receive()
+                if reception is not None:
+                    trace.on_unread(self._traced_name(), visible, self._exchange, reception)
             self.is_done, self._pending = True, None
             self._release_memory()
             if self._reception is None:
@@ -88,6 +92,10 @@ class InferenceCall:
         self._reception = receptions.of(headers, grpc=self._IS_GRPC, began_ns=self._started_ns)
         return self._reception
 
+    def _traced_name(self) -> str:
+        """Return the model of a refused request, or "" if its name could not be read. Needs tracing."""
+        return getattr(self, "_submitted_name", "")
+
     def _new_share(self) -> Share:
         return Share(self._context.service.intake, self._exchange.endpoints.source, REQUEST_NBYTES)
 
@@ -98,7 +106,7 @@ class InferenceCall:
         if self._timeout_s is not None:
             self._limit_time(request, self._timeout_s)
         if self._started_ns:
-            request.receiver = self
+            request.receiver, self._submitted_name = self, request.model_name
         request.sender = self._exchange
         pending = context.submit(request, None, self._on_answer)
         if not self.is_done:

@@ -127,10 +127,14 @@ class InferStream:
         """Answer a serialised request with an error, or end the call if its client wants strict errors."""
         if self.has_ended:
             return
+        message = parse_refused_message(body)
+        name = "" if message is None else message.model_name
+        if self._reception is not None and name not in self._service.models.latest:
+            self._service.control.trace.on_unread(name, error, self._sender, self._reception)
         if self._strict_errors:
             self.fail(error)
             return
-        self._enqueue_ordered(stream_error(parse_refused_message(body), error, named=False))
+        self._enqueue_ordered(stream_error(message, error, named=False))
         self._flush_ordered()
 
     @property

@@ -92,6 +92,14 @@ class PendingResponses:
         wake(self._changed)
 
 
+def trace_unread(service: InferenceService, model_name: str, error: RequestError, exchange: Exchange) -> None:
+    """Trace a request that no model receives, if requests are traced and this one is sampled."""
+    trace = service.control.trace
+    if (reception := trace.receptions.of(exchange.head.headers, grpc=False)) is not None:
+        trace.on_unread(model_name, error, exchange, reception)
+        reception.close()
+
+
 class RequestReader:
     """A reader of requests of at most ``max_request_nbytes``, for endpoints that are coroutines."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any, Final
 
-from gpuserve.core.errors import Internal, InvalidArgument
+from gpuserve.core.errors import Internal, InvalidArgument, RequestError
 from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.protocols.access.endpoints import Route
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
@@ -74,15 +74,18 @@ class GenerateEndpoints:
         exchange.finish()
 
     async def _read(self, route: Route, client: AsyncRequest) -> InferRequest:
-        spec = self._service.models.find(route.model_name, route.model_version).spec
-
         def parse(parts: list[bytes]) -> InferRequest:
             return parse_generate_request(b"".join(parts), spec, route.model_version)
 
         async def unchanged(request: InferRequest) -> InferRequest:
             return request
 
-        return await self._reader.read(client, parse, unchanged)
+        try:
+            spec = self._service.models.find(route.model_name, route.model_version).spec
+            return await self._reader.read(client, parse, unchanged)
+        except RequestError as error:
+            inference.trace_unread(self._service, route.model_name, error, client.exchange)
+            raise
 
 
 # ---- bodies --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from gpuserve.front.protocols.access.endpoints import Endpoint, Route, match_rou
 from gpuserve.front.protocols.access.inference_call import InferenceCall, InferenceContext
 from gpuserve.front.protocols.http import http_responses as encoding
 from gpuserve.front.protocols.http import infer_codec as codec
+from gpuserve.front.protocols.http.async_inference import trace_unread
 from gpuserve.front.protocols.http.body_scanner import BodyHead, HttpBodyScanner
 from gpuserve.front.protocols.http.http_responses import (
     IDENTITY,
@@ -102,6 +103,7 @@ class InferHandler(InferenceContext):
                 raise Unimplemented(f"{_NO_STREAM}: model '{name}' gives any number of responses")
             coding = encoding.request_coding(coding_header) if coding_header else IDENTITY
         except RequestError as error:
+            trace_unread(self.service, name, error, exchange)
             return ImmediateReceiver(exchange, partial(error_answer, error))
         kind = OctetsReceiver if head.is_octets else InferReceiver
         receiver = (kind if head.boundary is None else FormReceiver)(self, exchange, driver, head)
@@ -130,6 +132,9 @@ class InferReceiver(InferenceCall):
         self._started_ns = 0 if context.receptions.deliver is None else time.monotonic_ns()
         self._reception = None
         self.is_done = False
+
+    def _traced_name(self) -> str:
+        return self._head.model_name
 
     # ---- the request ----------------------------------------------------------------------
 
