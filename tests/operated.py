@@ -55,6 +55,9 @@ class Client:
     def get(self, path: str) -> Answer:
         return self._call("GET", path, None, {})
 
+    def post(self, path: str, document: Any) -> Answer:
+        return self._call("POST", path, json.dumps(document).encode(), {})
+
     def infer(self, model: str, *rows: float, width: int = 1) -> Answer:
         """One request; each row is a value, ``width`` times. A large one goes as binary data."""
         array = np.repeat(np.array(rows, np.float32)[:, None], width, axis=1)

@@ -18,7 +18,6 @@ from gpuserve.backends.registry import is_model_path
 from gpuserve.core.errors import BindError
 from gpuserve.devices.names import check_device_name, likely_device_name
 from gpuserve.model.options import (
-    DURATION_PATTERN,
     REQUIRED,
     WIRE_INTEGERS,
     Option,
@@ -28,6 +27,7 @@ from gpuserve.model.options import (
     fitted,
     key_and_value,
     nearest,
+    quantity_pattern,
     rows,
 )
 from gpuserve.model.spec import check_model_name
@@ -116,7 +116,7 @@ class Scalar(Kind):
         if words:
             return {"anyOf": [number, {"type": "string", **words}]}
         if option.unit:
-            return {"anyOf": [number, {"type": "string", "pattern": DURATION_PATTERN}]}
+            return {"anyOf": [number, {"type": "string", "pattern": quantity_pattern(option.unit)}]}
         return number
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from gpuserve.backends.registry import source_of
 from gpuserve.config.rules import Violation
 from gpuserve.config.schema import InputEntry, ModelEntry, OutputEntry
-from gpuserve.config.settings.checks import check_rates
+from gpuserve.config.settings.checks import check_memory, check_rates
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.yaml_document import Path
 from gpuserve.core.errors import BadModelConfig, StartupError
@@ -127,6 +127,10 @@ def violations_together(
             check_sequences(spec)
         except BadModelConfig as error:
             yield Violation((*path, "sequence_batching"), str(error))
+        try:
+            check_memory(spec, settings)
+        except StartupError as error:
+            yield Violation((*path, "memory_nbytes"), str(error))
         if retry and spec.in_sequences:
             text = "retry_on_worker_death does not go with sequence_batching: what the callable kept of a "
             text += "sequence dies with its worker"

@@ -22,6 +22,7 @@ class EventKind(enum.Enum):
     MODEL_LOADED = "model_loaded"
     MODEL_LOAD_FAILED = "model_load_failed"
     MODEL_UNLOADED = "model_unloaded"
+    MODEL_EVICTED = "model_evicted"
     CONFIG_RELOADED = "config_reloaded"
     SCALED = "scaled"
     DRAINED = "drained"
@@ -59,6 +60,7 @@ FACTS: Final[Mapping[EventKind, tuple[str, ...]]] = {
     EventKind.MODEL_LOADED: ("source", "instances", "load_s"),
     EventKind.MODEL_LOAD_FAILED: ("reason",),
     EventKind.MODEL_UNLOADED: ("source",),
+    EventKind.MODEL_EVICTED: ("reason",),
     EventKind.CONFIG_RELOADED: ("ok", "reason", "changes"),
     EventKind.SCALED: ("instances",),
     EventKind.DRAINED: ("service", "unfinished"),

@@ -44,7 +44,8 @@ class Option:
         needed: Whether a file must give the option even if the field has a default.
         live: The objects that a new value applies to, if the option may change while a server runs.
         examples: Examples for editors.
-        unit: The unit of a duration, derived from the name of the option; "" for all other options.
+        unit: The unit of a duration or a size, derived from the name of the option unless given; "" for all
+            other options.
     """
 
     description: str
@@ -110,7 +111,7 @@ def _row(one: dataclasses.Field[Any], hint: Any) -> Row:
     if typing.get_origin(bare) is typing.Literal:  # for type checkers; the option has its own words
         bare = str
     found: Option = one.metadata[_KEY]
-    if unit := duration_unit(one.name, bare):
+    if unit := unit_of(one.name, bare):
         found = dataclasses.replace(found, unit=unit)
     default: Any = one.default
     if found.needed:
@@ -229,9 +230,9 @@ def _fitted_number(hint: Any, option: Option, value: Any) -> float | int:
         value = option.read(value)
     elif option.unit and isinstance(value, str):
         try:
-            value = whole_microseconds(parse_duration(value, option.unit), option.unit)
+            value = parse_quantity(value, option.unit)
         except (ValueError, OverflowError):
-            raise UnfitValue(expected_duration(option.unit)) from None
+            raise UnfitValue(expected_quantity(option.unit)) from None
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise UnfitValue(expected)
     if isinstance(value, float) and not math.isfinite(value):
@@ -491,12 +492,13 @@ def from_plain(kind: Any, plain: Any) -> Any:
     return kind(*plain) if hasattr(kind, "_fields") else plain
 
 
-# ---- durations: ``10s``, ``1m30s``, ``500ms``, or a number in the unit that the option's name ends in ----
+# ---- durations and sizes: ``10s``, ``1m30s``, ``500ms``, ``20GiB``, or a number in the option's unit ----
 
 SECONDS: Final = "s"
 MICROSECONDS: Final = "us"
-#: The suffix in the name of a duration option, by the type of the option.
-_UNITS: Final[dict[Any, str]] = {float: SECONDS, int: MICROSECONDS}
+NBYTES: Final = "nbytes"
+#: The units in the names of options, by the type of the option.
+_UNITS: Final[dict[Any, tuple[str, ...]]] = {float: (SECONDS,), int: (MICROSECONDS, NBYTES)}
 _MICROSECONDS_OF: Final = {
     "us": 1,
     "ms": 1_000,
@@ -506,24 +508,45 @@ _MICROSECONDS_OF: Final = {
     "h": 3_600_000_000,
     "d": 86_400_000_000,
 }
-_DURATION_NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
-_DURATION_PART: Final = rf"{_DURATION_NUMBER} ?(?:{'|'.join(_MICROSECONDS_OF)})"
-_DURATION_FORM: Final = rf"{_DURATION_NUMBER}|{_DURATION_PART}(?: ?{_DURATION_PART})*"
+_BYTES_OF: Final[dict[str, int]] = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
+_NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
+_DURATION_PART: Final = rf"{_NUMBER} ?(?:{'|'.join(_MICROSECONDS_OF)})"
+_DURATION_FORM: Final = rf"{_NUMBER}|{_DURATION_PART}(?: ?{_DURATION_PART})*"
+_SIZE: Final = re.compile(rf"({_NUMBER}) ?({'|'.join(_BYTES_OF)})?")
 #: The texts that ``parse_duration`` reads, for JSON Schema.
 DURATION_PATTERN: Final = f"^(?:{_DURATION_FORM})$"
+_SIZE_PATTERN: Final = f"^{_SIZE.pattern}$"
 
 
-def duration_unit(name: str, hint: Any) -> str:
-    """Return the unit of an option with this name and type, or "" if the option is no duration."""
-    unit = _UNITS.get(hint, "")
-    return unit if unit and name.endswith(f"_{unit}") else ""
+def unit_of(name: str, hint: Any) -> str:
+    """Return the unit of an option with this name and type, or "" if the option has none."""
+    return next((unit for unit in _UNITS.get(hint, ()) if name.endswith(f"_{unit}")), "")
+
+
+def parse_quantity(text: str, unit: str) -> float | int:
+    """Return a duration or a size in the unit of an option; raise ValueError for other texts."""
+    if unit != NBYTES:
+        return whole_microseconds(parse_duration(text, unit), unit)
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"expected {expected_quantity(unit)}, given {text!r:.80}")
+    return round(float(found[1]) * _BYTES_OF[found[2] or "B"])
+
+
+def quantity_pattern(unit: str) -> str:
+    """Return the pattern of the texts that ``parse_quantity`` reads, for JSON Schema."""
+    return _SIZE_PATTERN if unit == NBYTES else DURATION_PATTERN
 
 
 def parse_duration(text: str, unit: str = SECONDS) -> float:
     """Return a duration in the unit, which numbers have already; raise ValueError with the expected form."""
     if re.fullmatch(_DURATION_FORM, text) is None:
-        raise ValueError(f"expected {expected_duration(unit)}, given {text!r:.80}")
-    parts = re.findall(rf"({_DURATION_NUMBER}) ?([a-z]*)", text)
+        raise ValueError(f"expected {expected_quantity(unit)}, given {text!r:.80}")
+    parts = re.findall(rf"({_NUMBER}) ?([a-z]*)", text)
     microseconds = sum(float(count) * _MICROSECONDS_OF[of or unit] for count, of in parts)
     return microseconds / _MICROSECONDS_OF[unit]
 
@@ -533,7 +556,9 @@ def whole_microseconds(value: float, unit: str) -> float | int:
     return round(value) if unit == MICROSECONDS else value
 
 
-def expected_duration(unit: str) -> str:
+def expected_quantity(unit: str) -> str:
+    if unit == NBYTES:
+        return "a whole number of bytes or a size such as 500MB or 20GiB"
     if unit == MICROSECONDS:
         return "a whole number of microseconds or a time such as 500us or 2ms"
     return "a number of seconds or a time such as 500ms, 10s, 1m30s or 2h"

@@ -392,6 +392,14 @@ class ModelOptions:
         "Seconds that a call of the callable may take, or the next response of a stream; then the worker is"
         " killed and replaced, and its requests get DEADLINE_EXCEEDED. 0 is no limit: calls of over a "
         "minute are logged.", least=0)
+    on_demand: bool = option(False,
+        "Whether instances start when a request comes, and end when their memory is needed for other models "
+        "(memory of server) or after idle_timeout_s. Without it a model is always loaded.")
+    idle_timeout_s: float = option(0.0,
+        "With on_demand: seconds without a request after which the instances end; 0: no limit.", least=0)
+    memory_nbytes: int = option(0,
+        "Memory of one instance with its weights, in bytes, for the memory budgets of server: on its GPU, or "
+        "on the host if it runs on the CPU. 0: measured.", least=0)
     # fmt: on
 
 

@@ -229,6 +229,10 @@ class _Parts:
             case messages.Rates(tuple()):
                 status = self.operator.status.document(messages.Census(*message.census))
                 self.publication.publish_sample(status, message)
+            case messages.Usage(tuple(), tuple()):
+                self.models.on_demand.on_usage(message)
+            case messages.Asleep(int(generation), bool(is_asleep)):
+                self.models.on_demand.on_asleep(generation, is_asleep=is_asleep)
             case messages.FrontEvent(str(kind), str(model), int(version), str(instance), dict(facts)):
                 if kind not in {kind.value for kind in OBSERVED_BY_FRONT}:
                     raise WireError(f"the front sent an event of kind {kind!r}")

@@ -14,7 +14,14 @@ from gpuserve.cli.app import run
 from gpuserve.config.load import load_data
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.model.options import DURATION_PATTERN, MICROSECONDS, declared, parse_duration
+from gpuserve.model.options import (
+    DURATION_PATTERN,
+    MICROSECONDS,
+    NBYTES,
+    declared,
+    parse_duration,
+    quantity_pattern,
+)
 
 MODEL = {"name": "m", "callable": "pkg.mod:f", "inputs": [], "outputs": [], "max_batch_size": 4}
 
@@ -31,6 +38,34 @@ def test_forms(text: str, seconds: float) -> None:
     assert parse_duration(text, MICROSECONDS) == pytest.approx(
         seconds if text[-1].isdigit() else seconds * 1e6
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("7", 7), ("7B", 7), ("500MB", 500_000_000), ("1.5 GiB", 3 << 29), ("20GiB", 20 << 30), ("2kB", 2000)],
+)
+def test_sizes_have_units_as_well(text: str, nbytes: int) -> None:
+    data = {"server": {"max_arena_nbytes": text, "memory": {"host": text}}, "models": [MODEL]}
+    settings = load_data(data, "c.yaml", ".", {}).settings
+    assert settings.max_arena_nbytes == settings.memory.host == nbytes
+    assert re.search(quantity_pattern(NBYTES), text)
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1B", "1 gib", "1GB 2", "many"])
+def test_other_sizes_are_refused_with_what_was_expected(text: str) -> None:
+    with pytest.raises(
+        ConfigProblems, match="expected a whole number of bytes or a size such as 500MB or 20GiB"
+    ):
+        load_data({"server": {"memory": {"cuda": text}}, "models": [MODEL]}, "c.yaml", ".", {})
+    assert re.search(quantity_pattern(NBYTES), text) is None
+
+
+def test_a_model_on_demand_that_is_larger_than_the_budget_is_refused() -> None:
+    tensors = [{"name": "x", "dtype": "float32", "shape": [1]}]
+    model = {**MODEL, "inputs": tensors, "outputs": tensors, "on_demand": True, "memory_nbytes": "3GiB"}
+    data = {"server": {"memory": {"host": "2GiB"}}, "models": [model]}
+    with pytest.raises(ConfigProblems, match=r"'m' takes 3221225472 bytes on cpu .* allows 2147483648"):
+        load_data(data, "c.yaml", ".", {})
 
 
 @pytest.mark.parametrize(

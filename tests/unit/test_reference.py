@@ -27,6 +27,7 @@ SECTIONS = {
     "### `server`": "ServerEntry",
     "### `server.trace`": "TraceEntry",
     "### `server.log`": "LogOptionsEntry",
+    "### `server.memory`": "MemoryBudgetEntry",
     "### `models[]`": "ModelEntry",
     "### `models[].ensemble.steps[]`": "StepEntry",
     "### `models[].instances[]`": "InstancesEntry",

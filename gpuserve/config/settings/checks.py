@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -171,6 +172,21 @@ def resource_limits(settings: ServerSettings) -> tuple[ResourceLimit, ...] | Non
     if settings.rate_limit != EXECUTION_COUNT:
         return None
     return tuple(ResourceLimit.parse(text) for text in settings.rate_limit_resources)
+
+
+def check_memory(spec: ModelSpec, settings: ServerSettings) -> None:
+    """Raise StartupError if a model on demand declares more memory than a budget has."""
+    if not spec.on_demand:
+        return
+    nbytes: Counter[str] = Counter()
+    for one in spec.instances:
+        nbytes[one.device] += spec.memory_nbytes
+    for device, limit in settings.memory.limits(nbytes).items():
+        if nbytes[device] > limit:
+            raise StartupError(
+                f"model {spec.name!r} takes {nbytes[device]} bytes on {device} (memory_nbytes of its "
+                f"instances), and server.memory allows {limit}"
+            )
 
 
 def check_rates(specs: Iterable[ModelSpec], settings: ServerSettings) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, TypedDict
 
-from gpuserve.config.settings.server import LogOptions, TraceSettings
+from gpuserve.config.settings.server import LogOptions, MemoryBudget, TraceSettings
 from gpuserve.config.settings.values import AccessRule
 
 #: A number of seconds, or a text such as "10s" or "2m".
 Seconds: TypeAlias = float | str
+#: A number of bytes, or a text such as "500MB" or "20GiB".
+Bytes: TypeAlias = int | str
 
 #: Values of ``restricted_endpoints``.
 EndpointGroup: TypeAlias = Literal[
@@ -48,19 +50,20 @@ class ServerKeywords(TypedDict, total=False):
     min_body_rate: int
     answer_grace_s: Seconds
     min_answer_rate: int
-    max_unsent_nbytes: int
+    max_unsent_nbytes: Bytes
     max_requests_per_s: int | None
     max_request_burst: int | None
     load_timeout_s: Seconds
     hang_timeout_s: Seconds
-    max_request_nbytes: int
-    max_arena_nbytes: int
-    max_intake_nbytes: int
-    max_inflated_nbytes: int
+    max_request_nbytes: Bytes
+    max_arena_nbytes: Bytes
+    max_intake_nbytes: Bytes
+    max_inflated_nbytes: Bytes
     max_inflation_ratio: int
     shared_memory_owners: Sequence[int]
-    shared_memory_locked_nbytes: int
-    response_cache_nbytes: int
+    shared_memory_locked_nbytes: Bytes
+    memory: MemoryBudget
+    response_cache_nbytes: Bytes
     http_header_forward_pattern: str
     grpc_header_forward_pattern: str
     grpc_response_compression: Literal["none", "low", "medium", "high"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +22,8 @@ from gpuserve.config.settings.values import (
     read_pattern,
     read_token,
 )
-from gpuserve.model.options import declared, option, rows
+from gpuserve.devices.names import CPU
+from gpuserve.model.options import NBYTES, declared, option, rows
 
 #: The name of the trace settings that clients changed, in messages between front and supervisor.
 TRACE: Final = "trace"
@@ -140,6 +141,23 @@ class LogOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """The memory that workers may take before models with ``on_demand`` go. None: no limit."""
+
+    # fmt: off
+    host: int | None = option(None,
+        "Bytes of host memory of all workers; null: no limit.", least=1, unit=NBYTES)
+    cuda: int | None = option(None,
+        "Bytes of memory of all workers on each GPU; null: no limit.", least=1, unit=NBYTES)
+    # fmt: on
+
+    def limits(self, devices: Iterable[str]) -> dict[str, int]:
+        """Return the limits in bytes, of the host under the name of the CPU and of the GPUs among devices."""
+        limits = {CPU: self.host} | {one: self.cuda for one in devices if one != CPU}
+        return {device: limit for device, limit in limits.items() if limit is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """All settings of a server, without its models. Times are in seconds, sizes in bytes."""
 
@@ -241,6 +259,8 @@ class ServerSettings:
     shared_memory_locked_nbytes: int = option(1 << 30,
         "Bytes of clients' system shared memory that each worker on a GPU may page-lock, so that the GPU "
         "copies from and to it directly. 0 locks none.", least=0, live="workers that start later")
+    memory: MemoryBudget = option(MemoryBudget(),
+        "Memory budgets of the models with on_demand.", live="the models at once")
     response_cache_nbytes: int = option(0,
         "Memory for the responses of models with response_cache, in bytes; 0 switches the cache off. "
         "Requests with more than 8 MiB of inputs or outputs are not cached.",

@@ -20,7 +20,7 @@ class ModelInstances:
         self._devices = dict(devices)
         self.up: dict[str, WorkerLink] = {}
         self._retired: set[str] = set()
-        #: New instances that have not been up yet.
+        #: New instances that have not been up yet, and those that start on demand.
         self._starting: set[str] = set()
         #: The time of the next start of each instance that is down; in the past while it loads.
         self._due_at: dict[str, float] = {}
@@ -29,6 +29,17 @@ class ModelInstances:
 
     def __bool__(self) -> bool:
         return not self.up.keys() <= self._retired
+
+    @property
+    def asleep(self) -> bool:
+        """Return whether requests wait for instances that all start later, on demand."""
+        return not self and self._devices.keys() <= self._starting
+
+    def sleep(self) -> None:
+        """Expect the instances that are not up whenever they come, as at the start of the model."""
+        self._starting = set(self._devices)
+        for earlier in (self._retired, self._due_at, self._missed_since):
+            earlier.clear()
 
     def __contains__(self, instance: str) -> bool:
         """Return whether an instance belongs to the model, or did and has not been forgotten."""
@@ -50,6 +61,10 @@ class ModelInstances:
         return len(self._starting)
 
     def resize(self, devices: Mapping[str, str]) -> None:
+        if self.asleep:
+            self._devices = dict(devices)
+            self.sleep()
+            return
         new = devices.keys() - self._devices.keys()
         self._starting |= new
         self._missed_since |= dict.fromkeys(new, time.monotonic())
@@ -95,7 +110,7 @@ class ModelInstances:
     def none_expected(self, device: str = "") -> bool:
         """Return whether every instance (on a device) is down for longer than a request should wait."""
         now = time.monotonic()
-        return all(
+        return not self.asleep and all(
             name not in self.up
             and (
                 self._missed_since.get(name, now) <= now - PATIENCE_S

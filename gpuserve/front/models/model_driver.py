@@ -203,7 +203,8 @@ class ModelDriver(Driver):
 
     @property
     def ready(self) -> bool:
-        return bool(self.workers.instances) and not self.is_starved
+        instances = self.workers.instances
+        return (bool(instances) or instances.asleep) and not self.is_starved
 
     def statistics(self) -> SchedulerStatistics:
         return self._scheduler.statistics()
@@ -277,10 +278,10 @@ class ModelDriver(Driver):
         for pending in taken:
             assert isinstance(pending, PendingRequest)
             self._answers.drop(pending)
-            successor._accept_transferred(pending)
+            successor.accept_transferred(pending)
         return bool(taken)
 
-    def _accept_transferred(self, pending: PendingRequest) -> None:
+    def accept_transferred(self, pending: PendingRequest) -> None:
         """Queue a request of another driver, with its original age."""
         request = pending.request
         pending.reassign(self, adopt_blocks(request, self.arena))

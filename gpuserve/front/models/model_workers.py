@@ -46,6 +46,7 @@ class ModelWorkers:
         metrics: ModelMetrics,
     ) -> None:
         self._name = spec.name
+        self._on_demand = spec.on_demand
         self._scheduling = scheduling
         self.instances = instances
         self.device_inputs = device_inputs
@@ -56,8 +57,8 @@ class ModelWorkers:
         self.refusal: Callable[[], RequestError] | None = None
         #: The fault of the machine because of which no instance can run.
         self.fault = ""
-        #: Whether an instance was ever up.
-        self.were_up = False
+        #: Whether an instance was ever up, or starts on demand.
+        self.were_up = spec.on_demand
         self._closed = False
         #: Called with the link of a worker that died while it ran an isolated request of a suspect.
         self.on_isolated_death: Callable[[WorkerLink], None] = lambda _: None
@@ -81,6 +82,9 @@ class ModelWorkers:
         if link is not None:
             self._remove_link(link, reason, self.refusal if self._closed else None)
             self.recheck_later(instance)
+        elif self._on_demand and restart_in_s and not self.instances:
+            # Its first two tries to load have failed.
+            self._refuse_all(lambda: refusals.no_instance(self._name, reason))
         self._refuse_if_none_expected(instance)
 
     def recheck_later(self, instance: str) -> None:
@@ -122,6 +126,24 @@ class ModelWorkers:
         if link is not None:
             self._remove_link(link, "it is retired", lambda: refusals.retired(self._name))
         self._scheduling.source.instance_down(instance)
+
+    def retire_all(self) -> None:
+        """Give the instances no new batches. Requests that have not begun wait for later instances."""
+        self.instances.sleep()
+        for instance in self.instances.up:
+            self.instances.retire(instance)
+            self._scheduling.source.retire(instance)
+
+    def all_idle(self) -> bool:
+        return all(map(self.is_idle, self.instances.up))
+
+    def sleep(self) -> None:
+        """Remove all instances, which are idle. Requests wait for later ones, for as long as they may."""
+        for link in list(self.instances.up.values()):
+            self.instances.remove(link.instance, None)
+            self._remove_link(link, "it is not needed now", lambda: refusals.retired(self._name))
+        self.instances.sleep()
+        self.refusal, self.fault = None, ""
 
     def release_all(self) -> None:
         """Release all instances that have not finished. Requests that were not begun are queued again."""

@@ -164,6 +164,8 @@ class Front:
             messages.ServeModel: parts.generations.serve,
             messages.Resize: parts.generations.resize,
             messages.RetireInstance: parts.generations.retire_instance,
+            messages.Sleep: parts.generations.sleep,
+            messages.ResidentMemory: parts.generations.on_demand.show_memory,
             messages.InstanceDown: parts.generations.instance_down,
             messages.IngressDown: parts.front_listeners.ingress_down,
             messages.ModelStates: lambda message: models.set_states(*message),

@@ -29,6 +29,7 @@ from gpuserve.front.observability.metrics.callable_metrics import CallableMetric
 from gpuserve.front.observability.metrics.model_metrics import LatencyWindow, ModelMetrics
 from gpuserve.front.process.callable_requests import CallableRequests
 from gpuserve.front.process.listeners import Spawn
+from gpuserve.front.process.on_demand import OnDemandDriver, OnDemandDrivers
 from gpuserve.front.scheduling.rate_limiter import SharedResources
 from gpuserve.front.scheduling.scheduler import saturation
 from gpuserve.front.service.control import NotifySupervisor
@@ -76,6 +77,8 @@ class Generations:
         self._of_workers: dict[int, ModelDriver] = {}
         #: The generations that serve each model.
         self._served: dict[str, set[int]] = {}
+        gpus = parts.service.control.gpus
+        self.on_demand = OnDemandDrivers(notify_supervisor, gpus.process_memory)
         #: Ends overdue calls while it runs.
         self.watch = CallWatchdog(self._of_workers, notify_supervisor, parts.service.models.refresh)
 
@@ -133,6 +136,7 @@ class Generations:
         if driver is None:  # already removed: the message crossed ours
             return
         self._of_workers.pop(message.generation, None)
+        self.on_demand.remove(message.generation)
         self._served.get(driver.spec.name, set()).discard(message.generation)
         self._service.models.remove(driver)
         driver.close()
@@ -155,10 +159,13 @@ class Generations:
         on_other = partial(self._on_other_message, _owner(spec))
         link_between = self._service.control.gpus.link_between
         more = regions, self._limiter, on_other, self._front_lost_at, link_between
-        driver = ModelDriver(spec, most, metrics, cache, *more)
+        kind = OnDemandDriver if spec.on_demand else ModelDriver
+        driver = kind(spec, most, metrics, cache, *more)
         if self._parts.settings.access_log != OFF:
             driver.name_requests()
         self._of_workers[generation] = driver
+        if isinstance(driver, OnDemandDriver):
+            self.on_demand.add(generation, driver)
         driver.workers.on_isolated_death = lambda link: self._notify_supervisor(
             messages.IsolatedWorkerDeath(generation, link.instance, link.pid)
         )
@@ -198,6 +205,7 @@ class Generations:
         self._calls.add(link, driver)
         gpus.worker_up(message.pid, driver.spec.name, driver.metrics.version)
         link.on_close.append(lambda _: gpus.worker_down(message.pid))
+        self.on_demand.instance_up(message.generation)
         driver.workers.instance_up(link)
         self._service.models.refresh(driver.spec.name)
 
@@ -213,6 +221,14 @@ class Generations:
         driver = self._of_workers.get(message.generation)
         if driver is not None:
             driver.resize(ModelSpec.from_wire(message.spec))
+            self._service.models.refresh(driver.spec.name)
+
+    def sleep(self, message: messages.Sleep) -> None:
+        self._spawn(self._sleep(message))
+
+    async def _sleep(self, message: messages.Sleep) -> None:
+        await self.on_demand.sleep(message)
+        if (driver := self._of_workers.get(message.generation)) is not None:
             self._service.models.refresh(driver.spec.name)
 
     def retire_instance(self, message: messages.RetireInstance) -> None:

@@ -8,6 +8,7 @@ that would crash the front is refused here, because every later front would be s
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -205,7 +206,8 @@ class AttachedModel:
     """A model of an attached program. Owner of its workers' descriptors, which every front receives."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
+        #: The program starts its workers itself, so its models are always loaded.
+        self.spec = dataclasses.replace(spec, on_demand=False)
         #: Its number at the front; 0 if the front does not know the model.
         self.generation = 0
         self.live: dict[str, LiveInstance] = {}

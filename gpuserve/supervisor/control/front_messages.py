@@ -3,10 +3,10 @@
     supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, Outcome, InstanceUp,
                           InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState, Adjust,
                           HeldWeights, Quiesce, Resume, RequestCensus, EventBatch, WatchRates, IngressUp,
-                          IngressDown, Listen
+                          IngressDown, Listen, Sleep, ResidentMemory
     front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
                           Quiesced, Census, ExecutionHung, IsolatedWorkerDeath, FrontEvent, Rates,
-                          StartIngress
+                          StartIngress, Usage, Asleep
     either way            Changed, LostGpus
     supervisor -> ingress process   AttachFront
 
@@ -83,6 +83,23 @@ class RetireInstance(NamedTuple):
     generation: int
     instance: str
     timeout_s: float
+
+
+class Sleep(NamedTuple):
+    """A request to take the instances of a model with ``on_demand`` out of rotation. The answer is
+    ``Asleep``: at once, or if ``is_used`` after the running requests. Later requests wait for instances that
+    are still to come up. Without a ``reason`` the workers have ended already.
+    """
+
+    generation: int
+    reason: str
+    is_used: bool
+
+
+class ResidentMemory(NamedTuple):
+    """The bytes that each model with ``on_demand`` takes: (model, version, device, bytes), changed or not."""
+
+    models: tuple[tuple[str, int, str, int], ...]
 
 
 class ModelStates(NamedTuple):
@@ -305,6 +322,22 @@ class IsolatedWorkerDeath(NamedTuple):
     pid: int
 
 
+class Usage(NamedTuple):
+    """The use of each generation with ``on_demand`` that has instances in rotation or requests: (generation,
+    seconds since the latest request, unfinished requests). ``gpu_memory`` is that of a ``Census``.
+    """
+
+    models: tuple[tuple[int, float, int], ...]
+    gpu_memory: tuple[tuple[int, int], ...]
+
+
+class Asleep(NamedTuple):
+    """The answer to ``Sleep``: whether the instances are out of rotation, or else are in use."""
+
+    generation: int
+    is_asleep: bool
+
+
 class Changed(NamedTuple):
     """Settings of kind "log" or "trace" that clients have changed. From a front: all of that kind, to be
     stored. To a front: the settings that its predecessor sent last.
@@ -379,6 +412,6 @@ CONTROL: Final = MessageCodec(dict(enumerate((
     InstanceDown, Serving, Drain, Quiesce, Resume, RequestCensus, Quit, FrontReady, Retired, InstanceRetired,
     LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,
     EventBatch, FrontEvent, WatchRates, Rates, ExecutionHung, IsolatedWorkerDeath, StartIngress, IngressUp,
-    IngressDown, AttachFront, HeldWeights, Listen,
+    IngressDown, AttachFront, HeldWeights, Listen, Sleep, ResidentMemory, Usage, Asleep,
 ), start=1)))
 # fmt: on

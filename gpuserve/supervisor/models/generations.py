@@ -46,6 +46,30 @@ _NO_VERSION: Final = 0
 _NEVER_LOADED: Final = ((_NO_VERSION, "", ""),)
 
 
+class Residence(enum.Enum):
+    """The states of the instances of a generation with ``on_demand``. SLEEPING: the front takes them out of
+    rotation. RESIDENT: they are loaded, or restart after a failed load.
+    """
+
+    COLD = "COLD"
+    STARTING = "STARTING"
+    RESIDENT = "RESIDENT"
+    SLEEPING = "SLEEPING"
+    STOPPING = "STOPPING"
+
+
+RESIDENCE_STEPS: Final = StepTable(
+    "residence",
+    {
+        Residence.COLD: {Residence.STARTING},
+        Residence.STARTING: {Residence.RESIDENT},
+        Residence.RESIDENT: {Residence.SLEEPING},
+        Residence.SLEEPING: {Residence.RESIDENT, Residence.STOPPING},
+        Residence.STOPPING: {Residence.COLD},
+    },
+)
+
+
 class Generation:
     """One load of one version of a model. ``served``: requests for the model are routed to it."""
 
@@ -55,9 +79,28 @@ class Generation:
         self.group = workers
         self.served = served
         self.state = GenerationState.LOADING
+        #: False for a model with ``on_demand`` whose instances need not be up for the load to be complete.
+        self.starts = not spec.on_demand
+        self.residence = Residence.COLD
+        #: With ``on_demand``: whether requests wait or run, when the latest came, since when the instances
+        #: are resident or start, how long they took to start, and why they were ended.
+        self.is_used, self.used_at, self.resident_at, self.load_s = False, 0.0, 0.0, 0.0
+        self.evicted_for = ""
 
     def move(self, state: GenerationState) -> None:
         self.state = GENERATION_STEPS.step(self.state, state, f"{self.number} of model {self.spec.name}")
+
+    def move_to(self, residence: Residence) -> None:
+        name = f"{self.number} of model {self.spec.name}"
+        self.residence = RESIDENCE_STEPS.step(self.residence, residence, name)
+
+    @property
+    def is_cold(self) -> bool:
+        return self.spec.on_demand and self.residence is Residence.COLD
+
+    @property
+    def is_loading(self) -> bool:
+        return self.state is GenerationState.LOADING
 
     @property
     def is_known_to_front(self) -> bool:
@@ -161,6 +204,10 @@ class GenerationTable:
     def is_retiring(self, model: str) -> bool:
         return any(generation.is_retiring for generation in self.of(model))
 
+    def on_demand(self) -> list[Generation]:
+        """Return the generations whose instances come and go."""
+        return [one for one in self if one.spec.on_demand]
+
     def names(self) -> Collection[str]:
         loaded = (generation.spec.name for generation in self)
         return dict.fromkeys([*self.repository.names(), *loaded]).keys()
@@ -170,7 +217,7 @@ class GenerationTable:
 
     def instances(self) -> list[InstanceSpec]:
         """Return the instances that run or start, without those that a newer load of their model replaces."""
-        newest = {(one.spec.name, one.spec.version): one.group for one in self}
+        newest = {(one.spec.name, one.spec.version): one.group for one in self if not one.is_cold}
         groups = newest.values()
         return [worker.instance for one in groups for worker in (*one.workers, *one.coming)]
 
@@ -195,7 +242,7 @@ class GenerationTable:
         for worker in [worker for one in known for worker in one.group.workers]:
             if (live := worker.live_instance()) is not None:
                 self.front.instance_up(worker.generation, live)
-            elif worker.lifecycle.state is not InstanceState.LOADING:
+            elif worker.lifecycle.state not in {InstanceState.LOADING, InstanceState.DOWN}:
                 self.send_down(worker, worker.lost_gpu_reason() or "it died before this front")
         self.send_states(*self.names())
 

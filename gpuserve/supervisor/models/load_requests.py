@@ -117,7 +117,7 @@ class LoadRequests:
             _to_client(answer)(error)
 
         self._models.submit(
-            LoadOperation(model, answered, read, failure, True, is_last_word, prepare=prepare)
+            LoadOperation(model, answered, read, failure, True, is_last_word, wakes=True, prepare=prepare)
         )
 
     def _read_declarations(self, model: str) -> _Declarations:

@@ -20,11 +20,12 @@ from gpuserve.core.errors import (
     ModelLoadError,
     RequestError,
     StartupError,
+    Unavailable,
 )
 from gpuserve.model.placement import joined, with_count
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.control import front_messages as messages
-from gpuserve.supervisor.models.generations import Generation, GenerationTable
+from gpuserve.supervisor.models.generations import Generation, GenerationTable, Residence
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore
 from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor, stop_timeout_s
@@ -53,13 +54,15 @@ class ModelOperation:
 class LoadOperation(ModelOperation):
     """The load of versions of a model. ``prepare``, if given, is called first and reports its result. Then
     ``read`` returns the declarations. With ``replaces`` the loaded versions replace all served versions,
-    otherwise they join them. With ``is_last_word`` the load overtakes earlier operations.
+    otherwise they join them. With ``is_last_word`` the load overtakes earlier operations. Models with
+    ``on_demand`` are loaded as well if they are resident, or with ``wakes``.
     """
 
     read: Callable[[], Sequence[ModelSpec]]
     failure: Failure
     replaces: bool
     is_last_word: bool = False
+    wakes: bool = False
     prepare: Callable[[OnDone], None] | None = None
     generations: list[Generation] = field(default_factory=list)
 
@@ -183,12 +186,18 @@ class ModelResizes:
         """Resize the generations that serve a model. Return ``OperationEnd`` if the resize ends at once."""
         if not generations:  # the model was unloaded meanwhile
             return OperationEnd(InvalidArgument(f"model '{resize.model}' is not loaded"))
+        if any(one.residence in {Residence.SLEEPING, Residence.STOPPING} for one in generations):
+            return OperationEnd(Unavailable(f"the instances of model '{resize.model}' are ending; try again"))
         try:
             running = _RunningResize(resize, generations)
         except RequestError as error:
             return OperationEnd(error)
         self._running[resize.model] = running
         for generation, wanted in running.wanted.items():
+            if generation.is_cold:
+                generation.spec = wanted
+                generation.group.renew(wanted)
+                self._send_instances(generation)
             present = {one.name for one in generation.spec.instances}
             generation.group.add(one for one in wanted.instances if one.name not in present)
         try:

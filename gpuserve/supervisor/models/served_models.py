@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gpuserve.config.settings.checks import check_rates
+from gpuserve.config.settings.checks import check_memory, check_rates
 from gpuserve.core.errors import AlreadyExists, GpuserveError, RequestError, StartupError
 from gpuserve.core.event_log import EventKind
 from gpuserve.model.spec import ModelSpec
@@ -31,6 +31,7 @@ from gpuserve.supervisor.models.model_operations import (
     cannot_poll,
     failed_start,
 )
+from gpuserve.supervisor.models.on_demand import OnDemandModels
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore, refuse_change
 from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor, stop_timeout_s
@@ -52,6 +53,9 @@ class ServedModels:
         self._operations = OperationQueues()
         self._loads = _Loads(core, table, self)
         self._resizes = ModelResizes(core, table, self.end)
+        self.on_demand = OnDemandModels(
+            core, table, lambda model: self._operations.running(model) is not None
+        )
 
     # ---- start, and restart of the front --------------------------------------------------
 
@@ -66,6 +70,7 @@ class ServedModels:
         for generation in self.table:
             self.retired(generation.number)
         self._resizes.front_lost()
+        self.on_demand.front_lost()
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -109,6 +114,7 @@ class ServedModels:
             self._resizes.worker_ready(generation, worker)
             return
         self._core.front.instance_up(generation.number, live)
+        self.on_demand.worker_ready(generation)
         self._check_complete(generation)
 
     def _check_complete(self, generation: Generation) -> None:
@@ -128,6 +134,8 @@ class ServedModels:
         if self._resizes.has(generation, worker):
             self._resizes.worker_lost(generation, worker, reason)
             return None
+        if self.on_demand.worker_lost(generation):
+            return None
         self.table.send_down(worker, reason)
         if worker.lifecycle.was_ready or worker.lifecycle.state is InstanceState.STOPPED:
             return None
@@ -141,7 +149,7 @@ class ServedModels:
             return None
         failure = failed_start(generation.spec, name, reason)
         self._record_failed(generation.spec.name, str(failure), generation.spec.version)
-        return failure
+        return None if generation.spec.on_demand else failure
 
     def retired(self, number: int, *, hurried: bool = True) -> None:
         """Stop the workers of a generation that has no requests in flight, or aborted them (``hurried``)."""
@@ -285,6 +293,7 @@ class ServedModels:
         generation.move(GenerationState.GONE)
         generation.group.close()
         self.table.remove(generation)
+        self.on_demand.advance()
         name, version = generation.spec.name, generation.spec.version
         if all(one.spec.version != version for one in self.table.of(name)):
             self.table.index.unavailable(name, version, messages.UNLOADED)
@@ -334,6 +343,9 @@ class _Loads:
             message = messages.AddModel(generation.number, generation.spec.to_wire(), False, False)
             self._core.front.send(message)
             try:
+                generation.starts |= load.wakes or any(
+                    not one.is_cold for one in self._table.served(load.model)
+                )
                 self.start_workers(generation)
             except StartupError as error:
                 self._table.drop(load.generations)
@@ -348,10 +360,15 @@ class _Loads:
     def start_workers(self, generation: Generation) -> None:
         """Start the workers of a generation. Raise ``StartupError`` if a worker cannot be started."""
         check_rates(self._table.specs(), self._core.settings.current)
-        generation.group.start()
+        check_memory(generation.spec, self._core.settings.current)
+        if not generation.spec.on_demand:
+            generation.group.start()
+        elif generation.starts:
+            self._models.on_demand.want(generation)
 
     def mark_loaded(self, generation: Generation) -> bool:
-        if generation.state is not GenerationState.LOADING or not generation.group.is_loaded:
+        is_complete = generation.group.is_loaded or not generation.starts
+        if generation.state is not GenerationState.LOADING or not is_complete:
             return False
         generation.move(GenerationState.READY)
         self._table.index.forget(generation.spec.name, generation.spec.version)
@@ -376,6 +393,8 @@ class _Loads:
         return OperationEnd(None)
 
     def _record_loaded(self, generation: Generation) -> None:
+        if not generation.starts:
+            return
         spec, lives = generation.spec, [one.live_instance() for one in generation.group.workers]
         load_s = round(max((one.load_s for one in lives if one is not None), default=0.0), 3)
         about: dict[str, Any] = {"model": spec.name, "version": spec.version}

@@ -72,7 +72,7 @@ class OperatorVerbs:
     def __post_init__(self) -> None:
         core, table = self._core, self._models.table
         self.quiescence, self.census = Quiescence(core), FrontCensus(core)
-        about = (table, self._attached, self.quiescence, self._config.path)
+        about = (table, self._attached, self.quiescence, self._config.path, self._models.on_demand.document)
         self.status = OperatorStatus(core, self.census, *about)
         self._stacks = OperatorStacks(core.front, table)
 

@@ -17,7 +17,7 @@ from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModel, AttachedModels
 from gpuserve.supervisor.control.front_messages import Census, RequestCensus
 from gpuserve.supervisor.control.operator_protocol import OnOutcome, VerbOutcome
-from gpuserve.supervisor.models.generations import GenerationTable
+from gpuserve.supervisor.models.generations import GenerationTable, Residence
 from gpuserve.supervisor.operator.quiescence import Quiescence
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore
@@ -67,6 +67,7 @@ class OperatorStatus:
     _attached: AttachedModels
     _quiescence: Quiescence
     _config: str
+    _memory: Callable[[], dict[str, Any]]
 
     def __post_init__(self) -> None:
         if self._config:  # clients may run in other folders
@@ -86,9 +87,11 @@ class OperatorStatus:
             tuple(self._attached.served()),
             census,
             self._table.leaving(),
+            {(one.spec.name, one.spec.version): one.residence.value for one in self._table.on_demand()},
         )
         weights = self._table.shared_weights()
-        return {"server": self._server(census), "models": model_rows(sources), "weights": weights}
+        models = {"models": model_rows(sources), "weights": weights, "memory": self._memory()}
+        return {"server": self._server(census), **models}
 
     def _server(self, census: Census | None) -> dict[str, Any]:
         settings, front = self._core.settings.current, self._core.front
@@ -113,7 +116,8 @@ class OperatorStatus:
 
 class StatusSources(NamedTuple):
     """The sources of the status rows. ``own`` is the origin of the server's own models. ``census`` is None if
-    the front does not answer. ``leaving`` workers are being retired.
+    the front does not answer. ``leaving`` workers are being retired. ``residences`` are those of models with
+    ``on_demand``.
     """
 
     own: str
@@ -123,6 +127,7 @@ class StatusSources(NamedTuple):
     attached: Iterable[tuple[int, AttachedModel]]
     census: Census | None
     leaving: Collection[WorkerMonitor] = ()
+    residences: Mapping[tuple[str, int], str] = {}
 
 
 class _VersionLoad(NamedTuple):
@@ -145,6 +150,7 @@ def model_rows(sources: StatusSources) -> list[dict[str, Any]]:
     for (name, version), (state, reason) in sorted(_states(sources, instances).items()):
         load = _UNKNOWN if sources.census is None else loads.get((name, version), _VersionLoad())._asdict()
         about = {"name": name, "version": version, "state": state, "reason": reason}
+        about["residence"] = sources.residences.get((name, version))
         source = programs.get(name, sources.own)
         rows.append({**about, "source": source, "instances": instances.get((name, version), []), **load})
     return rows
@@ -174,10 +180,11 @@ def _states(
         }
     else:
         found = {(name, 0): ("UNAVAILABLE", "not loaded") for name in sources.names}
+        cold = {key for key, residence in sources.residences.items() if residence == Residence.COLD.value}
         for spec in [*sources.specs, *(model.spec for _, model in sources.attached)]:
             found.pop((spec.name, 0), None)
             states = {one["state"] for one in instances.get((spec.name, spec.version), [])}
-            if InstanceState.READY.value in states or not states:
+            if InstanceState.READY.value in states or not states or (spec.name, spec.version) in cold:
                 found[spec.name, spec.version] = ("READY", "")
             elif InstanceState.LOADING.value in states:
                 found[spec.name, spec.version] = ("LOADING", "")

@@ -361,9 +361,12 @@ class WorkerMonitor:
             self._start_again(InstanceState.WAITING, InstanceEvent.DUE)
 
     def _start_again(self, waiting: InstanceState, event: InstanceEvent) -> None:
-        if self.lifecycle.state is not waiting:
-            return
-        self._move(event)
+        if self.lifecycle.state is waiting:
+            self._move(event)
+            self.start_or_retry()
+
+    def start_or_retry(self) -> None:
+        """Start a worker. If that fails, another try follows, as after a death."""
         try:
             self.start()
         except (StartupError, OSError, MemoryError, RuntimeError) as error:
@@ -450,6 +453,16 @@ class WorkerGroup:
             raise StartupError(lost[0])
         for worker in self.workers:
             worker.start()
+
+    def wake(self) -> None:
+        """Start every worker; those that cannot be started now are started later."""
+        for worker in self.workers:
+            worker.start_or_retry()
+
+    def renew(self, spec: ModelSpec) -> None:
+        """Replace the workers, which have all ended or were never started, by new ones of a spec."""
+        self._spec = spec
+        self.workers = self._new(spec.instances)
 
     # ---- resizes --------------------------------------------------------------------------
 

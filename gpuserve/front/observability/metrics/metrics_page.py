@@ -206,6 +206,15 @@ def _model_families(each: Sequence[tuple[Labels, ModelMetrics]]) -> Iterator[Fam
         yield _family(name, "counter", text, [(labels, count(one)) for labels, one in stepped])
     durations = [(labels, one.duration) for labels, one in stepped]
     yield histogram_family("gpuserve_step_duration_seconds", "A step of the callable.", durations)
+    come_and_go = [(labels, one.on_demand) for labels, one in each if one.on_demand is not None]
+    waits = [(labels, one.cold_starts) for labels, one in come_and_go]
+    text = "From the first request that waits for instances to start, to the first instance."
+    yield histogram_family("gpuserve_cold_start_duration_seconds", text, waits)
+    gone = [({**labels, "reason": key}, n) for labels, one in come_and_go for key, n in one.evictions.items()]
+    yield _family("evictions_total", "counter", "Ends of the instances of a model on demand.", gone)
+    text = "Memory of the instances of a model on demand; that of the host is on device cpu."
+    taken = [({**labels, "device": key}, n) for labels, one in come_and_go for key, n in one.nbytes.items()]
+    yield _family("resident_memory_bytes", "gauge", text, taken)
     streams = [(labels, one) for labels, one in each if one.statistics.responses]
     firsts = [(labels, one.to_first) for labels, one in streams]
     text = "From acceptance to the first response of decoupled models."

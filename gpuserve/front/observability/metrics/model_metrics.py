@@ -178,6 +178,19 @@ class StepMetrics:
         self.duration = Histogram(DURATION_BUCKETS)
 
 
+class OnDemandMetrics:
+    """The coming and going of a model with ``on_demand``: for how long requests waited for its instances to
+    start, evictions by reason, and the bytes that the instances take now, by device.
+    """
+
+    __slots__ = ("cold_starts", "evictions", "nbytes")
+
+    def __init__(self) -> None:
+        self.cold_starts = Histogram(DURATION_BUCKETS)
+        self.evictions: dict[str, int] = {"idle": 0, "memory": 0}
+        self.nbytes: Mapping[str, int] = {}
+
+
 class OutcomeCounts:
     """Counts of requests that no instance answered: accepted ``failures`` by error code, ``rejections`` by
     reason, ``cancellations`` by clients, and ``cache_misses`` that ran, None without a response cache.
@@ -225,6 +238,8 @@ class ModelMetrics:
         self.between_responses = Histogram(BETWEEN_BUCKETS)
         #: The steps of a stepped callable; None for other models.
         self.steps: StepMetrics | None = None
+        #: The cold starts of a model with ``on_demand``; None for other models.
+        self.on_demand: OnDemandMetrics | None = None
         self.instances: dict[str, InstanceMetrics] = {}
 
     def instance(self, name: str) -> InstanceMetrics:

@@ -1,0 +1,306 @@
+"""Models with ``on_demand``: their instances start for waiting requests, and end for others or when idle.
+
+The front reports how each of these models is used (``Usage``): once a second, ten times a second while a cold
+model has requests, and at once when a cold model gets its first request. So a report that is lost with a
+front, or crosses a decision, is made up for by the next. To evict a model, the supervisor asks the front to
+take its instances out of rotation, and stops them when the front has done so. Measured memory is that of the
+last report, and is remembered while a model is cold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gpuserve.core.event_log import EventKind
+from gpuserve.devices.names import CPU
+from gpuserve.supervisor.control import front_messages as messages
+from gpuserve.supervisor.models.generations import (
+    Generation,
+    GenerationState,
+    GenerationTable,
+    Residence,
+)
+from gpuserve.supervisor.models.memory_policy import Nbytes, Plan, Resident, Use, plan_start
+from gpuserve.supervisor.processes.server_core import ServerCore
+from gpuserve.supervisor.workers.worker_monitor import stop_timeout_s
+
+logger = logging.getLogger(__name__)
+
+#: While no model is idle, a cold model waits this long before a model in use gives way, after its running
+#: requests. A model that has just been loaded stays for as long, or for as long as it took to load. A model
+#: counts as used for as long as it took to load, but no longer than this, after its latest request: otherwise
+#: models in steady use would be loaded in turn between their requests.
+GIVE_WAY_S: Final = 2.0
+#: Reasons of evictions.
+IDLE: Final = "idle"
+MEMORY: Final = "memory"
+_REASONS: Final = {IDLE: "no request came within idle_timeout_s", MEMORY: "other models need the memory"}
+
+
+class OnDemandModels:
+    """The models that come and go. ``is_changing`` returns whether an operation on a model is running."""
+
+    def __init__(self, core: ServerCore, table: GenerationTable, is_changing: Callable[[str], bool]) -> None:
+        self._core = core
+        self._table = table
+        self._is_changing = is_changing
+        #: The generations that are to start, and since when, in this order.
+        self._wanted: dict[Generation, float] = {}
+        #: The measured memory of each version of a model.
+        self._measured: dict[tuple[str, int], Nbytes] = {}
+        self._shown: messages.ResidentMemory | None = None
+
+    def want(self, generation: Generation) -> None:
+        """Start the instances of a cold generation, at once or as soon as there is memory for them."""
+        self._wanted.setdefault(generation, time.monotonic())
+        self.advance()
+
+    def document(self) -> dict[str, Any]:
+        """Return the budgets and the bytes that are taken, by device, for the server status."""
+        limits = self._limits()
+        free = self._free(limits)
+        return {one: {"limit_nbytes": limit, "nbytes": limit - free[one]} for one, limit in limits.items()}
+
+    # ---- events -------------------------------------------------------------------------------
+
+    def on_usage(self, usage: messages.Usage) -> None:
+        """Note how the models are used, and act on it."""
+        now, waiting = time.monotonic(), set()
+        for number, idle_s, unfinished in usage.models:
+            generation = self._table.get(number)
+            if generation is None or not generation.spec.on_demand:
+                continue
+            generation.used_at, generation.is_used = now - idle_s, unfinished > 0
+            if unfinished and generation.residence is not Residence.RESIDENT:
+                waiting.add(generation)
+        for one in [one for one in self._wanted if one not in waiting and not one.is_loading]:
+            del self._wanted[one]  # its requests were cancelled, or their deadlines have expired
+        for one in waiting:
+            self._wanted.setdefault(one, now)
+        self._measure(dict(usage.gpu_memory))
+        self.advance()
+        timeouts_s = {one.number: one.spec.idle_timeout_s for one in self._table.on_demand()}
+        for idle in [one for one in self._residents(_is_used) if one.use is Use.IDLE]:
+            if 0 < timeouts_s[idle.key] <= now - idle.used_at:
+                self._evict(idle.key, IDLE)
+        residents = sorted(self._residents(_is_used), key=lambda one: one.used_at)
+        # The latest used may exceed a limit alone.
+        for key in plan_start({}, self._free(self._limits()), residents[:-1]).evicted:
+            self._evict(key, MEMORY)
+        self._show_memory()
+
+    def worker_ready(self, generation: Generation) -> None:
+        """Note that an instance is loaded."""
+        if generation.residence is Residence.STARTING and generation.group.is_loaded:
+            generation.move_to(Residence.RESIDENT)
+            now = generation.used_at = time.monotonic()
+            generation.load_s, generation.resident_at = now - generation.resident_at, now
+            self._measure({})
+            if generation.is_loading:
+                return  # the end of the operation is recorded
+            spec, load_s = generation.spec, round(generation.load_s, 3)
+            about: dict[str, Any] = {"model": spec.name, "version": spec.version}
+            count = len(spec.instances)
+            self._core.events.record(EventKind.MODEL_LOADED, **about, instances=count, load_s=load_s)
+
+    def worker_lost(self, generation: Generation) -> bool:
+        """Note that a worker has ended. Return whether it was to end."""
+        if generation.residence is Residence.STARTING:  # it starts again, unless another model goes first
+            generation.move_to(Residence.RESIDENT)
+        elif generation.residence is Residence.SLEEPING:
+            self._stop(generation)
+        if generation.residence is not Residence.STOPPING:
+            return False
+        self._check_stopped(generation)
+        return True
+
+    def on_asleep(self, number: int, *, is_asleep: bool) -> None:
+        """Stop the workers of a model that the front has taken out of rotation, unless it is in use again."""
+        generation = self._table.get(number)
+        if generation is None or generation.residence is not Residence.SLEEPING:
+            return
+        if is_asleep:
+            self._stop(generation)
+        else:
+            generation.move_to(Residence.RESIDENT)
+            generation.used_at, generation.is_used = time.monotonic(), True
+            self.advance()
+
+    def front_lost(self) -> None:
+        """Leave in place the models that the dead front was asked to take out of rotation."""
+        self._shown = None
+        for generation in self._table.on_demand():
+            if generation.residence is Residence.SLEEPING:
+                generation.move_to(Residence.RESIDENT)
+
+    # ---- decisions ----------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Start the models that are to start and for which there is memory, and evict others for them."""
+        limits = self._limits()
+        free = self._free(limits)
+        for generation, since in list(self._wanted.items()):
+            if generation not in self._table or generation.state is GenerationState.STOPPING:
+                self._wanted.pop(generation, None)
+                continue
+            if generation.residence is not Residence.COLD:
+                continue
+            wanted = self._nbytes(generation, limits)
+            plan = self._plan(wanted, free, since)
+            for key in plan.evicted:
+                self._evict(key, MEMORY)
+            for device in free:  # a model that waits keeps its place before those that came later
+                free[device] -= wanted.get(device, 0)
+            if plan.starts:
+                self._wanted.pop(generation, None)
+                generation.move_to(Residence.STARTING)
+                generation.resident_at = time.monotonic()
+                generation.group.wake()
+
+    def _plan(self, wanted: Nbytes, free: Nbytes, since: float) -> Plan:
+        now = time.monotonic()
+        plan = plan_start(wanted, free, self._residents(_is_used))
+        if plan.starts or plan.evicted or now - since < GIVE_WAY_S:
+            return plan
+
+        def must_stay(one: Generation) -> bool:
+            return _is_used(one) and now - one.resident_at < max(GIVE_WAY_S, one.load_s)
+
+        return plan_start(wanted, free, self._residents(must_stay))
+
+    def _residents(self, is_held: Callable[[Generation], bool]) -> list[Resident]:
+        limits = self._limits()
+        found = []
+        for one in self._table.on_demand():
+            # While both generations of a model run, a reload may exceed the limits.
+            if one.residence is Residence.COLD or self._is_changing(one.spec.name):
+                continue
+            use = Use.IDLE
+            if one.residence in {Residence.SLEEPING, Residence.STOPPING} or one.is_retiring:
+                use = Use.LEAVING
+            elif one.residence is Residence.STARTING or is_held(one):
+                use = Use.HELD
+            found.append(Resident(one.number, self._nbytes(one, limits), one.used_at, use))
+        return found
+
+    def _evict(self, number: int, reason: str) -> None:
+        """Ask the front to take a model out of rotation: if it is in use, after its running requests."""
+        generation = self._table.get(number)
+        assert generation is not None, "the plan was made of this table"
+        generation.move_to(Residence.SLEEPING)
+        generation.evicted_for = reason
+        if self._core.front.process is None:  # no request is in flight
+            self._stop(generation)
+        else:
+            self._core.front.send(messages.Sleep(number, reason, generation.is_used))
+
+    def _stop(self, generation: Generation) -> None:
+        generation.move_to(Residence.STOPPING)
+        generation.group.stop()
+        for worker in generation.group.workers:
+            self._core.reactor.call_later(stop_timeout_s(hurried=False), worker.kill)
+        self._check_stopped(generation)
+
+    def _check_stopped(self, generation: Generation) -> None:
+        if not generation.group.is_stopped:
+            return
+        generation.group.close()
+        generation.group.renew(generation.spec)
+        generation.move_to(Residence.COLD)
+        # The front may not have been asked, or a worker may have started again in between.
+        self._core.front.send(messages.Sleep(generation.number, "", False))
+        name, version, reason = generation.spec.name, generation.spec.version, generation.evicted_for
+        logger.info("model %s: ended its instances: %s", name, _REASONS[reason])
+        self._core.events.record(EventKind.MODEL_EVICTED, model=name, version=version, reason=reason)
+        self.advance()
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def _limits(self) -> dict[str, int]:
+        devices = {one.device for spec in self._table.specs() for one in spec.instances}
+        return self._core.settings.current.memory.limits(devices)
+
+    def _free(self, limits: Nbytes) -> dict[str, int]:
+        """Return the bytes that the workers of all models leave of the limits."""
+        taken: Counter[str] = Counter()
+        for one in self._table if limits else ():
+            if not one.spec.on_demand:
+                taken.update(self._measured.get((one.spec.name, one.spec.version), {}))
+            elif one.residence is not Residence.COLD:
+                taken.update(self._nbytes(one, limits))
+        return {device: limit - taken[device] for device, limit in limits.items()}
+
+    def _nbytes(self, generation: Generation, limits: Nbytes) -> Nbytes:
+        """Return the bytes that a model takes or will take: declared, or measured, or else as many as the
+        largest model that was measured.
+        """
+        spec, largest = generation.spec, Counter[str]()
+        declared = Counter[str]()
+        for one in spec.instances:
+            declared[one.device] += spec.memory_nbytes
+        known = self._measured.get((spec.name, spec.version))
+        if known is None and not spec.memory_nbytes:
+            for one_known in self._measured.values():
+                largest |= Counter(one_known)
+            known = {device: largest[device] for device in (CPU, *declared)}
+        return {device: max(declared[device], (known or {}).get(device, 0)) for device in limits}
+
+    def _measure(self, gpu_memory: Mapping[int, int]) -> None:
+        """Measure the memory of the loaded models. ``gpu_memory`` has the bytes on GPUs by process."""
+        if not self._limits():
+            return
+        present = {(spec.name, spec.version) for spec in self._table.specs()}
+        self._measured = {key: one for key, one in self._measured.items() if key in present}
+        for one in self._table:
+            if one.spec.on_demand and one.residence is not Residence.RESIDENT:
+                continue
+            workers = [(worker.instance.device, worker.process) for worker in one.group.workers]
+            processes = [(device, process.pid) for device, process in workers if process is not None]
+            alive = [(device, pid) for device, pid in processes if pid != os.getpid()]  # else a thread
+            found = Counter({CPU: host_nbytes(pid for _, pid in alive)})
+            for device, pid in alive:
+                if device != CPU and pid in gpu_memory:
+                    found[device] += gpu_memory[pid]
+            if found[CPU]:
+                key = one.spec.name, one.spec.version
+                self._measured[key] = {**self._measured.get(key, {}), **found}
+
+    def _show_memory(self) -> None:
+        """Send the front the memory of the resident models if it has changed."""
+        limits = self._limits()
+        shown = messages.ResidentMemory(
+            tuple(
+                (one.spec.name, one.spec.version, device, nbytes)
+                for one in self._table.on_demand()
+                if one.residence is not Residence.COLD
+                for device, nbytes in self._nbytes(one, limits).items()
+            )
+        )
+        if shown != self._shown:
+            self._shown = shown
+            self._core.front.send(shown)
+
+
+def _is_used(generation: Generation) -> bool:
+    idle_s = time.monotonic() - generation.used_at
+    return generation.is_used or idle_s < min(generation.load_s, GIVE_WAY_S)
+
+
+def host_nbytes(pids: Iterable[int]) -> int:
+    """Return the bytes on the host that the processes of one model take: their private memory, and once the
+    memory that they share. Pages of files, which the kernel can drop, do not count.
+    """
+    private = shared = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):  # the process may have just ended
+            fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            private += int(fields.get("RssAnon", "0 kB").split()[0]) * 1024
+            shared = max(shared, int(fields.get("RssShmem", "0 kB").split()[0]) * 1024)
+    return private + shared

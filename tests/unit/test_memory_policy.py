@@ -1,0 +1,110 @@
+"""Which models go for another: as in a plain LRU cache, and never more of them than necessary."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.supervisor.models.memory_policy import Plan, Resident, Use, plan_start
+
+CPU, GPU = "cpu", "cuda:0"
+GIB = 1 << 30
+
+
+def resident(key: int, used_at: float, use: Use = Use.IDLE, **nbytes: int) -> Resident:
+    return Resident(key, nbytes or {CPU: 1}, used_at, use)
+
+
+def test_the_least_recently_used_go_and_only_those_that_hold_what_is_short() -> None:
+    here = [resident(1, 3.0), Resident(2, {GPU: 5}, 1.0, Use.IDLE), resident(3, 2.0), resident(4, 4.0)]
+    assert plan_start({CPU: 2}, {CPU: 2, GPU: 0}, here) == Plan(True)
+    assert plan_start({CPU: 2}, {CPU: 0, GPU: 0}, here) == Plan(False, (3, 1))
+    assert plan_start({GPU: 1}, {CPU: 0, GPU: 0}, here) == Plan(False, (2,))
+    assert plan_start({CPU: 9, GPU: 9}, {}, here) == Plan(True), "without a budget nothing is short"
+
+
+def test_none_goes_while_all_of_them_would_not_suffice_and_another_may_be_idle_later() -> None:
+    here = [resident(1, 1.0), resident(2, 2.0, Use.HELD), resident(3, 3.0)]
+    assert plan_start({CPU: 3}, {CPU: 0}, here) == Plan(False)
+    assert plan_start({CPU: 2}, {CPU: 0}, here) == Plan(False, (1, 3))
+
+
+def test_memory_that_is_coming_free_is_waited_for() -> None:
+    here = [resident(1, 9.0, Use.LEAVING), resident(2, 1.0)]
+    assert plan_start({CPU: 1}, {CPU: 0}, here) == Plan(False)
+    assert plan_start({CPU: 2}, {CPU: 0}, here) == Plan(False, (2,))
+
+
+def test_a_model_that_is_too_large_starts_when_nothing_else_is_left() -> None:
+    assert plan_start({CPU: 9}, {CPU: 2}, [resident(1, 1.0)]) == Plan(False, (1,))
+    assert plan_start({CPU: 9}, {CPU: 3}, [resident(1, 1.0, Use.LEAVING)]) == Plan(False)
+    assert plan_start({CPU: 9}, {CPU: 3}, [Resident(2, {GPU: 1}, 1.0, Use.HELD)]) == Plan(True)
+
+
+def zipf(models: int, requests: int, seed: int) -> Sequence[int]:
+    weights = [1 / rank for rank in range(1, models + 1)]
+    return random.Random(seed).choices(range(models), weights, k=requests)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_zipf_traffic_hits_as_often_as_in_a_plain_lru_cache(seed: int) -> None:
+    capacity, taken = 10, 0
+    lru: OrderedDict[int, None] = OrderedDict()
+    here: dict[int, Resident] = {}
+    for now, model in enumerate(zipf(100, 5000, seed)):
+        is_hit = model in lru
+        lru[model] = None
+        lru.move_to_end(model)
+        if len(lru) > capacity:
+            lru.popitem(last=False)
+        taken += (model in here) is is_hit
+        if model not in here:
+            plan = plan_start({CPU: 1}, {CPU: capacity - len(here)}, here.values())
+            for key in plan.evicted:
+                del here[key]
+        here[model] = resident(model, now)
+    assert taken == 5000
+    assert here.keys() == lru.keys()
+
+
+RESIDENTS = st.lists(
+    st.builds(
+        Resident,
+        st.integers(1, 1 << 30),
+        st.dictionaries(st.sampled_from([CPU, GPU]), st.integers(0, 5)),
+        st.floats(0, 10),
+        st.sampled_from(Use),
+    ),
+    max_size=6,
+    unique_by=lambda one: one.key,
+)
+NBYTES = st.fixed_dictionaries({CPU: st.integers(0, 9), GPU: st.integers(0, 9)})
+
+
+@given(NBYTES, NBYTES, RESIDENTS)
+def test_a_plan_evicts_idle_models_alone_and_what_it_waits_for_suffices_or_is_all_there_is(
+    wanted: dict[str, int], free: dict[str, int], here: list[Resident]
+) -> None:
+    plan = plan_start(wanted, free, here)
+    by_key = {one.key: one for one in here}
+    gone = [by_key[key] for key in plan.evicted]
+    assert all(one.use is Use.IDLE for one in gone)
+    if plan.starts:
+        assert not gone
+        return
+    coming = [one for one in here if one.use is Use.LEAVING] + gone
+    assert coming or any(one.use is Use.HELD for one in here), "a model that waits has something to wait for"
+
+    def fits(others: list[Resident]) -> bool:
+        return all(
+            wanted[device] <= free[device] + sum(one.nbytes.get(device, 0) for one in others)
+            for device in free
+        )
+
+    if gone and fits(coming):
+        assert not fits(coming[:-1]), "the last one was not necessary"
