@@ -18,6 +18,7 @@ from gpuserve.bench.load_plan import BenchError, BenchOptionError, error_reason
 from gpuserve.bench.loader_messages import tls_context
 from gpuserve.bench.request_payloads import HttpRequest, Target
 from gpuserve.bench.request_tensors import TargetModel, TensorMetadata
+from gpuserve.client.client_settings import ServerUrl
 
 if TYPE_CHECKING:
     import grpc
@@ -153,9 +154,18 @@ class GrpcControl(ServerControl):
             details = str(error.details())
             if details.startswith(("failed to connect", "errors resolving")):  # not an answer of the server
                 why = details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
-                raise BenchError(f"{self._target.url} cannot be reached: {why}") from None
+                raise _unreachable(self._target.url, why) from None
             said = f"{error.code().name}: {error.details()}"
             raise BenchError(f"{self._target.url} answered {method} with {said}") from None
+
+
+def _unreachable(url: ServerUrl, why: str) -> BenchError:
+    hint = ""
+    if "certificate" in why.lower():
+        hint = "; --tls-ca names the file of the authority that signed the server's certificate"
+    elif not url.tls and "closed" in why.lower():
+        hint = f"; a server with TLS needs {str(url).replace('://', 's://', 1)}"
+    return BenchError(f"{url} cannot be reached: {why}{hint}")
 
 
 def _grpc_channel(target: Target) -> grpc.Channel:
@@ -242,7 +252,7 @@ class HttpControl(ServerControl):
             answer = self._connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise BenchError(f"{self._target.url} cannot be reached: {error_reason(error)}") from None
+            raise _unreachable(self._target.url, error_reason(error)) from None
         finally:  # the server may close an idle connection
             self._connection.close()
         if answer.status != 200:

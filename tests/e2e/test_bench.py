@@ -181,6 +181,10 @@ def test_tls(tmp_path: Path) -> None:
         unknown = bench("echo", "--url", f"https://localhost:{addresses.http.rpartition(':')[2]}")
         assert unknown.returncode == 1
         assert "certificate verify failed" in unknown.stderr
+        assert "; --tls-ca names the file of the authority" in unknown.stderr
+        for protocol, address in (("grpc", addresses.grpc), ("http", addresses.http)):
+            plain = bench("echo", "--url", f"{protocol}://{address}")
+            assert plain.stderr.rstrip().endswith(f"; a server with TLS needs {protocol}s://{address}")
 
 
 @pytest.mark.thorough

@@ -22,6 +22,10 @@ _COMMON: Final = "common"
 _GITIGNORE: Final = "gitignore"
 
 
+#: Where pip finds the package itself; a release to an index makes this "".
+_NOT_ON_AN_INDEX: Final = "  # first, in a checkout of gpuserve: pip install ."
+
+
 class ProjectError(ConfigError):
     """A project cannot be created in the folder."""
 
@@ -115,7 +119,8 @@ class Project:
         values = {
             "MODEL": self.model,
             "TARGET": self.kind.target,
-            "PACKAGE": f"gpuserve[{extra}]" if extra else "gpuserve",
+            "PACKAGE": f"'gpuserve[{extra}]'" if extra else "gpuserve",
+            "NOTE": _NOT_ON_AN_INDEX,
         }
         text = content.decode()
         for name, value in values.items():
