@@ -160,9 +160,9 @@ class ModelHost(abc.ABC):
             strict: True: outputs that do not match ``outputs`` in name, dtype or shape are errors; only safe
                 casts are made. False casts whenever possible, "exact" never: these are the two modes of
                 PyTriton.
-            device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, or the UUID of a GPU or MIG
-                instance. A list has a device for each of several callables, or for each instance of one
-                callable.
+            device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, "cuda:0+cuda:1" for an
+                instance that uses both, or the UUID of a GPU or MIG instance. A list has a device for each of
+                several callables, or for each instance of one callable.
             isolation: "process" sends the callable to a worker process with cloudpickle; "thread" keeps it in
                 this process, for callables that cannot be pickled.
             concurrency: the number of batches that an async callable or a generator may run at once in one

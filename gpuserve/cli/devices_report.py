@@ -140,4 +140,5 @@ def _gpu_as_json(gpu: Gpu, inventory: Inventory) -> dict[str, Any]:
 
 
 def _placements(models: Sequence[ModelSpec]) -> list[tuple[str, ...]]:
-    return [(one.name, it.name, it.device, it.placement.gpu_uuid) for one in models for it in one.instances]
+    instances = ((one.name, it) for one in models for it in one.instances)
+    return [(model, it.name, it.device, ", ".join(it.placement.gpu_uuids)) for model, it in instances]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from gpuserve.backends.registry import is_model_path
 from gpuserve.core.errors import BindError
-from gpuserve.devices.names import check_device_name, likely_device_name
+from gpuserve.devices.names import TOGETHER, check_device_name, likely_device_name
 from gpuserve.model.options import (
     REQUIRED,
     WIRE_INTEGERS,
@@ -118,6 +118,18 @@ class Scalar(Kind):
         if option.unit:
             return {"anyOf": [number, {"type": "string", "pattern": quantity_pattern(option.unit)}]}
         return number
+
+
+class DeviceNames(Scalar):
+    """A device, or a list of the GPUs that a process uses together."""
+
+    def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
+        is_list = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+        return super().read(TOGETHER.join(value) if is_list else value, path, found)
+
+    def schema(self) -> dict[str, Any]:
+        one = super().schema()
+        return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
 
 
 class FlagOrNumber(Kind):
@@ -368,8 +380,8 @@ def _kind(hint: Any, option: Option) -> Kind:
         return ListOf(FlagOrNumber(), count=2)
     if hint not in {bool, int, float}:  # a text, or a dtype, which a file writes as text
         read = None if option.read is None else _READERS.get(option.read, option.read)
-        option = dataclasses.replace(option, some=option.some and hint is str, read=read)
-        hint = str
+        kind = DeviceNames if option.read is check_device_name else Scalar
+        return kind(str, dataclasses.replace(option, some=option.some and hint is str, read=read))
     return Scalar(hint, option)
 
 

@@ -8,6 +8,7 @@
 ``cuda:*``               every GPU
 ``GPU-…``                a GPU by its UUID, or a prefix of it
 ``MIG-…``                a MIG instance by its UUID, or a prefix of it
+``cuda:0+cuda:1``        several GPUs for one process, which sees them in this order
 =======================  ==========================================================================
 """
 
@@ -18,6 +19,8 @@ from typing import Final
 
 CPU: Final = "cpu"
 EVERY_GPU: Final = "cuda:*"
+#: Between the names of the GPUs of one process.
+TOGETHER: Final = "+"
 #: The environment variables that select and number the GPUs of a process.
 VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER_VARIABLE: Final = "CUDA_DEVICE_ORDER"
@@ -31,10 +34,19 @@ _UUID = re.compile(r"(?:GPU-[0-9a-fA-F]|MIG-[0-9a-fA-FG])[0-9a-zA-Z/-]*")
 
 
 def check_device_name(text: str) -> str:
-    if text in (CPU, EVERY_GPU) or number_of(text) is not None or is_uuid(text):
+    names = devices_of(text)
+    if text in (CPU, EVERY_GPU) or all(number_of(one) is not None or is_uuid(one) for one in names):
+        if len(set(names)) < len(names):
+            raise ValueError(f"expected different GPUs for one process, given {text!r}")
         return text
     known = "'cpu', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, or a UUID (GPU-… or MIG-…)"
-    raise ValueError(f"expected {known}, given {text!r}")
+    several = ", or several GPUs for one process, 'cuda:0+cuda:1'" if len(names) > 1 else ""
+    raise ValueError(f"expected {known}{several}, given {text!r}")
+
+
+def devices_of(name: str) -> list[str]:
+    """Return the device of a process, or its GPUs in order."""
+    return name.split(TOGETHER)
 
 
 def likely_device_name(text: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -24,13 +25,13 @@ class Placement:
     """The placement of a worker process.
 
     Attributes:
-        gpu_uuid: The UUID of its GPU or MIG instance, "" for none or an unknown one.
+        gpu_uuids: The UUIDs of its GPUs or MIG instances, without unknown ones.
         visible: The value of ``CUDA_VISIBLE_DEVICES`` in the process, "" to leave the variable unchanged.
         cpus: The CPUs of the process; empty: all.
         numa_nodes: The NUMA node of the process, or empty.
     """
 
-    gpu_uuid: str = ""
+    gpu_uuids: tuple[str, ...] = ()
     visible: str = ""
     cpus: tuple[int, ...] = ()
     numa_nodes: tuple[int, ...] = ()
@@ -51,12 +52,17 @@ class Placement:
 ANYWHERE: Final = Placement()
 
 
-def placement_on(device: VisibleDevice, *, numa_affinity: bool) -> Placement:
-    """Return the placement on a device; with ``numa_affinity`` next to the device."""
-    gpu = device.gpu
+def placement_on(devices: Sequence[VisibleDevice], *, numa_affinity: bool) -> Placement:
+    """Return the placement on one or more devices; with ``numa_affinity`` next to them."""
+    uuids = tuple(one.uuid for one in devices if one.uuid)
+    visible = ",".join(one.entry for one in devices)
     if not numa_affinity:
-        return Placement(device.uuid, device.entry)
-    return Placement(device.uuid, device.entry, gpu.cpus, (gpu.numa_node,) if gpu.numa_node >= 0 else ())
+        return Placement(uuids, visible)
+    gpus = [one.gpu for one in devices]
+    cpus = sorted({cpu for gpu in gpus for cpu in gpu.cpus}) if all(gpu.cpus for gpu in gpus) else ()
+    nodes = {gpu.numa_node for gpu in gpus}
+    is_one_node = len(nodes) == 1 and min(nodes) >= 0
+    return Placement(uuids, visible, tuple(cpus), tuple(nodes) if is_one_node else ())
 
 
 def n_processors(root: str = "") -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.config.settings.values import AUTO, doors_of
-from gpuserve.devices.names import CPU, EVERY_GPU, number_of
+from gpuserve.devices.names import CPU, EVERY_GPU, devices_of, number_of
 from gpuserve.export.manifest_templates import Reasoned
 from gpuserve.model.rules import mapping
 from gpuserve_worker.memory.arena import RETAINED_NBYTES
@@ -70,7 +70,9 @@ def round_up(nbytes: int, step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """An entry of ``instances``: ``count`` processes on each of ``gpus`` (numbers; empty on the CPU)."""
+    """An entry of ``instances``: ``count`` processes on each GPU, or on all GPUs together. ``gpus`` are their
+    numbers, none on the CPU.
+    """
 
     model: int
     path: Path
@@ -82,7 +84,8 @@ class InstanceGroup:
     @property
     def processes(self) -> int:
         """The number of worker processes in one pod."""
-        return self.count * max(1, len(self.gpus))
+        are_together = len(devices_of(self.device)) > 1
+        return self.count * (1 if are_together else max(1, len(self.gpus)))
 
 
 def instance_groups(configuration: Configuration, options: ExportOptions) -> list[InstanceGroup]:
@@ -91,7 +94,8 @@ def instance_groups(configuration: Configuration, options: ExportOptions) -> lis
     for index, model in enumerate(configuration.entries.models):
         for position, entry in enumerate(model.instances if model.ensemble is None else ()):
             path = ("models", index, "instances", position)
-            gpus: tuple[int, ...] = () if entry.device == CPU else (number_of(entry.device) or 0,)
+            names = [] if entry.device == CPU else devices_of(entry.device)
+            gpus = tuple(number_of(one) or 0 for one in names)
             if entry.device == EVERY_GPU:
                 gpus = tuple(range(options.gpus_per_node or 1))
             found.append(InstanceGroup(index, path, entry.device, entry.count, gpus, entry.resources))

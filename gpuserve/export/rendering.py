@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.config.problems import ConfigProblems, Origin, Problem
 from gpuserve.core.errors import GpuserveError
-from gpuserve.devices.names import EVERY_GPU, is_uuid, number_of
+from gpuserve.devices.names import EVERY_GPU, devices_of, is_uuid, number_of
 from gpuserve.export import envoy_proxy, manifest_values
 from gpuserve.export.envoy_proxy import EnvoyProxy
 from gpuserve.export.export_options import (
@@ -346,7 +346,8 @@ def cluster_violations(configuration: Configuration, options: ExportOptions) -> 
             yield ExportFinding(("server", key), text)
     for index, model in enumerate(configuration.entries.models):
         for position, entry in enumerate(model.instances if model.ensemble is None else ()):
-            if text := _device_problem(entry.device, options):
+            problems = (_device_problem(one, options) for one in devices_of(entry.device))
+            if text := next(filter(None, problems), ""):
                 yield ExportFinding(("models", index, "instances", position, "device"), text)
     for key in ("trace", "log"):
         file = getattr(settings, key).file

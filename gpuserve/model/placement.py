@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuserve.core.errors import DeviceError, InvalidArgument
-from gpuserve.devices.names import CPU
+from gpuserve.devices.names import CPU, TOGETHER, devices_of
 from gpuserve.devices.placement import ANYWHERE, Placement, placement_on
 from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
 
@@ -55,7 +55,10 @@ class ServerDevices:
             return ()
         from gpuserve.devices.inventory import devices_named  # as above
 
-        return devices_named(text, self.inventory())
+        found = [device for one in devices_of(text) for device in devices_named(one, self.inventory())]
+        if len({one.number for one in found}) < len(found):
+            raise DeviceError(f"expected different GPUs for one process, {text!r} names one of them twice")
+        return found
 
     def place(self, specs: Iterable[ModelSpec], *, again: bool = False) -> list[ModelSpec]:
         """Return the models with a device for each instance. Placed models are returned unchanged. With
@@ -88,11 +91,14 @@ class ServerDevices:
         if not _is_unplaced(instance):
             yield instance
             return
-        for device in self.devices_named(instance.device):
-            placement = placement_on(device, numa_affinity=self._numa_affinity)
+        devices = self.devices_named(instance.device)
+        are_together = len(devices_of(instance.device)) > 1
+        for group in [devices] if are_together else [[one] for one in devices]:
+            placement = placement_on(group, numa_affinity=self._numa_affinity)
             if "object" in instance.source:
-                placement = Placement(device.uuid)
-            yield dataclasses.replace(instance, device=device.name, placement=placement)
+                placement = Placement(placement.gpu_uuids)
+            name = TOGETHER.join(one.name for one in group)
+            yield dataclasses.replace(instance, device=name, placement=placement)
 
 
 def _missing_cpu(instances: Iterable[InstanceSpec]) -> str:

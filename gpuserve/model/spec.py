@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from gpuserve.core.errors import BindError
-from gpuserve.devices.names import CPU, check_device_name
+from gpuserve.devices.names import CPU, check_device_name, devices_of
 from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.model.options import by_keyword, from_plain, option, required, spelled
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
@@ -322,8 +322,9 @@ class DeclaredInstances:
 
     # fmt: off
     device: str = option(CPU,
-        "cpu; cuda:0, cuda:1, …; cuda:* for every GPU; or the UUID of a GPU (GPU-…) or of a MIG instance "
-        "(MIG-…).", read=check_device_name, examples=("cpu", "cuda:0", "cuda:*"))
+        "cpu; cuda:0, cuda:1, …; cuda:* for every GPU; the UUID of a GPU (GPU-…) or of a MIG instance "
+        "(MIG-…); or a list of GPUs that each process uses together.", read=check_device_name,
+        examples=("cpu", "cuda:0", "cuda:*", ["cuda:0", "cuda:1"]))
     count: int = option(1, "Number of processes on this device.", least=1, most=MAX_INSTANCES)
     rate_limiter: RateLimiter | None = option(None,
         "Resources that each instance needs while it executes, if the server has a rate_limit.")
@@ -340,7 +341,8 @@ class InstanceSpec:
     """One worker process: its name, its device, and the source of its callable (``wire.Init.source``, with
     the ``SealedMemory`` of a large pickle as ``memory``).
 
-    ``device`` is the declared device until the instance is placed, and "cpu" or "cuda:N" afterwards. ``rate``
+    ``device`` is the declared device until the instance is placed, and "cpu", "cuda:N" or
+    "cuda:N+cuda:M" afterwards. ``rate``
     is the resources that the instance needs before it may execute, on a server with ``rate_limit``. Without
     ``threads`` the instance has a share of the cores, and without ``cpus`` it runs on all.
     """
@@ -352,6 +354,11 @@ class InstanceSpec:
     placement: Placement = ANYWHERE
     threads: int = 0
     cpus: tuple[int, ...] = ()
+
+    @property
+    def first_device(self) -> str:
+        """Return the device of inputs and outputs: "cuda:0" of "cuda:0+cuda:1"."""
+        return devices_of(self.device)[0]
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -472,9 +479,9 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
         return all(getattr(self, name) == getattr(other, name) for name in _OF_REQUESTS)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the spec as plain data, without callables; of a placement only the GPU's UUID."""
+        """Return the spec as plain data, without callables; of a placement only the GPUs' UUIDs."""
         instances = tuple(
-            dataclasses.replace(one, source={}, placement=Placement(one.placement.gpu_uuid))
+            dataclasses.replace(one, source={}, placement=Placement(one.placement.gpu_uuids))
             for one in self.instances
         )
         values = dataclasses.astuple(dataclasses.replace(self, instances=instances))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from gpuserve.devices.names import devices_of
 from gpuserve.model.options import key_and_value, rows
 from gpuserve.model.spec import (
     CORRID,
@@ -171,7 +172,7 @@ def _instance_groups(model_name: str, instances: tuple[InstanceSpec, ...]) -> li
         group = pb.ModelInstanceGroup(name=name, count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
         if device.startswith(_CUDA):
             group.kind = pb.ModelInstanceGroup.KIND_GPU
-            group.gpus.append(int(device.removeprefix(_CUDA)))
+            group.gpus.extend(int(gpu.removeprefix(_CUDA)) for gpu in devices_of(device))
         if rate != NO_RATE:
             group.rate_limiter.CopyFrom(_rate_limiter(rate))
         groups.append(group)

@@ -35,7 +35,7 @@ def on(machine: GpuMachine | RealMachine, patch: pytest.MonkeyPatch, **more: str
         patch.setenv(name, value)
 
 
-def config(tmp_path: Path, views: Path, *devices: str, keys: Any = None, **server: Any) -> Path:
+def config(tmp_path: Path, views: Path, *devices: str | list[str], keys: Any = None, **server: Any) -> Path:
     """A model that has these devices and tells what it sees there."""
     model = {
         "name": "m",
@@ -100,6 +100,38 @@ def test_each_worker_sees_its_own_gpu_and_calls_it_cuda_0(
         assert found["cuda:0#0"]["preferred"] == ([] if refused else ["prefer:0"])
         assert (found["cpu#0"]["visible"], found["cpu#0"]["cpus"]) == (None, list(cpus))
         assert json.loads(server.infer("m", 1.0).output("seen")[0])["pid"] in server.workers
+
+
+def test_a_process_uses_several_gpus_together_and_needs_all_of_them(
+    two_gpus: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(two_gpus, monkeypatch)
+    file = config(tmp_path, views, ["cuda:1", "cuda:0"], gpu_health_interval_s=0.1)
+    with OperatedServer(file) as server:
+        server.wait_ready()
+        (one,) = seen(views).values()
+        assert (one["device"], one["visible"]) == ("cuda:0", f"{B},{A}")
+        assert one["gpus"] == [hexadecimal(B), hexadecimal(A)]
+        assert server.infer("m", 1.0).status == 200
+        status = gpuserve("status", "--json", "--server", server.addresses["HTTP"])[1]
+        (row,) = json.loads(status)["models"][0]["instances"]
+        assert (row["name"], row["device"]) == ("cuda:1+cuda:0#0", "cuda:1+cuda:0")
+        two_gpus.lose(A)
+        wait_until(lambda: server.status("/v2/models/m/ready") == 400, "the instance lacks one GPU")
+        assert server.infer("m", 1.0).status == 503
+        two_gpus.change_gpu(A, lost=False)
+        server.wait_model_ready("m")
+        assert server.infer("m", 1.0).status == 200
+        assert server.end() == 0
+
+
+def test_gpus_of_one_process_must_differ(
+    two_gpus: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(two_gpus, monkeypatch)
+    code, _, err = gpuserve("check", str(config(tmp_path, views, ["cuda:0", "cuda:0"])))
+    assert code == 4
+    assert "expected different GPUs for one process, given 'cuda:0+cuda:0'" in err
 
 
 def test_a_gpu_by_name_and_by_uuid(

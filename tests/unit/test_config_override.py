@@ -106,7 +106,7 @@ def test_instances_on_every_gpu_are_spread_once_the_gpus_are_known() -> None:
 
 
 def test_instances_that_are_placed_are_placed_anew() -> None:
-    placed = InstanceSpec("cuda:0#0", "cuda:0", {}, placement=Placement("GPU-1", "GPU-1"))
+    placed = InstanceSpec("cuda:0#0", "cuda:0", {}, placement=Placement(("GPU-1",), "GPU-1"))
     spec = dataclasses.replace(SPEC, instances=(placed,))
     groups = [{"count": 1, "kind": "KIND_GPU", "gpus": [1]}]
     (instance,) = after({"instance_group": groups}, spec).instances

@@ -67,9 +67,9 @@ def refusal(known: ServerDevices, name: str) -> str:
 
 def test_every_gpu_gets_an_instance_and_names_are_by_device() -> None:
     instances = placed(devices(GPU_A, GPU_B), "cuda:*", "cpu", "cuda:*", "GPU-AABB", "cuda:1")
-    assert [(one.name, one.placement.gpu_uuid) for one in instances] == [
-        ("cuda:0#0", A), ("cuda:1#0", B), ("cpu#0", ""), ("cuda:0#1", A), ("cuda:1#1", B), ("cuda:1#2", B),
-        ("cuda:1#3", B),
+    assert [(one.name, one.placement.gpu_uuids) for one in instances] == [
+        ("cuda:0#0", (A,)), ("cuda:1#0", (B,)), ("cpu#0", ()), ("cuda:0#1", (A,)), ("cuda:1#1", (B,)),
+        ("cuda:1#2", (B,)), ("cuda:1#3", (B,)),
     ]  # fmt: skip
     assert {one.device for one in instances} == {"cpu", "cuda:0", "cuda:1"}
 
@@ -96,15 +96,28 @@ def test_a_gpu_in_parts_counts_as_its_parts() -> None:
 
 def test_a_worker_sees_its_gpu_and_stays_beside_it() -> None:
     (instance,) = placed(devices(GPU_A), "cuda:0")
-    assert instance.placement == Placement(A, A, (4, 5), (1,))
+    assert instance.placement == Placement((A,), A, (4, 5), (1,))
     assert instance.placement.environment() == {"CUDA_VISIBLE_DEVICES": A, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert instance.placement.numa_node == 1
 
 
 def test_affinity_is_switched_off_or_not_known() -> None:
-    assert placed(devices(GPU_A, numa_affinity=False), "cuda:0")[0].placement == Placement(A, A)
-    assert placed(devices(GPU_B), "cuda:0")[0].placement == Placement(B, B)
+    assert placed(devices(GPU_A, numa_affinity=False), "cuda:0")[0].placement == Placement((A,), A)
+    assert placed(devices(GPU_B), "cuda:0")[0].placement == Placement((B,), B)
     assert Placement().numa_node == -1
+
+
+def test_a_process_has_several_gpus_in_the_order_of_their_names() -> None:
+    known = devices(GPU_A, GPU_B)
+    first, second = placed(known, "cuda:1+cuda:0", "cuda:0+GPU-AABB")
+    assert (first.name, first.device, first.first_device) == ("cuda:1+cuda:0#0", "cuda:1+cuda:0", "cuda:1")
+    assert first.placement == Placement((B, A), f"{B},{A}")
+    assert second.placement.environment()["CUDA_VISIBLE_DEVICES"] == f"{A},{B}"
+    assert second.device == "cuda:0+cuda:1"
+    assert refusal(known, "cuda:1+GPU-aabb") == (
+        "expected different GPUs for one process, 'cuda:1+GPU-aabb' names one of them twice"
+    )
+    assert refusal(known, "cuda:0+cuda:2").startswith("this machine has no device 'cuda:2', only cpu, cuda:0")
 
 
 def test_a_worker_without_a_gpu_is_left_alone() -> None:
@@ -117,7 +130,7 @@ def test_a_worker_without_a_gpu_is_left_alone() -> None:
 
 def test_a_thread_has_the_gpus_of_its_process() -> None:
     (instance,) = placed(devices(GPU_A), "cuda:0", source={"object": print})
-    assert (instance.device, instance.placement) == ("cuda:0", Placement(A))
+    assert (instance.device, instance.placement) == ("cuda:0", Placement((A,)))
     assert instance.placement.environment() == {}
 
 
@@ -132,9 +145,9 @@ def test_another_look_finds_what_is_new_and_keeps_the_numbers() -> None:
     known = ServerDevices(look)
     assert len(placed(known, "cuda:*")) == 2
     (spec,) = known.place([model("cuda:*")], again=True)
-    assert [(one.device, one.placement.gpu_uuid) for one in spec.instances] == [
-        ("cuda:1", B),
-        ("cuda:2", "GPU-new"),
+    assert [(one.device, one.placement.gpu_uuids) for one in spec.instances] == [
+        ("cuda:1", (B,)),
+        ("cuda:2", ("GPU-new",)),
     ]
     assert refusal(known, "cuda:0").startswith("this machine has no device 'cuda:0', only cpu, cuda:1")
 
@@ -223,7 +236,7 @@ def test_without_nvml_some_things_are_not_known() -> None:
         refusal(known, A)
         == f"the UUIDs of the GPUs are not known here, so {A!r} cannot be found: {NOT_INSTALLED}"
     )
-    assert placed(known, "cuda:0")[0].placement == Placement("", "0")
+    assert placed(known, "cuda:0")[0].placement == Placement((), "0")
 
 
 def test_a_gpu_that_no_process_may_use() -> None:

@@ -16,7 +16,9 @@ SOURCE = {"path": "model.py:f"}
 
 
 def instance(name: str, device: str) -> InstanceSpec:
-    return InstanceSpec(name, device, SOURCE, placement=Placement("" if device == "cpu" else f"GPU-{device}"))
+    return InstanceSpec(
+        name, device, SOURCE, placement=Placement(() if device == "cpu" else (f"GPU-{device}",))
+    )
 
 
 def model(*instances: InstanceSpec) -> ModelSpec:

@@ -186,7 +186,7 @@ class ModelDriver(Driver):
         self.spec = spec
         self.metrics = metrics
         self._check = model_check_for(spec)
-        instances = ModelInstances({one.name: one.device for one in spec.instances})
+        instances = ModelInstances({one.name: one.first_device for one in spec.instances})
         self._device_check = DeviceCheck(spec, instances)
         self.arena = Arena(max_arena_nbytes, instances.announce_segment, instances.announce_drop)
         self._messages = messages = BatchMessages(spec, self.arena)
@@ -317,7 +317,7 @@ class DeviceCheck:
 
     def __init__(self, spec: ModelSpec, instances: ModelInstances) -> None:
         self._name = spec.name
-        self._devices = sorted({one.device for one in spec.instances})
+        self._devices = sorted({one.first_device for one in spec.instances})
         self._stays = spec.in_sequences and len(self._devices) > 1
         self._instances = instances
 

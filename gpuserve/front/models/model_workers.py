@@ -103,7 +103,7 @@ class ModelWorkers:
             self._answers.refuse(bound, refusals.none_on_device(self._name, device))
 
     def resize(self, spec: ModelSpec) -> None:
-        self.instances.resize({one.name: one.device for one in spec.instances})
+        self.instances.resize({one.name: one.first_device for one in spec.instances})
         self.device_inputs.resize(spec)
         if self._scheduling.limits is not None:
             self._scheduling.limits.resize(spec.instances)

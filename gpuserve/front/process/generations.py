@@ -20,6 +20,7 @@ from typing import Final
 
 from gpuserve.config.settings.checks import resource_limits
 from gpuserve.config.settings.server import OFF, ServerSettings
+from gpuserve.devices.names import devices_of
 from gpuserve.front.ipc.worker_link import DeviceLinks, WorkerLink, reject_message
 from gpuserve.front.models.ensemble_driver import EnsembleDriver
 from gpuserve.front.models.model_driver import Driver, ModelDriver
@@ -87,8 +88,9 @@ class Generations:
     def add(self, message: messages.AddModel) -> None:
         spec = ModelSpec.from_wire(message.spec)
         driver = self._drivers[message.generation] = self._create_driver(message.generation, spec)
-        placed = {one.placement.gpu_uuid: one.device for one in spec.instances}
-        self._service.control.gpus.set_device_names({uuid: device for uuid, device in placed.items() if uuid})
+        placed = [(one.placement.gpu_uuids, devices_of(one.device)) for one in spec.instances]
+        names = {uuid: name for each in placed for uuid, name in zip(*each, strict=False)}
+        self._service.control.gpus.set_device_names(names)
         if message.served:
             self._parts.cache.drop_model(spec.name)  # another program may have had the name
             self._served.setdefault(spec.name, set()).add(message.generation)
@@ -199,7 +201,7 @@ class Generations:
         driver.metrics.instance(instance).load_s = message.load_s
         epoch, gpus = self._parts.epoch, self._service.control.gpus
         on_messages, pid = driver.workers.runner.on_messages, message.pid
-        device = next((one.device for one in driver.spec.instances if one.name == instance), "")
+        device = next((one.first_device for one in driver.spec.instances if one.name == instance), "")
         link = WorkerLink(instance, message.slots, sock, pidfd, epoch, on_messages, on_down, pid, device)
         self._parts.links.add(device, link)
         self._calls.add(link, driver)

@@ -38,7 +38,7 @@ def make_scheduler(
     """Return the scheduler that suits the spec. ``front_lost_at`` is when a previous front died."""
     if spec.in_sequences:
         return SequenceScheduler(spec, front_lost_at)
-    if len({one.device for one in spec.instances}) > 1:
+    if len({one.first_device for one in spec.instances}) > 1:
         return DeviceScheduler(partial(ModelScheduler, spec), link_between)
     return ModelScheduler(spec)
 

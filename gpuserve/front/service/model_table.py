@@ -131,7 +131,7 @@ class ModelTable:
         return bool(self._for_openai)
 
     def devices(self) -> set[str]:
-        return {one.device for driver in self.all() for one in driver.spec.instances}
+        return {one.first_device for driver in self.all() for one in driver.spec.instances}
 
     def metrics(self) -> list[ModelMetrics]:
         return [driver.metrics for driver in self.all()]

@@ -54,7 +54,8 @@ class ServerHealth:
     def ready(self) -> bool:
         """Return whether requests should come here: enough instances and GPUs, and not leaving."""
         own = [driver for driver in self._models.own() if driver.spec.instances]
-        gpus = {one.placement.gpu_uuid for driver in own for one in driver.spec.instances} - {""}
+        placements = [one.placement for driver in own for one in driver.spec.instances]
+        gpus = {uuid for one in placements for uuid in one.gpu_uuids}
         usable = self._gpus.are_enough(gpus, self._min_healthy_devices)
         whole = (
             self.started and all(map(self._has_enough, own)) and not any(map(self._is_missing, self._missing))
@@ -103,7 +104,7 @@ class ServerHealth:
 
     def fault_of(self, spec: ModelSpec) -> str:
         """Return why the GPUs of all instances of a model are lost, or "" if they are not."""
-        return self._gpus.why_lost([one.placement.gpu_uuid for one in spec.instances])
+        return self._gpus.why_lost([one.placement.gpu_uuids for one in spec.instances])
 
     def of(self, service: str) -> bool | None:
         return self.report().of(service)

@@ -102,10 +102,10 @@ class GpuFences:
         for uuid, device, reason in gpus:
             self._lost[uuid] = f"its GPU {device or uuid} is lost: {reason}"
         for worker in list(self._workers()):
-            uuid = worker.instance.placement.gpu_uuid
-            if uuid not in self._lost:
+            lost = self._lost.keys() & worker.instance.placement.gpu_uuids
+            if not lost:
                 worker.release()
-            elif uuid not in before:
+            elif lost - before:
                 worker.fence()
         self.check()
 
@@ -120,7 +120,7 @@ class GpuFences:
 
     def instance_ready(self, worker: WorkerMonitor) -> None:
         """Trust CUDA again after a worker on a GPU has opened its device: no probe could show more."""
-        if worker.instance.placement.gpu_uuid and self._suspicion is CudaSuspicion.BROKEN:
+        if worker.instance.placement.gpu_uuids and self._suspicion is CudaSuspicion.BROKEN:
             self._add_evidence(CudaEvidence.WORKS)
 
     def check(self) -> None:
@@ -134,7 +134,8 @@ class GpuFences:
         for worker in self._workers():
             place = worker.instance
             if place.device != "cpu" and worker.lifecycle.state not in _ENDING:
-                by_gpu.setdefault(place.placement.gpu_uuid or place.device, []).append(worker)
+                for gpu in place.placement.gpu_uuids or (place.device,):
+                    by_gpu.setdefault(gpu, []).append(worker)
         return bool(by_gpu) and all(any(map(_is_hopeless, group)) for group in by_gpu.values())
 
     def _start_probe(self) -> None:

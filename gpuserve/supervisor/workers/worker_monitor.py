@@ -184,8 +184,8 @@ class WorkerMonitor:
         return waits
 
     def lost_gpu_reason(self) -> str:
-        uuid = self.instance.placement.gpu_uuid
-        return self._context.lost_gpus.get(uuid, "") if uuid else ""
+        lost = self._context.lost_gpus
+        return next((lost[uuid] for uuid in self.instance.placement.gpu_uuids if uuid in lost), "")
 
     def fence(self) -> None:
         """Kill the worker because its GPU is lost. It is not restarted until ``release()``."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -217,12 +218,13 @@ class GpuWatch:
         lost = {one.uuid for one in self._reported_lost}
         return len(set(uuids) - lost) >= min(least, len(set(uuids)))
 
-    def why_lost(self, uuids: Iterable[str]) -> str:
-        """Return why nothing can run on these GPUs if all of them are lost, else ""."""
-        lost = {one.uuid: one for one in self._reported_lost}
-        found = [lost.get(uuid) for uuid in dict.fromkeys(uuids)]
-        texts = [f"GPU {one.device or one.uuid} is lost: {one.reason}" for one in found if one is not None]
-        return ", ".join(texts) if len(texts) == len(found) else ""
+    def why_lost(self, instances: Iterable[tuple[str, ...]]) -> str:
+        """Return why no instance can run if each has a lost one among its GPUs, by UUID; else ""."""
+        texts = {}
+        for uuid, device, reason in self._reported_lost:
+            texts[uuid] = f"GPU {device or uuid} is lost: {reason}"
+        found = [[texts[uuid] for uuid in uuids if uuid in texts] for uuids in instances]
+        return ", ".join(dict.fromkeys(itertools.chain(*found))) if all(found) else ""
 
     def link_between(self, device: str, other: str) -> GpuLink:
         """Return how two devices, such as "cuda:0", reach each other's memory."""
