@@ -25,13 +25,11 @@ T = TypeVar("T")
 
 #: The number of instances in one step.
 _SLICE_INSTANCES: Final = 16
+# fmt: off
 #: Counters of each model: name between "gpuserve_" and "_total", help text, and value.
 _COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int]]]] = (
-    (
-        "requests_success",
-        "Requests answered.",
-        lambda one: one.statistics.executions().requests + one.statistics.cache_hits,
-    ),
+    ("requests_success", "Requests answered.",
+     lambda one: one.statistics.executions().requests + one.statistics.cache_hits),
     ("inferences", "Rows (batch elements) inferred.", lambda one: one.statistics.executions().rows),
     ("cancelled", "Requests cancelled by their client.", lambda one: one.outcomes.cancellations),
     ("cache_hits", "Requests answered from the response cache.", lambda one: one.statistics.cache_hits),
@@ -46,12 +44,10 @@ _OUTCOMES: Final[Sequence[tuple[str, str, str, Callable[[ModelMetrics], Mapping[
 #: Counters of models with ragged inputs. Their ratio is the waste of padding.
 _RAGGED_COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int | None]]]] = (
     ("ragged_elements_total", "Elements of requests in ragged batches.", lambda one: one.elements),
-    (
-        "ragged_padded_elements_total",
-        "Elements of ragged batches whose rows are padded to one shape.",
-        lambda one: one.padded_elements,
-    ),
+    ("ragged_padded_elements_total", "Elements of ragged batches whose rows are padded to one shape.",
+     lambda one: one.padded_elements),
 )
+# fmt: on
 #: Counters of stepped models.
 _STEP_COUNTERS: Final[Sequence[tuple[str, str, Callable[[StepMetrics], int]]]] = (
     ("steps_total", "Steps of the callable.", lambda one: one.steps),
@@ -285,23 +281,15 @@ _CACHE_LATENCIES: Final = {
     "cache_hit": "cache hits per model in microseconds",
     "cache_miss": "cache misses per model in microseconds, to look and to keep the answer",
 }
+# fmt: off
 #: Triton's counters of each model: name after "nv_", help text, and value.
 _TRITON_COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
-    (
-        "inference_request_success",
-        "Number of successful inference requests, all batch sizes",
-        _count_of("success"),
-    ),
-    (
-        "inference_count",
-        "Number of inferences performed (does not include cached requests)",
-        lambda one: one.statistics.executions().rows,
-    ),
-    (
-        "inference_exec_count",
-        "Number of model executions performed (does not include cached requests)",
-        lambda one: one.statistics.executions().count,
-    ),
+    ("inference_request_success", "Number of successful inference requests, all batch sizes",
+     _count_of("success")),
+    ("inference_count", "Number of inferences performed (does not include cached requests)",
+     lambda one: one.statistics.executions().rows),
+    ("inference_exec_count", "Number of model executions performed (does not include cached requests)",
+     lambda one: one.statistics.executions().count),
     *(
         (f"inference_{name}_duration_us", f"Cumulative {text}", _microseconds_of(field))
         for name, (field, text) in _LATENCIES.items()
@@ -311,17 +299,12 @@ _TRITON_COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
 _TRITON_CACHE_COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
     ("cache_num_hits_per_model", "Number of cache hits per model", _count_of("cache_hit")),
     ("cache_num_misses_per_model", "Number of cache misses per model", _count_of("cache_miss")),
-    (
-        "cache_hit_duration_per_model",
-        "Total cache hit duration in microseconds",
-        _microseconds_of("cache_hit"),
-    ),
-    (
-        "cache_miss_duration_per_model",
-        "Total cache miss duration in microseconds",
-        _microseconds_of("cache_miss"),
-    ),
+    ("cache_hit_duration_per_model", "Total cache hit duration in microseconds",
+     _microseconds_of("cache_hit")),
+    ("cache_miss_duration_per_model", "Total cache miss duration in microseconds",
+     _microseconds_of("cache_miss")),
 )
+# fmt: on
 
 
 def model_families(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
