@@ -64,7 +64,7 @@ def pickled_sources(model_name: str, callables: Sequence[Any]) -> list[dict[str,
         return [{"pickle": bytes(one.data), **common} for one in objects]
     try:
         memory, ranges = sealed_pickles.seal_pickles(objects)
-    except (sealed_pickles.NoMemory, OSError) as error:
+    except (sealed_pickles.NoSharedMemory, OSError) as error:
         text = f"model {model_name!r}: no memory for the arrays of its callables: {error}"
         raise BindError(text) from error
     return [{"memory": memory, "ranges": one, **common} for one in ranges]

@@ -82,7 +82,7 @@ class LoadConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def write(self) -> None:
+    def write_calls(self) -> None:
         out = self.calls.out
         if out and self._transport is not None:
             self._transport.write(bytes(out))
@@ -94,7 +94,7 @@ class LoadConnection(asyncio.Protocol):
         if found is not None:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.calls.on_connected()
-        self.write()
+        self.write_calls()
         if self.calls.has_room:
             self._load.add_connection(self.calls, time.monotonic())
 
@@ -144,7 +144,7 @@ def flush(load: LoadGenerator, by_calls: dict[CallProtocol, LoadConnection]) -> 
     to_flush = load.pool.to_flush
     while to_flush:
         if (connection := by_calls.get(to_flush.pop())) is not None:
-            connection.write()
+            connection.write_calls()
 
 
 _CLOCK_MONOTONIC: Final = 1

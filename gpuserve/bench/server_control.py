@@ -315,17 +315,17 @@ def parse_statistics(statistics: Mapping[str, Any]) -> ServerTotals:
     """Return the sums of one entry of ``model_stats`` in JSON form, whose fields may be missing or texts."""
     durations = statistics.get("inference_stats", {})
 
-    def of(name: str, key: str) -> int:
+    def total_of(name: str, key: str) -> int:
         return int(durations.get(name, {}).get(key, 0))
 
     return ServerTotals(
-        of("success", "count"),
-        of("queue", "ns"),
-        of("compute_input", "ns"),
-        of("compute_infer", "ns"),
-        of("compute_output", "ns"),
-        of("compute_infer", "count"),
-        of("cache_hit", "count"),
+        total_of("success", "count"),
+        total_of("queue", "ns"),
+        total_of("compute_input", "ns"),
+        total_of("compute_infer", "ns"),
+        total_of("compute_output", "ns"),
+        total_of("compute_infer", "count"),
+        total_of("cache_hit", "count"),
         int(statistics.get("inference_count", 0)),
         int(statistics.get("execution_count", 0)),
     )

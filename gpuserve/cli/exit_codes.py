@@ -82,4 +82,4 @@ def report_error(error: GpuserveError) -> None:
     if logs.configured_format() == "json":
         logging.getLogger(__name__).error("%s", error)
     else:
-        logs.write(f"{error}\n")
+        logs.write_lines(f"{error}\n")

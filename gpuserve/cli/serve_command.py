@@ -308,7 +308,7 @@ def serve_with_restarts(
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_, ended=ended: ended.set())
-        logs.write("Waiting for a change of the files; Ctrl-C stops.\n")
+        logs.write_lines("Waiting for a change of the files; Ctrl-C stops.\n")
         if not _wait_for_change(targets, before, ended):
             return status
 

@@ -213,7 +213,7 @@ def load_file(
         stale: Earlier answers that replace problems; the model of such a problem is ``broken``.
     """
     try:
-        document = positions.parse(_read(path), schema.canonical_key)
+        document = positions.parse(_file_text(path), schema.canonical_key)
         _require_config(path, document.data)
     except positions.YamlSyntaxError as error:
         _require_config(path, None)
@@ -367,7 +367,7 @@ def _reading_order(problem: Problem) -> tuple[int, int, int]:
     return (0, problem.span.line, problem.span.column)
 
 
-def _read(path: str) -> str:
+def _file_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8-sig") as file:
             content = file.read(MAX_CONFIG_NBYTES + 1)

@@ -145,7 +145,7 @@ def _absent_functions(nvml: Any) -> tuple[type[Exception], ...]:
     return AttributeError, getattr(nvml, "NVMLLibraryMismatchError", AttributeError)
 
 
-class _Handle(NamedTuple):
+class _GpuHandles(NamedTuple):
     """The NVML handles of a device: ``whole`` is the GPU, and ``part`` the GPU or its MIG instance."""
 
     uuid: str
@@ -164,7 +164,7 @@ class Nvml:
 
     def __init__(self, load: Callable[[], Any]) -> None:
         """Find the GPUs, and register for errors. Raise NvmlMissing or NvmlUnresponsive."""
-        self._handles: list[_Handle] = []
+        self._handles: list[_GpuHandles] = []
         self._events: Any = None
         try:
             self._nvml = load()
@@ -238,9 +238,9 @@ class Nvml:
             if self._query(lambda: self._nvml.nvmlDeviceGetMigMode(whole)[0]) == _MIG_ON:
                 for part_uuid, part in _mig_parts(self._nvml, whole):
                     instance = self._query(functools.partial(self._nvml.nvmlDeviceGetGpuInstanceId, part))
-                    self._handles.append(_Handle(part_uuid, product, uuid, whole, part, instance))
+                    self._handles.append(_GpuHandles(part_uuid, product, uuid, whole, part, instance))
             else:
-                self._handles.append(_Handle(uuid, product, uuid, whole, whole))
+                self._handles.append(_GpuHandles(uuid, product, uuid, whole, whole))
         except (self._nvml.NVMLError, GpuLost, NvmlUnresponsive):
             return
 
@@ -271,7 +271,7 @@ class Nvml:
 
     # ---- asking ---------------------------------------------------------------------------
 
-    def _report(self, gpu: _Handle, device: str) -> GpuReport:
+    def _report(self, gpu: _GpuHandles, device: str) -> GpuReport:
         reading, fault = None, ""
         try:
             reading = self._reading(gpu)
@@ -282,7 +282,7 @@ class Nvml:
             pass
         return GpuReport(gpu.uuid, device, gpu.product, reading, fault)
 
-    def _reading(self, gpu: _Handle) -> GpuReading:
+    def _reading(self, gpu: _GpuHandles) -> GpuReading:
         nvml, query, whole = self._nvml, self._query, gpu.whole
         memory = query(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu.part), every_gpu_tells=True)
         rates = query(lambda: nvml.nvmlDeviceGetUtilizationRates(whole))
@@ -322,7 +322,7 @@ class Nvml:
         found = self._query(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(part)) or ()
         return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
 
-    def _recovery(self, gpu: _Handle) -> str:
+    def _recovery(self, gpu: _GpuHandles) -> str:
         """Return the recovery action that the driver (from 565 on) requests for a GPU, or ""."""
         nvml = self._nvml
         values = self._query(

@@ -192,10 +192,10 @@ class CudaStopwatch(Stopwatch):
 
     def __del__(self) -> None:
         if self._computed:
-            self._device.events.release(self._computed)
+            self._device.events.release_event(self._computed)
         for event in self._events:
             if event:
-                self._device.events.release(event, timing=True)
+                self._device.events.release_event(event, timing=True)
 
     def _record(self, which: int, stream: int) -> None:
         if not self._events:

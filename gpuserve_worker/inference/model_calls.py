@@ -29,7 +29,7 @@ UNLOAD: Final = "unload"
 READY: Final = "ready"
 
 
-class _Code(NamedTuple):
+class _StatusName(NamedTuple):
     value: str
 
 
@@ -40,7 +40,7 @@ class ModelCallError(Exception):
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
-        self.code = _Code(code)
+        self.code = _StatusName(code)
 
 
 class CallOptions(TypedDict, total=False):

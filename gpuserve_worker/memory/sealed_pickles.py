@@ -21,7 +21,7 @@ from gpuserve_worker.protocol.sealed_memory import Ranges, SealedMemory, aligned
 LEAST_NBYTES: Final = 16 << 10
 
 
-class NoMemory(Exception):
+class NoSharedMemory(Exception):
     """The machine has not enough memory for the buffers."""
 
 
@@ -88,7 +88,7 @@ class PickledObject:
 
 
 def seal_pickles(objects: Sequence[PickledObject]) -> tuple[SealedMemory, list[Ranges]]:
-    """Return sealed objects and their ranges, each buffer once; raise ``NoMemory`` or ``OSError``."""
+    """Return sealed objects and their ranges, each buffer once; raise ``NoSharedMemory`` or ``OSError``."""
     parts: list[memoryview] = []
     known: dict[tuple[int, int], tuple[int, int]] = {}
     end = 0
@@ -105,5 +105,5 @@ def seal_pickles(objects: Sequence[PickledObject]) -> tuple[SealedMemory, list[R
     ranges = [tuple([place(buffer) for buffer in (one.data, *one.buffers)]) for one in objects]
     available = available_nbytes()
     if available is not None and available < end + SPARED_NBYTES:
-        raise NoMemory(f"{end} bytes are needed, and {available} are available")
+        raise NoSharedMemory(f"{end} bytes are needed, and {available} are available")
     return seal(parts, "gpuserve-weights"), ranges

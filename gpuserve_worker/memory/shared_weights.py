@@ -124,11 +124,11 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
 
 def seal_object(value: Any) -> SealedObject:
     """Return an object in sealed memory. Raise whatever its parts raise, or ``MemoryError``."""
-    from gpuserve_worker.memory.sealed_pickles import NoMemory, PickledObject, seal_pickles
+    from gpuserve_worker.memory.sealed_pickles import NoSharedMemory, PickledObject, seal_pickles
 
     try:
         memory, (ranges,) = seal_pickles([PickledObject(value)])
-    except NoMemory as error:
+    except NoSharedMemory as error:
         raise MemoryError(str(error)) from None
     return SealedObject(memory, ranges)
 

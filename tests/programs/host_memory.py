@@ -165,7 +165,7 @@ def blocks_of_their_size() -> dict[str, Any]:
     blocks = open_device().host.blocks
     large, small = blocks.acquire(32 << 20), blocks.acquire(1000)
     for block in (large, small):
-        blocks.release(block)
+        blocks.release_block(block)
     found = [blocks.acquire(nbytes) for nbytes in (64 << 10, 64 << 10, 30 << 20)]
     return {
         "sizes": [len(one.memory) for one in found],
@@ -180,7 +180,7 @@ def surplus_blocks_are_unlocked() -> dict[str, Any]:
     device.host.wait()
     addresses = [one.address for one in taken]
     for block in taken:
-        blocks.release(block)
+        blocks.release_block(block)
     del taken, block
     device.host.wait()
     kept = sum(type_of(device, one) == LOCKED for one in addresses)

@@ -8,7 +8,7 @@ import pytest
 
 from gpuserve.core.errors import QueueFull, Unavailable
 from gpuserve.core.event_log import EventKind
-from gpuserve.front.observability.metrics.change_detection import BURST, PAUSE_S, ChangeDetector
+from gpuserve.front.observability.metrics.change_detection import BURST, PAUSE_S, AnomalyDetector
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 
 
@@ -18,7 +18,7 @@ class Watched:
     def __init__(self) -> None:
         self.metrics = ModelMetrics("m", "2", dict)
         self.now = 100.0
-        self._noticing = ChangeDetector()
+        self._noticing = AnomalyDetector()
         assert self.look() == []
 
     def look(self, after_s: float = 1.0) -> list[tuple[EventKind, dict[str, Any]]]:
@@ -113,7 +113,7 @@ def test_a_model_that_is_replaced_begins_anew(watched: Watched) -> None:
 
 
 def test_models_that_are_gone_are_forgotten() -> None:
-    noticing = ChangeDetector()
+    noticing = AnomalyDetector()
     models = [ModelMetrics(name, "1", dict) for name in ("a", "b")]
     for one in models:
         assert list(noticing.poll(one, 1.0)) == []

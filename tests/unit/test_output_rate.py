@@ -45,7 +45,7 @@ def test_without_limits_all_is_admitted() -> None:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     stream = io.StringIO()
-    monkeypatch.setattr(logs, "write", stream.write)
+    monkeypatch.setattr(logs, "write_lines", stream.write)
     return stream
 
 

@@ -115,7 +115,7 @@ class PromptRequests:
         self.counts = [0 if isinstance(one, Exception) else len(one) for one in prompts]
         self._places = [(at, row) for at, count in enumerate(self.counts) for row in range(count)]
         valid = [one for found in prompts if not isinstance(found, Exception) for one in found]
-        rows = writer.submit(
+        rows = writer.submit_prompts(
             [(one, self._receiver(*place)) for one, place in zip(valid, self._places, strict=True)]
         )
         #: Unfinished rows, by request and row.
@@ -159,10 +159,10 @@ class PromptRequests:
         return answers
 
     def _receiver(self, request: int, row: int) -> OnPiece:
-        def receive(piece: TextPiece | Exception) -> None:
+        def receive_piece(piece: TextPiece | Exception) -> None:
             put_in_loop(self._loop, self._pieces, RowPiece(request, row, piece))
 
-        return receive
+        return receive_piece
 
 
 def _prompts_of(writer: TextWriter, request: Any) -> list[Prompt] | InvalidArgument:

@@ -7,9 +7,9 @@ at an end token, or when its request is cancelled.
 ::
 
     event loop                  a thread, one batch
-    submit(prompt, on_piece)──► waiting ──► generate of transformers ──► on_piece(TextPiece), for each token
-                                            │  RowStreamer: tokens to rows
-                                            └─ FinishedRows: stops finished rows
+    submit_prompts(prompts)──► waiting ──► generate of transformers ──► on_piece(TextPiece), for each token
+                                           │  RowStreamer: tokens to rows
+                                           └─ FinishedRows: stops finished rows
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class PromptBatches:
         for number in range(batches):
             threading.Thread(target=self._run_batches, name=f"generation {number}", daemon=True).start()
 
-    def submit(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
+    def submit_prompts(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
         """Queue prompts, for one batch if they fit in one. They start at once if a thread is free."""
         rows = [
             PromptRow(prompt, on_piece, TextOfTokens(self._decode), self._ends)

@@ -125,9 +125,9 @@ class TextClassification:
         return task_declaration([_TEXT], _score_outputs(labels_of(config)), _MAX_TEXTS)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, _read_text_input, self._run)
+        return answer_rows(requests, _read_text_input, self._run_pipeline)
 
-    def _run(self, texts: list[str]) -> dict[str, NDArray[Any]]:
+    def _run_pipeline(self, texts: list[str]) -> dict[str, NDArray[Any]]:
         return _score_arrays(self._pipeline(texts, batch_size=len(texts), **self._options), self._labels)
 
 
@@ -143,9 +143,9 @@ class TokenClassification:
         return task_declaration([_TEXT], [{"name": "entities", "dtype": "bytes", "shape": [1]}], _MAX_TEXTS)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, _read_text_input, self._run)
+        return answer_rows(requests, _read_text_input, self._run_pipeline)
 
-    def _run(self, texts: list[str]) -> dict[str, NDArray[Any]]:
+    def _run_pipeline(self, texts: list[str]) -> dict[str, NDArray[Any]]:
         found = self._pipeline(texts, batch_size=len(texts), **self._options)
         numpy_number = lambda value: value.item()  # noqa: E731
         entities = [json.dumps(one, default=numpy_number, ensure_ascii=False) for one in found]
@@ -170,7 +170,7 @@ class FeatureExtraction:
         return task_declaration([_TEXT], [output], _MAX_TEXTS)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        answers = answer_rows(requests, _read_text_input, self._run)
+        answers = answer_rows(requests, _read_text_input, self._run_pipeline)
         for one in answers if self._pooling == "none" else ():
             if isinstance(one, dict):  # without the padding of longer texts of other requests
                 longest = int(one.pop("counts").max(initial=0))
@@ -197,7 +197,7 @@ class FeatureExtraction:
             for one in answers
         ]
 
-    def _run(self, texts: list[str]) -> dict[str, NDArray[Any]]:
+    def _run_pipeline(self, texts: list[str]) -> dict[str, NDArray[Any]]:
         vectors, counts = self._vectors(texts)
         return {"features": vectors, "counts": counts} if self._pooling == "none" else {"embedding": vectors}
 
@@ -255,9 +255,9 @@ class ImageClassification:
         return task_declaration([image], _score_outputs(labels_of(config)), _MAX_IMAGES)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, self._read, self._run)
+        return answer_rows(requests, self._read, self._run_pipeline)
 
-    def _run(self, images: list[Any]) -> dict[str, NDArray[Any]]:
+    def _run_pipeline(self, images: list[Any]) -> dict[str, NDArray[Any]]:
         return _score_arrays(self._pipeline(images, batch_size=len(images), **self._options), self._labels)
 
     def _decoded_images(self, request: RowArrays) -> list[Any]:
@@ -302,9 +302,9 @@ class SpeechRecognition:
         return task_declaration([audio], [_TEXT], _MAX_RECORDINGS)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, self._read, self._run)
+        return answer_rows(requests, self._read, self._run_pipeline)
 
-    def _run(self, recordings: list[Any]) -> dict[str, NDArray[Any]]:
+    def _run_pipeline(self, recordings: list[Any]) -> dict[str, NDArray[Any]]:
         given = [{"raw": one, "sampling_rate": self._rate} for one in recordings]
         found = self._pipeline(given, batch_size=len(given), **self._options)
         return {"text": bytes_column([one["text"] for one in found])}

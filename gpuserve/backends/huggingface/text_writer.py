@@ -55,14 +55,14 @@ class TextWriter:
         limit = self._config.max_new_tokens or self._longest
         return {} if limit is None else {"max_new_tokens": limit}
 
-    def submit(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
-        return self._batches.submit(prompts)
+    def submit_prompts(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
+        return self._batches.submit_prompts(prompts)
 
     async def write(self, prompt: Prompt) -> AsyncGenerator[TextPiece]:
         """Yield the pieces of one answer. Closing the generator ends the generation."""
         pieces: asyncio.Queue[TextPiece | Exception] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        (row,) = self.submit([(prompt, lambda piece: put_in_loop(loop, pieces, piece))])
+        (row,) = self.submit_prompts([(prompt, lambda piece: put_in_loop(loop, pieces, piece))])
         try:
             while True:
                 piece = await pieces.get()

@@ -143,7 +143,7 @@ def startup_view(
             logger.info("ready: %s", shown)
         else:
             ready = [one for one in models if one.name in lines.ready_models]
-            logs.write(ready_text(addresses, ready or models, closing, settings))
+            logs.write_lines(ready_text(addresses, ready or models, closing, settings))
 
     lines = LogView(show_ready, time.monotonic)
     if settings.log_format == "json" or not stream.isatty():

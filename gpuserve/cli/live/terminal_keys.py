@@ -41,12 +41,12 @@ def control_by_keys(server: Supervisor) -> Iterator[None]:
     commands: Mapping[str, Callable[[], object]] = {
         "r": lambda: server.request_reload(reload_all=True),
         "s": lambda: server.request_status(show_status),
-        "h": lambda: logs.write(f"{HELP}\n"),
+        "h": lambda: logs.write_lines(f"{HELP}\n"),
         "q": server.request_stop,
     }
 
     def show_status(outcome: VerbOutcome) -> None:
-        logs.write(f"{outcome.text}\n" if outcome.code else status_text(outcome.result))
+        logs.write_lines(f"{outcome.text}\n" if outcome.code else status_text(outcome.result))
 
     def run_commands() -> None:
         while (keys := terminal.read()) is not None:

@@ -294,7 +294,7 @@ def adjust(settings: LogSettings) -> None:
         logging.getLogger(ROOT).setLevel(settings.level)
 
 
-def write(text: str) -> None:
+def write_lines(text: str) -> None:
     """Write lines that are no records to the stream of the log, or to ``sys.stderr``."""
     handler = _configured()
     if handler is None:

@@ -111,8 +111,8 @@ def certificate_expiry(files: TlsFiles) -> float:
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     import ssl
 
-    _read(files.certfile, "tls_certfile", b"CERTIFICATE-----", "a certificate")
-    _read(files.keyfile, "tls_keyfile", b"PRIVATE KEY-----", "a private key")
+    _check_file(files.certfile, "tls_certfile", b"CERTIFICATE-----", "a certificate")
+    _check_file(files.keyfile, "tls_keyfile", b"PRIVATE KEY-----", "a private key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     def refuse_passphrase() -> NoReturn:
@@ -142,7 +142,7 @@ def _unreadable(files: TlsFiles) -> tuple[str, str]:
 def _load_certificates(path: str, key: str) -> None:
     import ssl
 
-    _read(path, key, b"CERTIFICATE-----", "a certificate")
+    _check_file(path, key, b"CERTIFICATE-----", "a certificate")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except ssl.SSLError:
@@ -176,7 +176,7 @@ def _shake_hands(certfile: str, server_side: ssl.SSLContext, flags: int = 0) -> 
     return client
 
 
-def _read(path: str, key: str, mark: bytes, what: str) -> None:
+def _check_file(path: str, key: str, mark: bytes, what: str) -> None:
     try:
         with open(path, "rb") as file:
             found = mark in file.read()

@@ -376,7 +376,7 @@ _CONNECTION_HEADERS: Final = frozenset({b"connection", b"keep-alive", b"transfer
 _BODILESS: Final = frozenset({204, 304})
 
 
-class Progress(enum.Enum):
+class AnswerProgress(enum.Enum):
     """The progress of a response."""
 
     AWAITED = "not started"
@@ -386,16 +386,16 @@ class Progress(enum.Enum):
 
 
 # Compared in every request: a look-up on an Enum class costs ten times one of a global.
-AWAITED: Final = Progress.AWAITED
-ENDED: Final = Progress.ENDED
+AWAITED: Final = AnswerProgress.AWAITED
+ENDED: Final = AnswerProgress.ENDED
 
 PROGRESS: Final = StepTable(
     "a response",
     {
-        Progress.AWAITED: {Progress.STARTED, Progress.ENDED},
-        Progress.STARTED: {Progress.SENDING, Progress.ENDED},
-        Progress.SENDING: {Progress.ENDED},
-        Progress.ENDED: (),
+        AnswerProgress.AWAITED: {AnswerProgress.STARTED, AnswerProgress.ENDED},
+        AnswerProgress.STARTED: {AnswerProgress.SENDING, AnswerProgress.ENDED},
+        AnswerProgress.SENDING: {AnswerProgress.ENDED},
+        AnswerProgress.ENDED: (),
     },
 )
 

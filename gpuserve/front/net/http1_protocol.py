@@ -34,7 +34,7 @@ from gpuserve.front.net.exchange import (
     Waiter,
     wake,
 )
-from gpuserve.front.net.http1_messages import AWAITED, ENDED, PROGRESS, Framing, Progress, RequestHead
+from gpuserve.front.net.http1_messages import AWAITED, ENDED, PROGRESS, AnswerProgress, Framing, RequestHead
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +82,11 @@ class Http1Exchange:
 
     @property
     def started(self) -> bool:
-        return self.progress is not Progress.AWAITED
+        return self.progress is not AnswerProgress.AWAITED
 
     @property
     def ended(self) -> bool:
-        return self.progress is Progress.ENDED
+        return self.progress is AnswerProgress.ENDED
 
     def answer(
         self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
@@ -116,22 +116,22 @@ class Http1Exchange:
 
     def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
         """Begin the response. The head is sent with the first part of the body."""
-        if self.progress is not Progress.ENDED:
-            self.progress = PROGRESS.step(self.progress, Progress.STARTED)
+        if self.progress is not AnswerProgress.ENDED:
+            self.progress = PROGRESS.step(self.progress, AnswerProgress.STARTED)
             self._start = status, tuple(headers)
             if end:
                 self.send(b"", end=True)
 
     def send(self, data: bytes, end: bool = False) -> None:
-        if self.progress is Progress.ENDED:
+        if self.progress is AnswerProgress.ENDED:
             return
         head = b""
-        if self.progress is Progress.STARTED:
+        if self.progress is AnswerProgress.STARTED:
             status, headers = self._start
             keep_alive = not self._http1.closes_after(self.request)
             version, method, nbytes = self.head.http_version, self.head.method, len(data) if end else None
             encoded = h1.response_head(status, headers, version, method, nbytes=nbytes, keep_alive=keep_alive)
-            self.progress = PROGRESS.step(self.progress, Progress.SENDING)
+            self.progress = PROGRESS.step(self.progress, AnswerProgress.SENDING)
             head, self._framing, self._left_nbytes = encoded
             if not keep_alive or self._framing is Framing.CLOSED:
                 self._http1.closing = True
@@ -147,7 +147,7 @@ class Http1Exchange:
             pieces = (*pieces, h1.LAST_CHUNK) if end else pieces
         self._http1.write_pieces((head, *pieces), None)
         if end:
-            self.progress = PROGRESS.step(self.progress, Progress.ENDED)
+            self.progress = PROGRESS.step(self.progress, AnswerProgress.ENDED)
             self._http1.on_response_sent()
             wake(self.waiter)
 
@@ -155,10 +155,10 @@ class Http1Exchange:
         self.send(b"", end=True)
 
     def reset(self) -> None:
-        if self.progress is not Progress.ENDED:
+        if self.progress is not AnswerProgress.ENDED:
             # A body framed by the end of the connection looks complete unless the connection fails.
-            close = self.progress is not Progress.SENDING or self._framing is not Framing.CLOSED
-            self.progress = Progress.ENDED
+            close = self.progress is not AnswerProgress.SENDING or self._framing is not Framing.CLOSED
+            self.progress = AnswerProgress.ENDED
             self._http1.abort_response(close=close)
             wake(self.waiter)
 
@@ -170,10 +170,10 @@ class Http1Exchange:
         pass  # all data is in the socket's buffer
 
     async def room(self) -> None:
-        while self.progress is not Progress.ENDED and self._http1.connection.full:
+        while self.progress is not AnswerProgress.ENDED and self._http1.connection.full:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
-        if self.progress is Progress.ENDED:
+        if self.progress is AnswerProgress.ENDED:
             raise ConnectionResetError("the client is gone")
 
 
@@ -407,7 +407,7 @@ class Http1:
     def _refuse(self, error: h1.RequestRefused) -> Piece:
         """Answer an invalid request and read no other: the start of the next request is unknown."""
         exchange = self._exchange
-        if exchange is not None and exchange.progress is Progress.SENDING:
+        if exchange is not None and exchange.progress is AnswerProgress.SENDING:
             exchange.reset()
             return b""
         self.write(h1.error_response(error.status, str(error)))
@@ -487,7 +487,7 @@ class Http1:
     @property
     def aware(self) -> bool:
         if self._exchange is not None:
-            return self.closing or self._exchange.progress is not Progress.SENDING
+            return self.closing or self._exchange.progress is not AnswerProgress.SENDING
         return self._stage in (Stage.LINGER, Stage.CLOSED)
 
     def shut_down(self) -> None:
@@ -539,7 +539,7 @@ class Http1:
         exchange, self._exchange = self._exchange, None
         receiver, self._receiver = self._receiver, None
         if exchange is not None:
-            exchange.progress = Progress.ENDED
+            exchange.progress = AnswerProgress.ENDED
             wake(exchange.waiter)
         if receiver is not None:
             receiver.abandon()

@@ -336,7 +336,7 @@ class HeaderBlockReader:
         if nbytes <= REMEMBERED_NBYTES and (known := self.heads.get(block.data)) is not None:
             return known
         revision = self._decoder.revision
-        head = self._read(block, request_head)
+        head = self._decode(block, request_head)
         if self._decoder.revision == revision and nbytes <= REMEMBERED_NBYTES:
             if len(self.heads) >= REMEMBERED_HEADS or self._nbytes + nbytes > REMEMBERED_NBYTES:
                 self._forget()
@@ -350,13 +350,13 @@ class HeaderBlockReader:
 
     def check_trailers(self, block: HeaderBlock) -> None:
         """Check the trailers of a request, which are ignored otherwise."""
-        self._read(block, check_trailers)
+        self._decode(block, check_trailers)
 
     def skip(self, block: HeaderBlock) -> None:
         """Decode an ignored block to keep the dynamic table current."""
-        self._read(block, lambda _: None)
+        self._decode(block, lambda _: None)
 
-    def _read(self, block: HeaderBlock, read: Callable[[list[Header]], T]) -> T:
+    def _decode(self, block: HeaderBlock, read: Callable[[list[Header]], T]) -> T:
         revision = self._decoder.revision
         try:
             fields = self._decoder.decode(block.data)

@@ -86,7 +86,7 @@ class AccessLog:
         self,
         what: str,
         log_format: str,
-        write: Callable[[str], None] = logs.write,
+        write: Callable[[str], None] = logs.write_lines,
         ids: Iterator[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:

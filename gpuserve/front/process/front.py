@@ -42,7 +42,7 @@ from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.net.admission import Limits
 from gpuserve.front.net.async_requests import run_periodic_work
 from gpuserve.front.observability.gpu_health.gpu_states import LostGpu
-from gpuserve.front.observability.metrics.change_detection import ChangeDetector
+from gpuserve.front.observability.metrics.change_detection import AnomalyDetector
 from gpuserve.front.observability.metrics.rates import RateMeter
 from gpuserve.front.observability.time_slices import iterate_in_slices
 from gpuserve.front.process.generations import Generations, ModelParts
@@ -453,7 +453,7 @@ def _rounded(value: float | None) -> float | None:
 
 async def detect_changes(service: InferenceService) -> None:
     """Publish an event for every notable change of a model's counts, once a second until the front ends."""
-    detector = ChangeDetector()
+    detector = AnomalyDetector()
     while True:
         await asyncio.sleep(PERIOD_S)
         models = service.models.metrics()

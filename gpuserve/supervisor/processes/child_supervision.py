@@ -163,7 +163,7 @@ class OutputRelay:
     def _emit(self, line: bytes) -> None:
         if line and self.admits(len(line)):
             text = logs.relay_line(line[:MAX_LINE_NBYTES], self._fields)
-            logs.write(f"{text}\n")
+            logs.write_lines(f"{text}\n")
             if self._lines is not None:
                 self._lines.add(text, self._fields)
 

@@ -195,9 +195,9 @@ class StagedInputs:
                 if not device.runtime.is_complete(event):
                     device.runtime.wait(event)
         device.host.uses.end(event)
-        device.events.release(event)
+        device.events.release_event(event)
         for block in self._blocks:
-            device.host.blocks.release(block)
+            device.host.blocks.release_block(block)
 
 
 def device_inputs(specs: Iterable[TensorSpec]) -> frozenset[str]:
@@ -341,7 +341,7 @@ class Staging:
             with suppress(CudaError):  # started copies read memory that its owner may reuse after the reply
                 device.runtime.synchronize_stream(device.h2d)
             for block in copying.blocks:
-                device.host.blocks.release(block)
+                device.host.blocks.release_block(block)
             raise
         arrival = StagedInputs(device, copying.spans, copying.blocks)
         arrays = {

@@ -109,7 +109,7 @@ class CudaMemoryRegion:
             self._copy(to, block.address, place.nbytes, Copy.HOST_TO_DEVICE, device.d2h)
             wait_copies(device, device.d2h)
         finally:
-            device.host.blocks.release(block)
+            device.host.blocks.release_block(block)
 
     def check(self, place: Place) -> None:
         """Raise ``RegionError`` unless the region can be used. Device memory does not shrink."""
@@ -200,7 +200,7 @@ def wait_copies(device: CudaDevice, stream: int) -> None:
     with copying():
         device.runtime.record(event, stream)
         device.runtime.wait(event)
-    device.events.release(event)
+    device.events.release_event(event)
 
 
 @contextlib.contextmanager
@@ -220,7 +220,7 @@ class ExportUnavailable(RegionError):
     code = "UNAVAILABLE"
 
 
-class _Lent(NamedTuple):
+class _LentMemory(NamedTuple):
     """``nbytes`` of another worker's memory."""
 
     memory: OpenedMemory
@@ -248,7 +248,7 @@ class ExportExchange:
         self._device = device
         self._send = send
         self._fail = fail
-        self._lent: dict[int, _Lent] = {}
+        self._lent: dict[int, _LentMemory] = {}
 
     # ---- the owner's side -----------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class ExportExchange:
                 self._device.exports.free(blocks)
             case wire.LendExport(segment, nbytes, handle):
                 opened = self._device.opened
-                lent = self._lent[segment] = _Lent(opened.open(handle), nbytes)
+                lent = self._lent[segment] = _LentMemory(opened.open(handle), nbytes)
                 opened.thread.later(partial(self._tell, segment, lent))
             case wire.UnlendExport(segment):
                 self._close(segment)
@@ -304,7 +304,7 @@ class ExportExchange:
                 return False
         return True
 
-    def _tell(self, segment: int, lent: _Lent) -> None:
+    def _tell(self, segment: int, lent: _LentMemory) -> None:
         """Report the outcome of an opening to the front, in the opening thread."""
         problem = ""
         try:

@@ -107,7 +107,7 @@ class CudaOutputCopies:
             return self._written
         self._device.progress.complete(self._ticket)
         self._device.host.uses.end(self._event)
-        self._device.events.release(self._event)
+        self._device.events.release_event(self._event)
         return self._writer.completed(self._written)
 
     def _comes_soon(self) -> bool:

@@ -275,4 +275,4 @@ class CudaArrays:
         event = self._events.acquire()
         self._runtime.record(event, stream)
         self._runtime.stream_wait_event(DEFAULT_STREAM, event)
-        self._events.release(event)
+        self._events.release_event(event)

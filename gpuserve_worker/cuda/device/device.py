@@ -87,7 +87,7 @@ class CudaDevice:
             self.runtime.record(event, DEFAULT_STREAM)
             for stream in others:
                 self.runtime.stream_wait_event(stream, event)
-            self.events.release(event)
+            self.events.release_event(event)
 
     def wait_idle(self) -> None:
         self.runtime.synchronize_stream(self.h2d)

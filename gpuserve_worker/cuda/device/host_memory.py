@@ -302,7 +302,7 @@ class HostBlocks:
             block = self._shelf.pop(size)
         return self._new(size) if block is None else block
 
-    def release(self, block: HostBlock) -> None:
+    def release_block(self, block: HostBlock) -> None:
         """Return a block for reuse. The copies from it must have ended."""
         with self._lock:
             self._shelf.put(len(block.memory), block)

@@ -371,6 +371,6 @@ class Returns:
             event, opened, of_batch = one
             with suppress(CudaError):  # the device ends with this worker
                 self._runtime.wait(event)
-            self._events.release(event)
+            self._events.release_event(event)
             self._opened.release_memory(opened)
             del one, opened, of_batch  # this deletion notifies the front

@@ -268,7 +268,7 @@ class Events:
         except IndexError:
             return self._runtime.create_event(timing=timing)
 
-    def release(self, event: int, *, timing: bool = False) -> None:
+    def release_event(self, event: int, *, timing: bool = False) -> None:
         (self._timing if timing else self._plain).append(event)
 
     def close(self) -> None:
@@ -318,7 +318,7 @@ class Progress:
         ticket, event = self._polled
         if self._runtime.is_complete(event):
             self._polled = None
-            self._events.release(event)
+            self._events.release_event(event)
             self.complete(ticket)
 
 

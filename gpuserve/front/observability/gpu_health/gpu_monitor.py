@@ -342,32 +342,16 @@ _FIGURES: Final = (
     ("memory_used_nbytes", "gpu_memory_used_bytes", "memory_used_bytes", "Memory of the GPU in use in bytes"),
     ("power_w", "gpu_power_usage", "power_watts", "Power that the GPU draws in watts"),
     ("power_limit_w", "gpu_power_limit", "power_limit_watts", "Power that the GPU may draw in watts"),
-    (
-        "energy_j",
-        "energy_consumption",
-        "energy_joules_total",
-        "Energy that the GPU has used in joules, since its driver was loaded",
-    ),
+    ("energy_j", "energy_consumption", "energy_joules_total",
+     "Energy that the GPU has used in joules, since its driver was loaded"),
     ("temperature_c", "", "temperature_celsius", "Temperature of the GPU in degrees Celsius"),
-    (
-        "retired_pages_pending",
-        "",
-        "retired_pages_pending",
-        "1 while pages of the GPU's memory are to be retired at its next reset",
-    ),
-    (
-        "remapped_rows.pending",
-        "",
-        "row_remap_pending",
-        "1 while rows of the GPU's memory are to be replaced at its next reset",
-    ),
-    (
-        "remapped_rows.failed",
-        "",
-        "row_remap_failed",
-        "1 where a row of the GPU's memory could not be replaced",
-    ),
-)
+    ("retired_pages_pending", "", "retired_pages_pending",
+     "1 while pages of the GPU's memory are to be retired at its next reset"),
+    ("remapped_rows.pending", "", "row_remap_pending",
+     "1 while rows of the GPU's memory are to be replaced at its next reset"),
+    ("remapped_rows.failed", "", "row_remap_failed",
+     "1 where a row of the GPU's memory could not be replaced"),
+)  # fmt: skip
 
 
 class ModelMemory(NamedTuple):
@@ -444,29 +428,14 @@ def _remapped_rows(gpu: WatchedGpu) -> _Parts:
 #: Metrics with several values a GPU: name after "gpuserve_gpu_", label, kind, help text, and values.
 _BY_LABEL: Final[Sequence[tuple[str, str, str, str, Callable[[WatchedGpu], _Parts]]]] = (
     ("state", "state", "gauge", "1 for the state that the GPU is in, 0 for the others", _states),
-    (
-        "ecc_errors_total",
-        "kind",
-        "counter",
-        "Errors of the GPU's memory since its driver was loaded",
-        _ecc_errors,
-    ),
-    (
-        "remapped_rows",
-        "kind",
-        "gauge",
-        "Rows of the GPU's memory that were replaced, by the kind of error",
-        _remapped_rows,
-    ),
+    ("ecc_errors_total", "kind", "counter", "Errors of the GPU's memory since its driver was loaded",
+     _ecc_errors),
+    ("remapped_rows", "kind", "gauge", "Rows of the GPU's memory that were replaced, by the kind of error",
+     _remapped_rows),
     ("slowdown", "reason", "gauge", "1 while the GPU runs slower than it could, for this reason", _slowdowns),
-    (
-        "xid_errors_total",
-        "xid",
-        "counter",
-        "Errors that the GPU's driver reported, by their Xid",
-        lambda gpu: [(str(number), count) for number, count in sorted(gpu.xids.items())],
-    ),
-)
+    ("xid_errors_total", "xid", "counter", "Errors that the GPU's driver reported, by their Xid",
+     lambda gpu: [(str(number), count) for number, count in sorted(gpu.xids.items())]),
+)  # fmt: skip
 
 
 # ---- JSON ---------------------------------------------------------------------------------------

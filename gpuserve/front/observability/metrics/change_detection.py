@@ -28,7 +28,7 @@ class DetectedEvent(NamedTuple):
     facts: Mapping[str, Any]
 
 
-class ChangeDetector:
+class AnomalyDetector:
     """The counts at the last poll, and at the last event about them."""
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ def read_changes(changes: Changes) -> dict[str, int | None]:
     for name, field in NAMES.items():
         if name in changes:
             texts = changes[name]
-            read[field] = None if texts is None else _read(name, texts)
+            read[field] = None if texts is None else _read_setting(name, texts)
     return {field: value for field, value in read.items() if value != _NO_LEVEL}
 
 
@@ -116,7 +116,7 @@ def described(values: TraceValues, start: TraceSettings) -> dict[str, list[str]]
     return answer | files | {"trace_mode": [start.mode]}
 
 
-def _read(name: str, texts: Sequence[str]) -> int:
+def _read_setting(name: str, texts: Sequence[str]) -> int:
     if name == "trace_level":
         if "OFF" not in texts:
             return _level(texts) or _NO_LEVEL
