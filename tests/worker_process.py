@@ -204,7 +204,7 @@ class WorkerProcess:
         return at if isinstance(at, bytes) else bytes(self.outputs.view(*at))
 
     def hear(self, end: Link) -> wire.Message | None:
-        """The next message that is not about segments; those are obeyed. None at the end."""
+        """The next message that is not about segments, which are obeyed, or memory. None at the end."""
         while True:
             received = end.receive()
             if received is None:
@@ -216,6 +216,8 @@ class WorkerProcess:
                     os.close(fds[0])
                 case wire.DropSegment(segment):
                     self.outputs.detach(segment)
+                case wire.DeviceMemory():
+                    pass
                 case _:
                     return message
 
