@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve.compat.pytriton.check.utils import (
+from gpuserve.compat.pytriton.check import (
     ProcessMonitoring,
     ScriptThread,
     get_current_container_version,

@@ -20,7 +20,7 @@ from gpuserve.compat.pytriton.triton_config import (
     merged_configs,
     server_settings,
 )
-from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
+from gpuserve.compat.pytriton.utils import Workspace, pytriton_home
 from gpuserve.compat.tritonserver.flags import FlagFate
 from gpuserve.config.settings.server import LogOptions, ServerSettings, TraceSettings
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve.compat.pytriton import decorators
+from gpuserve.compat.pytriton import decorators, proxy
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
 from gpuserve.compat.pytriton.model_config import TensorSpec, TritonModelConfig
-from gpuserve.compat.pytriton.proxy import telemetry
-from gpuserve.compat.pytriton.proxy.types import Request
+from gpuserve.compat.pytriton.proxy import Request
 from gpuserve_worker.inference.model_context import ModelContext, enter_model
 from gpuserve_worker.protocol.tensor import TensorSpec as DeclaredTensor
 
@@ -100,10 +99,10 @@ def test_rows_of_a_request() -> None:
 
 
 def test_spans_do_nothing_without_a_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_tracer", None)
+    monkeypatch.setattr(proxy, "_tracer", None)
     request = Request({})
-    with telemetry.traced_span(request, "work"), request.traced_span("work"):
-        assert telemetry.get_telemetry_tracer() is None
+    with proxy.traced_span(request, "work"), request.traced_span("work"):
+        assert proxy.get_telemetry_tracer() is None
 
     class Tracer:
         names: list[str] = []  # noqa: RUF012
@@ -113,10 +112,10 @@ def test_spans_do_nothing_without_a_tracer(monkeypatch: pytest.MonkeyPatch) -> N
             return nullcontext()
 
     tracer = Tracer()
-    telemetry.set_telemetry_tracer(tracer)
-    with telemetry.traced_span(request, "work"):
+    proxy.set_telemetry_tracer(tracer)
+    with proxy.traced_span(request, "work"):
         assert tracer.names == ["work"]
     with pytest.raises(ValueError, match="Telemetry tracer is already set"):
-        telemetry.set_telemetry_tracer(tracer)
+        proxy.set_telemetry_tracer(tracer)
     with pytest.raises(PyTritonValidationError, match="not made of trace_config"):
-        telemetry.build_proxy_tracer_from_triton_config(["mode=opentelemetry"])
+        proxy.build_proxy_tracer_from_triton_config(["mode=opentelemetry"])

@@ -16,21 +16,19 @@ from gpuserve.compat.pytriton.model_config import (
     DeviceKind,
     DynamicBatcher,
     ModelConfig,
+    ModelConfigGenerator,
+    ModelConfigParser,
+    ModelWarmup,
     QueuePolicy,
     ResponseCache,
     Tensor,
     TensorSpec,
     TritonModelConfig,
-)
-from gpuserve.compat.pytriton.model_config.common import (
-    ModelWarmup,
     WarmupInput,
     generate_warmup_data,
     generate_warmup_requests,
 )
-from gpuserve.compat.pytriton.model_config.generator import ModelConfigGenerator
-from gpuserve.compat.pytriton.model_config.parser import ModelConfigParser
-from gpuserve.compat.pytriton.proxy.types import Request, Requests, Response, Responses, traced_span
+from gpuserve.compat.pytriton.proxy import Request, Requests, Response, Responses, traced_span
 from gpuserve.compat.pytriton.triton import RemoteTriton, Triton
 from gpuserve_worker.inference.failure import UnrecoverableError
 

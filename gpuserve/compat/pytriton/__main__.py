@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuserve.client import ModelClient
 from gpuserve.compat.pytriton import __version__
-from gpuserve.compat.pytriton.check.utils import find_free_port
+from gpuserve.compat.pytriton.check import find_free_port
 from gpuserve.compat.pytriton.decorators import batch
 from gpuserve.compat.pytriton.triton import Triton, TritonConfig
 from gpuserve.core.version import VERSION

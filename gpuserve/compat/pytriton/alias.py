@@ -22,15 +22,19 @@ DISTRIBUTION: Final = "nvidia-pytriton"
 TARGET: Final = __package__
 IMPORTABLE: Final = Path(__file__).parents[1] / "importable"
 _PATH_VARIABLE: Final = "PYTHONPATH"
+#: PyTriton's packages that are one module here with the names of these modules.
+_PACKAGES: Final = {
+    "check": "utils",
+    "client": "client",
+    "model_config": "common generator model_config parser tensor triton_model_config",
+    "proxy": "telemetry types",
+    "utils": "logging workspace",
+}
 #: PyTriton's modules whose names are in another module here.
 _MOVED: Final = {
     "client.auth": "gpuserve.client.client_settings",
-    "client.client": f"{TARGET}.client",
     "client.warnings": f"{TARGET}.client.exceptions",
-    "model_config.model_config": f"{TARGET}.model_config",
-    "model_config.tensor": f"{TARGET}.model_config",
-    "model_config.triton_model_config": f"{TARGET}.model_config",
-    "utils.logging": f"{TARGET}.utils",
+    **{f"{one}.{name}": f"{TARGET}.{one}" for one, names in _PACKAGES.items() for name in names.split()},
 }
 
 
@@ -85,10 +89,11 @@ class _AliasFinder(MetaPathFinder):
         real = importlib.util.find_spec(_MOVED.get(name, TARGET + fullname.removeprefix(ALIAS)))
         if real is None:
             return None
-        is_package = real.submodule_search_locations is not None and name not in _MOVED
+        folders = real.submodule_search_locations
+        is_package = name in _PACKAGES or (folders is not None and name not in _MOVED)
         spec = ModuleSpec(fullname, _SameModule(real), origin=real.origin, is_package=is_package)
         if is_package:
-            spec.submodule_search_locations = real.submodule_search_locations
+            spec.submodule_search_locations = folders or []
         return spec
 
 

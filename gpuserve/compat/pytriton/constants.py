@@ -21,6 +21,6 @@ CREATE_TRITON_CLIENT_TIMEOUT_S: Final = 10
 def __getattr__(name: str) -> Any:
     if name != "PYTRITON_HOME":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gpuserve.compat.pytriton.utils.workspace import pytriton_home
+    from gpuserve.compat.pytriton.utils import pytriton_home
 
     return pytriton_home()

@@ -41,7 +41,7 @@ from gpuserve.compat.pytriton.triton_config import (
     merged_configs,
     server_settings,
 )
-from gpuserve.compat.pytriton.utils.workspace import Workspace
+from gpuserve.compat.pytriton.utils import Workspace
 from gpuserve.core.errors import AttachError, BadModelConfig
 from gpuserve.model.build import warmup_as_given
 from gpuserve.model.declaration import ModelConfig, Tensor

@@ -1,12 +1,36 @@
-"""Spans that a program opens itself. There is never a parent span, as the server traces elsewhere."""
+"""The types of an inference callable's arguments, and spans that a program opens itself. There is never a
+parent span, as the server traces elsewhere.
+"""
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
+from gpuserve_worker.inference.inference_request import Request
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Response(UserDict[str, "NDArray[Any]"]):
+    """The outputs of one request by name; ``data`` is the dictionary itself."""
+
+    def __init__(self, data: dict[str, NDArray[Any]]) -> None:
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"Response(data={self.data!r})"
+
+
+Requests: TypeAlias = list[Request]
+Responses: TypeAlias = list[Response]
+ResponsesOrError: TypeAlias = Responses | Exception
+ResponsesNoneOrError: TypeAlias = Responses | Exception | None
+Scope: TypeAlias = dict[str, Any]
 
 _tracer: Any = None
 

@@ -1,12 +1,23 @@
-"""``Workspace``: the folder in which PyTriton keeps its files. gpuserve keeps none, so it is only a name."""
+"""PyTriton's utilities, as far as programs use them."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import uuid
 import warnings
 from pathlib import Path
+from typing import Final
+
+#: Loggers of ``sh`` that write much at DEBUG.
+_VERBOSE_LOGGERS: Final = ("sh.command", "sh.stream_bufferer", "sh.streamreader")
+
+
+def silence_3rd_party_loggers() -> None:
+    """Set the loggers of verbose libraries to WARNING."""
+    for name in _VERBOSE_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class CleanupWarning(UserWarning):
@@ -14,7 +25,7 @@ class CleanupWarning(UserWarning):
 
 
 class Workspace:
-    """The name of a folder. gpuserve neither creates the folder nor writes to it."""
+    """The name of the folder of PyTriton's files. gpuserve neither creates it nor writes to it."""
 
     def __init__(self, workspace_path: str | Path | None = None) -> None:
         given = workspace_path

@@ -1,1 +1,0 @@
-"""PyTriton's self-checks, as far as tests of its users import them."""

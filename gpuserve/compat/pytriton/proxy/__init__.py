@@ -1,1 +1,0 @@
-"""The types of an inference callable's arguments, at PyTriton's import path."""
