@@ -7,12 +7,12 @@ import re
 import pytest
 
 from gpuserve.front.protocols.access.endpoints import Endpoint
-from gpuserve.front.protocols.http.dashboard_page import files
+from gpuserve.front.protocols.http.static_pages import dashboard_files
 
-PAGE = files()["page.html"]
+PAGE = dashboard_files()["page.html"]
 HEADERS = dict(PAGE.head.headers)
 POLICY = HEADERS[b"content-security-policy"].decode()
-SCRIPTS = {name: one.body.decode() for name, one in files().items() if name.endswith(".js")}
+SCRIPTS = {name: one.body.decode() for name, one in dashboard_files().items() if name.endswith(".js")}
 SINKS = (
     "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc",
     "onclick=", "setAttribute(\"on", "import(", "localStorage", "sessionStorage", "cookie",
@@ -35,9 +35,9 @@ def test_the_page_has_nothing_that_the_policy_would_refuse() -> None:
     assert re.findall(r"<script(?![^>]*\ssrc=)", html) == []
 
 
-@pytest.mark.parametrize("name", files())
+@pytest.mark.parametrize("name", dashboard_files())
 def test_nothing_comes_from_another_server(name: str) -> None:
-    text = files()[name].body.decode().replace("http://www.w3.org/2000/svg", "")
+    text = dashboard_files()[name].body.decode().replace("http://www.w3.org/2000/svg", "")
     assert re.findall(r"https?:|@import|url\(|src=\"//", text) == []
 
 
@@ -47,9 +47,9 @@ def test_a_script_has_no_way_to_make_text_into_markup_nor_keeps_anything(name: s
     assert sink not in SCRIPTS[name]
 
 
-@pytest.mark.parametrize("name", files())
+@pytest.mark.parametrize("name", dashboard_files())
 def test_every_file_is_kept_from_other_sites_and_taken_for_what_it_is(name: str) -> None:
-    headers = dict(files()[name].head.headers)
+    headers = dict(dashboard_files()[name].head.headers)
     assert headers[b"x-content-type-options"] == b"nosniff"
     assert headers[b"cross-origin-resource-policy"] == b"same-origin"
     if name != "page.html":
@@ -59,7 +59,7 @@ def test_every_file_is_kept_from_other_sites_and_taken_for_what_it_is(name: str)
 def test_what_is_imported_is_there_and_all_of_it_is_small() -> None:
     named = {one for text in SCRIPTS.values() for one in re.findall(r"from \"\./([\w.]+)\"", text)}
     assert named | {"page.js"} == set(SCRIPTS)
-    assert sum(len(one.body) for one in files().values()) < 64_000
+    assert sum(len(one.body) for one in dashboard_files().values()) < 64_000
 
 
 def test_every_field_that_a_person_fills_has_a_label() -> None:

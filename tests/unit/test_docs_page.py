@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from gpuserve.front.protocols.http.docs_page import page
+from gpuserve.front.protocols.http.static_pages import docs_page
 
-HTML = page().body.decode()
-HEADERS = dict(page().head.headers)
+HTML = docs_page().body.decode()
+HEADERS = dict(docs_page().head.headers)
 POLICY = HEADERS[b"content-security-policy"].decode()
 
 
@@ -57,4 +57,4 @@ def test_the_script_has_no_way_to_make_text_into_markup(sink: str) -> None:
 def test_the_placeholders_are_filled_and_the_page_is_small() -> None:
     assert "/* style */" not in HTML
     assert "/* script */" not in HTML
-    assert len(page().body) < 20_000
+    assert len(docs_page().body) < 20_000

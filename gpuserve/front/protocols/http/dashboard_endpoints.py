@@ -22,8 +22,8 @@ from gpuserve.front.protocols.access.authorization import (
 )
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route
 from gpuserve.front.protocols.http.async_inference import start_events
-from gpuserve.front.protocols.http.dashboard_page import GUARDS, files
 from gpuserve.front.protocols.http.http_responses import JSON_OK, AsyncEndpoint, HttpAnswer
+from gpuserve.front.protocols.http.static_pages import GUARDS, dashboard_files
 from gpuserve.front.requests.json_values import compact
 from gpuserve.front.requests.limits import shown
 
@@ -66,7 +66,7 @@ async def _root(policy: AccessPolicy | None, _route: Route, request: AsyncReques
     reason = _OFF if policy is None else _reason_for_no_page(policy, request.exchange)
     wants_html = any(name == b"accept" and _HTML in value for name, value in request.head.headers)
     if not reason and wants_html:
-        return HttpAnswer(*files()[_PAGE])
+        return HttpAnswer(*dashboard_files()[_PAGE])
     message = f"gpuserve serves models here; {reason or 'the live page is at / for browsers'}"
     return HttpAnswer(_INDEX, compact({"message": message, "links": _LINKS}).encode())
 
@@ -94,9 +94,9 @@ class DashboardEndpoints:
 
     async def _file(self, _route: Route, request: AsyncRequest) -> HttpAnswer:
         name = request.head.path.rpartition("/")[2]
-        if name not in files():
+        if name not in dashboard_files():
             raise NotFound(f"the live page has no file '{shown(name)}'")
-        return HttpAnswer(*files()[name])
+        return HttpAnswer(*dashboard_files()[name])
 
     async def _history(self, route: Route, _request: AsyncRequest) -> HttpAnswer:
         found = self._live.feed.sampler.history_of(route.version)

@@ -26,7 +26,6 @@ from gpuserve.front.protocols.access.endpoints import NOT_FOUND, Endpoint, Route
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.http import http_responses as responses
 from gpuserve.front.protocols.http.dashboard_endpoints import METRICS_INDEX, dashboard_endpoints
-from gpuserve.front.protocols.http.docs_page import NOSNIFF, page
 from gpuserve.front.protocols.http.generate_endpoints import GenerateEndpoints
 from gpuserve.front.protocols.http.http_responses import (
     HttpAnswer,
@@ -36,6 +35,7 @@ from gpuserve.front.protocols.http.http_responses import (
 )
 from gpuserve.front.protocols.http.infer_handler import InferHandler, InferHead, read_infer_head
 from gpuserve.front.protocols.http.management_endpoints import ManagementEndpoints, admin_endpoints
+from gpuserve.front.protocols.http.static_pages import NOSNIFF, docs_page
 from gpuserve.front.protocols.openapi.openapi_document import ADMIN_PART, DASHBOARD_PART, OpenApiDocument
 from gpuserve.front.requests import admin_codec
 from gpuserve.front.service.inference_service import InferenceService
@@ -196,7 +196,7 @@ class StateEndpoints:
                 model_config_body(models.config(*route.version))
             ),
             Endpoint.GPUS: lambda _: json_answer(service.control.gpus.document()),
-            Endpoint.DOCS: lambda _: HttpAnswer(page().head, page().body),
+            Endpoint.DOCS: lambda _: HttpAnswer(*docs_page()),
         }
         self.awaiting: dict[Endpoint, responses.AsyncEndpoint] = {
             Endpoint.MODEL_STATISTICS: self._statistics,
