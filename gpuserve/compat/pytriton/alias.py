@@ -32,6 +32,7 @@ _PACKAGES: Final = {
 }
 #: PyTriton's modules whose names are in another module here.
 _MOVED: Final = {
+    "client.asyncio_utils": f"{TARGET}.client.utils",
     "client.auth": "gpuserve.client.client_settings",
     "client.warnings": f"{TARGET}.client.exceptions",
     **{f"{one}.{name}": f"{TARGET}.{one}" for one, names in _PACKAGES.items() for name in names.split()},

@@ -1,10 +1,12 @@
-"""Queries and waits by a caller's own blocking tritonclient. ``asyncio_utils.py`` is the same for asyncio."""
+"""Queries and waits by a caller's own tritonclient, a blocking one or one for asyncio."""
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -21,6 +23,7 @@ from gpuserve.client.model_clients import run_blocking
 LATEST_MODEL_VERSION: Final = "<latest>"
 DEFAULT_SERVER_TIMEOUT_S: Final = 60.0
 DEFAULT_MODEL_TIMEOUT_S: Final = 300.0
+DEFAULT_TIMEOUT_S: Final = 60.0
 #: Errors of a query that gets no answer.
 FAILURES: Final = (InferenceServerException, OSError)
 NotReady: TypeAlias = Callable[[Exception | None], Exception]
@@ -99,7 +102,7 @@ def wait_for_model_ready(
         PyTritonClientTimeoutError: if the model is not ready in time.
     """
     poll = partial(client.is_model_ready, model_name, model_version or "", headers=headers)
-    _wait(poll, timeout_s or DEFAULT_MODEL_TIMEOUT_S, not_ready_error(model_name, model_version))
+    _wait(poll, timeout_s or DEFAULT_MODEL_TIMEOUT_S, _not_ready_error(model_name, model_version))
 
 
 def get_model_state(
@@ -130,6 +133,79 @@ def get_model_config(
     return parse_config(answer, model_version)
 
 
+async def asyncio_get_model_state(
+    client: Any, model_name: str, model_version: str | None = None
+) -> ModelState:
+    """Return the state of a model in the server's index, UNAVAILABLE if the model is not in the index."""
+    return state_in(parse_index(await client.get_model_repository_index()), model_name, model_version)
+
+
+async def asyncio_get_model_config(
+    client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
+) -> ClientModelConfig:
+    """Wait until a model is ready and return its configuration.
+
+    Raises:
+        PyTritonClientTimeoutError: if the model is not ready in time.
+    """
+    await asyncio_wait_for_model_ready(client, model_name, model_version, timeout_s)
+    return parse_config(await client.get_model_config(model_name, model_version or ""), model_version)
+
+
+async def asyncio_wait_for_server_ready(
+    asyncio_client: Any, sleep_time_s: float | None = None, timeout_s: float | None = None
+) -> None:
+    """Wait until the server is ready.
+
+    Args:
+        asyncio_client: An asyncio tritonclient.
+        sleep_time_s: Accepted and ignored; the intervals between polls grow from 20 ms to 1 s.
+        timeout_s: Seconds to wait, 60 if None.
+
+    Raises:
+        PyTritonClientTimeoutError: if the server is not ready in time.
+    """
+    await _wait_in_loop(asyncio_client.is_server_ready, timeout_s, server_not_ready)
+
+
+async def asyncio_wait_for_model_status_loaded(
+    asyncio_client: Any,
+    model_name: str,
+    sleep_time_s: float | None = None,
+    model_version: str | None = None,
+    timeout_s: float | None = None,
+) -> None:
+    """Wait until the server's index has a model as READY.
+
+    Args:
+        asyncio_client: An asyncio tritonclient.
+        model_name: Name of the model.
+        sleep_time_s: Accepted and ignored; the intervals between polls grow from 20 ms to 1 s.
+        model_version: Version of the model, the highest if None.
+        timeout_s: Seconds to wait, 60 if None.
+
+    Raises:
+        PyTritonClientTimeoutError: if the model is not READY in time.
+    """
+
+    async def is_loaded() -> bool:
+        return await asyncio_get_model_state(asyncio_client, model_name, model_version) is ModelState.READY
+
+    await _wait_in_loop(is_loaded, timeout_s, _not_ready_error(model_name, model_version))
+
+
+async def asyncio_wait_for_model_ready(
+    asyncio_client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
+) -> None:
+    """Wait until a model is ready, 60 seconds if ``timeout_s`` is None.
+
+    Raises:
+        PyTritonClientTimeoutError: if the model is not ready in time.
+    """
+    poll = partial(asyncio_client.is_model_ready, model_name, model_version or "")
+    await _wait_in_loop(poll, timeout_s, _not_ready_error(model_name, model_version))
+
+
 def parse_http_response(models: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], ModelState]:
     """Return the states in a server's index over HTTP, by name and version."""
     return {(one["name"], one["version"]): _state(one.get("state")) for one in models if one.get("version")}
@@ -140,7 +216,7 @@ def parse_grpc_response(models: Iterable[Any]) -> dict[tuple[str, str], ModelSta
     return {(one.name, one.version): _state(one.state) for one in models if one.version}
 
 
-def not_ready_error(model_name: str, model_version: str | None) -> NotReady:
+def _not_ready_error(model_name: str, model_version: str | None) -> NotReady:
     """Return a function that makes the error for a model that is not ready in time."""
     return partial(model_not_ready, f"{model_name}/{model_version or LATEST_MODEL_VERSION}")
 
@@ -203,3 +279,14 @@ def _wait(poll: Callable[[], bool], timeout_s: float, not_ready: NotReady) -> No
         time.sleep(pause_s)  # noqa: ASYNC251 - no loop runs it
 
     run_blocking(wait_until(poll_now, timeout_s, not_ready, sleep, FAILURES))
+
+
+async def _wait_in_loop(
+    poll: Callable[[], Awaitable[bool]], timeout_s: float | None, not_ready: NotReady
+) -> None:
+    failures: tuple[type[Exception], ...] = FAILURES
+    with suppress(ImportError):  # without aiohttp there is no asyncio client over HTTP
+        from aiohttp import ClientError
+
+        failures += (ClientError,)
+    await wait_until(poll, timeout_s or DEFAULT_TIMEOUT_S, not_ready, asyncio.sleep, failures)
