@@ -98,6 +98,33 @@ def burst(server: OperatedServer, name: str, count: int) -> list[object]:
     return results
 
 
+class MemorySampler(threading.Thread):
+    """Samples the proportional memory of a server's workers until it is ended."""
+
+    def __init__(self, server: OperatedServer) -> None:
+        super().__init__()
+        self._server = server
+        self._ended = threading.Event()
+        self.most_nbytes = 0
+
+    def run(self) -> None:
+        while not self._ended.wait(0.05):
+            nbytes = sum(map(self._pss, self._server.workers))
+            self.most_nbytes = max(self.most_nbytes, nbytes)
+
+    def _pss(self, pid: int) -> int:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has just ended
+            return 0
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+    def end(self) -> int:
+        self._ended.set()
+        self.join()
+        return self.most_nbytes
+
+
 def test_a_thousand_requests_cause_one_load_and_an_idle_model_goes(tmp_path: Path) -> None:
     with serving(tmp_path, heavy(tmp_path, "m", idle_timeout_s=1), heavy(tmp_path, "other")) as server:
         assert server.workers == []
@@ -143,6 +170,16 @@ def test_the_least_recently_used_model_goes_within_the_budget(tmp_path: Path) ->
             "the metrics show the measured memory",
         )
         assert server.metric("gpuserve_resident_memory_bytes", model="a") == 0
+
+
+def test_models_of_unknown_size_are_measured_one_after_the_other(tmp_path: Path) -> None:
+    models = [heavy(tmp_path, name, 40 * MIB) for name in "abc"]
+    with serving(tmp_path, *models, memory={"host": "150MiB"}) as server:
+        sampler = MemorySampler(server)
+        sampler.start()
+        answers = [InBackground(server.infer, name, 1.0) for name in "abc"]
+        assert [one.result().output("y") for one in answers] == [[2.0]] * 3
+        assert sampler.end() <= 1.02 * 150 * MIB
 
 
 @pytest.mark.thorough
@@ -268,33 +305,6 @@ def test_a_program_binds_models_on_demand_and_openai_clients_see_cold_ones() -> 
 
 #: The models of 100 MiB that fit into 1 GiB, with some 20 MiB for each process.
 RESIDENT = 8
-
-
-class MemorySampler(threading.Thread):
-    """Samples the proportional memory of a server's workers until it is ended."""
-
-    def __init__(self, server: OperatedServer) -> None:
-        super().__init__()
-        self._server = server
-        self._ended = threading.Event()
-        self.most_nbytes = 0
-
-    def run(self) -> None:
-        while not self._ended.wait(0.05):
-            nbytes = sum(map(self._pss, self._server.workers))
-            self.most_nbytes = max(self.most_nbytes, nbytes)
-
-    def _pss(self, pid: int) -> int:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has just ended
-            return 0
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-
-    def end(self) -> int:
-        self._ended.set()
-        self.join()
-        return self.most_nbytes
 
 
 @pytest.mark.thorough

@@ -21,7 +21,12 @@ def resident(key: int, used_at: float, use: Use = Use.IDLE, **nbytes: int) -> Re
 
 
 def test_the_least_recently_used_go_and_only_those_that_hold_what_is_short() -> None:
-    here = [resident(1, 3.0), Resident(2, {GPU: 5}, 1.0, Use.IDLE), resident(3, 2.0), resident(4, 4.0)]
+    here = [
+        resident(1, 3.0),
+        Resident(2, {GPU: 5, CPU: 0}, 1.0, Use.IDLE),
+        resident(3, 2.0),
+        resident(4, 4.0),
+    ]
     assert plan_start({CPU: 2}, {CPU: 2, GPU: 0}, here) == Plan(True)
     assert plan_start({CPU: 2}, {CPU: 0, GPU: 0}, here) == Plan(False, (3, 1))
     assert plan_start({GPU: 1}, {CPU: 0, GPU: 0}, here) == Plan(False, (2,))

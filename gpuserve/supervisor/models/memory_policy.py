@@ -48,7 +48,7 @@ def plan_start(wanted: Nbytes, free: Nbytes, residents: Iterable[Resident]) -> P
     short = {device: wanted.get(device, 0) - nbytes for device, nbytes in free.items()}
     if _suffices(short):
         return Plan(True)
-    holders = [one for one in residents if any(short.get(device, 0) > 0 for device in one.nbytes)]
+    holders = [one for one in residents if _helps(one, short)]
     leaving = [one for one in holders if one.use is Use.LEAVING]
     for one in leaving:
         _subtract(short, one.nbytes)
@@ -56,12 +56,16 @@ def plan_start(wanted: Nbytes, free: Nbytes, residents: Iterable[Resident]) -> P
     for one in holders:
         if _suffices(short):
             break
-        if one.use is Use.IDLE and any(short.get(device, 0) > 0 for device in one.nbytes):
+        if one.use is Use.IDLE and _helps(one, short):
             _subtract(short, one.nbytes)
             evicted.append(one.key)
     if not _suffices(short) and any(one.use is Use.HELD for one in holders):
         return _WAIT
     return Plan(not evicted and not leaving, tuple(evicted))
+
+
+def _helps(resident: Resident, short: Nbytes) -> bool:
+    return any(nbytes and short.get(device, 0) > 0 for device, nbytes in resident.nbytes.items())
 
 
 def _suffices(short: Nbytes) -> bool:

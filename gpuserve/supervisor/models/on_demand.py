@@ -103,6 +103,7 @@ class OnDemandModels:
             now = generation.used_at = time.monotonic()
             generation.load_s, generation.resident_at = now - generation.resident_at, now
             self._measure({})
+            self.advance()
             if generation.is_loading:
                 return  # the end of the operation is recorded
             spec, load_s = generation.spec, round(generation.load_s, 3)
@@ -154,6 +155,8 @@ class OnDemandModels:
                 continue
             wanted = self._nbytes(generation, limits)
             plan = self._plan(wanted, free, since)
+            if limits and self._is_guess(generation) and any(map(self._is_guess, self._starting())):
+                plan = Plan(False)  # models of unknown size are measured one after the other
             for key in plan.evicted:
                 self._evict(key, MEMORY)
             for device in free:  # a model that waits keeps its place before those that came later
@@ -163,6 +166,9 @@ class OnDemandModels:
                 generation.move_to(Residence.STARTING)
                 generation.resident_at = time.monotonic()
                 generation.group.wake()
+
+    def _starting(self) -> list[Generation]:
+        return [one for one in self._table.on_demand() if one.residence is Residence.STARTING]
 
     def _plan(self, wanted: Nbytes, free: Nbytes, since: float) -> Plan:
         now = time.monotonic()
@@ -238,19 +244,22 @@ class OnDemandModels:
         return {device: limit - taken[device] for device, limit in limits.items()}
 
     def _nbytes(self, generation: Generation, limits: Nbytes) -> Nbytes:
-        """Return the bytes that a model takes or will take: declared, or measured, or else as many as the
-        largest model that was measured.
+        """Return the bytes that a model takes or will take: declared or measured, or else as many on each
+        device as the largest model that was measured.
         """
-        spec, largest = generation.spec, Counter[str]()
-        declared = Counter[str]()
+        spec, declared, largest = generation.spec, Counter[str](), Counter[str]()
         for one in spec.instances:
             declared[one.device] += spec.memory_nbytes
-        known = self._measured.get((spec.name, spec.version))
-        if known is None and not spec.memory_nbytes:
-            for one_known in self._measured.values():
-                largest |= Counter(one_known)
-            known = {device: largest[device] for device in (CPU, *declared)}
-        return {device: max(declared[device], (known or {}).get(device, 0)) for device in limits}
+        known = self._measured.get((spec.name, spec.version), {})
+        for other in self._measured.values() if not spec.memory_nbytes else ():
+            largest |= Counter(other)
+        unknown = {device: largest[device] for device in (CPU, *declared)}
+        return {device: max(declared[device], known.get(device, unknown.get(device, 0))) for device in limits}
+
+    def _is_guess(self, generation: Generation) -> bool:
+        """Return whether the memory of a model is neither declared nor measured."""
+        spec = generation.spec
+        return not spec.memory_nbytes and (spec.name, spec.version) not in self._measured
 
     def _measure(self, gpu_memory: Mapping[int, int]) -> None:
         """Measure the memory of the loaded models. ``gpu_memory`` has the bytes on GPUs by process."""

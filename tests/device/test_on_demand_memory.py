@@ -1,0 +1,47 @@
+"""Models on demand within a budget of memory on each GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import status
+from gpu_machine import GPU_0, GpuMachine
+from operated import config
+from processes import wait_until
+from watched_gpus import HELD_NBYTES, QUICKLY, Watched, model
+
+#: The driver counts the CUDA context of a process as well.
+TAKEN_NBYTES = GPU_0.context_memory + HELD_NBYTES
+
+
+def test_models_go_for_others_on_their_own_gpu(
+    two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in two_gpus.environ.items():
+        monkeypatch.setenv(name, value)
+    placed = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:0", "elsewhere": "cuda:1", "host": "cpu"}
+    models = [
+        model(name=name, on_demand=True, instances=[{"device": device}]) for name, device in placed.items()
+    ]
+    file = config(tmp_path, *models, memory={"cuda": int(2.5 * TAKEN_NBYTES)})
+    with Watched(file, *QUICKLY) as server:
+        server.wait_ready()
+        for name in ("elsewhere", "host", "a", "b", "a", "c"):
+            assert server.infer(name, 1.0).output("y") == [2.0]
+            wait_until(
+                lambda name=name: (
+                    placed[name] == "cpu"
+                    or server.metric("gpuserve_resident_memory_bytes", model=name, device=placed[name])
+                    == TAKEN_NBYTES
+                ),
+                "the memory is measured",
+            )
+        document = status(server.addresses["HTTP"])
+        assert {one["name"]: one["residence"] for one in document["models"]} == {
+            **dict.fromkeys(("elsewhere", "host", "a", "c"), "RESIDENT"),
+            "b": "COLD",
+        }
+        assert document["memory"]["cuda:0"]["nbytes"] == 2 * TAKEN_NBYTES
+        assert document["memory"]["cuda:1"]["nbytes"] == TAKEN_NBYTES
+        assert server.end() == 0
