@@ -167,10 +167,8 @@ def link_packages(interpreter: str) -> str:
     """Return a folder for the front of an interpreter's import path.
 
     The folder has links to gpuserve's packages, and to numpy and msgpack if the environment lacks them and
-    ours fit its Python. Nothing else of the server's environment is importable through the folder.
-
-    Raises:
-        EnvironmentProblem: if the interpreter cannot run a worker, even with these packages.
+    ours fit its Python. Nothing else of the server's environment is importable through the folder. Raise
+    EnvironmentProblem if the interpreter cannot run a worker, even with these packages.
     """
     found = probe_interpreter(interpreter)
     check_interpreter(interpreter, found, sys.implementation.cache_tag)

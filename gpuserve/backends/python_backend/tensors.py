@@ -300,10 +300,8 @@ def array_from_capsule(capsule: Any) -> Any:
     """Return the array in a capsule, which cannot be used again.
 
     A library that is installed here must be able to read the capsule: numpy on the host, CuPy or torch on a
-    GPU. Only the description of the tensor is read here, never its elements.
-
-    Raises:
-        TritonModelException: if no library can read the capsule.
+    GPU. Only the description of the tensor is read here, never its elements. Raise TritonModelException if no
+    library can read the capsule.
     """
     tensor = _tensor_in_capsule(capsule)
     if tensor.device_type not in _DL_CUDA | {_DL_CPU, _DL_CUDA_HOST}:

@@ -46,10 +46,8 @@ def get_current_container_version() -> str | None:
 
 
 def verify_docker_image_in_readme_same_as_tested(readme_path: str, image_name_with_version: str) -> None:
-    """Check that a text names an image only by the given version.
-
-    Raises:
-        AssertionError: if the text names another version.
+    """Check that a text names an image only by the given version. Raise AssertionError if the text names
+    another version.
     """
     framework = image_name_with_version.partition(":")[0].rpartition("/")[2]
     for named in re.finditer(rf"[\w/.\-:]+/{framework}:[\w.-]+", Path(readme_path).read_text()):

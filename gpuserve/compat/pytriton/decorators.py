@@ -89,11 +89,7 @@ class TritonContext:
 
     @property
     def model_config(self) -> ClientModelConfig:
-        """The configuration of the served model.
-
-        Raises:
-            PyTritonValidationError: if no model is served here.
-        """
+        """The configuration of the served model. Raise PyTritonValidationError if no model is served here."""
         return _model_config(_served_model())
 
 
@@ -109,19 +105,15 @@ def triton_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_triton_context(wrapped: Any, instance: Any) -> TritonContext:
-    """Return the context of the server that calls the inference callable.
-
-    Raises:
-        PyTritonValidationError: if no server does.
+    """Return the context of the server that calls the inference callable. Raise PyTritonValidationError if no
+    server does.
     """
     return TritonContext(_ServedConfig(_model_config(_served_model()), wrapped))
 
 
 def get_model_config(wrapped: Any, instance: Any) -> ClientModelConfig:
-    """Return the configuration of the model whose inference callable is called.
-
-    Raises:
-        PyTritonValidationError: if no server calls it.
+    """Return the configuration of the model whose inference callable is called. Raise PyTritonValidationError
+    if no server calls it.
     """
     return _model_config(_served_model())
 
@@ -129,11 +121,8 @@ def get_model_config(wrapped: Any, instance: Any) -> ClientModelConfig:
 def convert_output(
     outputs: Any, wrapped: Any = None, instance: Any = None, model_config: ClientModelConfig | None = None
 ) -> InferenceResult:
-    """Return outputs by name. A list has the model's outputs in order.
-
-    Raises:
-        PyTritonValidationError: if the number of outputs differs from the model's, or if these are no
-            outputs.
+    """Return outputs by name. A list has the model's outputs in order. Raise PyTritonValidationError if the
+    number of outputs differs from the model's, or if these are no outputs.
     """
     if isinstance(outputs, dict):
         return outputs

@@ -42,10 +42,8 @@ _INPUT = "input"
 
 
 def generate_warmup_data(warmup_input: WarmupInput, batch_size: int) -> Any:
-    """Return the array ``[batch_size, *shape]`` of one input of a warm-up.
-
-    Raises:
-        PyTritonBadParameterError: if the input has no values.
+    """Return the array ``[batch_size, *shape]`` of one input of a warm-up. Raise PyTritonBadParameterError if
+    the input has no values.
     """
     (request,) = generate_warmup_requests([ModelWarmup("warmup", batch_size, {_INPUT: warmup_input}, 1)])
     return request[_INPUT]
@@ -59,10 +57,8 @@ def generate_warmup_requests(
     """Return the arrays by name of each request of the warm-ups, ``count`` requests each, as instances
     receive them.
 
-    The warm-ups themselves describe the tensors. The specs are accepted and ignored.
-
-    Raises:
-        PyTritonBadParameterError: if a warm-up has an invalid value.
+    The warm-ups themselves describe the tensors. The specs are accepted and ignored. Raise
+    PyTritonBadParameterError if a warm-up has an invalid value.
     """
     return [request.data for one in model_warmup or () for request in _requests(one)]
 
@@ -91,10 +87,8 @@ class ModelConfigGenerator:
         self._config = config
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration as protobuf's own JSON.
-
-        Raises:
-            PyTritonModelConfigError, PyTritonBadParameterError: if a value is invalid.
+        """Return the configuration as protobuf's own JSON. Raise PyTritonModelConfigError or
+        PyTritonBadParameterError if a value is invalid.
         """
         from google.protobuf import json_format  # type: ignore[import-untyped]
 
@@ -102,10 +96,8 @@ class ModelConfigGenerator:
         return document
 
     def to_file(self, config_path: str | Path) -> str:
-        """Write a ``config.pbtxt`` and return its text.
-
-        Raises:
-            PyTritonModelConfigError, PyTritonBadParameterError: if a value is invalid.
+        """Write a ``config.pbtxt`` and return its text. Raise PyTritonModelConfigError or
+        PyTritonBadParameterError if a value is invalid.
         """
         from google.protobuf import text_format
 
@@ -164,10 +156,8 @@ class ModelConfigParser:
 
     @classmethod
     def from_dict(cls, model_config_dict: Mapping[str, Any]) -> ClientModelConfig:
-        """Return the configuration in a server's JSON.
-
-        Raises:
-            PyTritonModelConfigError: if a value is missing or invalid.
+        """Return the configuration in a server's JSON. Raise PyTritonModelConfigError if a value is missing
+        or invalid.
         """
         try:
             return parse_model_config(model_config_dict)
@@ -178,10 +168,8 @@ class ModelConfigParser:
 
     @classmethod
     def from_file(cls, *, config_path: Path) -> ClientModelConfig:
-        """Return the configuration in a ``config.pbtxt``.
-
-        Raises:
-            PyTritonModelConfigError: if the file cannot be read.
+        """Return the configuration in a ``config.pbtxt``. Raise PyTritonModelConfigError if the file cannot
+        be read.
         """
         from google.protobuf import json_format, text_format
         from tritonclient.grpc import model_config_pb2

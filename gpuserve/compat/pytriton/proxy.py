@@ -36,11 +36,7 @@ _tracer: Any = None
 
 
 def set_telemetry_tracer(tracer: Any) -> None:
-    """Set the OpenTelemetry tracer of ``traced_span``, once.
-
-    Raises:
-        ValueError: if there is a tracer already.
-    """
+    """Set the OpenTelemetry tracer of ``traced_span``, once. Raise ValueError if there is one already."""
     global _tracer
     if _tracer is not None:
         raise ValueError("Telemetry tracer is already set")
@@ -66,11 +62,7 @@ def start_span_from_span(span: Any, span_name: str, **kwargs: Any) -> AbstractCo
 
 
 def parse_trace_config(trace_config: Sequence[str]) -> Any:
-    """Refuse to make a tracer: the server does what ``TritonConfig.trace_config`` says, not this process.
-
-    Raises:
-        PyTritonValidationError: always.
-    """
+    """Raise PyTritonValidationError: the server traces as ``trace_config`` says, not this process."""
     raise PyTritonValidationError(
         "a tracer is not made of trace_config by gpuserve, whose server does the tracing: "
         "give a tracer of your own to set_telemetry_tracer()"

@@ -53,10 +53,8 @@ _OWN_FLAGS: Final = {
 class TritonConfig:
     """PyTriton's options. None leaves an option at its default.
 
-    An option that gpuserve refuses may still be given as False or as an empty list.
-
-    Raises:
-        PyTritonValidationError: if neither HTTP nor gRPC is allowed.
+    An option that gpuserve refuses may still be given as False or as an empty list. Raise
+    PyTritonValidationError if neither HTTP nor gRPC is allowed.
     """
 
     model_repository: Path | None = None
@@ -118,10 +116,8 @@ class TritonConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Return the options in a dictionary. Values are converted to the types of their options.
 
-        Unknown options are logged and ignored.
-
-        Raises:
-            PyTritonValidationError: if a value is not of its option's type.
+        Unknown options are logged and ignored. Raise PyTritonValidationError if a value is not of its
+        option's type.
         """
         known = _option_types()
         unknown = [name for name in config if name not in known]
@@ -134,10 +130,8 @@ class TritonConfig:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
         """Return the options in the environment, such as ``PYTRITON_TRITON_CONFIG_HTTP_PORT``.
 
-        The items of a list are numbered, as ``…_TRACE_CONFIG_0``, or one item has no number.
-
-        Raises:
-            PyTritonValidationError: if a value is not of its option's type.
+        The items of a list are numbered, as ``…_TRACE_CONFIG_0``, or one item has no number. Raise
+        PyTritonValidationError if a value is not of its option's type.
         """
         variables = os.environ if environ is None else environ
         return cls.from_dict(_options_in_environment(variables))
@@ -219,10 +213,8 @@ class TritonSecurityConfig:
     """The endpoints that need ``access_token``.
 
     By default these are the endpoints that change or watch the server, and the token is random. An empty list
-    restricts no endpoint.
-
-    Raises:
-        PyTritonValidationError: if a name is no group of endpoints, or no header can carry the token.
+    restricts no endpoint. Raise PyTritonValidationError if a name is no group of endpoints, or no header can
+    carry the token.
     """
 
     access_token: str | None = None

@@ -47,10 +47,8 @@ class TritonUrl(NamedTuple):
 
     @classmethod
     def from_url(cls, url: str) -> TritonUrl:
-        """Return the parts of ``[grpc|http]://host[:port]``.
-
-        Raises:
-            PyTritonClientInvalidUrlError: if the URL has another form.
+        """Return the parts of ``[grpc|http]://host[:port]``. Raise PyTritonClientInvalidUrlError if the URL
+        has another form.
         """
         parsed = ServerUrl.parse(url)
         return cls(parsed.protocol, parsed.host, parsed.port)
@@ -67,10 +65,8 @@ class TritonUrl(NamedTuple):
 
 
 def create_client_from_url(url: str, network_timeout_s: float | None = None) -> Any:
-    """Return a tritonclient of the server at ``url``. The caller closes the client.
-
-    Raises:
-        PyTritonClientInvalidUrlError: if the URL names no server.
+    """Return a tritonclient of the server at ``url``. The caller closes the client. Raise
+    PyTritonClientInvalidUrlError if the URL names no server.
     """
     address = ServerUrl.parse(url)
     timeout_s = DEFAULT_INFERENCE_TIMEOUT_S if network_timeout_s is None else network_timeout_s
@@ -80,10 +76,8 @@ def create_client_from_url(url: str, network_timeout_s: float | None = None) -> 
 def wait_for_server_ready(
     client: Any, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Wait until the server is ready, 60 seconds if ``timeout_s`` is None.
-
-    Raises:
-        PyTritonClientTimeoutError: if the server is not ready in time.
+    """Wait until the server is ready, 60 seconds if ``timeout_s`` is None. Raise PyTritonClientTimeoutError
+    if the server is not ready in time.
     """
     poll = partial(client.is_server_ready, headers=headers)
     _wait(poll, timeout_s or DEFAULT_SERVER_TIMEOUT_S, server_not_ready)
@@ -96,10 +90,8 @@ def wait_for_model_ready(
     timeout_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Wait until a model is ready, 300 seconds if ``timeout_s`` is None.
-
-    Raises:
-        PyTritonClientTimeoutError: if the model is not ready in time.
+    """Wait until a model is ready, 300 seconds if ``timeout_s`` is None. Raise PyTritonClientTimeoutError if
+    the model is not ready in time.
     """
     poll = partial(client.is_model_ready, model_name, model_version or "", headers=headers)
     _wait(poll, timeout_s or DEFAULT_MODEL_TIMEOUT_S, _not_ready_error(model_name, model_version))
@@ -123,10 +115,8 @@ def get_model_config(
     timeout_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> ClientModelConfig:
-    """Wait until a model is ready and return its configuration.
-
-    Raises:
-        PyTritonClientTimeoutError: if the model is not ready in time.
+    """Wait until a model is ready and return its configuration. Raise PyTritonClientTimeoutError if the model
+    is not ready in time.
     """
     wait_for_model_ready(client, model_name, model_version, timeout_s, headers)
     answer = client.get_model_config(model_name, model_version or "", headers=headers)
@@ -143,10 +133,8 @@ async def asyncio_get_model_state(
 async def asyncio_get_model_config(
     client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
 ) -> ClientModelConfig:
-    """Wait until a model is ready and return its configuration.
-
-    Raises:
-        PyTritonClientTimeoutError: if the model is not ready in time.
+    """Wait until a model is ready and return its configuration. Raise PyTritonClientTimeoutError if the model
+    is not ready in time.
     """
     await asyncio_wait_for_model_ready(client, model_name, model_version, timeout_s)
     return parse_config(await client.get_model_config(model_name, model_version or ""), model_version)
@@ -197,10 +185,8 @@ async def asyncio_wait_for_model_status_loaded(
 async def asyncio_wait_for_model_ready(
     asyncio_client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
 ) -> None:
-    """Wait until a model is ready, 60 seconds if ``timeout_s`` is None.
-
-    Raises:
-        PyTritonClientTimeoutError: if the model is not ready in time.
+    """Wait until a model is ready, 60 seconds if ``timeout_s`` is None. Raise PyTritonClientTimeoutError if
+    the model is not ready in time.
     """
     poll = partial(asyncio_client.is_model_ready, model_name, model_version or "")
     await _wait_in_loop(poll, timeout_s, _not_ready_error(model_name, model_version))
