@@ -1,4 +1,4 @@
-"""What a ModelConfig and a TritonConfig can say: queues, priorities, a cache, warm-up, access."""
+"""What a ModelConfig and a TritonConfig can say: queues, priorities, a cache, access."""
 
 import sys
 
@@ -6,11 +6,9 @@ import numpy as np
 from pytriton.client import ModelClient
 from pytriton.decorators import batch, triton_context
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
-from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
 
 URL = f"localhost:{sys.argv[1]}"
-CALLS = []
 
 
 class Model:
@@ -18,9 +16,7 @@ class Model:
     @triton_context
     def infer(self, triton_context, **inputs):
         (values,) = inputs.values()
-        CALLS.append(values.tolist())
         config = triton_context.model_configs[self.infer]
-        assert config.max_batch_size == triton_context.model_config.max_batch_size
         return [values + config.max_batch_size]
 
 
@@ -35,23 +31,15 @@ config = ModelConfig(
         default_queue_policy=QueuePolicy(TimeoutAction.REJECT, max_queue_size=100),
         priority_queue_policy={2: QueuePolicy(default_timeout_microseconds=10_000_000)},
     ),
-    model_warmup=[
-        ModelWarmup(
-            "warm", batch_size=2, inputs={"INPUT_1": WarmupInput(np.float32, (1,), zero_data=True)}, count=2
-        )
-    ],
 )
 options = TritonConfig(cache_config=["local,size=1048576"], allow_metrics=False, id="configured")
 security = TritonSecurityConfig(access_token="secret", restricted_endpoints=["model-repository", "inference"])
 with Triton(config=options, security_config=security, workspace="/nonexistent/workspace") as triton:
     tensors = [Tensor(dtype=np.float32, shape=(1,))]
     triton.bind("Configured", Model().infer, tensors, tensors, config=config, strict=True)
-    print(CALLS)
-    CALLS.clear()
     with ModelClient(URL, "Configured", access_token=triton.get_access_token()) as client:
         for _ in range(2):
             print(client.infer_sample(np.ones(1, np.float32)))
-        print(CALLS)
         print(client.model_config.batcher)
     with ModelClient(URL, "Configured") as client:
         try:

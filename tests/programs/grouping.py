@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 from pytriton.client import ModelClient
-from pytriton.decorators import ConstantPadder, batch, group_by_keys, group_by_values, pad_batch
-from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.decorators import ConstantPadder, batch, group_by_keys, group_by_values
+from pytriton.model_config import Tensor
 from pytriton.triton import Triton
 
 
@@ -22,12 +22,6 @@ def counted(length, start):
     return {"counted": start + steps}
 
 
-@batch
-@pad_batch
-def sized(values):
-    return {"rows": np.full((len(values), 1), len(values), np.int32)}
-
-
 BYTES = [
     Tensor(name="first", dtype=bytes, shape=(1,)),
     Tensor(name="second", dtype=bytes, shape=(1,), optional=True),
@@ -37,13 +31,6 @@ INTS = [Tensor(name="length", dtype=np.int32, shape=(1,)), Tensor(name="start", 
 with Triton() as triton:
     triton.bind("Joined", joined, BYTES, [Tensor(name="joined", dtype=bytes, shape=(1,))])
     triton.bind("Counted", counted, INTS, [Tensor(name="counted", dtype=np.int32, shape=(-1,))])
-    triton.bind(
-        "Sized",
-        sized,
-        [Tensor(name="values", dtype=np.float32, shape=(1,))],
-        [Tensor(name="rows", dtype=np.int32, shape=(1,))],
-        config=ModelConfig(max_batch_size=8, batcher=DynamicBatcher(preferred_batch_size=[4, 8])),
-    )
     url = f"localhost:{sys.argv[1]}"
     with ModelClient(url, "Joined") as client:
         print(client.infer_sample(np.array([b"a"]))["joined"].tolist())
@@ -51,5 +38,3 @@ with Triton() as triton:
     with ModelClient(url, "Counted") as client:
         length, start = np.array([[3], [1], [3]], np.int32), np.array([[0], [10], [20]], np.int32)
         print(client.infer_batch(length, start)["counted"].tolist())
-    with ModelClient(url, "Sized") as client:
-        print(client.infer_batch(np.zeros((3, 1), np.float32))["rows"].tolist())

@@ -14,7 +14,7 @@ NAMES = ["flag", "Header-Two", "header_one", "name", "other", "scale"]
 
 @batch
 def scaled(values, scale):
-    return [values * scale]
+    return {"OUTPUT_1": values * scale}
 
 
 class ByParameters:

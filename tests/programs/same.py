@@ -1,4 +1,4 @@
-"""What is the same with PyTriton: one batch of a coroutine at once, protected endpoints, metrics."""
+"""The same with PyTriton: one batch of a coroutine at once, protected endpoints, metrics, warm-ups."""
 
 import asyncio
 import os
@@ -7,8 +7,10 @@ import urllib.error
 import urllib.request
 
 import numpy as np
-from pytriton.client import FuturesModelClient
+from pytriton.client import FuturesModelClient, ModelClient
+from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.triton import Triton, TritonSecurityConfig
 
 URL = f"http://localhost:{sys.argv[1]}"
@@ -33,6 +35,15 @@ async def count(requests):
     return [{"most": np.full((1, 1), most, np.int32)} for _ in requests]
 
 
+WARM = []
+
+
+@batch
+def warm(x):
+    WARM.append(x.tolist())
+    return {"y": x}
+
+
 def status(path, headers):
     try:
         with urllib.request.urlopen(
@@ -51,6 +62,19 @@ with Triton(security_config=TritonSecurityConfig(access_token=TOKEN)) as triton:
         outputs=[Tensor(name="most", dtype=np.int32, shape=(1,))],
         config=ModelConfig(max_batch_size=1),
     )
+    triton.bind(
+        "Warm",
+        warm,
+        inputs=[Tensor(name="x", dtype=np.float32, shape=(1,))],
+        outputs=[Tensor(name="y", dtype=np.float32, shape=(1,))],
+        config=ModelConfig(
+            model_warmup=[
+                ModelWarmup(
+                    "w", batch_size=2, inputs={"x": WarmupInput(np.float32, (1,), zero_data=True)}, count=2
+                )
+            ]
+        ),
+    )
     with FuturesModelClient(URL, "Count", max_workers=4) as client:
         futures = [client.infer_sample(np.zeros(1, np.float32)) for _ in range(8)]
         print(max(future.result()["most"].item() for future in futures))
@@ -60,4 +84,10 @@ with Triton(security_config=TritonSecurityConfig(access_token=TOKEN)) as triton:
         lines = page.read().decode().splitlines()
     found = {line.partition("{")[0] for line in lines if 'model="Count"' in line}
     print([name for name in COUNTERS if f"nv_inference_{name}" not in found])
-    print([line for line in lines if line.startswith("nv_inference_request_success{")])
+    print([line for line in lines if line.startswith('nv_inference_request_success{model="Count"')])
+    with ModelClient(URL, "Count", access_token=TOKEN) as client:
+        client.unload_model()
+        print(status("/v2/models/Count/ready", {}) == 200)
+    with ModelClient(URL, "Warm") as client:
+        client.infer_sample(np.ones(1, np.float32))
+    print(WARM)
