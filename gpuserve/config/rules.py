@@ -58,6 +58,9 @@ def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
         yield from _ensemble_keys(model, path)
         for place, text in (*batching_faults(model), *ragged_faults(model)):
             yield Violation((*path, *place), text)
+        if model.get("idle_timeout_s") and not model.get("on_demand"):
+            text = "idle_timeout_s has no effect without on_demand: true"
+            yield Violation((*path, "idle_timeout_s"), text)
         yield from _openai(model, path)
         yield from _answers(model, path)
         yield from _memories(model, path)

@@ -64,6 +64,9 @@ def test_a_model_on_demand_that_is_larger_than_the_budget_is_refused() -> None:
     tensors = [{"name": "x", "dtype": "float32", "shape": [1]}]
     model = {**MODEL, "inputs": tensors, "outputs": tensors, "on_demand": True, "memory_nbytes": "3GiB"}
     data = {"server": {"memory": {"host": "2GiB"}}, "models": [model]}
+    idle = {**model, "on_demand": False, "idle_timeout_s": 9}
+    with pytest.raises(ConfigProblems, match="idle_timeout_s has no effect without on_demand: true"):
+        load_data({"models": [idle]}, "c.yaml", ".", {})
     with pytest.raises(ConfigProblems, match=r"'m' takes 3221225472 bytes on cpu .* allows 2147483648"):
         load_data(data, "c.yaml", ".", {})
 

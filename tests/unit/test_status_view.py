@@ -138,6 +138,14 @@ def test_what_fits_is_a_table_and_what_does_not_is_paragraphs() -> None:
     assert "  PID  RESTARTS  THREADS  MEMORY\n" in status_text(document, 80)
 
 
+def test_models_on_demand_and_the_budgets_are_shown() -> None:
+    cold = {**MODEL, "residence": "COLD", "instances": []}
+    memory = {"cpu": {"limit_nbytes": 1 << 30, "nbytes": 96 << 20}}
+    text = status_text({"server": SERVER, "models": [cold], "memory": memory})
+    assert "linear  1        READY, cold  3" in text
+    assert text.endswith("MEMORY  TAKEN   BUDGET\ncpu     96 MiB  1024 MiB\n")
+
+
 def test_reasons_that_have_no_room_stand_below_their_table() -> None:
     parts = status_text({"server": SERVER, "models": [MODEL, {**LONG, "name": "big"}]}, 80).split("\n\n")
     assert parts[1].splitlines()[2].split()[:3] == ["big", "-", "UNAVAILABLE"]

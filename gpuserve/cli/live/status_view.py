@@ -15,6 +15,7 @@ _INSTANCE_HEAD: Final = (
 )  # fmt: skip
 _INGRESS_HEAD: Final = ("INGRESS", "PID", "STATE", "CONNECTIONS", "REQUESTS", "CPU", "RESTARTS")
 _WEIGHTS_HEAD: Final = ("SHARED WEIGHTS", "STATE", "MEMORY", "INSTANCES")
+_MEMORY_HEAD: Final = ("MEMORY", "TAKEN", "BUDGET")
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 _SERVICE: Final = {"LEAVING": ", draining", "OUT_OF_SERVICE": ", drained"}
 _MISSING: Final = "-"
@@ -37,6 +38,11 @@ def status_text(document: Mapping[str, Any], width: int | None = None) -> str:
         parts.append(list(table_lines(_INSTANCE_HEAD[:columns], [row[:columns] for row in rows], width)))
     if weights := document.get("weights"):
         parts.append(list(table_lines(_WEIGHTS_HEAD, map(_weights_row, weights), width)))
+    if memory := document.get("memory"):
+        rows = [
+            (device, *map(_mebibytes, (one["nbytes"], one["limit_nbytes"]))) for device, one in memory.items()
+        ]
+        parts.append(list(table_lines(_MEMORY_HEAD, rows, width)))
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
@@ -93,6 +99,8 @@ def _ingress_row(process: Mapping[str, Any]) -> Sequence[str]:
 
 def _model_row(model: Mapping[str, Any], reason: str) -> Sequence[str]:
     version, state = str(model["version"] or _MISSING), model["state"] + (f" ({reason})" if reason else "")
+    if model.get("residence"):
+        state += f", {model['residence'].lower()}"
     load = _cells(model, "queued", "in_flight", "slots")
     saturation = _MISSING if model["saturation"] is None else f"{model['saturation']:.2f}"
     return (model["name"], version, state, *load, saturation, model["source"])

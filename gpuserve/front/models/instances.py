@@ -46,9 +46,11 @@ class ModelInstances:
         return instance in self._devices
 
     def state_of(self, instance: str, now: float) -> tuple[str, float | None]:
-        """Return the state of an instance, and the seconds until it is started again."""
+        """Return the state of an instance, "" on demand, and the seconds until it is started again."""
         if instance in self.up:
             return ("LEAVING" if instance in self._retired else "READY"), None
+        if self.asleep:
+            return "", None
         due_in_s = self._due_at.get(instance, now) - now
         return ("WAITING", round(due_in_s, 1)) if due_in_s > 0 else ("LOADING", None)
 

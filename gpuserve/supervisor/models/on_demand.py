@@ -237,9 +237,7 @@ class OnDemandModels:
         """Return the bytes that the workers of all models leave of the limits."""
         taken: Counter[str] = Counter()
         for one in self._table if limits else ():
-            if not one.spec.on_demand:
-                taken.update(self._measured.get((one.spec.name, one.spec.version), {}))
-            elif one.residence is not Residence.COLD:
+            if not one.is_cold:
                 taken.update(self._nbytes(one, limits))
         return {device: limit - taken[device] for device, limit in limits.items()}
 
