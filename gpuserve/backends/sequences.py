@@ -1,4 +1,4 @@
-"""What a config.pbtxt says of the sequences of a model: iterative sequences, and implicit state.
+"""Iterative sequences and implicit state, as the config.pbtxt of a model declares them.
 
 Implicit state are tensors that a model file returns for a request of a sequence, and receives with the next
 request of that sequence.

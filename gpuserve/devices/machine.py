@@ -134,7 +134,7 @@ class Xid(NamedTuple):
 
 
 class GpuLink(enum.IntEnum):
-    """How two GPUs reach each other's memory, the fastest first. ``HOST``: only through host memory."""
+    """The way between the memories of two GPUs, the fastest first. ``HOST``: only through host memory."""
 
     SAME = 0
     NVLINK = 1

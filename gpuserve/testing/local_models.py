@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, Unpack
 
@@ -287,15 +288,13 @@ class LocalModel:
             yield from self._each_awaited(result)
         elif isinstance(result, Iterator):
             try:
-                while (one := self._next_result(result)) is not _END:
+                next_result = partial(self._context.run, next, result, _END)
+                while (one := _outside_loop(next_result)) is not _END:
                     yield one
             finally:
                 _outside_loop(lambda: self._context.run(getattr(result, "close", bool)))
         else:
             yield self._run_in_loop(lambda: result) if asyncio.iscoroutine(result) else result
-
-    def _next_result(self, iterator: Iterator[Any]) -> Any:
-        return _outside_loop(lambda: self._context.run(next, iterator, _END))
 
     def _each_awaited(self, iterator: AsyncIterator[Any]) -> Iterator[Any]:
         async def following() -> Any:
