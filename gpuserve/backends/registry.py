@@ -48,9 +48,15 @@ FILE_BACKENDS: Final = (
         is_folder=_is_huggingface,
     ),
 )
+#: The classes that run a folder of Hugging Face, by the ``runtime`` of the model.
+VLLM: Final = "vllm"
+RUNTIMES: Final = {
+    "transformers": "gpuserve.backends.huggingface:HuggingFaceModel",
+    VLLM: "gpuserve.backends.vllm:VllmModel",
+}
 #: Prefix of a name on the hub of Hugging Face.
 HUB: Final = "hf:"
-_SUFFIXES: Final = tuple(suffix for one in FILE_BACKENDS for suffix in one.suffixes)
+FILE_SUFFIXES: Final = tuple(suffix for one in FILE_BACKENDS for suffix in one.suffixes)
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -60,7 +66,7 @@ def is_model_path(text: str) -> bool:
         return True
     if ":" in text:
         return False
-    return text.lower().endswith(_SUFFIXES) or (os.sep in text and "." not in os.path.basename(text))
+    return text.lower().endswith(FILE_SUFFIXES) or (os.sep in text and "." not in os.path.basename(text))
 
 
 def backend_of(path: str) -> FileBackend | None:
@@ -90,13 +96,17 @@ def supported_files() -> str:
     return ", ".join(shown[:-1]) + f" or {shown[-1]}"
 
 
-def source_of(text: str, kwargs: Mapping[str, Any], base_dir: str) -> tuple[str, dict[str, Any]]:
-    """Return the import path and the arguments of a ``callable``: its own, or those of a backend's class."""
+def source_of(
+    text: str, kwargs: Mapping[str, Any], base_dir: str, runtime: str | None = None
+) -> tuple[str, dict[str, Any]]:
+    """Return the import path and the arguments of a ``callable``: its own, or those of a backend's class. A
+    ``runtime`` replaces the class for folders.
+    """
     path = _located(text, base_dir)
     found = backend_of(path) if is_model_path(text) else None
     if found is None:
         return text, dict(kwargs)
-    return found.path, {"file": path, **kwargs}
+    return RUNTIMES[runtime] if runtime else found.path, {"file": path, **kwargs}
 
 
 def _located(text: str, base_dir: str) -> str:
@@ -106,7 +116,7 @@ def _located(text: str, base_dir: str) -> str:
 def name_of(path: str) -> str:
     """Return a model name for a file: the name without the suffix and without invalid characters."""
     stem = os.path.basename(os.path.normpath(path)).removeprefix(HUB)
-    for suffix in _SUFFIXES:
+    for suffix in FILE_SUFFIXES:
         if stem.lower().endswith(suffix):
             stem = stem[: -len(suffix)]
             break

@@ -86,7 +86,7 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
 
 
 def callable_of(entry: ModelEntry, base_dir: str) -> tuple[str, dict[str, Any]]:
-    return source_of(entry.callable, entry.kwargs, base_dir)
+    return source_of(entry.callable, entry.kwargs, base_dir, entry.runtime)
 
 
 def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:

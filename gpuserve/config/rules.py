@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from gpuserve.backends.registry import FILE_SUFFIXES, VLLM, is_model_path
 from gpuserve.config.settings.checks import NO_FILE, lacks_trace_file
 from gpuserve.config.settings.server import EXPLICIT, NO_CONTROL, ServerSettings, TraceSettings
 from gpuserve.config.settings.tls import FILE_KEYS, tls_pairing_problem
@@ -62,6 +63,7 @@ def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
             text = "idle_timeout_s has no effect without on_demand: true"
             yield Violation((*path, "idle_timeout_s"), text)
         yield from _openai(model, path)
+        yield from _runtime(model, path)
         yield from _answers(model, path)
         yield from _memories(model, path)
         yield from _devices(model, path)
@@ -95,6 +97,19 @@ def _openai(model: dict[str, Any], path: Path) -> Iterator[Violation]:
         yield Violation((*path, "decoupled"), openai.NOT_DECOUPLED)
     if model.get("sequence_batching") is not None:
         yield Violation((*path, "sequence_batching"), "sequence_batching does not go with openai")
+
+
+def _runtime(model: dict[str, Any], path: Path) -> Iterator[Violation]:
+    """Yield a runtime of a model that is no folder, and names for OpenAI's clients who are not served."""
+    if model.get("runtime") is not None:
+        given = str(model.get("callable"))
+        if not is_model_path(given) or given.lower().endswith(FILE_SUFFIXES):
+            text = f"runtime goes with a folder of Hugging Face, and the callable is {given!r}"
+            yield Violation((*path, "runtime"), text)
+        elif model["runtime"] == VLLM and not openai.is_openai(model):
+            yield Violation((*path, "runtime"), "runtime vllm serves OpenAI's clients: expected openai: true")
+    if model.get("openai_names") and not openai.is_openai(model):
+        yield Violation((*path, "openai_names"), "openai_names has no effect without openai: true")
 
 
 def _ports(server: Mapping[str, Any]) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
+from gpuserve.backends.registry import RUNTIMES
 from gpuserve.config.entries import (
     FILLED,
     Arguments,
@@ -117,6 +118,8 @@ class ModelEntry(Entry):
             "Inference callable: file.py:attribute, relative to this file, or package.module:attribute; or a "
             "model file, such as model.onnx. Not for an ensemble.",
             default=None, examples=("linear.py:Linear", "model.onnx")),
+        "runtime": Key(OrNull(Scalar(str, Option("", words=tuple(RUNTIMES)))),
+            "Library that runs a folder of Hugging Face; null: transformers.", default=None),
         "ensemble": Key(OrNull(EntryOf(EnsembleEntry)),
             "In place of a callable: other models of this file, called step by step.", default=None),
         "python": Key(OrNull(FILLED),

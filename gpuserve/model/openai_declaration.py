@@ -29,6 +29,8 @@ OUTPUTS: Final = (Tensor(name=RESPONSE, dtype="bytes", shape=(1,)),)
 _INPUT: Final = {"name": REQUEST, "dtype": "bytes", "shape": [1]}
 _OPTIONAL_INPUT: Final = {**_INPUT, "optional": True}
 _TENSOR_KEYS: Final = ("inputs", "outputs")
+#: Further keys that the runtime of a folder declares.
+_ENGINE_KEYS: Final = ("openai_names", "concurrency")
 _OUTPUT: Final = {"name": RESPONSE, "dtype": "bytes", "shape": [1]}
 #: The methods of a callable, one for each endpoint, and the classes of their requests.
 METHODS: Final = ("chat", "complete", "embed")
@@ -46,7 +48,8 @@ def with_openai_tensors(data: Any) -> Any:
 
 
 def with_own_tensors(declared: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a model file with ``openai: true``: those of OpenAI's requests, and its own.
+    """Return the tensors of a model file with ``openai: true``: those of OpenAI's requests, and its own; also
+    the options of its engine.
 
     A request has the inputs of one kind, so all are optional. Without batches of the server the file's own
     tensors have their batch axis.
@@ -54,6 +57,7 @@ def with_own_tensors(declared: Mapping[str, Any], entry: Mapping[str, Any]) -> d
     axis = [-1] if declared.get("max_batch_size") and not entry.get("max_batch_size") else []
     own = {key: [{**one, "shape": [*axis, *one["shape"]]} for one in declared[key]] for key in _TENSOR_KEYS}
     return {
+        **{key: declared[key] for key in _ENGINE_KEYS if key in declared},
         "inputs": [_OPTIONAL_INPUT, *({**one, "optional": True} for one in own["inputs"])],
         "outputs": [_OUTPUT, *own["outputs"]],
     }

@@ -388,6 +388,9 @@ class ModelOptions:
     openai: bool = option(False,
         "Whether OpenAI's clients are served: the callable takes typed requests of gpuserve.openai, and the"
         " model declares no inputs and outputs.")
+    openai_names: tuple[str, ...] = option((),
+        "Further names of the model for OpenAI's clients, such as LoRA adapters. The callable finds the name "
+        "in the request's member model.")
     max_active: int = option(0,
         "Requests that a stepped callable (with admit and step) has active at once in one instance; 0: the "
         "callable is called. Default of a stepped callable: its attribute max_active, else 64.", least=0,

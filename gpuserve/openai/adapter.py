@@ -55,6 +55,13 @@ Answer = Mapping[str, Any] | Exception | None
 
 def adapt_callable(made: Any) -> Any:
     """Return the inference callable over a user's callable. Raise TypeError if that answers no endpoint."""
+    model = _adapted(made)
+    if callable(close := getattr(made, "close", None)):
+        model.close = close
+    return model
+
+
+def _adapted(made: Any) -> Any:
     if is_stepped(made):
         from gpuserve.openai.stepped import SteppedOpenAI
 

@@ -57,8 +57,6 @@ class SteppedOpenAI:
         self._made = made
         self._honours = honoured_members(made)
         self.max_active = max_active_of(made)
-        if callable(close := getattr(made, "close", None)):
-            self.close = close
 
     async def admit(self, request: Request) -> OpenAIState:
         endpoint = endpoint_of(request.parameters, self._endpoints)

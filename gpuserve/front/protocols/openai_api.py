@@ -72,15 +72,16 @@ class OpenAIModels:
         self._created = int(time.time())
 
     def listed(self, _route: Route) -> HttpAnswer:
-        names = sorted({spec.name for spec in self._models.all_specs() if spec.openai})
+        specs = [spec for spec in self._models.all_specs() if spec.openai]
+        names = sorted({name for spec in specs for name in (spec.name, *spec.openai_names)})
         return json_answer({"object": "list", "data": [self._document(name) for name in names]})
 
     def one(self, route: Route) -> HttpAnswer:
         try:
-            spec = checked_openai_spec(self._models.find(route.model_name).spec)
+            checked_openai_spec(self._models.find_for_openai(route.model_name).spec)
         except RequestError as error:
             return openai_failure(error)
-        return json_answer(self._document(spec.name))
+        return json_answer(self._document(route.model_name))
 
     def _document(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": self._owner}
@@ -109,7 +110,7 @@ class OpenAIInference:
                     client.exchange.answer(responses.JSON_OK, (document,), len(document), response.close)
 
     async def _request(self, endpoint: str, client: AsyncRequest, routed: RoutedBody) -> OpenAIInferRequest:
-        driver = self._service.models.find(routed.model)
+        driver = self._service.models.find_for_openai(routed.model)
         spec = checked_openai_spec(driver.spec)
         data = await inference.copy_to_arena(routed.parts, driver, client.share)
         return OpenAIInferRequest(spec, endpoint, data, streams=routed.streams)

@@ -130,6 +130,17 @@ class ModelTable:
         """Return whether any model is served to OpenAI clients."""
         return bool(self._for_openai)
 
+    def find_for_openai(self, name: str) -> Driver:
+        """Return the latest version of a model by its name or by one of its ``openai_names``. Raise as
+        ``find``.
+        """
+        if name not in self.latest:
+            for one in self._for_openai:
+                driver = self.latest.get(one)
+                if driver is not None and name in driver.spec.openai_names:
+                    return driver
+        return self.find(name)
+
     def devices(self) -> set[str]:
         return {one.first_device for driver in self.all() for one in driver.spec.instances}
 
