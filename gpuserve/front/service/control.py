@@ -19,10 +19,10 @@ from gpuserve.config.settings.checks import lacks_trace_file
 from gpuserve.config.settings.logs import LOG, LogSettings
 from gpuserve.config.settings.server import TRACE, TraceSettings
 from gpuserve.core.errors import InvalidArgument, RequestError, Unavailable, Unimplemented, request_error
+from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
 from gpuserve.front.models.pending_request import RequestObserver, combined_observer
 from gpuserve.front.net.exchange import Exchange
-from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.observability.tracing.request_trace import Reception, Receptions, Trace
 from gpuserve.front.observability.tracing.trace_settings import (
     OPENTELEMETRY,
@@ -288,7 +288,7 @@ class TraceControl:
         self._known = names
         active = False
         for driver in drivers:
-            tracer = self._tracer(driver.spec, driver.metrics)
+            tracer = self._tracer(driver.spec, driver)
             driver.tracer = combined_observer(tracer, self._notes)
             active |= tracer is not None
         was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
@@ -330,14 +330,14 @@ class TraceControl:
         if model and all(driver.spec.name != model for driver in self._models.all()):
             raise InvalidArgument(f"Request for unknown model : {shown(model)}")
 
-    def _tracer(self, spec: ModelSpec, metrics: ModelMetrics | None) -> ModelTracer | None:
+    def _tracer(self, spec: ModelSpec, driver: Driver | None) -> ModelTracer | None:
         name = spec.name
         values = self._scopes.values(name)
         if not values.level or values.problem(self._start) is not None:
             return None
         return ModelTracer(
             spec,
-            metrics,
+            None if driver is None else driver.metrics,  # drivers of ingress processes have no metrics
             self._scopes.sampler(name),
             name if self._scopes.is_own(name) else "",
             self._ids,
