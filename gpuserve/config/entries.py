@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from gpuserve.backends.registry import is_model_path
@@ -59,8 +59,9 @@ class Mistake(NamedTuple):
     kind: str
     text: str = ""
     given: Any = None
-    #: For ``UNKNOWN``: the known keys.
+    #: For ``UNKNOWN``: the known keys, and those of mappings below them.
     known: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
     #: Whether the mistake is in the key and not in its value.
     at_key: bool = False
 
@@ -286,7 +287,10 @@ class Entry:
             if name in cls.keys:
                 values[name] = cls.keys[name].kind.read(one, (*path, name), found)
             else:
-                found.append(Mistake((*path, name), UNKNOWN, known=known, at_key=True))
+                nested = tuple(
+                    f"{outer}.{key}" for outer, one in cls.keys.items() for key in _keys_in(one.kind)
+                )
+                found.append(Mistake((*path, name), UNKNOWN, known=known, nested=nested, at_key=True))
         for name, key in cls.keys.items():
             if name not in values and key.is_required:
                 found.append(Mistake((*path, name), MISSING))
@@ -300,6 +304,12 @@ class Entry:
     def __repr__(self) -> str:
         shown = [f"{name}={getattr(self, name)!r}" for name, key in self.keys.items() if not key.secret]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _keys_in(kind: Kind) -> Iterable[str]:
+    if isinstance(kind, OrNull):
+        kind = kind.kind
+    return kind.entry.keys if isinstance(kind, EntryOf) else ()
 
 
 def _plain(value: Any, nulls: bool) -> Any:

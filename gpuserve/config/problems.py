@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import re
 import unicodedata
@@ -120,8 +121,11 @@ def sentence(mistake: Mistake) -> str:
     """Return a mistake that the schema found as a sentence."""
     path = mistake.path
     if mistake.kind == UNKNOWN:
-        known = mistake.known
-        hint = nearest(str(path[-1]), known) or f"; known keys are {', '.join(known)}"
+        known, word = mistake.known, str(path[-1])
+        places = {one.rpartition(".")[2]: one for one in mistake.nested}
+        inside = difflib.get_close_matches(word, places, n=1, cutoff=0.85)
+        hint = nearest(word, inside, places) if inside else nearest(word, known)
+        hint = hint or f"; known keys are {', '.join(known)}"
         return f"unknown key {path[-1]!r} {_inside(path)}{hint}"
     if mistake.kind == MISSING:
         return f"missing key {path[-1]!r} {_inside(path)}"

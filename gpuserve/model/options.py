@@ -458,9 +458,10 @@ _SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
 _UNIT_WORDS: Final = {"us": "microseconds", "ms": "milliseconds", "s": "seconds", "nbytes": "bytes"}
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], places: Mapping[str, str] | None = None) -> str:
     """Return ``; did you mean '…'?`` with the known word that is most like this one, or "" if none is. Words
-    of other programs mean their synonyms. The text has the unit if the word names another one.
+    of other programs mean their synonyms. The text has the unit if the word names another one. ``places`` are
+    the texts to show for the known words.
     """
     import difflib
 
@@ -472,7 +473,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     found = folded[close[0]]
     unit = _UNIT_WORDS.get(found.rpartition("_")[2])
     changes = unit is not None and word.rpartition("_")[2] != found.rpartition("_")[2]
-    return f"; did you mean {found!r}{f', in {unit}' if changes else ''}?"
+    shown = found if places is None else places[found]
+    return f"; did you mean {shown!r}{f', in {unit}' if changes else ''}?"
 
 
 def from_plain(kind: Any, plain: Any) -> Any:
