@@ -15,6 +15,8 @@ from python_backend import MODELS, TIMEOUT_S, stream
 from serving import GPUSERVE, JSON_LOG, Addresses, serving
 from tritonclient.utils import InferenceServerException
 
+from gpuserve.testing import run_triton_model
+
 CONFIG = """backend: "python" max_batch_size: %d
 input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "count" data_type: TYPE_INT32 dims: [ 2 ] } ]
@@ -139,6 +141,13 @@ def test_an_exception_fails_the_requests_of_its_execution(server: Addresses, mod
     with pytest.raises(InferenceServerException, match="n is negative"):
         counts(server, model, -1)
     assert counts(server, model, 2) == [[2, 1]]
+
+
+def test_a_test_steps_the_model_without_a_server(tmp_path: Path) -> None:
+    folder = write(tmp_path) / "whole"
+    found = run_triton_model(folder, [{"n": [[n]]} for n in (3, 1, 2)])
+    # the count of each request, and the number of requests in its last batch
+    assert [one["count"].tolist() for one in found] == [[[3, 1]], [[1, 3]], [[2, 2]]]
 
 
 def test_a_request_has_one_row(server: Addresses) -> None:

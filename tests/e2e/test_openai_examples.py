@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,35 @@ def test_the_embeddings_example_ranks_sentences_by_meaning() -> None:
     similarities, ranked = zip(*(line.strip().split("  ", 1) for line in lines), strict=True)
     assert list(ranked) == [sentences[0], sentences[2], sentences[1]]
     assert [float(one) for one in similarities] == pytest.approx([1, 0.68, -0.017], abs=0.01)
+
+
+@needs("llama_cpp", "gguf", "pydantic")
+def test_llama_cpp_computes_the_answers_of_several_clients_together(tmp_path: Path) -> None:
+    example = EXAMPLES / "llama_cpp"
+    for name in ("config.yaml", "engine.py"):
+        (tmp_path / name).write_bytes((example / name).read_bytes())
+    file = tmp_path / "model.gguf"
+    subprocess.run([sys.executable, str(example / "make_model.py"), str(file)], check=True, timeout=TIMEOUT_S)
+    config = tmp_path / "config.yaml"
+    config.write_text(config.read_text().replace("model.gguf", str(file)))
+
+    def complete(prompt: str) -> tuple[str, int]:
+        body = {"model": "llama", "prompt": prompt, "max_tokens": 40, "temperature": 0}
+        url = f"http://{server.http}/v1/completions"
+        with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=TIMEOUT_S) as answer:
+            found = json.load(answer)
+        return found["choices"][0]["text"], found["usage"]["completion_tokens"]
+
+    prompts = [letter * length for letter in "abcd" for length in (1, 40, 700)]  # more than slots
+    with serving(GPUSERVE, "serve", str(config), *JSON_LOG) as server:
+        alone = list(map(complete, prompts))
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            assert list(pool.map(complete, prompts)) == alone
+        assert max(count for _, count in alone) == 40
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            complete("e" * 1024)
+        answer = printed(EXAMPLES / "openai_chat" / "client.py", server, "--model", "llama", "hello")
+        assert answer[-1].endswith("tokens")
 
 
 def test_a_callable_is_served_by_its_path_alone() -> None:
