@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,28 @@ def test_the_least_recently_used_model_goes_within_the_budget(tmp_path: Path) ->
             "the metrics show the measured memory",
         )
         assert server.metric("gpuserve_resident_memory_bytes", model="a") == 0
+
+
+def test_steps_of_an_ensemble_and_open_sequences_count_as_use(tmp_path: Path) -> None:
+    tensors = {key: heavy(tmp_path, "x")[key] for key in ("inputs", "outputs")}
+    step = {"model": "step", "inputs": {"x": "x"}, "outputs": {"y": "y", "pid": "pid"}}
+    ensemble = {"name": "both", **tensors, "max_batch_size": 64, "ensemble": {"steps": [step]}}
+    talk = heavy(tmp_path, "talk", idle_timeout_s=0.5, sequence_batching={"max_sequence_idle_us": "20s"})
+    with serving(tmp_path, heavy(tmp_path, "step", idle_timeout_s=0.5), ensemble, talk) as server:
+        assert server.status("/v2/models/both/ready") == 200
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
+
+        def say(**parameters: Any) -> int:
+            request = {"inputs": [tensor], "parameters": {"sequence_id": 7, **parameters}}
+            return int(post(server, "/v2/models/talk/infer", request).output("pid")[0])
+
+        pid = say(sequence_start=True)
+        assert server.infer("both", 1.0).output("y") == [2.0]
+        wait_cold(server, "step")
+        assert server.infer("both", 1.0).output("y") == [2.0]
+        assert loads(tmp_path, "step") == 2
+        assert say(sequence_end=True) == pid, "the model stayed for the sequence"
+        wait_cold(server, "talk")
 
 
 def test_models_of_unknown_size_are_measured_one_after_the_other(tmp_path: Path) -> None:
@@ -343,3 +365,57 @@ def test_a_hundred_models_of_100_mib_within_one_gib_under_zipf_traffic(tmp_path:
     )
     assert most <= 1.02 * (1 << 30)
     assert abs(hits - lru_hits) <= 0.02 * len(chosen)
+
+
+@pytest.mark.thorough
+def test_no_request_fails_while_models_come_and_go_and_workers_are_killed(tmp_path: Path) -> None:
+    names = [f"m{number}" for number in range(20)]
+    models = [heavy(tmp_path, name, 20 * MIB, idle_timeout_s=2) for name in names]
+    models[3]["instances"] = [{"device": "cpu", "count": 2}]
+    with serving(tmp_path, *models, memory={"host": "200MiB"}) as server:
+        ended = threading.Event()
+
+        def ask_on(seed: int) -> int:
+            chosen, count = random.Random(seed), 0
+            with server.client() as client:
+                while not ended.is_set():
+                    (name,) = chosen.choices(names, [1 / rank for rank in range(1, 21)])
+                    assert client.infer(name, 1.0).output("y") == [2.0]
+                    count += 1
+            return count
+
+        clients = [InBackground(ask_on, seed) for seed in range(6)]
+        sampler = MemorySampler(server)
+        sampler.start()
+        for number in range(6):
+            loaded = sum(loads(tmp_path, name) for name in names)
+            wait_until(lambda: sum(loads(tmp_path, name) for name in names) >= loaded + 8, "models change")  # noqa: B023
+            for pid in server.workers[number % 2 : number % 2 + 1]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        ended.set()
+        answered = sum(one.result() for one in clients)
+        most = sampler.end()
+        wait_until(lambda: not server.workers, "all models are idle and gone")
+    measured(f"{answered} requests answered; workers took {most / MIB:.0f} MiB at most")
+    assert most <= 1.02 * 200 * MIB
+
+
+@pytest.mark.thorough
+def test_a_loaded_model_on_demand_answers_as_fast_as_any_other(tmp_path: Path) -> None:
+    others = [heavy(tmp_path, f"m{number}") for number in range(98)]
+    pair = {"on demand": "warm", "always loaded": "pinned"}
+    models = [*others, heavy(tmp_path, "warm"), heavy(tmp_path, "pinned", on_demand=False)]
+    with serving(tmp_path, *models, memory={"host": "1GiB"}) as server, server.client() as client:
+        took_s: dict[str, list[float]] = {kind: [] for kind in pair}
+        for _ in range(10):
+            for kind, name in pair.items():
+                for number in range(300):
+                    began = time.monotonic()
+                    assert client.infer(name, 1.0).output("y") == [2.0]
+                    if number >= 20:
+                        took_s[kind].append(time.monotonic() - began)
+    p99 = {kind: float(np.quantile(each, 0.99)) for kind, each in took_s.items()}
+    for kind, each in took_s.items():
+        measured(f"{kind}: p50 {np.median(each) * 1e3:.2f} ms, p99 {p99[kind] * 1e3:.2f} ms")
+    assert p99["on demand"] <= 2 * p99["always loaded"]

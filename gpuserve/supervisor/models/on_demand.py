@@ -53,7 +53,7 @@ class OnDemandModels:
         self._is_changing = is_changing
         #: The generations that are to start, and since when, in this order.
         self._wanted: dict[Generation, float] = {}
-        #: The measured memory of each version of a model.
+        #: The measured memory of an instance of each version of a model.
         self._measured: dict[tuple[str, int], Nbytes] = {}
         self._shown: messages.ResidentMemory | None = None
 
@@ -242,17 +242,22 @@ class OnDemandModels:
         return {device: limit - taken[device] for device, limit in limits.items()}
 
     def _nbytes(self, generation: Generation, limits: Nbytes) -> Nbytes:
-        """Return the bytes that a model takes or will take: declared or measured, or else as many on each
-        device as the largest model that was measured.
+        """Return the bytes that a model takes or will take: declared or measured, or else as many for each
+        instance as the largest instance that was measured.
         """
-        spec, declared, largest = generation.spec, Counter[str](), Counter[str]()
-        for one in spec.instances:
-            declared[one.device] += spec.memory_nbytes
+        spec, largest = generation.spec, Counter[str]()
+        declared = Counter(one.device for one in spec.instances)
+        counts = {**declared, CPU: len(spec.instances)}
         known = self._measured.get((spec.name, spec.version), {})
         for other in self._measured.values() if not spec.memory_nbytes else ():
             largest |= Counter(other)
-        unknown = {device: largest[device] for device in (CPU, *declared)}
-        return {device: max(declared[device], known.get(device, unknown.get(device, 0))) for device in limits}
+        return {
+            device: max(
+                declared[device] * spec.memory_nbytes,
+                counts.get(device, 0) * known.get(device, largest[device]),
+            )
+            for device in limits
+        }
 
     def _is_guess(self, generation: Generation) -> bool:
         """Return whether the memory of a model is neither declared nor measured."""
@@ -268,16 +273,18 @@ class OnDemandModels:
         for one in self._table:
             if one.spec.on_demand and one.residence is not Residence.RESIDENT:
                 continue
-            workers = [(worker.instance.device, worker.process) for worker in one.group.workers]
-            processes = [(device, process.pid) for device, process in workers if process is not None]
-            alive = [(device, pid) for device, pid in processes if pid != os.getpid()]  # else a thread
-            found = Counter({CPU: host_nbytes(pid for _, pid in alive)})
-            for device, pid in alive:
-                if device != CPU and pid in gpu_memory:
-                    found[device] += gpu_memory[pid]
-            if found[CPU]:
-                key = one.spec.name, one.spec.version
-                self._measured[key] = {**self._measured.get(key, {}), **found}
+            lives = [(worker.instance.device, worker.live_instance()) for worker in one.group.workers]
+            loaded = [(device, live.pid) for device, live in lives if live is not None]
+            alive = [(device, pid) for device, pid in loaded if pid != os.getpid()]  # else a thread
+            if not alive:
+                continue
+            found = {CPU: host_nbytes(pid for _, pid in alive) // len(alive)}
+            for device in {device for device, _ in alive} - {CPU}:
+                sizes = [gpu_memory[pid] for at, pid in alive if at == device and pid in gpu_memory]
+                if sizes:
+                    found[device] = max(sizes)
+            key = one.spec.name, one.spec.version
+            self._measured[key] = {**self._measured.get(key, {}), **found}
 
     def _show_memory(self) -> None:
         """Send the front the memory of the resident models if it has changed."""
