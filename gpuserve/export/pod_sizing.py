@@ -214,10 +214,18 @@ def compute_sizes(configuration: Configuration, options: ExportOptions) -> PodSi
     )
 
 
+#: The key that limits the memory of all workers if models are loaded on demand.
+_BUDGET: Final[Path] = ("server", "memory", "host")
+
+
 def memory_parts(configuration: Configuration, groups: Sequence[InstanceGroup]) -> list[MemoryShare]:
     """Return the shares of a pod's memory. Files in /dev/shm and arenas count as the container's memory."""
     settings = configuration.settings
-    parts = [MemoryShare("supervisor and front", SERVER_NBYTES, ("server",)), *map(_worker_memory, groups)]
+    workers, limit = [*map(_worker_memory, groups)], settings.memory.host
+    is_limited = limit is not None and any(one.on_demand for one in configuration.models)
+    if limit is not None and is_limited and limit < sum(one.nbytes for one in workers):
+        workers = [MemoryShare("workers, within server.memory.host", limit, _BUDGET)]
+    parts = [MemoryShare("supervisor and front", SERVER_NBYTES, ("server",)), *workers]
     if processes := _ingress_processes(configuration, groups):
         name = f"{processes} ingress processes and a spare one"
         parts.append(MemoryShare(name, (processes + 1) * INGRESS_NBYTES, ("server",)))
@@ -325,7 +333,10 @@ def _memory_request_size(
         why = "As the limit: a pod that is Guaranteed can have cores of its own next to its GPU."
         return Reasoned(quantity(limit), why)
     bursts = len(configuration.models) * RETAINED_NBYTES
-    held = sum(part.nbytes for part in parts if part.path == ("server",) or part.path[-1] == "memory_nbytes")
+    processes = [
+        one for one in parts if one.path in {("server",), _BUDGET} or one.path[-1] == "memory_nbytes"
+    ]
+    held = sum(one.nbytes for one in processes)
     nbytes = min(limit, round_up(held + bursts, 64 * MIB))
     why = "What it holds at rest: its processes, and what each model keeps for the next burst (256 MiB)."
     return Reasoned(quantity(nbytes), why)

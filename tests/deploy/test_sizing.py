@@ -101,6 +101,18 @@ def test_memory_is_declared_or_assumed(tmp_path: Path) -> None:
     assert "assumed" in assumed.name
 
 
+def test_workers_on_demand_take_no_more_than_their_budget(tmp_path: Path) -> None:
+    large = {"instances": [{"device": "cpu", "resources": {"memory_nbytes": 3 * GIB}}]}
+    models = [{**large, "name": name, "on_demand": True} for name in "abc"]
+    path = ("server", "memory", "host")
+    found = {part.path: part.nbytes for part in sizes(tmp_path, *models, memory={"host": "4GiB"}).parts}
+    assert found[path] == 4 * GIB
+    assert not any(one[-1] == "memory_nbytes" for one in found)
+    assert path not in {part.path for part in sizes(tmp_path, *models, memory={"host": "10GiB"}).parts}
+    always = {**large, "name": "d"}
+    assert path not in {part.path for part in sizes(tmp_path, always, memory={"host": "1GiB"}).parts}
+
+
 def test_the_parts_add_up(tmp_path: Path) -> None:
     found = sizes(tmp_path, response_cache_nbytes=GIB)
     assert 0 <= found.memory_nbytes - sum(part.nbytes for part in found.parts) < 64 * MIB
