@@ -180,6 +180,10 @@ _Table = TypeVar("_Table")
 _WRITTEN: Final[dict[type, type]] = {PolicySpec: QueuePolicy, StepSpec: Step}
 
 
+#: The types of options that need no conversion.
+_PLAIN: Final = {bool, str, int, float, tuple[str, ...]}
+
+
 def plain_options(config: ModelConfig) -> dict[str, Any]:
     """Return ``ModelConfig``'s plain options that ``ModelSpec`` names alike; raise BadModelConfig."""
     given = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
@@ -187,7 +191,7 @@ def plain_options(config: ModelConfig) -> dict[str, Any]:
         return {
             name: checked(row, given[name], name)
             for name, row in rows(ModelSpec).items()
-            if name in given and row.hint in {bool, str, int, float} and name != "max_batch_size"
+            if name in given and row.hint in _PLAIN and name != "max_batch_size"
         }
 
 

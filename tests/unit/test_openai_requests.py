@@ -418,6 +418,13 @@ def test_a_bound_callable_is_for_openai_by_its_types_or_its_config() -> None:
         bound(of_chat, inputs=[Tensor(name="x", dtype="int8", shape=(1,))], config=batched)
 
 
+def test_a_bound_model_has_further_names_for_openais_clients() -> None:
+    named = ModelConfig(openai=True, openai_names=["x", "y"])  # type: ignore[arg-type]  # a list will do
+    assert list(bound(of_chat, config=named).openai_names) == ["x", "y"]
+    with pytest.raises(BadModelConfig, match="openai_names must be"):
+        bound(of_chat, config=ModelConfig(openai=True, openai_names="x"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
