@@ -1,5 +1,5 @@
-"""Takes the screenshots of the live page for ``docs/pictures``, in a Chromium without a screen, of a server
-with made-up models under a made-up load: scripts/screenshots [FOLDER]
+"""Takes the screenshots of the live page and of ``gpuserve top`` for ``docs/pictures``, in a Chromium without
+a screen, of a server with made-up models under a made-up load: scripts/screenshots [FOLDER]
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import random
 import sys
 import tempfile
@@ -21,7 +22,12 @@ PICTURES = REPOSITORY / "docs" / "pictures"
 sys.path[:0] = [str(REPOSITORY / "tests")]
 
 from browser import Browser, chromium  # noqa: E402
+from rich.console import Console, Group  # noqa: E402
 from serving import GPUSERVE, serving  # noqa: E402
+
+from gpuserve.cli.live.event_client import EventStream, chosen_kinds  # noqa: E402
+from gpuserve.cli.live.top_screen import Screen  # noqa: E402
+from gpuserve.core.event_log import EventKind  # noqa: E402
 
 #: So long the load runs before the first picture: plots should have something to show.
 LOAD_S = 80.0
@@ -153,6 +159,22 @@ def shoot(browser: Browser, address: str, shot: Shot, folder: Path) -> None:
     sys.stdout.write(f"{path}: {path.stat().st_size} bytes\n")
 
 
+def draw_top(address: str, folder: Path) -> None:
+    """Draw the screen of ``gpuserve top`` as an SVG, after a few samples."""
+    screen = Screen()
+    with EventStream(address, chosen_kinds(()) | {EventKind.SAMPLE}, past=True) as stream:
+        ends = time.monotonic() + 4
+        while (left := ends - time.monotonic()) > 0:
+            if (event := stream.next(left)) is not None:
+                screen.add_event(event)
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, file=nowhere, width=110, height=20, force_terminal=True)
+        console.print(Group(*screen.lines(console.width, console.height)), end="")
+        path = folder / "top.svg"
+        console.save_svg(str(path), title="gpuserve top")
+    sys.stdout.write(f"{path}: {path.stat().st_size} bytes\n")
+
+
 def main() -> None:
     folder = Path(sys.argv[1]) if sys.argv[1:] else PICTURES
     with contextlib.ExitStack() as stack:
@@ -165,6 +187,7 @@ def main() -> None:
         with contextlib.suppress(OSError, http.client.HTTPException):
             post(addresses.http, "reranker", json.dumps({"inputs": poison}))
         time.sleep(LOAD_S * 0.3)
+        draw_top(addresses.http, folder)
         for shot in SHOTS:
             shoot(browser, addresses.http, shot, folder)
 

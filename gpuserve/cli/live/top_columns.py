@@ -66,7 +66,7 @@ def _three_digits(value: float) -> str:
 
 
 def _two_digits(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
 def restarts(model: Row) -> int:
