@@ -6,6 +6,7 @@
     tasks              tasks with one answer for each row: texts, images, speech
     generation         texts written token by token
     text_writer        the model and the tokenizer of generation
+    step_rows          rows that join and leave between steps
     prompt_batches     the threads of generation: batches, sampling, decoding
     openai_requests    requests of OpenAI's clients as prompts
 """

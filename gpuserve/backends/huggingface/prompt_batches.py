@@ -1,13 +1,15 @@
 """Batches of prompts in threads of their own: limits and sampling of a prompt, decoding of its tokens, and
 the calls of transformers.
 
-A batch contains the prompts that wait when it starts. Each row of a batch ends by itself: at its own limit,
-at an end token, or when its request is cancelled.
+A row of a batch ends by itself: at its own limit, at an end token, or when its request is cancelled. If the
+model's cache allows it (``step_rows.py``), waiting prompts join between two steps. Otherwise a batch contains
+the prompts that wait when it starts.
 
 ::
 
     event loop                  a thread, one batch
-    submit_prompts(prompts)──► waiting ──► generate of transformers ──► on_piece(TextPiece), for each token
+    submit_prompts(prompts)──► waiting ──► StepRows ──────────────────► on_piece(TextPiece), for each token
+                                           or generate of transformers
                                            │  RowStreamer: tokens to rows
                                            └─ FinishedRows: stops finished rows
 """
@@ -22,6 +24,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from gpuserve.backends.huggingface.step_rows import StepRows, can_step
 from gpuserve.core.errors import InvalidArgument
 
 STOP: Final = "stop"
@@ -173,6 +176,10 @@ class PromptRow:
         self._count = 0
         self._n_unreported = 0
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.prompt.tokens
+
     def cancel(self) -> None:
         """End the row without another piece; from any thread."""
         self.over = True
@@ -254,8 +261,9 @@ class PromptBatches:
         self._rows = rows
         self._waiting: collections.deque[PromptRow] = collections.deque()
         self._more = threading.Condition()
+        run = self._run_steps if can_step(model, model.generation_config) else self._run_batches
         for number in range(batches):
-            threading.Thread(target=self._run_batches, name=f"generation {number}", daemon=True).start()
+            threading.Thread(target=run, name=f"generation {number}", daemon=True).start()
 
     def submit_prompts(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
         """Queue prompts, for one batch if they fit in one. They start at once if a thread is free."""
@@ -270,23 +278,45 @@ class PromptBatches:
 
     def _run_batches(self) -> None:
         while True:
-            rows = self._next_rows()
+            rows = self._next_rows(self._rows)
             try:
                 self._generate(rows)
             except Exception as error:  # the model's own code; only this batch fails
                 for row in rows:
                     row.fail(error)
 
-    def _next_rows(self) -> list[PromptRow]:
+    def _run_steps(self) -> None:
+        import torch
+
+        running = StepRows(self._model)
+        while True:
+            rows = self._next_rows(self._rows - len(running.rows), waits=not running.rows)
+            try:
+                with torch.inference_mode():
+                    if rows:
+                        running.join(rows, [self._chooser(row) for row in rows])
+                    if running.rows:
+                        running.step()
+            except Exception as error:  # the model's own code; only these rows fail
+                for one in (*running.rows, *rows):
+                    one.fail(error)
+                running.clear()
+
+    def _chooser(self, row: PromptRow) -> Callable[[Any, Any], Any] | None:
+        sampler = _RowSampler(row.prompt.sampling, self._model.device)
+        return None if sampler.is_plain else sampler.scores
+
+    def _next_rows(self, most: int, *, waits: bool = True) -> list[PromptRow]:
+        """Return up to ``most`` waiting rows; with ``waits`` at least one."""
         with self._more:
             while True:
                 rows: list[PromptRow] = []
-                while self._waiting and len(rows) < self._rows:
+                while self._waiting and len(rows) < most:
                     row = self._waiting.popleft()
                     if not row.over:
                         rows.append(row)
-                if rows:
-                    if self._waiting:
+                if rows or not waits:
+                    if rows and self._waiting:
                         self._more.notify()
                     return rows
                 self._more.wait()
