@@ -12,7 +12,9 @@ from http2_peer import POST, Peer, frame
 from http2_scene import RecordingWay
 from http2_scene import Talk as Http2Talk
 
+from gpuserve.front.requests.inference import InferResponse
 from gpuserve.model.spec import QueueSpec
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 ONE = dataclasses.replace(SPEC, instances=SPEC.instances[:1], max_batch_size=64, queue=QueueSpec(200))
 
@@ -44,6 +46,33 @@ def test_the_answers_of_a_busy_model_are_delivered_in_portions(closes: bool) -> 
     asyncio.run(run())
     assert max(after - before for before, after in itertools.pairwise(answered)) == 16
     assert closes or answered[-1] == 64
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(64 << 10, 8), (1 << 20, 1)])
+def test_large_answers_leave_one_after_the_other(nbytes: int, most: int) -> None:
+    answered: list[int] = []
+    spec = dataclasses.replace(ONE, outputs=(TensorSpec("y", "FP32", (-1,)),))
+
+    async def run() -> None:
+        scene = Scene(spec, direct=True)
+        await scene.settle()
+        for value in range(12):
+            scene.submit(1, float(value), None)
+        await scene.settle()
+        (worker,) = scene.workers
+        worker.answer_at_length(nbytes)
+        for _ in range(20):
+            answered.append(len(scene.answers))
+            await asyncio.sleep(0)
+        for (answer,) in scene.answers.values():
+            assert isinstance(answer, InferResponse)
+            answer.close()
+        scene.driver.close()
+        worker.die()
+
+    asyncio.run(run())
+    assert max(after - before for before, after in itertools.pairwise(answered)) == most
+    assert answered[-1] == 12
 
 
 @pytest.mark.parametrize(("open_streams", "at_once"), [(4, 8), (8, 1)])

@@ -31,7 +31,7 @@ _CROWD: Final = 256
 #: Connections without buffered input that resume reading in one iteration.
 _READERS: Final = 16
 #: The budget of one iteration. A small request takes 0.1 ms, and some tens of requests arrive in one read.
-BUDGET_S: Final = 0.004
+BUDGET_S: Final = 0.002
 #: The budget while connections wait: a client with few requests then needs several iterations.
 CROWDED_BUDGET_S: Final = 0.0006
 
