@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -356,9 +357,14 @@ class InstanceSpec:
     cpus: tuple[int, ...] = ()
 
     @property
+    def devices(self) -> list[str]:
+        """Return its devices in order: "cuda:0" and "cuda:1" of "cuda:0+cuda:1"."""
+        return devices_of(self.device)
+
+    @property
     def first_device(self) -> str:
-        """Return the device of inputs and outputs: "cuda:0" of "cuda:0+cuda:1"."""
-        return devices_of(self.device)[0]
+        """Return the device of inputs and outputs."""
+        return self.devices[0]
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -469,6 +475,14 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
     def is_ensemble(self) -> bool:
         """Return whether other models answer the requests, so that the model has no instances."""
         return bool(self.steps)
+
+    @property
+    def declared_nbytes(self) -> dict[str, int]:
+        """Return the declared memory of all instances by device; several GPUs of one have equal parts."""
+        nbytes: Counter[str] = Counter()
+        for one in self.instances:
+            nbytes.update(dict.fromkeys(one.devices, self.memory_nbytes // len(one.devices)))
+        return dict(nbytes)
 
     @property
     def in_sequences(self) -> bool:

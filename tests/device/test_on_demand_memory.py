@@ -45,3 +45,25 @@ def test_models_go_for_others_on_their_own_gpu(
         assert document["memory"]["cuda:0"]["nbytes"] == 2 * TAKEN_NBYTES
         assert document["memory"]["cuda:1"]["nbytes"] == TAKEN_NBYTES
         assert server.end() == 0
+
+
+def test_a_model_over_several_gpus_counts_on_each(
+    two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in two_gpus.environ.items():
+        monkeypatch.setenv(name, value)
+    wide = model(name="wide", on_demand=True, instances=[{"device": ["cuda:0", "cuda:1"]}])
+    models = [wide, model(name="a", on_demand=True, instances=[{"device": "cuda:0"}])]
+    file = config(tmp_path, *models, memory={"cuda": int(1.5 * TAKEN_NBYTES)})
+    with Watched(file, *QUICKLY) as server:
+        server.wait_ready()
+        assert server.infer("wide", 1.0).output("y") == [2.0]
+
+        def taken() -> list[int]:
+            memory = status(server.addresses["HTTP"])["memory"]
+            return [memory[device]["nbytes"] for device in ("cuda:0", "cuda:1")]
+
+        wait_until(lambda: min(taken()) >= TAKEN_NBYTES // 2, "the memory is measured")
+        assert taken()[0] == taken()[1]
+        assert server.infer("a", 1.0).output("y") == [2.0]
+        assert server.end() == 0

@@ -9,7 +9,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -178,11 +177,9 @@ def check_memory(spec: ModelSpec, settings: ServerSettings) -> None:
     """Raise StartupError if a model on demand declares more memory than a budget has."""
     if not spec.on_demand:
         return
-    nbytes: Counter[str] = Counter()
-    for one in spec.instances:
-        nbytes[one.device] += spec.memory_nbytes
+    nbytes = spec.declared_nbytes
     for device, limit in settings.memory.limits(nbytes).items():
-        if nbytes[device] > limit:
+        if nbytes.get(device, 0) > limit:
             raise StartupError(
                 f"model {spec.name!r} takes {nbytes[device]} bytes on {device} (memory_nbytes of its "
                 f"instances), and server.memory allows {limit}"

@@ -230,7 +230,7 @@ class OnDemandModels:
     # ---- memory -------------------------------------------------------------------------------
 
     def _limits(self) -> dict[str, int]:
-        devices = {one.device for spec in self._table.specs() for one in spec.instances}
+        devices = {one for spec in self._table.specs() for each in spec.instances for one in each.devices}
         return self._core.settings.current.memory.limits(devices)
 
     def _free(self, limits: Nbytes) -> dict[str, int]:
@@ -246,14 +246,17 @@ class OnDemandModels:
         instance as the largest instance that was measured.
         """
         spec, largest = generation.spec, Counter[str]()
-        declared = Counter(one.device for one in spec.instances)
-        counts = {**declared, CPU: len(spec.instances)}
+        declared = spec.declared_nbytes
+        counts = {
+            **Counter(device for one in spec.instances for device in one.devices),
+            CPU: len(spec.instances),
+        }
         known = self._measured.get((spec.name, spec.version), {})
         for other in self._measured.values() if not spec.memory_nbytes else ():
             largest |= Counter(other)
         return {
             device: max(
-                declared[device] * spec.memory_nbytes,
+                declared.get(device, 0),
                 counts.get(device, 0) * known.get(device, largest[device]),
             )
             for device in limits
@@ -273,15 +276,17 @@ class OnDemandModels:
         for one in self._table:
             if one.spec.on_demand and one.residence is not Residence.RESIDENT:
                 continue
-            lives = [(worker.instance.device, worker.live_instance()) for worker in one.group.workers]
-            loaded = [(device, live.pid) for device, live in lives if live is not None]
-            alive = [(device, pid) for device, pid in loaded if pid != os.getpid()]  # else a thread
+            lives = [(worker.instance.devices, worker.live_instance()) for worker in one.group.workers]
+            loaded = [(devices, live.pid) for devices, live in lives if live is not None]
+            alive = [(devices, pid) for devices, pid in loaded if pid != os.getpid()]  # else a thread
             if not alive:
                 continue
             found = {CPU: host_nbytes(pid for _, pid in alive) // len(alive)}
-            for device in {device for device, _ in alive} - {CPU}:
-                sizes = [gpu_memory[pid] for at, pid in alive if at == device and pid in gpu_memory]
-                if sizes:
+            for device in {device for devices, _ in alive for device in devices} - {CPU}:
+                on_device = [
+                    (devices, pid) for devices, pid in alive if device in devices and pid in gpu_memory
+                ]
+                if sizes := [gpu_memory[pid] // len(devices) for devices, pid in on_device]:
                     found[device] = max(sizes)
             key = one.spec.name, one.spec.version
             self._measured[key] = {**self._measured.get(key, {}), **found}
