@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from gpu_machine import GPU_0, GpuMachine
 from operated import config
 from processes import wait_until
 from watched_gpus import HELD_NBYTES, QUICKLY, Watched, model
+
+from gpuserve.supervisor.models.on_demand import GIVE_WAY_S
 
 #: The driver counts the CUDA context of a process as well.
 TAKEN_NBYTES = GPU_0.context_memory + HELD_NBYTES
@@ -28,6 +31,10 @@ def test_models_go_for_others_on_their_own_gpu(
     with Watched(file, *QUICKLY) as server:
         server.wait_ready()
         for name in ("elsewhere", "host", "a", "b", "a", "c"):
+            if name == "c":
+                asked_at = time.monotonic()
+                wait_until(lambda at=asked_at: time.monotonic() - at > GIVE_WAY_S, "no model counts as used")
+                assert server.infer("a", 1.0).output("y") == [2.0]
             assert server.infer(name, 1.0).output("y") == [2.0]
             wait_until(
                 lambda name=name: (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import leaks
 import pytest
+from processes import wait_until
 
 NO_PATIENCE_S = 0.05
 SLEEPER = [sys.executable, "-c", "import os, time; os.close(1); time.sleep(60)", "gpuserve"]
@@ -38,6 +39,8 @@ def test_a_process_that_is_left(before: leaks.Census) -> None:
 def test_a_grandchild_whose_parent_is_gone(before: leaks.Census) -> None:
     start = f"import subprocess; print(subprocess.Popen({SLEEPER!r}, stdout=subprocess.DEVNULL).pid)"
     pid = int(subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE, check=True).stdout)
+    # The kernel may not show the environment of a process that has just begun.
+    wait_until(lambda: found_since(before), "the process is found")
     found = found_since(before)
     os.kill(pid, 9)
     assert [line.split(":")[0] for line in found] == [f"process {pid}"]
