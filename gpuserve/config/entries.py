@@ -125,8 +125,11 @@ class DeviceNames(Scalar):
     """A device, or a list of the GPUs that a process uses together."""
 
     def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
-        is_list = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
-        return super().read(TOGETHER.join(value) if is_list else value, path, found)
+        names = value if isinstance(value, list) else [value]
+        if not names or not all(isinstance(one, str) for one in names):
+            found.append(Mistake(path, UNEXPECTED, "the name of a device, or a list of names of GPUs", value))
+            return value
+        return super().read(TOGETHER.join(names), path, found)
 
     def schema(self) -> dict[str, Any]:
         one = super().schema()

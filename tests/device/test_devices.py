@@ -132,6 +132,9 @@ def test_gpus_of_one_process_must_differ(
     code, _, err = gpuserve("check", str(config(tmp_path, views, ["cuda:0", "cuda:0"])))
     assert code == 4
     assert "expected different GPUs for one process, given 'cuda:0+cuda:0'" in err
+    code, _, err = gpuserve("check", str(config(tmp_path, views, [])))
+    assert code == 4
+    assert "expected the name of a device, or a list of names of GPUs, given an empty list" in err
 
 
 def test_a_gpu_by_name_and_by_uuid(
