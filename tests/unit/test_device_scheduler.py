@@ -281,3 +281,12 @@ def test_a_step_runs_on_the_nearest_device_that_has_room(busy: str, near: str, i
     batch = one.next_batch(1.0)
     assert batch is not None
     assert (batch.instance, batch.requests) == (instance, [step])
+
+
+def test_a_step_waits_behind_no_other_near_its_inputs_while_an_instance_idles() -> None:
+    """With a place for a batch that waits, the nearest instance has room though it computes."""
+    one = scheduler("c", "b", "a", link_between=linked, prefetch=1, max_batch_size=1)
+    for _ in range(6):
+        submit(one, near="cuda:0")
+    batches = [one.next_batch(0.0) for _ in range(6)]
+    assert [batch.instance for batch in batches if batch is not None] == ["a", "b", "c", "a", "b", "c"]

@@ -4,7 +4,7 @@ Pure.
 A request that names memory of a device runs on that device, every other request anywhere. The requests bound
 to a device wait in a scheduler of their own, which shares the instances with the scheduler of all other
 requests. An instance with room serves the request that is next: by priority, then by age. An ensemble's step
-whose inputs lie on a device runs on the nearest device that has room.
+whose inputs lie on a device runs on the nearest of the least busy devices.
 """
 
 from __future__ import annotations
@@ -138,15 +138,16 @@ class DeviceScheduler(Scheduler):
         return None
 
     def _next_of_any(self, now: float, names: Collection[str], wanted: Collection[str]) -> Batch | None:
-        """Form a batch of unbound requests, preferably where no bound request waits for the device, then next
-        to the inputs of the first request.
+        """Form a batch of unbound requests, preferably where no bound request waits for the device, then at
+        the least busy instance, then next to the inputs of the first request.
         """
         first = self._anywhere.first()
         near = "" if first is None else first.near
 
-        def cost(name: str) -> tuple[bool, GpuLink]:
+        def cost(name: str) -> tuple[bool, float, GpuLink]:
             device = self._devices[name]
-            return device in wanted, self._link_between(device, near) if near else GpuLink.SAME
+            link = self._link_between(device, near) if near else GpuLink.SAME
+            return device in wanted, self._slots.load(name), link
 
         for name in sorted(names, key=cost):
             batch = self._anywhere.next_batch(now, name)

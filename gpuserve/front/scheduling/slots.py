@@ -147,6 +147,9 @@ class InstanceTable(Generic[InstanceT]):
         """Return the instances that can take a batch, the one with the most room first."""
         return [one.name for one in sorted(self._by_use, key=_LOAD) if one.load < 1]
 
+    def load(self, name: str) -> float:
+        return self._instances[name].load
+
     def _remove(self, name: str) -> list[Batch]:
         self.retire(name)
         batches = self._instances.pop(name).batches
