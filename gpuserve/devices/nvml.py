@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -319,8 +320,14 @@ class Nvml:
         return None if bits is None else frozenset(word for bit, word in SLOWDOWNS.items() if bits & bit)
 
     def _processes(self, part: Any) -> dict[int, int]:
-        found = self._query(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(part)) or ()
-        return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
+        """Return the bytes of each process on a GPU, by pid. Return none if the pids are those of another
+        namespace, as in a container with some drivers: a worker here may have the number of a process there.
+        """
+        for _ in range(2):  # a process may have ended since the first query
+            found = self._query(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(part)) or ()
+            if all(_is_process(one.pid) for one in found):
+                return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
+        return {}
 
     def _recovery(self, gpu: _GpuHandles) -> str:
         """Return the recovery action that the driver (from 565 on) requests for a GPU, or ""."""
@@ -353,6 +360,16 @@ class Nvml:
 
 def _code(error: Exception) -> int:
     return int(getattr(error, "value", 0))
+
+
+def _is_process(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _members(words: Iterable[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import row
 from gpu_machine import GPU_0, GPU_1, GpuMachine, Mig, RealMachine
 from processes import wait_until
 from tritonclient.grpc import InferenceServerClient
@@ -75,9 +76,15 @@ def test_in_a_container_the_workers_tell_how_much_gpu_memory_they_hold(
 
     wait_until(lambda: min(memory("cuda:0"), memory("cuda:1")) > GPU_1.context_memory, "the driver tells")
     shared_machine.change(in_container=True)
-    wait_until(lambda: memory("cuda:0") < GPU_1.context_memory, "the driver knows no worker")
+    # Of the host's processes that use the GPU, one has the number of a worker here.
+    instances = row(shared_server.addresses["HTTP"], "m")["instances"]
+    (pid,) = [one["pid"] for one in instances if one["device"] == "cuda:0"]
+    shared_machine.change_gpu(GPU_0.uuid, foreign_pids=(pid,), foreign_memory=3 << 30)
+    wait_until(lambda: memory("cuda:1") < GPU_1.context_memory, "the driver knows no worker")
+    wait_until(lambda: memory("cuda:0") < GPU_1.context_memory, "the other process is none of ours")
     assert HELD_NBYTES <= memory("cuda:0") < 2 * HELD_NBYTES
     assert HELD_NBYTES <= memory("cuda:1") < 2 * HELD_NBYTES
+    shared_machine.change_gpu(GPU_0.uuid, foreign_pids=(), foreign_memory=0)
     shared_machine.change(in_container=False)
 
 

@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 from bound import FLOATS_IN_AND_OUT, ask, free_server
 from commands import ask as operate
+from commands import row
 from exploring import variants
 from operated import LARGE, InBackground, OperatedServer, Orders, config, model
 from processes import children, command_line, measured, wait_ended, wait_until
@@ -44,25 +45,38 @@ with Server.attach(url, timeout_s=20) as server:
         pathlib.Path(directory, "child").write_text(str(child))
     for name in names:
         server.bind(name, Mortal(directory), [floats], [Tensor((-1,), np.float32, name="y"), *counts],
-                    config=ModelConfig(max_batch_size=64))
+                    config=ModelConfig(max_batch_size=64, execution_timeout_s=float(os.environ["LIMIT_S"])))
         print("bound", name, flush=True)
     server.serve()
 """
 
 
+#: Runs a program as in a container: it is process 1, and knows no other's id.
+CONTAINED = ("unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
 class Program:
     """A process that attaches to a server."""
 
-    def __init__(self, url: str, orders: Orders, *names: str, child: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        orders: Orders,
+        *names: str,
+        child: bool = False,
+        run: tuple[str, ...] = (),
+        limit_s: float = 0.0,
+    ) -> None:
         self.names = names
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, url, str(orders.directory), *names],
+            [*run, sys.executable, "-c", PROGRAM, url, str(orders.directory), *names],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={
                 **os.environ,
                 "PYTHONPATH": f"{TESTS}:{TESTS / 'models'}",
+                "LIMIT_S": str(limit_s),
                 **({"CHILD": ""} if child else {}),
             },
         )
@@ -245,6 +259,25 @@ def test_a_killed_worker_of_an_attached_program_is_replaced(operated: OperatedSe
         assert operated.infer("m", 21.0).output("y") == [42.0]
         (successor,) = program.workers
         assert successor != worker
+
+
+def test_a_program_in_another_pid_namespace_is_known_by_the_ids_of_the_server(
+    operated: OperatedServer, orders: Orders
+) -> None:
+    if subprocess.run([*CONTAINED, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make a PID namespace")
+    url = operated.addresses["HTTP"]
+    with Program(url, orders, "attached", run=CONTAINED, limit_s=0.5) as program:
+        (contained,) = children(program.process.pid)
+        (worker,) = [pid for pid in children(contained) if "-m gpuserve_worker " in command_line(pid)]
+        (instance,) = row(url, "attached")["instances"]
+        assert instance["pid"] == worker, "the number in the container is that of another process here"
+        assert instance["memory_nbytes"] > 1 << 20
+        orders.shut()
+        assert operated.infer("attached", 1.0).status == 504
+        orders.open()
+        assert not wait_ended([worker], TIMEOUT_S), "the program was told by its own number"
+        assert operated.infer("attached", 2.0).output("y") == [4.0]
 
 
 def test_the_server_is_ready_without_the_models_of_others(operated: OperatedServer, orders: Orders) -> None:

@@ -205,8 +205,8 @@ class Generations:
         link = WorkerLink(instance, message.slots, sock, pidfd, epoch, on_messages, on_down, pid, device)
         self._parts.links.add(device, link)
         self._calls.add(link, driver)
-        gpus.worker_up(message.pid, driver.spec.name, driver.metrics.version)
-        link.on_close.append(lambda _: gpus.worker_down(message.pid))
+        gpus.worker_up(link, pid, driver.spec.name, driver.metrics.version)
+        link.on_close.append(gpus.worker_down)
         self.on_demand.instance_up(message.generation)
         driver.workers.instance_up(link)
         self._service.models.refresh(driver.spec.name)
@@ -281,7 +281,7 @@ class Generations:
             case wire.Call() | wire.CancelCall() | wire.Return() | wire.Command():
                 self._calls.handle(link, message)
             case wire.DeviceMemory(nbytes):
-                self._service.control.gpus.worker_reported(link.pid, link.device, nbytes)
+                self._service.control.gpus.worker_reported(link, link.device, nbytes)
             case wire.Metrics(changes):
                 self._callable_metrics.apply(owner, changes)
             case _:

@@ -142,7 +142,9 @@ class AttachedModels:
         for name, program in self._served_by.items():
             model = program.models[name]
             if model.generation == generation:
-                program.send(WorkerHung(name, *hang))
+                live = model.live.get(hang.instance)
+                if live is not None and live.pid == hang.pid:
+                    program.send(WorkerHung(name, *hang._replace(pid=model.program_pids[hang.instance])))
                 return model.spec
         return None
 
@@ -211,6 +213,8 @@ class AttachedModel:
         #: Its number at the front; 0 if the front does not know the model.
         self.generation = 0
         self.live: dict[str, LiveInstance] = {}
+        #: The process id of each instance as its program has it, which may be in another PID namespace.
+        self.program_pids: dict[str, int] = {}
         self._restart_at: dict[str, float] = {}
 
     @property
@@ -334,7 +338,8 @@ class AttachedProgram:
             raise WireError(f"instance {instance!r} of model {name!r} is up already, or unknown")
         if len(fds) != 2 or not _are_of_worker(*fds):
             raise WireError("WorkerUp came without the link and the pidfd of a worker")
-        live = LiveInstance(instance, pid, slots, load_s, *fds)
+        model.program_pids[instance] = pid
+        live = LiveInstance(instance, _pid_of(fds[1], self.pid), slots, load_s, *fds)
         fds.clear()
         model.up(live)
         self._served.instance_came_up(self, model, live)
@@ -353,6 +358,13 @@ def _are_of_worker(link_fd: int, death_fd: int) -> bool:
     with socket.socket(fileno=os.dup(link_fd)) as link:
         is_link = (link.family, link.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return is_link and os.readlink(f"/proc/self/fd/{death_fd}").startswith(_DEATH_FILES)
+
+
+def _pid_of(death_fd: int, program_pid: int) -> int:
+    """Return a worker's process id here; 0 if it is not visible. Without a pidfd it is a thread."""
+    with open(f"/proc/self/fdinfo/{death_fd}", encoding="ascii") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return max(0, int(fields.get("Pid", program_pid)))
 
 
 def _close(instance: LiveInstance) -> None:

@@ -50,6 +50,8 @@ class Gpu:
     mig_capable: bool = True
     #: Of processes that are not simulated.
     foreign_memory: int = 0
+    #: Of these, as NVML lists them.
+    foreign_pids: tuple[int, ...] = ()
     lost: bool = False
     #: What CUDA's calls of processes that use the GPU give once it is lost.
     lost_status: int = 719

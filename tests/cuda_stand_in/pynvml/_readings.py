@@ -58,10 +58,12 @@ def nvmlDeviceGetMemoryInfo(handle: Any, version: int | None = None) -> Memory:
 
 @entry
 def nvmlDeviceGetComputeRunningProcesses(handle: Any) -> list[ProcessInfo]:
-    gpu_of(handle)
+    gpu = gpu_of(handle)
     found = MemoryFiles(library.view.directory).of_processes(handle._uuid)
     more = _HOST_PIDS if library.view.now.in_container else 0
-    return [ProcessInfo(more + pid, nbytes) for pid, nbytes in sorted(found.items())]
+    listed = {more + pid: nbytes for pid, nbytes in found.items()}
+    listed |= dict.fromkeys(gpu.foreign_pids, gpu.foreign_memory)
+    return [ProcessInfo(pid, nbytes) for pid, nbytes in sorted(listed.items())]
 
 
 @entry

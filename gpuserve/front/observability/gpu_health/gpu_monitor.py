@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -125,6 +125,17 @@ class GpuMonitor:
             self._publish_news(news)
 
 
+class _Worker(NamedTuple):
+    """A worker of a model. ``pid`` is 0 if it is not visible here. Its allocators hold ``nbytes`` on
+    ``device``.
+    """
+
+    pid: int
+    model: tuple[str, str]
+    device: str = ""
+    nbytes: int = 0
+
+
 def names_of_gpus(load: Callable[[], Any]) -> dict[str, str]:
     gpus = read_machine(Path("/"), load).gpus
     return {one.uuid: one.name for one in visible_devices(gpus, os.environ.get(VARIABLE))}
@@ -150,10 +161,8 @@ class GpuWatch:
         self._gpus = GpuSet(interval_s, time.monotonic())
         self._monitor: GpuMonitor | None = None
         self._timer: asyncio.TimerHandle | None = None
-        #: (model, version) of each worker, by its process id.
-        self._workers: dict[int, tuple[str, str]] = {}
-        #: The device of each worker, and the bytes that the worker's allocators hold there.
-        self._reported: dict[int, tuple[str, int]] = {}
+        #: By link: process ids of attached programs' workers in other namespaces are all 0.
+        self._workers: dict[Hashable, _Worker] = {}
         self._reported_lost: tuple[LostGpu, ...] = ()
         self._states: Mapping[str, GpuState] = {}
         self._links: Mapping[frozenset[str], GpuLink] = {}
@@ -199,17 +208,16 @@ class GpuWatch:
         for uuid, device in devices.items():
             self._gpus.set_device(uuid, device)
 
-    def worker_up(self, pid: int, model: str, version: str) -> None:
-        self._workers[pid] = (model, version)
+    def worker_up(self, link: Hashable, pid: int, model: str, version: str) -> None:
+        self._workers[link] = _Worker(pid, (model, version))
 
-    def worker_down(self, pid: int) -> None:
-        self._workers.pop(pid, None)
-        self._reported.pop(pid, None)
+    def worker_down(self, link: Hashable) -> None:
+        self._workers.pop(link, None)
 
-    def worker_reported(self, pid: int, device: str, nbytes: int) -> None:
+    def worker_reported(self, link: Hashable, device: str, nbytes: int) -> None:
         """Record a worker's own account, for containers in which NVML does not know its process id."""
-        if pid in self._workers and isinstance(nbytes, int):
-            self._reported[pid] = device, nbytes
+        if link in self._workers and isinstance(nbytes, int):
+            self._workers[link] = self._workers[link]._replace(device=device, nbytes=nbytes)
 
     # ---- queries ------------------------------------------------------------------------------
 
@@ -234,8 +242,8 @@ class GpuWatch:
         """Yield the memory of each model's workers on each GPU: by the driver, else by their allocators."""
         for gpu in self._gpus:
             nbytes: Counter[tuple[str, str]] = Counter()
-            for pid, used in self._processes_on(gpu).items():
-                nbytes[self._workers[pid]] += used
+            for worker, used in self._workers_on(gpu):
+                nbytes[worker.model] += used
             for (model, version), total in sorted(nbytes.items()):
                 yield ModelMemory(model, version, gpu.uuid, gpu.device, total)
 
@@ -243,14 +251,19 @@ class GpuWatch:
         """Return the pid and the bytes on all GPUs of each worker: by the driver, else by its allocators."""
         nbytes: Counter[int] = Counter()
         for gpu in self._gpus:
-            nbytes.update(self._processes_on(gpu))
+            nbytes.update({worker.pid: used for worker, used in self._workers_on(gpu) if worker.pid})
         return tuple(nbytes.items())
 
-    def _processes_on(self, gpu: WatchedGpu) -> dict[int, int]:
-        """Return the bytes of each worker on a GPU, by pid."""
+    def _workers_on(self, gpu: WatchedGpu) -> Iterator[tuple[_Worker, int]]:
+        """Yield each worker with its bytes on a GPU; one of those that are threads of one process."""
         by_driver = gpu.reading.processes if gpu.reading else {}
-        known = {pid: used for pid, used in by_driver.items() if pid in self._workers}
-        return known or {pid: used for pid, (device, used) in self._reported.items() if device == gpu.device}
+        counted = set()
+        for worker in self._workers.values():
+            reported = worker.nbytes if worker.device == gpu.device else 0
+            used = by_driver.get(worker.pid, reported)
+            if used and worker.pid not in counted:
+                counted |= {worker.pid} - {0}
+                yield worker, used
 
     def memory_of(self, model: str, version: str) -> dict[int, int]:
         """Return the bytes of a model's workers by GPU number, for GPUs with a number."""
