@@ -40,7 +40,12 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     target = locate(init.source)
     reporter.phase("loading")
     may_yield = init.decoupled or init.exact or not init.strict
-    made = build(target, init.source, init.device, may_yield=may_yield)
+    try:
+        made = build(target, init.source, init.device, may_yield=may_yield)
+    except LoadError as error:
+        if not (text := _limit_text(init, error)):
+            raise
+        raise LoadError(f"{error}{text}", error.traceback) from None
     stepped = is_stepped(made)
     if stepped != bool(init.max_active):
         raise LoadError(_wrong_kind(made, stepped=stepped))
@@ -63,6 +68,15 @@ def _wrong_kind(made: Any, *, stepped: bool) -> str:
         advice = f"give the model max_active: {max_active_of(made)}"
         return f"{kind} has the methods admit and step, but the model is not stepped: {advice}"
     return f"max_active is for a callable with the methods admit and step, which {kind} has not"
+
+
+def _limit_text(init: Init, error: LoadError) -> str:
+    """Return the end of the sentence if a load failed because of the limit of its memory on a GPU."""
+    if init.device == "cpu":
+        return ""
+    from gpuserve_worker.cuda.memory_limit import limit_text
+
+    return limit_text(init.gpu_memory_nbytes, error.__context__)
 
 
 def new_loop(link: Link, model: Model, reporter: Reporter) -> WorkerLoop:
@@ -128,7 +142,10 @@ def open_path(init: Init, reporter: Reporter) -> WorkerDevicePath:
     """Open the device path before user code is imported; raise ``LoadError`` if it is unusable."""
     if init.device != "cpu":
         from gpuserve_worker.cuda.cuda_path import open_cuda
+        from gpuserve_worker.cuda.memory_limit import limit_torch
 
+        if init.gpu_memory_nbytes:
+            limit_torch(init.gpu_memory_nbytes, reporter.warning)
         return open_cuda(init, reporter) or HostPath()
     if init.array == "cupy":
         raise LoadError(

@@ -71,6 +71,9 @@ def model_spec(
             options[key] = checked(rows(ModelSpec)[key], one, names.get(key, key))
     callables, devices = _paired(_callables(infer_func, adapter), _devices(device))
     _check_answers(config, callables, may_yield=config.decoupled or strict is not True)
+    if config.gpu_memory_nbytes and isolation == "thread":
+        text = "gpu_memory_nbytes limits a whole process, which here is this program"
+        raise BadModelConfig(f"{text}: expected isolation='process', or no limit")
     if problem := device_problem(array_kind(config.array, inputs), devices):
         raise BindError(f"device: {problem}")
     options["max_batch_size"], options["batching"], options["queue"] = batching_options(config)

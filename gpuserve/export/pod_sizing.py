@@ -80,6 +80,7 @@ class InstanceGroup:
     count: int
     gpus: tuple[int, ...]
     resources: Resources
+    gpu_memory_nbytes: int | None = None
 
     @property
     def processes(self) -> int:
@@ -98,7 +99,8 @@ def instance_groups(configuration: Configuration, options: ExportOptions) -> lis
             gpus = tuple(number_of(one) or 0 for one in names)
             if entry.device == EVERY_GPU:
                 gpus = tuple(range(options.gpus_per_node or 1))
-            found.append(InstanceGroup(index, path, entry.device, entry.count, gpus, entry.resources))
+            nbytes = entry.resources.gpu_memory_nbytes or model.gpu_memory_nbytes or None
+            found.append(InstanceGroup(index, path, entry.device, entry.count, gpus, entry.resources, nbytes))
     return found
 
 
@@ -111,8 +113,8 @@ def gpu_memory(groups: list[InstanceGroup]) -> dict[int, list[tuple[InstanceGrou
     """Return by GPU number the groups with declared GPU memory, and the memory of each group's processes."""
     declared: dict[int, list[tuple[InstanceGroup, int]]] = {}
     for group in groups:
-        if group.resources.gpu_memory_nbytes is not None:
-            nbytes = group.count * group.resources.gpu_memory_nbytes
+        if group.gpu_memory_nbytes is not None:
+            nbytes = group.count * group.gpu_memory_nbytes
             for number in group.gpus:
                 declared.setdefault(number, []).append((group, nbytes))
     return declared

@@ -313,7 +313,8 @@ class Resources:
         "Host memory of the process: libraries and weights, without tensors of requests. null: an assumed "
         "size.", least=1)
     gpu_memory_nbytes: int | None = option(None,
-        "GPU memory of the process; null: unknown, and not checked.", least=1)
+        "GPU memory of the process; null: gpu_memory_nbytes of the model, or unknown and not checked.",
+        least=1)
     # fmt: on
 
 
@@ -415,7 +416,10 @@ class ModelOptions:
         "With on_demand: seconds without a request after which the instances end; 0: no limit.", least=0)
     memory_nbytes: int = option(0,
         "Memory of one instance with its weights, in bytes, for the memory budgets of server: on its GPU, or "
-        "on the host if it runs on the CPU. 0: measured.", least=0)
+        "on the host if it runs on the CPU. 0: measured, or gpu_memory_nbytes.", least=0)
+    gpu_memory_nbytes: int = option(0,
+        "Limit of the memory that one instance allocates on its GPUs by CuPy or PyTorch, in bytes; 0: no "
+        "limit. The CUDA context of the process, some 0.5 GiB, is not in it.", least=0)
     # fmt: on
 
 
@@ -481,7 +485,9 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
         """Return the declared memory of all instances by device; several GPUs of one have equal parts."""
         nbytes: Counter[str] = Counter()
         for one in self.instances:
-            nbytes.update(dict.fromkeys(one.devices, self.memory_nbytes // len(one.devices)))
+            limit_nbytes = 0 if one.device == CPU else self.gpu_memory_nbytes
+            part_nbytes = (self.memory_nbytes or limit_nbytes) // len(one.devices)
+            nbytes.update(dict.fromkeys(one.devices, part_nbytes))
         return dict(nbytes)
 
     @property

@@ -162,6 +162,8 @@ class CudaRecovery:
         rows = _rows(run)
         counted = f"{rows} {'row' if rows == 1 else 'rows'}"
         text = f"The memory of the device does not suffice for {counted} of model {self._model.name!r}"
+        if limit_nbytes := self._device.runtime.limit_nbytes:
+            text += f", whose instances have {limit_nbytes} bytes each (gpu_memory_nbytes)"
         self._reporter.error(f"{text}: {log_text(error)}")
         return WireFailure("RESOURCE_EXHAUSTED", text)
 

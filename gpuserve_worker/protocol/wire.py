@@ -59,7 +59,7 @@ __all__ += ["MessageCodec", "WireError", "WireFailure", "WireRequest", "WireTens
 __all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Protocol version: incremented when a field changes its meaning or a worker must support a new message.
-PROTOCOL: Final = 13
+PROTOCOL: Final = 14
 
 #: Limit of ``Yield`` messages of one batch that clients have not received; then the worker waits for
 #: ``Credit``. The window starts at one: the front gives credit for the rest when it has sent the first
@@ -86,6 +86,7 @@ class Init(NamedTuple):
     allocates memory from ``numa_node`` (-1: any). It may page-lock ``lent_limit_nbytes`` of the host memory
     that clients registered. If ``reports_imports``, the worker reports its imported files by ``Imported``.
     ``max_active`` is the number of active requests of a stepped callable, 0 for other callables.
+    ``gpu_memory_nbytes`` is the limit of the memory that the worker allocates on each of its GPUs, 0: none.
     """
 
     protocol: int
@@ -113,6 +114,7 @@ class Init(NamedTuple):
     owned_outputs: bool = False
     static_inputs: bool = False
     max_active: int = 0
+    gpu_memory_nbytes: int = 0
 
 
 class Stop(NamedTuple):

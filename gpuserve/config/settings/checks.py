@@ -26,6 +26,7 @@ from gpuserve.config.settings.server import (
 from gpuserve.config.settings.tls import check_tls, with_absolute_paths
 from gpuserve.config.settings.values import NO_TOKEN, ingress_processes_problem, mask_userinfo
 from gpuserve.core.errors import ConfigError, StartupError
+from gpuserve.devices.names import CPU
 from gpuserve.model.options import declared
 from gpuserve.model.spec import DeviceResource, ModelSpec
 
@@ -174,7 +175,15 @@ def resource_limits(settings: ServerSettings) -> tuple[ResourceLimit, ...] | Non
 
 
 def check_memory(spec: ModelSpec, settings: ServerSettings) -> None:
-    """Raise StartupError if a model on demand declares more memory than a budget has."""
+    """Raise StartupError if a model on demand declares more memory than a budget has, or a model more than
+    its own limit on a GPU.
+    """
+    limit_nbytes, on_gpu = spec.gpu_memory_nbytes, any(one.device != CPU for one in spec.instances)
+    if on_gpu and 0 < limit_nbytes < spec.memory_nbytes:
+        raise StartupError(
+            f"model {spec.name!r}: expected a memory_nbytes of at most gpu_memory_nbytes, which is "
+            f"{limit_nbytes}, given {spec.memory_nbytes}"
+        )
     if not spec.on_demand:
         return
     nbytes = spec.declared_nbytes

@@ -205,7 +205,8 @@ class Generations:
         link = WorkerLink(instance, message.slots, sock, pidfd, epoch, on_messages, on_down, pid, device)
         self._parts.links.add(device, link)
         self._calls.add(link, driver)
-        gpus.worker_up(link, pid, driver.spec.name, driver.metrics.version)
+        limit_nbytes = driver.spec.gpu_memory_nbytes
+        gpus.worker_up(link, pid, driver.spec.name, driver.metrics.version, limit_nbytes)
         link.on_close.append(gpus.worker_down)
         self.on_demand.instance_up(message.generation)
         driver.workers.instance_up(link)

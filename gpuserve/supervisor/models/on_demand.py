@@ -252,7 +252,7 @@ class OnDemandModels:
             CPU: len(spec.instances),
         }
         known = self._measured.get((spec.name, spec.version), {})
-        for other in self._measured.values() if not spec.memory_nbytes else ():
+        for other in self._measured.values() if not any(declared.values()) else ():
             largest |= Counter(other)
         return {
             device: max(
@@ -265,7 +265,7 @@ class OnDemandModels:
     def _is_guess(self, generation: Generation) -> bool:
         """Return whether the memory of a model is neither declared nor measured."""
         spec = generation.spec
-        return not spec.memory_nbytes and (spec.name, spec.version) not in self._measured
+        return not any(spec.declared_nbytes.values()) and (spec.name, spec.version) not in self._measured
 
     def _measure(self, gpu_memory: Mapping[int, int]) -> None:
         """Measure the memory of the loaded models. ``gpu_memory`` has the bytes on GPUs by process."""

@@ -417,6 +417,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wi
         spec.owned_outputs,
         spec.static_inputs,
         spec.max_active,
+        0 if in_thread else spec.gpu_memory_nbytes // len(instance.devices),
     )
 
 

@@ -125,15 +125,22 @@ class CudaDevice:
 
 
 def open_device(
-    number: int = 0, warn: Callable[[str], None] = lambda _: None, lent_limit_nbytes: int = 0
+    number: int = 0,
+    warn: Callable[[str], None] = lambda _: None,
+    lent_limit_nbytes: int = 0,
+    limit_nbytes: int = 0,
 ) -> CudaDevice:
     """Open a device of this process, usually the only one. ``warn`` logs warnings; at most
-    ``lent_limit_nbytes`` of clients' memory is page-locked. Raise ``CudaUnavailable`` without cupy or a
-    driver.
+    ``lent_limit_nbytes`` of clients' memory is page-locked. ``limit_nbytes`` limits the device memory of
+    cupy's pool and of the worker itself, unless it is 0. Raise ``CudaUnavailable`` without cupy or a driver.
     """
     runtime = load_runtime()
+    if limit_nbytes:
+        runtime.limit_memory(limit_nbytes)
     runtime.use_device(number)
     h2d, d2h = runtime.create_stream(), runtime.create_stream()
     _, total_nbytes = runtime.memory_nbytes()
     retained_nbytes = max(_RETAINED_NBYTES, total_nbytes // _RETAINED_PART)
+    if limit_nbytes:
+        retained_nbytes = min(retained_nbytes, limit_nbytes // _RETAINED_PART)
     return CudaDevice(runtime, number, h2d, d2h, retained_nbytes, lent_limit_nbytes, warn)

@@ -108,6 +108,8 @@ class Runtime:
         self._driver = driver
         #: The size of each allocation of this class, by address.
         self._allocated: dict[int, int] = {}
+        #: The limit of ``process_nbytes``, 0 without one.
+        self.limit_nbytes = 0
 
     # ---- the device -----------------------------------------------------------------------
 
@@ -135,6 +137,13 @@ class Runtime:
         free, total = self._cuda.memGetInfo()
         return int(free), int(total)
 
+    def limit_memory(self, nbytes: int) -> None:
+        """Limit the memory of cupy's pool on each device of this process, and that of ``allocate``."""
+        self.limit_nbytes = nbytes
+        for number in range(self.device_count()):
+            with self.cupy.cuda.Device(number):
+                self.cupy.get_default_memory_pool().set_limit(size=nbytes)
+
     def process_nbytes(self) -> int:
         """Return the device memory of this process, as far as its allocators know: not the CUDA context."""
         pool = self.cupy.get_default_memory_pool().total_bytes()
@@ -146,6 +155,9 @@ class Runtime:
     # ---- memory ---------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
+        if self.limit_nbytes and self.process_nbytes() + nbytes > self.limit_nbytes:
+            text = f"no {nbytes} bytes are left of the {self.limit_nbytes} that gpu_memory_nbytes allows"
+            raise CudaError(_OUT_OF_MEMORY, text)
         address = int(self._cuda.malloc(nbytes))
         self._allocated[address] = nbytes
         return address

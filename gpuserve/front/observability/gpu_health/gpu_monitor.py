@@ -47,6 +47,10 @@ logger = logging.getLogger(__name__)
 REOPEN_INTERVALS: Final = 5
 
 
+#: The memory of a CUDA context and its libraries, which no allocator gives.
+_BESIDE_LIMIT_NBYTES: Final = 1 << 30
+
+
 class GpuMonitor:
     """The NVML thread. It passes readings to ``publish_news``. While ``is_gpu_lost``, NVML is reopened."""
 
@@ -127,13 +131,14 @@ class GpuMonitor:
 
 class _Worker(NamedTuple):
     """A worker of a model. ``pid`` is 0 if it is not visible here. Its allocators hold ``nbytes`` on
-    ``device``.
+    ``device``. ``limit_nbytes`` is its limit (``gpu_memory_nbytes``), until it was found to take more.
     """
 
     pid: int
     model: tuple[str, str]
     device: str = ""
     nbytes: int = 0
+    limit_nbytes: int = 0
 
 
 def names_of_gpus(load: Callable[[], Any]) -> dict[str, str]:
@@ -208,8 +213,9 @@ class GpuWatch:
         for uuid, device in devices.items():
             self._gpus.set_device(uuid, device)
 
-    def worker_up(self, link: Hashable, pid: int, model: str, version: str) -> None:
-        self._workers[link] = _Worker(pid, (model, version))
+    def worker_up(self, link: Hashable, pid: int, model: str, version: str, limit_nbytes: int = 0) -> None:
+        """Add a worker, which is to have at most ``limit_nbytes`` on its GPUs, unless that is 0."""
+        self._workers[link] = _Worker(pid, (model, version), limit_nbytes=limit_nbytes)
 
     def worker_down(self, link: Hashable) -> None:
         self._workers.pop(link, None)
@@ -290,6 +296,7 @@ class GpuWatch:
         match news:
             case NvmlRound():
                 self._gpus.update(news, now)
+                self._check_limits()
             case GpuLinks(links):
                 self._links = links
             case Xid(uuids, number):
@@ -303,6 +310,19 @@ class GpuWatch:
                 self._absence = reason
                 self._log_absence()
         self._publish_changes()
+
+    def _check_limits(self) -> None:
+        """Warn of each worker once that has more memory than its limit and a CUDA context explain."""
+        limited = {link: one for link, one in self._workers.items() if one.limit_nbytes}
+        taken = dict(self.process_memory()) if limited else {}
+        for link, one in limited.items():
+            if taken.get(one.pid, 0) > one.limit_nbytes + _BESIDE_LIMIT_NBYTES:
+                self._workers[link] = one._replace(limit_nbytes=0)
+                logger.warning(
+                    "model %s: process %d has %d bytes on its GPU, and gpu_memory_nbytes is %d: the limit "
+                    "holds for CuPy and PyTorch, and other libraries and the CUDA context come on top",
+                    *(one.model[0], one.pid, taken[one.pid], one.limit_nbytes),
+                )
 
     def _log_absence(self) -> None:
         if self._absence:

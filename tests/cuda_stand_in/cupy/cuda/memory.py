@@ -154,6 +154,9 @@ class MemoryPool:
             self._used -= chunk.size
             self._free.give_back(chunk)
 
+    def set_limit(self, size: int | None = None) -> None:
+        self._limit = size or 0
+
     def free_all_blocks(self, stream: Any = None) -> None:
         with self._lock:
             self._sort_in()
