@@ -160,8 +160,9 @@ class ModelHost(abc.ABC):
             strict: True: outputs that do not match ``outputs`` in name, dtype or shape are errors; only safe
                 casts are made. False casts whenever possible, "exact" never: these are the two modes of
                 PyTriton.
-            device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, "cuda:0+cuda:1" for an
-                instance that uses both, or the UUID of a GPU or MIG instance. A list has a device for each of
+            device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, "auto" for the GPU with the
+                most free memory, "cuda:0+cuda:1" for an instance that uses both, or the UUID of a GPU or MIG
+                instance. A list has a device for each of
                 several callables, or for each instance of one callable.
             isolation: "process" sends the callable to a worker process with cloudpickle; "thread" keeps it in
                 this process, for callables that cannot be pickled.
@@ -198,7 +199,7 @@ class ModelHost(abc.ABC):
         if runner is None:
             return
         try:
-            (placed,) = self._devices.place([spec], again=True)
+            (placed,) = self._devices.place([spec], again=True, beside=self.declared)
             runner.add_model(placed).result()
         except GpuserveError:
             with self._lock:

@@ -125,7 +125,7 @@ _MODEL_OPTIONS: Final = (
             "An output tensor; repeatable.", "--output", metavar=_TENSOR),
     keyword(_PANEL, "max_batch_size", int | None, None, "Largest batch. Default 0: no batching."),
     keyword(_PANEL, "devices", list[str] | None, None,
-            "cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
+            "cpu (default), cuda:0, …, cuda:* for every GPU, auto for the emptiest, or a UUID; repeatable.",
             "--device", metavar="DEVICE"),
     keyword(_PANEL, "instances", int | None, None, "Processes on each device. Default 1."),
 )

@@ -6,6 +6,7 @@
                          ``CUDA_VISIBLE_DEVICES`` if it is set; a GPU in MIG mode counts as its
                          instances
 ``cuda:*``               every GPU
+``auto``                 for each process the GPU with the most free memory; the CPU without any GPU
 ``GPU-…``                a GPU by its UUID, or a prefix of it
 ``MIG-…``                a MIG instance by its UUID, or a prefix of it
 ``cuda:0+cuda:1``        several GPUs for one process, which sees them in this order
@@ -19,6 +20,8 @@ from typing import Final
 
 CPU: Final = "cpu"
 EVERY_GPU: Final = "cuda:*"
+#: The device that has the most free memory when the model is placed.
+AUTO: Final = "auto"
 #: Between the names of the GPUs of one process.
 TOGETHER: Final = "+"
 #: The environment variables that select and number the GPUs of a process.
@@ -35,11 +38,11 @@ _UUID = re.compile(r"(?:GPU-[0-9a-fA-F]|MIG-[0-9a-fA-FG])[0-9a-zA-Z/-]*")
 
 def check_device_name(text: str) -> str:
     names = devices_of(text)
-    if text in (CPU, EVERY_GPU) or all(number_of(one) is not None or is_uuid(one) for one in names):
+    if text in (CPU, EVERY_GPU, AUTO) or all(number_of(one) is not None or is_uuid(one) for one in names):
         if len(set(names)) < len(names):
             raise ValueError(f"expected different GPUs for one process, given {text!r}")
         return text
-    known = "'cpu', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, or a UUID (GPU-… or MIG-…)"
+    known = "'cpu', 'auto', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, or a UUID (GPU-… or MIG-…)"
     several = ", or several GPUs for one process, 'cuda:0+cuda:1'" if len(names) > 1 else ""
     raise ValueError(f"expected {known}{several}, given {text!r}")
 

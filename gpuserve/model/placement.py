@@ -14,11 +14,11 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuserve.core.errors import DeviceError, InvalidArgument
-from gpuserve.devices.names import CPU, TOGETHER, devices_of
+from gpuserve.devices.names import AUTO, CPU, TOGETHER, devices_of
 from gpuserve.devices.placement import ANYWHERE, Placement, placement_on
 from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
 
@@ -50,8 +50,8 @@ class ServerDevices:
             return self._known
 
     def devices_named(self, text: str) -> Sequence[VisibleDevice]:
-        """Return the devices of a name, none for "cpu". Raise ``DeviceError`` with the devices that exist."""
-        if text == CPU:
+        """Return the devices of a name, none for "cpu" and "auto". Raise ``DeviceError`` for others."""
+        if text in {CPU, AUTO}:
             return ()
         from gpuserve.devices.inventory import devices_named  # as above
 
@@ -60,23 +60,39 @@ class ServerDevices:
             raise DeviceError(f"expected different GPUs for one process, {text!r} names one of them twice")
         return found
 
-    def place(self, specs: Iterable[ModelSpec], *, again: bool = False) -> list[ModelSpec]:
+    def place(
+        self, specs: Iterable[ModelSpec], *, again: bool = False, beside: Iterable[ModelSpec] = ()
+    ) -> list[ModelSpec]:
         """Return the models with a device for each instance. Placed models are returned unchanged. With
-        ``again`` the inventory is refreshed if any model needs a GPU. Raise DeviceError if a device or a
-        library is missing.
+        ``again`` the inventory is refreshed if any model needs a GPU. Instances on "auto" are placed last,
+        with regard to the models ``beside`` them. Raise DeviceError if a device or a library is missing.
         """
         models = list(specs)
         if again and any(_is_unplaced(one) for model in models for one in model.instances):
             self.inventory(again=True)
-        return [self._place(one) for one in models]
+        placed = [self._place(_without_auto(one), None) for one in models]
+        if not any(map(_has_auto, models)):
+            return placed
+        room, pairs = self._room([*beside, *placed]), zip(models, placed, strict=True)
+        return [self._place(one, room) if _has_auto(one) else made for one, made in pairs]
 
-    def _place(self, spec: ModelSpec) -> ModelSpec:
+    def _room(self, present: Iterable[ModelSpec]) -> FreeMemory:
+        """Return the free memory of the devices that a process may use, beside models that are placed."""
+        from gpuserve.devices.machine import PROHIBITED  # as above
+
+        devices = [one for one in self.inventory().devices if one.gpu.compute_mode != PROHIBITED]
+        parts = {one.name: one.mig or one.gpu for one in devices}
+        sizes = {name: (part.memory_nbytes, part.free_nbytes) for name, part in parts.items()}
+        return FreeMemory(sizes, present)
+
+    def _place(self, spec: ModelSpec, room: FreeMemory | None) -> ModelSpec:
         if missing := missing_library(spec) or _missing_cpu(spec.instances):
             raise DeviceError(f"model {spec.name!r}: {missing}")
         if not any(map(_is_unplaced, spec.instances)):
             return spec
         try:
-            instances = [placed for one in spec.instances for placed in self._spread(one)]
+            chosen = [one if room is None else self._chosen(one, spec, room) for one in spec.instances]
+            instances = [placed for one in chosen for placed in self._spread(one)]
         except DeviceError as error:
             raise DeviceError(f"model {spec.name!r}: {error}") from None
         if len(instances) > MAX_INSTANCES:
@@ -85,6 +101,19 @@ class ServerDevices:
                 f"{MAX_INSTANCES} at most"
             )
         return dataclasses.replace(spec, instances=tuple(_named(instances, spec.instances)))
+
+    def _chosen(self, instance: InstanceSpec, spec: ModelSpec, room: FreeMemory) -> InstanceSpec:
+        """Return an instance on "auto" with the device that has the most free memory."""
+        if instance.device != AUTO:
+            return instance
+        device = room.choose(expected_nbytes(spec, instance))
+        if device is None and spec.array == "cupy":
+            from gpuserve.devices.inventory import missing_gpu_reason  # as above
+
+            why = missing_gpu_reason(self.inventory())
+            raise DeviceError(f"device {AUTO!r} of a model with CuPy arrays needs a GPU: {why}")
+        name = instance.name.replace(f"{AUTO}#", f"{device or CPU}#")
+        return dataclasses.replace(instance, device=device or CPU, name=name)
 
     def _spread(self, instance: InstanceSpec) -> Iterator[InstanceSpec]:
         """Yield an instance for each device of its name. A worker thread can use all GPUs of its process."""
@@ -99,6 +128,53 @@ class ServerDevices:
                 placement = Placement(placement.gpu_uuids)
             name = TOGETHER.join(one.name for one in group)
             yield dataclasses.replace(instance, device=name, placement=placement)
+
+
+#: The memory of an instance on a GPU that declares none: a CUDA context, and a small model.
+_ASSUMED_NBYTES: Final = 1 << 30
+
+
+def expected_nbytes(spec: ModelSpec, instance: InstanceSpec) -> int:
+    """Return the memory that an instance is expected to take on each of its GPUs."""
+    declared_nbytes = spec.memory_nbytes or spec.gpu_memory_nbytes
+    return declared_nbytes // len(instance.devices) or _ASSUMED_NBYTES
+
+
+class FreeMemory:
+    """The free memory of each device, while instances are placed. ``sizes`` are the bytes in all and the free
+    ones as the driver reports them, None if unknown. Of the driver's figure and what the ``present`` models
+    are expected to take, the larger counts: those that are loaded are in both.
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, tuple[int | None, int | None]], present: Iterable[ModelSpec]
+    ) -> None:
+        taken: Counter[str] = Counter()
+        for spec in present:
+            for instance in spec.instances:
+                taken.update(dict.fromkeys(instance.devices, expected_nbytes(spec, instance)))
+        self._nbytes = {
+            device: min(total - taken[device], total if free is None else free)
+            for device, (known, free) in sizes.items()
+            for total in (known or 0,)
+        }
+
+    def choose(self, nbytes: int) -> str | None:
+        """Take memory of the device that has the most, and return its name; None without any device."""
+        if not self._nbytes:
+            return None
+        device = max(self._nbytes, key=self._nbytes.__getitem__)  # of equal ones the first
+        self._nbytes[device] -= nbytes
+        return device
+
+
+def _has_auto(spec: ModelSpec) -> bool:
+    return any(one.device == AUTO for one in spec.instances)
+
+
+def _without_auto(spec: ModelSpec) -> ModelSpec:
+    fixed = tuple(one for one in spec.instances if one.device != AUTO)
+    return spec if len(fixed) == len(spec.instances) else dataclasses.replace(spec, instances=fixed)
 
 
 def _missing_cpu(instances: Iterable[InstanceSpec]) -> str:

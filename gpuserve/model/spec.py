@@ -324,9 +324,9 @@ class DeclaredInstances:
 
     # fmt: off
     device: str = option(CPU,
-        "cpu; cuda:0, cuda:1, …; cuda:* for every GPU; the UUID of a GPU (GPU-…) or of a MIG instance "
-        "(MIG-…); or a list of GPUs that each process uses together.", read=check_device_name,
-        examples=("cpu", "cuda:0", "cuda:*", ["cuda:0", "cuda:1"]))
+        "cpu; cuda:0, cuda:1, …; cuda:* for every GPU; auto for the GPU with the most free memory; the UUID "
+        "of a GPU (GPU-…) or of a MIG instance (MIG-…); or a list of GPUs that each process uses together.",
+        read=check_device_name, examples=("cpu", "cuda:0", "cuda:*", "auto", ["cuda:0", "cuda:1"]))
     count: int = option(1, "Number of processes on this device.", least=1, most=MAX_INSTANCES)
     rate_limiter: RateLimiter | None = option(None,
         "Resources that each instance needs while it executes, if the server has a rate_limit.")

@@ -102,6 +102,38 @@ def test_each_worker_sees_its_own_gpu_and_calls_it_cuda_0(
         assert json.loads(server.infer("m", 1.0).output("seen")[0])["pid"] in server.workers
 
 
+def test_auto_is_the_gpu_with_the_most_free_memory(
+    two_gpus: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_gpus.change_gpu(A, memory=16 << 30, foreign_memory=9 << 30)  # 7 GiB are free; of the other one 8
+    on(two_gpus, monkeypatch)
+    devices, keys = ["auto", "cuda:1", "auto", "auto"], {"memory_nbytes": "2GiB"}
+    with OperatedServer(config(tmp_path, views, *devices, keys=keys)) as server:
+        server.wait_ready()
+        # The fixed one leaves 6 GiB on cuda:1; then 7 and 6, 5 and 6, 5 and 4 GiB are free.
+        assert set(seen(views)) == {"cuda:0#0", "cuda:1#0", "cuda:1#1", "cuda:0#1"}
+        status = gpuserve("status", "--json", "--server", server.addresses["HTTP"])[1]
+        rows = json.loads(status)["models"][0]["instances"]
+        assert [one["device"] for one in rows] == ["cuda:0", "cuda:1", "cuda:1", "cuda:0"]
+
+        config(tmp_path, views, *devices, "auto", keys=keys)
+        assert gpuserve("reload", "--server", server.addresses["HTTP"])[0] == 0
+        status = gpuserve("status", "--json", "--server", server.addresses["HTTP"])[1]
+        assert len(json.loads(status)["models"][0]["instances"]) == 5
+
+
+def test_auto_without_a_gpu_is_the_cpu_unless_arrays_need_one(
+    tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(GpuMachine(tmp_path / "none", []), monkeypatch)
+    with OperatedServer(config(tmp_path, views, "auto")) as server:
+        server.wait_ready()
+        assert set(seen(views)) == {"cpu#0"}
+    code, _, err = gpuserve("check", str(config(tmp_path, views, "auto", keys={"array": "cupy"})))
+    assert code == 5
+    assert "device 'auto' of a model with CuPy arrays needs a GPU: " in err
+
+
 def test_a_process_uses_several_gpus_together_and_needs_all_of_them(
     two_gpus: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,8 +295,8 @@ def test_bind_with_devices(two_gpus: GpuMachine, views: Path, monkeypatch: pytes
         absent == f"model 'none': this machine has no device 'cuda:2', only cpu, cuda:0 ({A}), cuda:1 ({B})"
     )
     assert refused == [
-        "device: expected 'cpu', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, or a UUID (GPU-… or MIG-…), "
-        "given 'gpu'",
+        "device: expected 'cpu', 'auto', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, or a UUID "
+        "(GPU-… or MIG-…), given 'gpu'",
         "device must be a string or a non-empty sequence of strings, got []",
         "device must be a string or a non-empty sequence of strings, got 3",
         "there are 2 callables and 3 devices: give one device, or one for each callable",

@@ -122,8 +122,8 @@ def test_every_mistake_is_told_at_once_in_reading_order(tmp_path: Path) -> None:
         "given 'float3'; did you mean 'float32'?",
         "5:47: models[0].inputs[0].shape[0]: expected an integer of at least -1, given the number -2",
         "6:5: key 'name' is already given in line 3",
-        "7:26: models[0].instances[0].device: expected 'cpu', 'cuda:0', 'cuda:1', …, 'cuda:*' for every GPU, "
-        "or a UUID (GPU-… or MIG-…), given 'gpu0'; did you mean 'cuda:0'?",
+        "7:26: models[0].instances[0].device: expected 'cpu', 'auto', 'cuda:0', 'cuda:1', …, "
+        "'cuda:*' for every GPU, or a UUID (GPU-… or MIG-…), given 'gpu0'; did you mean 'cuda:0'?",
         "7:39: models[0].instances[0].count: expected an integer from 1 to 256, given the number 0",
         "8:1: unknown key 'modles' at the top level; did you mean 'models'?",
     ]

@@ -107,7 +107,7 @@ class LoadRequests:
         def read() -> Sequence[ModelSpec]:
             specs = changed(declared, changes)
             try:
-                return self._devices.place(specs, again=True)
+                return self._devices.place(specs, again=True, beside=self._models.table.specs())
             except DeviceError as error:
                 raise failure(specs[0], "", str(error)) from None
 

@@ -18,6 +18,7 @@ from gpuserve.config.settings.checks import SettingRefusal, compare_settings, de
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import Code, DeviceError, GpuserveError, InvalidArgument, RequestError
 from gpuserve.core.event_log import EventKind, EventLog
+from gpuserve.devices.names import AUTO
 from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
@@ -314,7 +315,9 @@ class ConfigWork:
         return self._models.table.is_served(model)
 
     def scale_count(self, specs: Sequence[ModelSpec]) -> int | None:
-        """Return the instances of each device, or None if the number would differ between devices."""
+        """Return the instances of each device, or None if the number or the devices would differ."""
+        if any(one.device == AUTO for spec in specs for one in spec.instances):
+            return None
         try:
             return even_count(self._placed(specs))
         except RequestError:  # the load reports the error
@@ -348,7 +351,7 @@ class ConfigWork:
     def _placed(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
         """Place the versions on devices. Raise ``InvalidArgument`` if a device is missing."""
         try:
-            return self._devices.place(specs, again=True)
+            return self._devices.place(specs, again=True, beside=self._models.table.specs())
         except DeviceError as error:
             raise InvalidArgument(str(error)) from None
 
