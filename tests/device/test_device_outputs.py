@@ -280,6 +280,15 @@ def test_static_inputs_begin_at_one_address(stand_in: GpuMachine) -> None:
     assert len(addresses) == 1
 
 
+def test_a_graph_that_is_captured_once_reads_every_batch(shared_gpu_machine: Machine) -> None:
+    arrays = [noise(rows, LARGE // 4, seed=number) for number, rows in enumerate((1, 4, 1, 4, 4, 1))]
+    with on_gpu(shared_gpu_machine, "ReplaysGraphs", static_inputs=True, max_batch_size=4) as worker:
+        for number, array in enumerate(arrays):
+            worker.start([in_segments(worker, array)], (len(array),), batch_id=number)
+        for array in arrays:
+            assert np.array_equal(values(worker, worker.answer().outputs[0]), array * 2)
+
+
 def test_casts_are_compiled_at_the_warm_up(stand_in: GpuMachine) -> None:
     outputs = (("y", "FP32", (-1,)), ("calls", "INT64", (2,)))
     warmup = (("w", 1, 1, (("x", "FP32", (2,), "random", ""),)),)

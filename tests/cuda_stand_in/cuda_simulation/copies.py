@@ -99,6 +99,8 @@ def _ends(
         read = Read(lambda: _device(context, source, nbytes))
     if direction is Direction.DEVICE_TO_HOST:
         pageable = not context.page_locked.holds(target, nbytes)
+        if pageable:
+            _from_host(target, nbytes)  # which raises where there is no memory
         return read, lambda content: _to_host(target, content), pageable
     return read, lambda content: _to_device(context, target, nbytes, content), False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -37,8 +38,9 @@ class Stream:
 class Streams:
     """The streams of this process."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, is_captured: Callable[[int, Operation], bool]) -> None:
         self._scheduler = scheduler
+        self._is_captured = is_captured
         self._lock = scheduler.lock
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
@@ -75,7 +77,9 @@ class Streams:
                 self._orphans.append((stream.device, stream.last))
 
     def queue(self, stream: Stream, operation: Operation) -> Operation:
-        """Put an operation at the end of a stream."""
+        """Put an operation at the end of a stream, or into the graph that is captured there."""
+        if self._is_captured(stream.handle, operation):
+            return operation
         with self._lock:
             operation.after += self._before(stream)
             stream.last = operation

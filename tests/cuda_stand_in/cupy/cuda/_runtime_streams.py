@@ -62,9 +62,26 @@ def streamBeginCapture(stream: int, mode: int = captures.RELAXED) -> None:
 
 @entry()
 def streamEndCapture(stream: int) -> int:
-    """A graph without anything in it."""
-    current().captures.end(current().stream(stream).handle)
-    return 0
+    return current().captures.end(current().stream(stream).handle)
+
+
+@entry()
+def graphInstantiate(graph: int) -> int:
+    """As the graph itself: what can be launched."""
+    return graph
+
+
+@entry()
+def graphLaunch(graphExec: int, stream: int) -> None:
+    context = current()
+    target = context.stream(stream)
+    for operation in context.captures.operations(graphExec):
+        context.streams.queue(target, operation)
+
+
+@entry()
+def graphExecDestroy(graphExec: int) -> None:
+    current().captures.destroy(graphExec)
 
 
 @entry()

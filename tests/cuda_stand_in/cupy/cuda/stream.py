@@ -102,6 +102,12 @@ class _BaseStream:
     def wait_event(self, event: Event) -> None:
         runtime.streamWaitEvent(self.ptr, event.ptr)
 
+    def begin_capture(self, mode: int | None = None) -> None:
+        runtime.streamBeginCapture(self.ptr, runtime.streamCaptureModeRelaxed if mode is None else mode)
+
+    def end_capture(self) -> Graph:
+        return Graph(runtime.graphInstantiate(runtime.streamEndCapture(self.ptr)))
+
     def _make_current(self) -> None:
         device = runtime.getDevice()
         if self.device_id not in {-1, device}:
@@ -142,6 +148,19 @@ class ExternalStream(_BaseStream):
 
     def __init__(self, ptr: int, device_id: int = -1) -> None:
         super().__init__(ptr, device_id)
+
+
+class Graph:
+    """A graph that was captured, destroyed with the object."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+    def __del__(self) -> None:
+        _quietly(lambda: runtime.graphExecDestroy(self.ptr))
+
+    def launch(self, stream: _BaseStream | None = None) -> None:
+        runtime.graphLaunch(self.ptr, (stream or get_current_stream()).ptr)
 
 
 Stream.null = Stream(null=True)
