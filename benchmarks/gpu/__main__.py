@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,7 +60,12 @@ def main(arguments: Sequence[str]) -> int:
             return 1
         cold = warmed(environment, options.budget_s * _COLD_PART)
         say(f"first imports: {cold}")
-        return _Check(options, {**machine, "first imports": cold}, environment, began_at).run()
+        try:
+            return _Check(options, {**machine, "first imports": cold}, environment, began_at).run()
+        finally:  # also where the time of the run is over
+            if options.archive is not None:
+                with tarfile.open(options.archive, "w:gz") as archive:
+                    archive.add(options.out, options.out.name)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -71,6 +77,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--part", choices=PARTS, help="half of them; runs into the same DIR make one report")
     parser.add_argument("--budget-s", type=float, help=f"default: {PART_BUDGET_S:g} for each part")
     parser.add_argument("--out", type=Path, default=ROOT / ".cache/gpu_check", metavar="DIR")
+    parser.add_argument("--archive", metavar="FILE", type=Path, help="put DIR into this .tgz, at any end")
     parser.add_argument("--docs", action="store_true", help="put report and timeline into docs/ as well")
     parser.add_argument(
         "--publish", metavar="DIR", type=Path, help="run nothing: put those of DIR into docs/"

@@ -4,11 +4,13 @@ command runs on the stand-in for CUDA.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from collections.abc import Mapping
@@ -33,9 +35,11 @@ from benchmarks.gpu.running.section import (
     Found,
     Outcome,
     Section,
+    SectionFailed,
     Site,
 )
 from benchmarks.gpu.sections.device_tests import Batch, batches, run_batch
+from benchmarks.gpu.sections.facts import sharing
 from benchmarks.processes import Process
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -102,11 +106,11 @@ def test_what_does_not_fit_the_budget_is_not_begun(tmp_path: Path, environment: 
     assert found.reason == "the budget of 1 s was spent before it"
 
 
-def _check(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _check(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", *arguments],
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environ},
         capture_output=True,
         text=True,
         check=False,
@@ -197,6 +201,43 @@ def broken(): raise OSError("no such device")
 
 def test_without_its_device(broken): pass
 """
+
+
+@pytest.mark.thorough
+def test_all_questions_about_sharing_and_libraries_are_answered_on_the_stand_in(tmp_path: Path) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"  # of an MPS that changes nothing
+    control.write_text(
+        '#!/bin/sh\ncd "$(dirname "$0")"\necho "$CUDA_MPS_PIPE_DIRECTORY $*" >>told\n[ "$1" ] || cat >>told\n'
+    )
+    control.chmod(0o755)
+    archive = tmp_path / "all.tgz"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    arguments = ("--stand-in", "--only", "sharing,frameworks", "--out", str(tmp_path / "out"))
+    done = _check(*arguments, "--archive", str(archive), PATH=path)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(archive) as whole:
+        document = json.load(whole.extractfile("out/gpu_report.json") or io.BytesIO())
+    answers = {
+        name: one["answer"]
+        for section in document["sections"].values()
+        for name, one in section["answers"].items()
+    }
+    assert len(answers) == 9
+    assert '"failed"' not in json.dumps(answers)
+    assert answers["small_instances"]["beside a fault, MPS"]["the other goes on"]
+    assert answers["graphs cpu"]["cupy"]["in another thread"]
+    start, *_, end = (tmp_path / "told").read_text().splitlines()
+    assert start.startswith("/")
+    assert start.endswith(" -d")
+    assert end == "quit"
+
+
+def test_questions_for_which_there_is_no_time_are_told_and_not_asked(tmp_path: Path) -> None:
+    findings = Findings(tmp_path / "found.json")
+    with pytest.raises(SectionFailed, match="no question was answered"):
+        sharing(Site(tmp_path, Effort.small(), stand_in=True, budget_s=4.0), findings)
+    told = {one["answer"]["failed"] for one in findings.answers.values()}
+    assert told == {"it was not asked: the time of its section was spent"}
 
 
 def test_device_tests_are_told_as_they_end(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ gone. The card's settings stay as they are, and nothing is judged here.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks.gpu.questions import asking, memory, threads
+from benchmarks.gpu.questions import asking, frameworks, memory, sharing, threads
 from benchmarks.gpu.questions.asking import Answer
 
 #: In the order in which they are asked: what is cold first, what hurts last.
@@ -20,10 +21,18 @@ QUESTIONS: Final[tuple[Callable[..., Answer], ...]] = (
     threads.waits, threads.full_queue, threads.lock, memory.own_handle, memory.handles,
     memory.bad_handle, threads.captures, threads.torch_facts, threads.torch_loop,
 )  # fmt: skip
+#: About processes that share the GPU, and the host's memory.
+SHARING: Final[tuple[Callable[..., Answer], ...]] = (
+    sharing.host_pointers, sharing.two_processes, sharing.small_instances, sharing.bad_host_pointer,
+)  # fmt: skip
+FRAMEWORKS: Final[tuple[Callable[..., Answer], ...]] = (
+    frameworks.strided, frameworks.graphs, frameworks.onnx, frameworks.compiled,
+)  # fmt: skip
 
 
 def main(name: str, *arguments: str) -> None:
-    ask = {one.__name__: one for one in QUESTIONS}[name]
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # it ends what it started
+    ask = {one.__name__: one for one in (*QUESTIONS, *SHARING, *FRAMEWORKS)}[name]
     print(json.dumps(ask(*arguments)))
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +24,37 @@ NON_BLOCKING: Final = 1
 EVENTS: Final = {"spin": 2, "sleep": 3}
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
+#: The key of an answer that is none.
+FAILED: Final = "failed"
+#: For a question that was told to end, to end what it has started.
+_GRACE_S: Final = 5.0
+_TAIL: Final = 600
+
 Answer = dict[str, Any]
+
+
+def answer(question: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Answer:
+    """Ask a question in a process of its own. Return the answer, or how the process ended without one."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.gpu.questions.asked", *question],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_GRACE_S)
+        return {FAILED: f"no answer in {timeout_s:.0f} s"}
+    finally:
+        process.kill()
+    if process.returncode:
+        return {FAILED: f"status {process.returncode}: {errors.strip()[-_TAIL:]}"}
+    found: Answer = json.loads(output.splitlines()[-1])
+    return found
 
 
 def runtime_of_device() -> Any:

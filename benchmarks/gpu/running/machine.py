@@ -25,6 +25,8 @@ from benchmarks.gpu import ROOT
 _TIMEOUT_S: Final = 60.0
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
+#: What the regions of the sections' clients take together, about.
+_SHARED_NBYTES: Final = 4 * _GIB
 _HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage")
 #: What the sections use of others, by the name that is imported.
 _LIBRARIES: Final = ("cupy", "torch", "pynvml", "numpy", "pytest", "hypothesis")
@@ -72,7 +74,7 @@ def found() -> dict[str, str]:
         if locked == resource.RLIM_INFINITY
         else f"{locked >> 10} KiB",
         "files that a process may open": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        "/dev/shm": f"{_size(shared.f_bavail * shared.f_frsize)} free",
+        "/dev/shm": _shared_memory(shared.f_bavail * shared.f_frsize),
         "Linux": platform.release(),
         "Python": platform.python_version(),
         "gpuserve": _version(),
@@ -121,6 +123,11 @@ def _modes(nvml: Any, handle: Any) -> str:
         else:
             told.append(f"{name} {now[0] if isinstance(now, list | tuple) else now}")
     return ", ".join(told)
+
+
+def _shared_memory(free_nbytes: int) -> str:
+    small = ", which is small: regions of clients may not fit; mount -o remount,size=8G /dev/shm helps"
+    return f"{_size(free_nbytes)} free{small if free_nbytes < _SHARED_NBYTES else ''}"
 
 
 def _size(nbytes: float) -> str:

@@ -83,7 +83,14 @@ def _run(section: Section, site: Site, listener: Listener, environment: Mapping[
     shutil.rmtree(site.folder, ignore_errors=True)
     site.folder.mkdir(parents=True)
     effort = site.effort
-    told = [str(site.folder), effort.rounds, effort.seconds, effort.largest_nbytes, site.stand_in]
+    told = [
+        str(site.folder),
+        effort.rounds,
+        effort.seconds,
+        effort.largest_nbytes,
+        site.stand_in,
+        section.budget_s,
+    ]
     result, log = site.folder / "found.json", site.folder / "section.log"
     command = [sys.executable, "-m", "benchmarks.gpu.running.one_by_one"]
     with log.open("wb") as output:
@@ -181,12 +188,12 @@ def main(place: str, site: str, result: str) -> int:
     # Its servers are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
-    folder, rounds, seconds, largest_nbytes, stand_in = json.loads(site)
+    folder, rounds, seconds, largest_nbytes, stand_in, budget_s = json.loads(site)
     findings = Findings(Path(result))
     try:
         module, _, function = place.partition(":")
         run = getattr(importlib.import_module(module), function)
-        run(Site(Path(folder), Effort(rounds, seconds, largest_nbytes), stand_in), findings)
+        run(Site(Path(folder), Effort(rounds, seconds, largest_nbytes), stand_in, budget_s), findings)
         if findings.wrong:
             raise SectionFailed("; ".join(findings.wrong))
     except SectionSkipped as skipped:

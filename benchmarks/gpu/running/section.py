@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,8 @@ class Site:
     folder: Path
     effort: Effort
     stand_in: bool
+    #: Seconds that the section has, after which it is ended.
+    budget_s: float = math.inf
 
     @property
     def device(self) -> str:
@@ -213,6 +216,10 @@ SECTIONS: Final = (
         "peers", "other servers and a bare loop on the same network", 60, "networks:peers", required=False
     ),
     _section("profile", "streams and copies of requests on a timeline", 25, "overlap:profile"),
+    _section(
+        "sharing", "processes that share the GPU, and the host's memory", 50, "facts:sharing", part=FACTS
+    ),
+    _section("frameworks", "libraries of networks on the device", 60, "facts:frameworks", part=FACTS),
     _section("device-tests", "the tests of tests/device on this machine", 260, part=FACTS),
     _section("faults", "what goes wrong on a device, and what is left of it", 50, part=FACTS),
 )

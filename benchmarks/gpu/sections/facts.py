@@ -4,64 +4,86 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from benchmarks.gpu.questions.asked import QUESTIONS
+from benchmarks.gpu.questions.asked import FRAMEWORKS, QUESTIONS, SHARING
+from benchmarks.gpu.questions.asking import FAILED, Answer, answer
 from benchmarks.gpu.running.section import Findings, SectionFailed, Site
 
-_TIMEOUT_S: Final = 60.0
+#: For a question, which must not take the time of all.
+_TIMEOUT_S: Final = 30.0
+_LONG: Final = {"small_instances": 60.0, "compiled": 60.0}
+#: Of the section's time, for what comes after the last question; less than the second is no time to ask one.
+_END_S: Final = 3.0
+_LEAST_S: Final = 2.0
 #: 64 bytes that are no handle.
 _BAD: Final = ("00" * 64, "ff" * 64, "55" * 64, bytes(range(64)).hex())
 #: NVML's codes that only say that this GPU does not tell: ``gpuserve/devices/nvml.py``.
 _UNTOLD: Final = frozenset({0, 2, 3, 4, 6, 13, 21, 25, 26})
-_TAIL: Final = 600
-#: The stand-in has neither torch nor speed.
-_FOR_THE_STAND_IN: Final = frozenset(
-    {"imports", "context", "kernels", "nvml", "own_handle", "handles", "lock", "bad_handle", "captures"}
+#: The stand-in has neither speed nor torch on a GPU.
+_NOT_FOR_THE_STAND_IN: Final = frozenset(
+    {"host_memory", "page_locks", "locking", "calls", "allocations", "bandwidth", "waits", "full_queue"}
+    | {"torch_facts", "torch_loop"}
 )
 
 
 def run(site: Site, findings: Findings) -> None:
     """See ``section.py``. Raises SectionFailed: no question was answered."""
+    _ask(QUESTIONS, site, findings)
+
+
+def sharing(site: Site, findings: Findings) -> None:
+    """As ``run``, about processes that share the GPU, and the host's memory."""
+    _ask(SHARING, site, findings)
+
+
+def frameworks(site: Site, findings: Findings) -> None:
+    """As ``run``, about libraries of networks."""
+    _ask(FRAMEWORKS, site, findings)
+
+
+def _ask(questions: Sequence[Callable[..., Answer]], site: Site, findings: Findings) -> None:
+    deadline = time.monotonic() + site.budget_s - _END_S
     answers = 0
-    for name, asked, arguments in _asked(site):
-        answer = _answer(name, *arguments)
-        findings.answer(" ".join((name, *(one[:8] for one in arguments))), asked, answer)
-        if _FAILED in answer:
-            continue
-        answers += 1
-        for note in _NOTES[name](answer) if name in _NOTES else ():
-            findings.note(note)
+    for one in questions:
+        name = one.__name__
+        for arguments in _arguments(name, site):
+            left_s = deadline - time.monotonic()
+            limit_s = min(_LONG.get(name, _TIMEOUT_S), left_s)
+            given = (
+                answer([name, *arguments], limit_s)
+                if limit_s >= _LEAST_S
+                else {FAILED: "it was not asked: the time of its section was spent"}
+            )
+            asked = " ".join((one.__doc__ or "").partition("\n\n")[0].split())
+            findings.answer(" ".join((name, *(text[:8] for text in arguments))), asked, given)
+            if FAILED in given:
+                continue
+            answers += 1
+            try:
+                for note in _NOTES[name](given) if name in _NOTES else ():
+                    findings.note(note)
+            except (KeyError, TypeError, ValueError) as error:  # an answer of a kind that nobody has seen
+                findings.note(f"The answer to {name} is not as expected ({type(error).__name__}: {error})")
     if not answers:
         raise SectionFailed("no question was answered")
 
 
-def _asked(site: Site) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    for one in QUESTIONS:
-        name, asked = one.__name__, (one.__doc__ or "").partition("\n")[0]
-        if not site.stand_in or name in _FOR_THE_STAND_IN:
-            for arguments in [(text,) for text in _BAD] if name == "bad_handle" else [()]:
-                yield name, asked, arguments
-
-
-_FAILED: Final = "failed"
-
-
-def _answer(*question: str) -> dict[str, Any]:
-    """The answer, or how its process ended without one."""
-    command = [sys.executable, "-m", "benchmarks.gpu.questions.asked", *question]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {_FAILED: f"no answer in {_TIMEOUT_S:.0f} s"}
-    if done.returncode:
-        return {_FAILED: f"status {done.returncode}: {done.stderr.strip()[-_TAIL:]}"}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+def _arguments(name: str, site: Site) -> list[tuple[str, ...]]:
+    """With what a question is asked, once or more often."""
+    if site.stand_in and name in _NOT_FOR_THE_STAND_IN:
+        return []
+    device = "cpu" if site.stand_in else "cuda"
+    return {
+        "bad_handle": [(text,) for text in _BAD],
+        "bad_host_pointer": [("from",), ("to",)],
+        "strided": [(device,)],
+        "graphs": [(device,)],
+        "onnx": [(device,)],
+        "compiled": [(device, "eager" if site.stand_in else "inductor")],
+    }.get(name, [()])
 
 
 # ---- what an answer decides ---------------------------------------------------------------------
@@ -159,6 +181,61 @@ def _of_torch_loop(answer: dict[str, Any]) -> Iterator[str]:
         yield f"Torch's launches are {best[1] / usual[1]:.2f} times as fast {best[0]}"
 
 
+def _of_host_pointers(answer: dict[str, Any]) -> Iterator[str]:
+    if answer["pageableMemoryAccess"] == 1:
+        yield "The GPU reaches all memory of the host (HMM or ATS): a bad host pointer may be a fault"
+
+
+def _of_bad_host_pointer(answer: dict[str, Any]) -> Iterator[str]:
+    if answer["device then"]:
+        yield f"A bad host pointer ends the process's use of its device: CUDA error {answer['device then']}"
+
+
+def _of_two_processes(answer: dict[str, Any]) -> Iterator[str]:
+    alone, beside = answer["alone"], answer["beside long kernels"]
+    if beside.get("p99_ms", 0) > 3 * alone["p99_ms"]:
+        seen = f"{beside['p99_ms']:.1f} ms (p99) beside another process, {alone['p99_ms']:.1f} alone"
+        yield f"Small kernels take {seen}"
+    if answer["NVML lists"]["of these"] < 3:
+        yield f"NVML lists {answer['NVML lists']} processes: it does not know those here by their ids"
+
+
+def _of_small_instances(answer: dict[str, Any]) -> Iterator[str]:
+    count = next(name for name in answer if name.endswith("processes"))
+    plain, mps = (answer.get(name, {}).get("rounds/s, all") for name in (count, f"{count}, MPS"))
+    if plain and mps:
+        yield f"{count} of small kernels compute {mps / plain:.2f} times as much with MPS as without"
+
+
+def _of_strided(answer: dict[str, Any]) -> Iterator[str]:
+    slow = [name for name, one in answer.items() if isinstance(one, dict) and one["first_s"] > 0.2]
+    if slow:
+        yield f"More than 0.2 s take the first conversions by {', '.join(slow)}"
+    if not answer["the worker's is right"]:
+        yield "The worker's conversion of a strided tensor is wrong"
+
+
+def _of_graphs(answer: dict[str, Any]) -> Iterator[str]:
+    for library, one in answer.items():
+        if not (one["reads its input"] and one["in another thread"]):
+            yield f"A graph by {library} does not compute what is in its static input: {one}"
+
+
+def _of_onnx(answer: dict[str, Any]) -> Iterator[str]:
+    if "is right" not in answer:
+        yield f"ONNX Runtime has no provider of CUDA here, only {', '.join(answer['providers'])}"
+    elif not answer["is right"]:
+        yield "ONNX Runtime's result is wrong"
+
+
+def _of_compiled(answer: dict[str, Any]) -> Iterator[str]:
+    for name, one in answer.items():
+        if isinstance(one, str):
+            yield f"torch.compile ({name}) fails: {one}"
+        elif isinstance(one, dict) and one.get("in another thread", True) is not True:
+            yield f"torch.compile ({name}) fails in another thread: {one['in another thread']}"
+
+
 _NOTES: Final[dict[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
     "nvml": _of_nvml,
     "page_locks": _of_page_locks,
@@ -173,4 +250,12 @@ _NOTES: Final[dict[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
     "captures": _of_captures,
     "torch_facts": _of_torch_facts,
     "torch_loop": _of_torch_loop,
+    "host_pointers": _of_host_pointers,
+    "bad_host_pointer": _of_bad_host_pointer,
+    "two_processes": _of_two_processes,
+    "small_instances": _of_small_instances,
+    "strided": _of_strided,
+    "graphs": _of_graphs,
+    "onnx": _of_onnx,
+    "compiled": _of_compiled,
 }
