@@ -306,6 +306,17 @@ class ForgetTemplates(NamedTuple):
     """An order to forget all former templates."""
 
 
+class UnreadRequest(NamedTuple):
+    """A traced call that no model receives: of an unknown model, or malformed."""
+
+    model: str
+    code: str
+    text: str
+    began_ns: int
+    is_grpc: bool
+    headers: Headers
+
+
 class CancelRequests(NamedTuple):
     """The cancelled requests. Their answers may already be on the way."""
 
@@ -399,6 +410,6 @@ CHANNEL_MESSAGES: Final = MessageCodec(dict(enumerate((
     ResponseReset, BodyConsumed, PublishedModel, FrontState, RequestTemplate, TemplatedRequests,
     ForgetTemplates, SubmitRequest, CancelRequests, BatchOutputs, RequestResult, FailedRequest, StreamEnded,
     LeasesClosed, IngressSegment, DropIngressSegment, BlocksFreed, LendSegment, UnlendSegment, SpentTokens,
-    HeldConnections,
+    HeldConnections, UnreadRequest,
 ), start=1)))
 # fmt: on

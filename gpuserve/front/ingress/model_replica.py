@@ -11,11 +11,13 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.config.settings.server import ServerSettings
-from gpuserve.core.errors import NotFound, Unavailable
+from gpuserve.core.errors import NotFound, RequestError, Unavailable
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.ipc_channel import FrontOutage, IpcChannel
 from gpuserve.front.ingress.proxy_driver import NoRegionPins, ProxyDriver, ProxyRequests
 from gpuserve.front.models.model_driver import Driver
+from gpuserve.front.net.exchange import Exchange
+from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.service.control import TraceControl
 from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.front.service.model_table import ModelTable
@@ -92,12 +94,35 @@ class ReplicaModelTable(ModelTable):
         return super().has_openai()
 
 
+class RelayedTraceControl(TraceControl):
+    """The tracing of an ingress process: the front records all traces."""
+
+    #: Has the front trace a call that no model receives.
+    relay: Callable[[str, RequestError, Exchange, Reception], None]
+
+    def follow(self, is_active: bool) -> None:
+        """Time calls while the front traces any, for those that no model receives."""
+        self.receptions.deliver = (lambda _: None) if is_active else None
+
+    def refresh(self) -> None:
+        """Do nothing: models have their tracers in the front."""
+
+    def on_unread(
+        self, name: str, error: RequestError, exchange: Exchange | None, reception: Reception
+    ) -> None:
+        assert exchange is not None
+        self.relay(name, error, exchange, reception)
+
+
 class ModelReplica:
     """The side of the ingress process: applies published changes to its model table and health."""
 
-    def __init__(self, models: ModelTable, health: ServerHealth, requests: ProxyRequests) -> None:
+    def __init__(
+        self, models: ModelTable, health: ServerHealth, trace: RelayedTraceControl, requests: ProxyRequests
+    ) -> None:
         self._models = models
         self._health = health
+        self._trace = trace
         self._requests = requests
         self._fairness_headers: dict[str, set[bytes]] = {}
         #: The models published by a new front, until it has published all.
@@ -131,7 +156,9 @@ class ModelReplica:
             gone, self._published = self._models.names() - self._published, None
             for name in gone:
                 self._on_served(messages.PublishedModel(name, (), ()))
-        draining, ended, self._requests.tracing = message
+        draining, ended, tracing = message
+        self._requests.tracing = tracing
+        self._trace.follow(tracing)
         self._requests.draining = draining
         if draining and not self._health.draining:
             self._health.drain()
@@ -144,14 +171,17 @@ class IngressService:
 
     def __init__(self, settings: ServerSettings, channel: IpcChannel) -> None:
         self.service: InferenceService = inference_service(
-            settings, table=ReplicaModelTable, pins=NoRegionPins()
+            settings, table=ReplicaModelTable, tracing=RelayedTraceControl, pins=NoRegionPins()
         )
         models, catch_up = self.service.models, partial(channel.process_urgent, URGENT)
         assert isinstance(models, ReplicaModelTable)
         models.catch_up = catch_up
         self.outage = FrontOutage()
         self._requests = ProxyRequests(channel, settings.max_arena_nbytes, self.outage)
-        self._replica = ModelReplica(models, self.service.health, self._requests)
+        trace = self.service.control.trace
+        assert isinstance(trace, RelayedTraceControl)
+        trace.relay = self._requests.relay_unread
+        self._replica = ModelReplica(models, self.service.health, trace, self._requests)
         self.handlers: Mapping[type, Callable[[Any], None]] = {
             **self._requests.handlers,
             **self._replica.handlers,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from gpuserve.core.errors import RequestError, inner_code
+from gpuserve.core.errors import RequestError, inner_code, request_error
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.forwarded import ForwardedExchanges
 from gpuserve.front.ingress.ingress_memory import IngressLoans
@@ -21,6 +21,7 @@ from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.net.exchange import RequestHandler
 from gpuserve.front.observability.tracing.request_trace import Reception, Receptions
 from gpuserve.front.requests.inference import NOTHING, InferRequest, InferResponse, InputTensor, RegionSlice
+from gpuserve.front.service.control import TraceControl
 from gpuserve.front.service.inference_service import Inference, InferenceService
 from gpuserve_worker.protocol.payloads import Sequence as SequencePart
 
@@ -31,7 +32,7 @@ class IngressSession:
     def __init__(self, service: InferenceService, accept: RequestHandler, channel: IpcChannel) -> None:
         trace = service.control.trace
         self._exchanges = ForwardedExchanges(channel, accept)
-        self._requests = ProxiedRequests(channel, service.inference, trace.receptions)
+        self._requests = ProxiedRequests(channel, service.inference, trace)
         self._publisher = ModelPublisher(channel, service.models, service.health, trace)
         self.handlers: Mapping[type, Callable[[Any], None]] = {
             **self._exchanges.handlers,
@@ -71,10 +72,10 @@ class _Sender(NamedTuple):
 class ProxiedRequests:
     """The inference requests of one ingress process, and the memory lent to it."""
 
-    def __init__(self, channel: IpcChannel, inference: Inference, receptions: Receptions) -> None:
+    def __init__(self, channel: IpcChannel, inference: Inference, trace: TraceControl) -> None:
         self._channel = channel
         self._submit = inference.submit
-        self._receptions = receptions
+        self._trace = trace
         self._templates: dict[int, messages.RequestTemplate] = {}
         self._pending: dict[int, PendingRequest] = {}
         self.loans = IngressLoans(channel)
@@ -84,6 +85,7 @@ class ProxiedRequests:
             messages.ForgetTemplates: lambda _: self._templates.clear(),
             messages.SubmitRequest: self._submit_request,
             messages.CancelRequests: self._cancel_requests,
+            messages.UnreadRequest: self._trace_unread,
             **self.loans.handlers,
         }
 
@@ -132,6 +134,15 @@ class ProxiedRequests:
             if pending is not None:
                 pending.cancel()
 
+    def _trace_unread(self, message: messages.UnreadRequest) -> None:
+        name, code, text, began_ns, is_grpc, headers = message
+        reception = self._trace.receptions.of(headers, grpc=is_grpc, began_ns=began_ns)
+        if reception is not None:
+            self._trace.on_unread(name, request_error(code, text), None, reception)
+            reception.sending()
+            reception.sent()
+            reception.close()
+
     def _request(self, message: messages.SubmitRequest) -> InferRequest:
         regions: list[RegionSlice] = []
         inputs = [
@@ -162,7 +173,7 @@ class ProxiedRequests:
             source, headers = message.client
             request.sender = _Sender(_SenderHead(headers), _SenderEnds(source))
         if message.received is not None:
-            request.receiver = _Receiver(self._receptions, message)
+            request.receiver = _Receiver(self._trace.receptions, message)
         return request
 
     def _input_at(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.core.errors import RequestError, Stopping, Unavailable, request_error
+from gpuserve.core.errors import RequestError, Stopping, Unavailable, inner_code, request_error
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.ingress_memory import IngressMemory, place_of
 from gpuserve.front.ingress.ipc_channel import FrontOutage, IpcChannel, front_died
@@ -17,6 +17,8 @@ from gpuserve.front.ipc.gather import ONE_TURN_NBYTES, Join, copy_in_parts, free
 from gpuserve.front.ipc.scatter import select_outputs, split_outputs
 from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.pending_request import AnswerState, OnAnswer, OnResponse, PendingRequest
+from gpuserve.front.net.exchange import Exchange, Head
+from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.requests.inference import InferRequest, InferResponse, OutputTensor
 from gpuserve.front.scheduling import refusals
 from gpuserve.front.scheduling.scheduler import SchedulerStatistics
@@ -24,7 +26,7 @@ from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import ORPHANS, OUTPUT_LEASE, OutOfMemory
 
 if TYPE_CHECKING:
-    from gpuserve.front.models.pending_request import RequestObserver
+    pass
 
 
 #: The headers that identify a trace.
@@ -217,8 +219,13 @@ class ProxyRequests:
 
     def _received(self, request: InferRequest) -> tuple[int, bool, messages.Headers]:
         head = request.sender.head
-        headers = tuple([one for one in head.headers if one[0] in _TRACE_HEADERS])
-        return time.monotonic_ns(), head.is_grpc, headers
+        return time.monotonic_ns(), head.is_grpc, _trace_headers(head)
+
+    def relay_unread(self, name: str, error: RequestError, exchange: Exchange, reception: Reception) -> None:
+        """Have the front trace a call that no model receives."""
+        head, began_ns = exchange.head, reception.began_ns
+        code, text, headers = inner_code(error), str(error), _trace_headers(head)
+        self._channel.post(messages.UnreadRequest(name, code, text, began_ns, head.is_grpc, headers))
 
     # ---- from the front -------------------------------------------------------------------
 
@@ -376,15 +383,6 @@ class ProxyDriver(Driver):
     def was_ready(self) -> bool:
         return self._was_ready
 
-    @property
-    def tracer(self) -> RequestObserver | None:
-        """Return None: the front traces requests."""
-        return None
-
-    @tracer.setter
-    def tracer(self, tracer: RequestObserver | None) -> None:
-        """Ignore the tracer: the front traces requests."""
-
     def statistics(self) -> SchedulerStatistics:
         raise NotImplementedError("the front has the counts of a model")
 
@@ -462,3 +460,7 @@ class TemplatedSender:
         template = self._templates[key] = next(self._numbers)
         self._channel.post(messages.RequestTemplate(template, *key))
         return template
+
+
+def _trace_headers(head: Head) -> messages.Headers:
+    return tuple([one for one in head.headers if one[0] in _TRACE_HEADERS])

@@ -304,13 +304,15 @@ class TraceControl:
         """Call ``callback`` when tracing starts or stops. Returns a function that ends the subscription."""
         return self._watchers.watch(callback)
 
-    def on_unread(self, name: str, error: RequestError, exchange: Exchange, reception: Reception) -> None:
+    def on_unread(
+        self, name: str, error: RequestError, exchange: Exchange | None, reception: Reception
+    ) -> None:
         """Trace a request that no model receives, if it is sampled: of an unknown model, or malformed.
 
         Args:
             name: The model that the request names; "" if that could not be read.
             error: The reason of the refusal.
-            exchange: The call of the request.
+            exchange: The call of the request, if it is one of this process.
             reception: The record of the call.
         """
         unknown = ModelSpec(shown(name) or "?", (), (), version=0)
@@ -337,7 +339,7 @@ class TraceControl:
             return None
         return ModelTracer(
             spec,
-            None if driver is None else driver.metrics,  # drivers of ingress processes have no metrics
+            None if driver is None else driver.metrics,
             self._scopes.sampler(name),
             name if self._scopes.is_own(name) else "",
             self._ids,

@@ -101,6 +101,7 @@ def inference_service(
     links: DeviceLinks | None = None,
     cache: ResponseCache | None = None,
     table: type[ModelTable] = ModelTable,
+    tracing: type[TraceControl] = TraceControl,
     pins: RegionPins | None = None,
 ) -> InferenceService:
     """Create a service without models.
@@ -119,7 +120,7 @@ def inference_service(
     is_logged = settings.access_log != OFF
     # With ingress processes, these write the access log, and drivers here do not observe requests.
     notes = AccessLogObserver() if is_logged and settings.doors == 1 else None
-    trace = TraceControl(models, settings.trace, epoch, notify_supervisor, notes)
+    trace = tracing(models, settings.trace, epoch, notify_supervisor, notes)
     watchers.watch(trace.refresh)
     supervisor_requests = SupervisorRequests(notify_supervisor)
     control = ServiceControl(

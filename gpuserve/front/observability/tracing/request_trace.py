@@ -160,6 +160,11 @@ class Reception:
         tracestate = found.get(b"tracestate", b"")[:_MAX_TRACESTATE_NBYTES]
         return TraceParent(traceparent.decode(), tracestate.decode("latin-1"))
 
+    @property
+    def began_ns(self) -> int:
+        """Return the start of the call, or of its current message."""
+        return self._reading_at
+
     def begin(self, trace: Trace) -> None:
         trace.note(self._names[0], self._reading_at)
         trace.note(self._names[1], self._read_at)
