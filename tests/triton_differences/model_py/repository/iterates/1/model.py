@@ -19,6 +19,8 @@ class TritonPythonModel:
     def iterate(self, request):
         values = {one.name(): one.as_numpy() for one in request.inputs()}
         number = request.correlation_id()
+        if not values["READY"].ravel()[0]:  # Triton fills free slots with requests whose inputs are not set
+            return pb_utils.InferenceResponse([])
         if int(values["n"].ravel()[0]) < 0:
             raise ValueError("n is negative")
         if request.flags() & 1:
