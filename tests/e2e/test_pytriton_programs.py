@@ -142,6 +142,11 @@ def test_streams(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     assert "decoupled" in refused
 
 
+@pytest.mark.skipif(
+    bool(PYTRITON),
+    reason="PyTriton raises for a callable that runs an event loop, lists all models in the context, loses a "
+    "second yield until the time-out, and cannot load a model that was unloaded",
+)
 def test_what_is_passed_on_as_it_is_given(ports: dict[str, int]) -> None:
     assert run("passed_on.py", ports, complains=True) == [
         "Loss {'y': [[64.0]]}",
@@ -278,7 +283,7 @@ def test_sigterm_after_run_finishes_what_is_under_way(ports: dict[str, int]) -> 
         x.set_data_from_numpy(np.ones((1, 1), np.float32))
         pending = pool.submit(client.infer, "Slow", [x])
         assert process.stdout is not None
-        assert process.stdout.readline() == "called\n"
+        assert next(line for line in process.stdout if not _LOGGED.match(line)) == "called\n"
         process.send_signal(signal.SIGTERM)
         assert pending.result(TIMEOUT_S).as_numpy("x").tolist() == [[-1]]
         assert process.wait(TIMEOUT_S) == 0

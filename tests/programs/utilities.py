@@ -40,7 +40,7 @@ async def ask(url):
     async with AIO[url.scheme].InferenceServerClient(url.without_scheme) as client:
         await asyncio_wait_for_server_ready(client, 10)
         await asyncio_wait_for_model_ready(client, "Negative", timeout_s=10)
-        await asyncio_wait_for_model_status_loaded(client, "Negative", timeout_s=10)
+        await asyncio_wait_for_model_status_loaded(client, "Negative", 0.1)
         print(await asyncio_get_model_state(client, "Negative"))
         print((await asyncio_get_model_config(client, "Negative")).outputs[0].shape)
         try:
