@@ -46,6 +46,7 @@ class Worker:
     """The other end of a link, which answers as it is told."""
 
     def __init__(self, driver: ModelDriver, instance: str) -> None:
+        slots = driver.spec.max_active or 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe()
         self._socket = theirs
@@ -57,7 +58,7 @@ class Worker:
             link.instance, why
         )
         driver.workers.instance_up(
-            WorkerLink(instance, 1, ours, life, EPOCH, driver.workers.runner.on_messages, on_down)
+            WorkerLink(instance, slots, ours, life, EPOCH, driver.workers.runner.on_messages, on_down)
         )
         self._link.send(wire.Attached(EPOCH))
 

@@ -58,7 +58,9 @@ class LocalSteps:
     def request_of(self, entry: LocalStep) -> Any:
         return entry.request
 
-    def respond(self, entries: Sequence[LocalStep], responses: Sequence[Any], last: Sequence[int]) -> Any:
+    def respond(
+        self, entries: Sequence[LocalStep], responses: Sequence[Any], last: Sequence[int], *, are_dicts: bool
+    ) -> Any:
         for entry, response in zip(entries, responses, strict=True):
             entry.responses.append(response)
         return ()

@@ -154,9 +154,10 @@ class EventLoop(LinkReceiver, Generic[Running]):
             case wire.Cancel(batch_id, position):
                 if (batch := self._batches.get(batch_id)) is not None:  # otherwise the batch has just ended
                     batch.cancel_request(position)
-            case wire.Credit(batch_id, yields):
-                if (batch := self._batches.get(batch_id)) is not None:
-                    batch.add_credit(yields)
+            case wire.Credit(grants):
+                for batch_id, yields in grants:
+                    if (batch := self._batches.get(batch_id)) is not None:
+                        batch.add_credit(yields)
             case wire.Attach(epoch):
                 self._attach(epoch)
             case _:

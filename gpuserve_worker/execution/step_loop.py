@@ -17,6 +17,7 @@ import asyncio
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final, cast
 
@@ -28,7 +29,9 @@ from gpuserve_worker.execution.event_loop import EventLoop
 from gpuserve_worker.execution.execution import Execution
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.session import FrontSession
+from gpuserve_worker.execution.step_sender import StepSender
 from gpuserve_worker.execution.stepper import Stepper, StepRequest
+from gpuserve_worker.inference.alike_outputs import CopiedResponses
 from gpuserve_worker.inference.failure import log_text, log_traceback
 from gpuserve_worker.inference.inference_request import Batch
 from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput, OutputError
@@ -104,6 +107,7 @@ class StepLoop(EventLoop[StepBatch]):
         self.stepper: Stepper[StepBatch, WireFailure] = Stepper(
             self._made, self, [one.name for one in model.context.outputs]
         )
+        self._sender = StepSender(self.fail)
         self._woken = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
         self._named = False
@@ -152,6 +156,8 @@ class StepLoop(EventLoop[StepBatch]):
         await super()._finish()
         with suppress(OSError):  # the front is gone
             self.stepper.close()
+            self._sender.finish_jobs()
+        self._sender.close()
 
     def _begin(self, run: wire.Run) -> None:
         self.session.leases.begin(run.batch_id)
@@ -160,12 +166,16 @@ class StepLoop(EventLoop[StepBatch]):
         self.wake()
 
     async def _step_on(self) -> None:
-        stepper, link = self.stepper, self._link
+        stepper, link, sender = self.stepper, self._link, self._sender
         assert self._ended is not None, "the task runs after the loop has begun"
         rests_ns = perf_counter_ns() + _SLICE_NS
         while not self._ended.done():
-            await stepper.admit_waiting()
-            self._leave_request()
+            sender.start_jobs()
+            if stepper.has_changes:
+                await stepper.admit_waiting()
+            if self._named:
+                leave_requests()  # log lines name no request any more
+                self._named = False
             if stepper.ready:
                 await stepper.step()
                 now_ns = perf_counter_ns()
@@ -185,6 +195,7 @@ class StepLoop(EventLoop[StepBatch]):
 
     def _report(self) -> None:
         """Send the number and time of the steps since the last message."""
+        self._sender.finish_jobs()
         self.session.send(self._stepped())
 
     def _stepped(self, *responses: Any) -> wire.Stepped:
@@ -192,12 +203,6 @@ class StepLoop(EventLoop[StepBatch]):
         self._steps = self._busy_ns = self._rows = 0
         self._reported_ns = perf_counter_ns()
         return message
-
-    def _leave_request(self) -> None:
-        """Name no request in log lines any more."""
-        if self._named:
-            leave_requests()
-            self._named = False
 
     # ---- StepSink -------------------------------------------------------------------------
 
@@ -218,31 +223,29 @@ class StepLoop(EventLoop[StepBatch]):
         return inputs.detach_batch().as_list()[0]
 
     def stepped(self, busy_ns: int, active: int) -> None:
+        self._sender.end_step()
         self._steps += 1
         self._busy_ns += busy_ns
         self._rows += active
 
     def respond(
-        self, entries: Sequence[StepBatch], responses: Sequence[Any], last: Sequence[int]
+        self, entries: Sequence[StepBatch], responses: Sequence[Any], last: Sequence[int], *, are_dicts: bool
     ) -> Sequence[tuple[StepBatch, WireFailure]]:
         if not self._decoupled:
             return self._keep(entries, responses, last)
         if self._any_apart and any(one.is_apart for one in entries):
+            self._sender.finish_jobs()
             return self._respond_apart(entries, responses, last)
-        session, rules = entries[0].session, self._execution.rules
-        outputs = rules.stack(responses, INLINE_NBYTES)
-        if outputs is not None:
-            if entries is not self._stepped_entries:  # the same list as long as nobody joins or leaves
-                self._stepped_entries = entries
-                self._stepped_ids = tuple([one.run.batch_id for one in entries])
-            session.send(self._stepped(self._stepped_ids, outputs, None, (), tuple(last)))
-            return ()
-        try:
-            answers = rules.check(responses, [one.request for one in entries], apart=True)
-        except OutputError as error:
-            failure = self._execution.failure(error)
-            return [(one, failure) for one in entries]
-        return self._send(session, entries, answers, set(last))
+        copied = self._execution.rules.copy(responses, INLINE_NBYTES) if are_dicts else None
+        if copied is None:
+            self._sender.finish_jobs()
+            return self._respond_together(entries, responses, self._stepped((), None, None, (), tuple(last)))
+        if entries is not self._stepped_entries:  # the same list as long as nobody joins or leaves
+            self._stepped_entries = entries
+            self._stepped_ids = tuple([one.run.batch_id for one in entries])
+        message = self._stepped(self._stepped_ids, None, None, (), tuple(last))
+        self._sender.add(partial(self._send_copied, entries, copied, message))
+        return ()
 
     def failure(self, error: Exception, entry: StepBatch | None = None) -> WireFailure:
         if isinstance(error, _Refused):
@@ -289,7 +292,9 @@ class StepLoop(EventLoop[StepBatch]):
         batch_id = entry.run.batch_id
         if self._batches.get(batch_id) is entry:
             del self._batches[batch_id]
-        entry.session.reply(reply)
+        self._sender.add(partial(entry.session.reply, reply))
+        if entry.session.device is not None or not isinstance(reply, wire.Done):
+            self._sender.finish_jobs()
 
     def _keep(
         self, entries: Sequence[StepBatch], responses: Sequence[Any], last: Sequence[int]
@@ -321,10 +326,30 @@ class StepLoop(EventLoop[StepBatch]):
                 wrong.append((entry, self._execution.failure(error)))
         return wrong
 
-    def _send(
-        self, session: FrontSession, entries: Sequence[StepBatch], answers: BatchAnswers, last: set[int]
+    def _send_copied(
+        self, entries: Sequence[StepBatch], copied: CopiedResponses, message: wire.Stepped
+    ) -> None:
+        """Send the responses of a step, in any thread."""
+        session = entries[0].session
+        outputs = self._execution.rules.stack(copied)
+        if outputs is not None:
+            session.send(message._replace(outputs=outputs))
+            return
+        for entry, failure in self._respond_together(entries, copied.mappings(), message):
+            session.send(wire.Yield(entry.run.batch_id, None, (failure,)))  # the last response
+            self.stepper.cancel(entry)
+
+    def _respond_together(
+        self, entries: Sequence[StepBatch], responses: Sequence[Any], message: wire.Stepped
     ) -> list[tuple[StepBatch, WireFailure]]:
-        """Send checked responses: together if all of them fit into one message, else each by itself."""
+        """Send responses in ``message`` if all of them fit, else each in a message of its own."""
+        session, last = entries[0].session, set(message.last)
+        try:
+            requests = [one.request for one in entries]
+            answers = self._execution.rules.check(responses, requests, apart=True)
+        except OutputError as error:
+            failure = self._execution.failure(error)
+            return [(one, failure) for one in entries]
         each, parameters = list(answers.each or ()), answers.parameters
         wrong = [(entries[at], one) for at, one in enumerate(each) if isinstance(one, WireFailure)]
         fitting = [at for at, one in enumerate(each) if isinstance(one, list)]
@@ -334,8 +359,10 @@ class StepLoop(EventLoop[StepBatch]):
             ids = tuple([entries[at].run.batch_id for at in fitting])
             ends = tuple([new for new, at in enumerate(fitting) if at in last])
             given = tuple([parameters[at] for at in fitting]) if parameters else ()
-            session.send(self._stepped(ids, None, written.responses, given, ends))
+            steps, busy_ns, active, *_ = message
+            session.send(wire.Stepped(steps, busy_ns, active, ids, None, written.responses, given, ends))
             return wrong
+        session.send(message._replace(last=()))
         for at in fitting:
             one = BatchAnswers(None, [each[at]], parameters[at : at + 1])
             try:

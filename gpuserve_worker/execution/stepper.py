@@ -64,10 +64,10 @@ class StepSink(Protocol[Entry, Failure]):
         """Return the request for ``admit``. Raise anything if its inputs cannot be read."""
 
     def respond(
-        self, entries: Sequence[Entry], responses: Sequence[Any], last: Sequence[int]
+        self, entries: Sequence[Entry], responses: Sequence[Any], last: Sequence[int], *, are_dicts: bool
     ) -> Sequence[tuple[Entry, Failure]]:
         """Send a response to each of these requests, the last one at the positions ``last``. Return the
-        requests whose responses cannot be sent.
+        requests whose responses cannot be sent. ``are_dicts``: all responses are plain dicts.
         """
 
     def stepped(self, busy_ns: int, active: int) -> None:
@@ -134,8 +134,13 @@ class Stepper(Generic[Entry, Failure]):
         entry.credit += responses
 
     @property
+    def has_changes(self) -> bool:
+        """Whether ``admit_waiting`` has something to do."""
+        return bool(self.waiting or self._any_cancelled)
+
+    @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self._any_cancelled or self.ready)
+        return bool(self.has_changes or self.ready)
 
     @property
     def ready(self) -> list[Entry]:
@@ -179,7 +184,7 @@ class Stepper(Generic[Entry, Failure]):
         began_ns = perf_counter_ns()
         try:
             results = self._step(self._states.copy())
-            if inspect.isawaitable(results):
+            if type(results) is not list and inspect.isawaitable(results):
                 results = await _uncancelled(results)
             _check(results, len(entries))
         except Exception as error:  # user code may raise anything
@@ -207,6 +212,7 @@ class Stepper(Generic[Entry, Failure]):
         failed: list[tuple[Entry, Failure]] = []
         if kinds != _RESPONSES:
             entries, responses, last = self._sorted(entries, responses, set(last), failed)
+            kinds = set(map(type, responses))
             self._settle()
             for entry in entries:
                 entry.has_sent = True
@@ -216,7 +222,7 @@ class Stepper(Generic[Entry, Failure]):
             self._unsettled += 1
             self._changed |= self._unsettled >= self._least_credit
         if entries:
-            failed += self._sink.respond(entries, responses, last)
+            failed += self._sink.respond(entries, responses, last, are_dicts=kinds == _RESPONSES)
         self._end(failed, ended)
 
     def _sorted(

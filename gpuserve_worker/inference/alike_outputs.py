@@ -64,35 +64,63 @@ def _column(
     return spec, (sum(rows), *inner.pop()) if len(inner) == 1 else tuple(shapes), arrays
 
 
-def stacked_outputs(
-    responses: Sequence[Any],
-    specs: Sequence[TensorSpec],
-    dtypes: Mapping[str, np.dtype[Any]],
-    most_nbytes: int,
-    *,
-    batching: bool,
-) -> tuple[WireTensor, ...] | None:
-    """Return each output of all responses, stacked on a new first axis, or None unless the responses are
-    plain dicts of arrays as declared, alike, and of ``most_nbytes`` bytes in all.
+class CopiedResponses:
+    """The responses of one step, whose arrays the callable may change from now on."""
+
+    def __init__(
+        self, responses: Sequence[dict[str, Any]], columns: list[tuple[TensorSpec, list[Any], bytes]]
+    ) -> None:
+        self._responses = responses
+        self._columns = columns
+
+    def stacked(
+        self, dtypes: Mapping[str, np.dtype[Any]], *, batching: bool
+    ) -> tuple[WireTensor, ...] | None:
+        """Return each output of all responses, stacked on a new first axis, or None unless all responses have
+        equal arrays as declared.
+        """
+        if set(map(len, self._responses)) != {len(self._columns)}:
+            return None
+        stacked = []
+        for spec, arrays, data in self._columns:
+            shape = arrays[0].shape
+            inner = shape[1:] if batching else shape
+            if (batching and not shape) or not fits_shape(inner, spec.shape):
+                return None
+            if set(map(_DTYPE, arrays)) != {dtypes[spec.name]} or set(map(_SHAPE, arrays)) != {shape}:
+                return None
+            stacked.append(WireTensor(spec.name, spec.datatype, (len(arrays), *shape), data))
+        return tuple(stacked)
+
+    def mappings(self) -> list[dict[str, Any]]:
+        """Return the responses with copies of their arrays."""
+        found = [dict(one) for one in self._responses]
+        for spec, arrays, data in self._columns:
+            position = 0
+            for response, array in zip(found, arrays, strict=True):
+                response[spec.name] = np.ndarray(array.shape, array.dtype, data, position)
+                position += array.nbytes
+        return found
+
+
+def copied_responses(
+    responses: Sequence[dict[str, Any]], specs: Sequence[TensorSpec], most_nbytes: int
+) -> CopiedResponses | None:
+    """Return copies of responses, or None unless all of them have every output as an array, of
+    ``most_nbytes`` bytes in all.
     """
-    if set(map(type, responses)) != _MAPPINGS or set(map(len, responses)) != {len(specs)}:
-        return None
-    stacked, left = [], most_nbytes
+    columns, left = [], most_nbytes
     for spec in specs:
         name = spec.name
-        arrays = [one.get(name) for one in responses]
+        arrays: list[Any] = [one.get(name) for one in responses]
         if spec.datatype == BYTES or set(map(type, arrays)) != _ARRAYS:
             return None
-        first = arrays[0]
-        left -= first.nbytes * len(arrays)
-        inner = first.shape[1:] if batching else first.shape
-        if left < 0 or (batching and not first.shape) or not fits_shape(inner, spec.shape):
-            return None
-        if set(map(_DTYPE, arrays)) != {dtypes[name]} or set(map(_SHAPE, arrays)) != {first.shape}:
+        if arrays[0].nbytes * len(arrays) > left or arrays[0].dtype.hasobject:
             return None
         try:
             data = b"".join(arrays)
         except TypeError:  # an array that is not contiguous, or whose dtype has no buffer
             data = b"".join(map(_BYTES, arrays))
-        stacked.append(WireTensor(name, spec.datatype, (len(arrays), *first.shape), data))
-    return tuple(stacked)
+        left -= len(data)
+        columns.append((spec, arrays, data))
+    return CopiedResponses(responses, columns) if left >= 0 else None

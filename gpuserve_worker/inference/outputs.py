@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from gpuserve_worker.inference.alike_outputs import alike_columns, stacked_outputs
+from gpuserve_worker.inference.alike_outputs import CopiedResponses, alike_columns, copied_responses
 from gpuserve_worker.inference.failure import (
     INTERNAL,
     TEXT_LIMIT,
@@ -180,9 +180,13 @@ class OutputRules:
                 return BatchAnswers(whole, None, parameters)
         return BatchAnswers(None, each, parameters)
 
-    def stack(self, responses: Sequence[Any], most_nbytes: int) -> tuple[WireTensor, ...] | None:
-        """Return the outputs of all responses stacked, as ``stacked_outputs``."""
-        return stacked_outputs(responses, self._specs, self._dtypes, most_nbytes, batching=self._batching)
+    def copy(self, responses: Sequence[dict[str, Any]], most_nbytes: int) -> CopiedResponses | None:
+        """Return copies of the responses of a step, as ``copied_responses``."""
+        return copied_responses(responses, self._specs, most_nbytes)
+
+    def stack(self, copied: CopiedResponses) -> tuple[WireTensor, ...] | None:
+        """Return the outputs of all responses stacked, as ``CopiedResponses.stacked``."""
+        return copied.stacked(self._dtypes, batching=self._batching)
 
     def _each(
         self, elements: Sequence[Any], requests: Sequence[WireRequest]

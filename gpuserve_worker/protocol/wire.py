@@ -228,10 +228,11 @@ class Cancel(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """The front has sent or dropped this number of ``Yield`` messages of a batch."""
+    """The front has sent or dropped responses: the number of each batch, with the number of its ``Yield``
+    messages or of its responses in ``Stepped``.
+    """
 
-    batch_id: int
-    yields: int
+    grants: tuple[tuple[int, int], ...]
 
 
 class Answer(NamedTuple):
@@ -332,7 +333,7 @@ class Stepped(NamedTuple):
     active: int
     batch_ids: tuple[int, ...] = ()
     outputs: tuple[WireTensor, ...] | None = None
-    responses: tuple[tuple[WireTensor, ...] | None, ...] | None = None
+    responses: tuple[tuple[WireTensor, ...] | WireFailure | None, ...] | None = None
     parameters: tuple[dict[str, Any], ...] = ()
     last: tuple[int, ...] = ()
 

@@ -38,7 +38,7 @@ def until_done(worker: WorkerProcess) -> list[Any]:
     while not isinstance(message := worker.hear(worker.link), wire.Done):
         assert isinstance(message, wire.Yield), message
         yields.append(message)
-        worker.link.send(wire.Credit(message.batch_id, 1))
+        worker.link.send(wire.Credit(((message.batch_id, 1),)))
     return yields
 
 

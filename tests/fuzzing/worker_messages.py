@@ -50,7 +50,7 @@ MESSAGES: list[wire.Message] = [
     wire.Run(8, (1, 2, 1), (TENSOR,)),
     wire.Run(8, (REQUEST,), (TENSOR, PLACED), (wire.Fill(0, "FP32", 2, 0, 64, wire.Place(3, 0, 8)),)),
     wire.Cancel(7, 1),
-    wire.Credit(7, 32),
+    wire.Credit(((7, 32), (8, 1))),
     wire.Free(((0, 64), (1, 0))),
     wire.Shrink(),
     wire.Attached(4),

@@ -21,6 +21,8 @@ from gpuserve.typed import Int32, Shape, sample
 RAISES, KILLS, HANGS = 1001, 1002, 1003
 #: ``admit`` raises.
 REFUSED = 1004
+#: The third response of ``Buffered`` has a dtype that cannot be cast.
+WIDE_AT = 1005
 
 
 @sample
@@ -31,7 +33,7 @@ def twice(n: Annotated[Int32, Shape(1)]) -> Annotated[Int32, Shape(1)]:
 class Count:
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
-        self.done = 0
+        self.done = self.place = 0
 
 
 class Counting:
@@ -106,3 +108,35 @@ class Awaiting(Counting):
 
     async def step(self, active: Sequence[Count]) -> list[Any]:  # type: ignore[override]
         return super().step(active)
+
+
+class Buffered(Counting):
+    """The same with one buffer for all responses, which each step overwrites. A request for ``WIDE_AT`` gets
+    a wrong array as its third response.
+    """
+
+    max_active = 64
+
+    def __init__(self, busy_s: float = 0.0, step_s: float = 0.005) -> None:
+        super().__init__(step_s)
+        self._busy_s = busy_s
+        self._buffer = np.zeros(64, np.int32)
+
+    def step(self, active: Sequence[Count]) -> list[Any]:
+        self._buffer[:] = -1
+        ends_at = time.monotonic() + self._busy_s
+        while time.monotonic() < ends_at:  # keeps the interpreter's lock
+            pass
+        return super().step(active)
+
+    def _next(self, state: Count) -> Any:
+        state.done += 1
+        place = self._buffer[state.place : state.place + 1]
+        place[:] = state.done
+        response = {"value": np.zeros(1) if (state.wanted, state.done) == (WIDE_AT, 3) else place}
+        return Last(response) if state.done >= state.wanted else response
+
+    def admit(self, request: Any) -> Count:
+        count = super().admit(request)
+        count.place = self._active - 1
+        return count

@@ -138,7 +138,7 @@ def test_in_a_stream_a_refused_request_is_told_once_and_the_others_go_on(file: i
         yields: list[Any] = []
         while isinstance(message := worker.hear(worker.link), wire.Yield):
             yields.append(wire.responses(message.responses or ()))
-            worker.link.send(wire.Credit(message.batch_id, 1))
+            worker.link.send(wire.Credit(((message.batch_id, 1),)))
         assert isinstance(message, wire.Done)
         assert [type(one[1]) for one in yields] == [wire.WireFailure, type(None), type(None)]
         assert [one[0] is None for one in yields] == [True, False, False]

@@ -34,7 +34,7 @@ def responses(worker: WorkerProcess, batch_id: int = 1) -> Iterator[list[Any]]:
     """What each Yield of a batch holds for its requests, until the batch ends; its end is ``worker.end``."""
     while isinstance(message := worker.hear(worker.link), wire.Yield):
         assert message.batch_id == batch_id
-        worker.link.send(wire.Credit(batch_id, 1))
+        worker.link.send(wire.Credit(((batch_id, 1),)))
         yield [_shown(worker, one) for one in wire.responses(message.responses or ())]
     worker.end = message  # type: ignore[attr-defined]
 
@@ -91,8 +91,8 @@ def test_a_worker_waits_for_credit() -> None:
                 assert isinstance(other, wire.Yield)
                 assert other.batch_id == 10 + batch_id + yields
                 if yields == 1:
-                    worker.link.send(wire.Credit(batch_id, wire.YIELD_WINDOW - 1))
-        worker.link.send(wire.Credit(1, 2))
+                    worker.link.send(wire.Credit(((batch_id, wire.YIELD_WINDOW - 1),)))
+        worker.link.send(wire.Credit(((1, 2),)))
         got = [worker.hear(worker.link) for _ in range(2)]
         assert [one.batch_id for one in got if isinstance(one, wire.Yield)] == [1, 1]
 
@@ -103,7 +103,7 @@ def test_a_cancelled_stream_is_closed_within_50_ms(name: str, closed_at: Path) -
         worker.start(number(1, 1), rows=(1, 1))
         assert isinstance(worker.hear(worker.link), wire.Yield)
         worker.link.send(wire.Cancel(1, 0))
-        worker.link.send(wire.Credit(1, 1))
+        worker.link.send(wire.Credit(((1, 1),)))
         worker.link.send(wire.Cancel(1, 1))
         cancelled = time.monotonic()
         while isinstance(message := worker.hear(worker.link), wire.Yield):

@@ -14,7 +14,8 @@ from gpuserve_worker.protocol.tensor import TensorSpec
 
 def stack(datatype: str, shape: tuple[int, ...], *arrays: Any) -> Any:
     rules = OutputRules("m", [TensorSpec("y", datatype, shape)], batching=False, strict=True, decoupled=True)
-    return rules.stack([{"y": one} for one in arrays], 1 << 14)
+    copied = rules.copy([{"y": one} for one in arrays], 1 << 14)
+    return None if copied is None else rules.stack(copied)
 
 
 WIDE = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -33,6 +34,19 @@ def test_a_dtype_without_a_buffer_and_a_scalar() -> None:
     assert bytes(made.payload) == array.tobytes() * 2
     (made,) = stack("INT64", (), np.array(7), np.array(8))
     assert (made.shape, bytes(made.payload)) == ((2,), np.array([7, 8]).tobytes())
+
+
+def test_copies_of_different_arrays_do_not_change_with_them() -> None:
+    rules = OutputRules("m", [TensorSpec("y", "FP32", (-1, -1))], batching=False, strict=True, decoupled=True)
+    arrays = [WIDE.copy(), WIDE[:, ::2].copy().T, WIDE[:0].copy(), WIDE.astype(np.float64)]
+    expected = [one.copy() for one in arrays]
+    copied = rules.copy([{"y": one} for one in arrays], 1 << 14)
+    for array in arrays:
+        array[:] = -1
+    assert copied is not None
+    assert rules.stack(copied) is None
+    for one, array in zip(copied.mappings(), expected, strict=True):
+        np.testing.assert_array_equal(one["y"], array, strict=True)
 
 
 @pytest.mark.parametrize(

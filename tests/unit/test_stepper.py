@@ -92,7 +92,10 @@ class Ends:
     def request_of(self, entry: Job) -> Any:
         return entry
 
-    def respond(self, entries: Sequence[Job], responses: Sequence[Any], last: Sequence[int]) -> Any:
+    def respond(
+        self, entries: Sequence[Job], responses: Sequence[Any], last: Sequence[int], *, are_dicts: bool
+    ) -> Any:
+        assert are_dicts == all(type(one) is dict for one in responses)
         for entry, response in zip(entries, responses, strict=True):
             self.words.setdefault(entry.name, []).append(response["y"])
         return [(one, "unsendable") for one in entries if one.name in self.unsendable]

@@ -50,7 +50,7 @@ def test_a_worker_may_go_on_once_the_first_response_has_left() -> None:
             worker.give([True])
         await scene.settle()
         (batch,) = worker.runs
-        assert worker.credits == [wire.Credit(batch.batch_id, wire.YIELD_WINDOW - 1)]
+        assert worker.credits == [wire.Credit(((batch.batch_id, wire.YIELD_WINDOW - 1),))]
 
     in_a_stream(test)
     assert seen == ["left", "Credit", "left"]
@@ -66,3 +66,25 @@ def test_a_stream_of_one_response_needs_no_credit() -> None:
         assert not worker.credits
 
     in_a_stream(test)
+
+
+def test_a_worker_gets_credit_for_all_its_streams_in_one_message() -> None:
+    async def run() -> None:
+        scene = Scene(replace(STREAM, max_active=2, max_batch_size=1))
+        await scene.settle()
+        for value in (1.0, 2.0):
+            scene.submit(1, value, None)
+        await scene.settle()
+        worker = scene.workers[0]
+        for pending in scene.pending:
+            pending.on_response = lambda response: response.close()
+        first, second = worker.runs
+        one = (wire.WireTensor("y", "FP32", (), bytes(4)),)
+        for step in range(16):
+            runs = (first,) if step < 5 else (first, second)
+            worker.say(wire.Stepped(1, 1, 2, tuple([run.batch_id for run in runs]), None, (one,) * len(runs)))
+        await scene.settle()
+        assert worker.credits == [wire.Credit(((first.batch_id, 16), (second.batch_id, 10)))]
+        scene.close()
+
+    asyncio.run(run())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from asyncio import TimerHandle
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gpuserve.front.ipc.worker_link import WorkerLink
@@ -40,7 +40,8 @@ class RunningCall(NamedTuple):
 @dataclass(eq=False, slots=True)
 class InFlightBatch:
     """A batch at a worker since ``sent_at``. ``blocks`` are its own; ``in_place`` blocks are the request's.
-    ``timer`` fires when the deadline of a request passes. ``is_sent``: the worker knows the batch.
+    ``timer`` fires when the deadline of a request passes. ``is_sent``: the worker knows the batch. ``others``
+    are all batches of the model at workers.
     """
 
     batch: Batch
@@ -52,6 +53,7 @@ class InFlightBatch:
     account: StreamAccount | None = None
     timer: TimerHandle | None = None
     is_sent: bool = True
+    others: dict[int, InFlightBatch] = field(default_factory=dict)
     _gone: int = 0
     #: The messages of responses received so far, and the messages that the worker may send in all.
     _yields: int = 0
@@ -68,7 +70,7 @@ class InFlightBatch:
     def grant_credit(self, yields: int) -> None:
         """Allow the worker to send ``yields`` more messages of responses."""
         self._credit += yields
-        self.link.send(Credit(self.batch.batch_id, yields))
+        self.link.send(Credit(((self.batch.batch_id, yields),)))
 
     def running_call(self, began_at: float) -> RunningCall:
         began_at = max(self.sent_at, began_at)
@@ -77,12 +79,16 @@ class InFlightBatch:
         return RunningCall(self.batch.instance, self.batch.batch_id, began_at, n_responses, is_held_back)
 
     def on_yield_sent(self) -> None:
-        """Count one more sent message of responses, and grant the worker credit now and then."""
+        """Count one more sent message of responses. Now and then, grant the worker credit for all batches."""
         self._gone += 1
         if self._gone >= _CREDIT_YIELDS:
-            self._credit += self._gone
-            self.link.post_soon(Credit(self.batch.batch_id, self._gone))
-            self._gone = 0
+            behind = [one for one in self.others.values() if one.link is self.link and one._gone]
+            grants = tuple([(one.batch.batch_id, one._gone) for one in behind])
+            for one in behind:
+                one._credit += one._gone
+                one._gone = 0
+            if grants:
+                self.link.post_soon(Credit(grants))
 
 
 class InFlightBatches:
@@ -96,6 +102,7 @@ class InFlightBatches:
 
     def add(self, flight: InFlightBatch) -> None:
         self._flights[flight.batch.batch_id] = flight
+        flight.others = self._flights
         flight.link.in_flight += 1
 
     def batch_at(self, link: WorkerLink, batch_id: int) -> InFlightBatch:
