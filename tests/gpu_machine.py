@@ -81,6 +81,10 @@ class GpuMachine:
         gpus = [dataclasses.replace(gpu, **values) if gpu.uuid == uuid else gpu for gpu in self.now.gpus]
         self.change(gpus=tuple(gpus))
 
+    def slow(self, **values: Any) -> None:
+        """Have copies and kernels take a time, by fields of ``Machine``; on a real GPU they take theirs."""
+        self.change(**values)
+
     def lose(self, uuid: str) -> None:
         """The GPU falls off the bus: NVML says so, and processes that use it fail."""
         self.queue_xid(uuid, 79)
@@ -107,6 +111,9 @@ class RealMachine:
         pynvml.nvmlInit()
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         return [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+
+    def slow(self, **values: Any) -> None:
+        """Do nothing."""
 
     def need_powers(self) -> None:
         """The test changes the machine: it is skipped."""

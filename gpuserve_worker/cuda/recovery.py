@@ -93,10 +93,13 @@ class DeviceLoss:
     def find(self) -> bool:
         """Check the device after a failure of any kind. Return whether it is lost."""
         with self._lock:
-            self.text = self.text or self._device.why_lost() or ""
+            if not self.text and (error := self._device.why_lost()) is not None:
+                self.text = str(error)
+                self._has_blamed = error.is_from_outside
         return bool(self.text)
 
     def claim_blame(self) -> bool:
+        """Return whether the caller's batch is the first to take the blame; none does for another process."""
         with self._lock:
             is_first, self._has_blamed = not self._has_blamed, True
         return is_first

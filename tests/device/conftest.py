@@ -29,6 +29,17 @@ def stand_in(tmp_path: Path) -> GpuMachine:
 
 
 @pytest.fixture
+def any_two_gpus(tmp_path: Path) -> GpuMachine | RealMachine:
+    """A machine with two GPUs or more, which the test leaves as it is."""
+    if not real_gpu():
+        return GpuMachine(tmp_path / "gpus", [GPU_0, GPU_1])
+    machine = RealMachine()
+    if len(machine.uuids) < 2:
+        pytest.skip("needs two GPUs")
+    return machine
+
+
+@pytest.fixture
 def two_gpus(tmp_path: Path) -> GpuMachine:
     """A machine of the stand-in with two GPUs."""
     if real_gpu():

@@ -77,9 +77,9 @@ def test_inputs_in_the_message_and_in_the_arena(shared_gpu_machine: Machine) -> 
         assert done.inputs_free
 
 
-def test_a_buffer_comes_back_from_a_thread_that_has_another_device(two_gpus: GpuMachine) -> None:
+def test_a_buffer_comes_back_from_a_thread_that_has_another_device(any_two_gpus: Machine) -> None:
     program = Path(__file__).parent.parent / "programs" / "buffers_of_other_threads.py"
-    environ = {**os.environ, **two_gpus.environ}
+    environ = {**os.environ, **any_two_gpus.environ}
     ran = subprocess.run([sys.executable, program], env=environ, capture_output=True, text=True, check=True)
     assert ran.stdout == "True\n"
 
@@ -156,10 +156,10 @@ def test_buffers_are_used_again_and_hold_the_new_values(shared_gpu_machine: Mach
             assert np.array_equal(output(worker, done), array * 2)
 
 
-def test_the_front_has_its_memory_back_only_after_the_copy(stand_in: GpuMachine) -> None:
+def test_the_front_has_its_memory_back_only_after_the_copy(gpu_machine: Machine) -> None:
     """The callable answers at once; what the front then writes into the block must not get to the device."""
-    stand_in.change(copy_bytes_per_s=1e6)
-    with on_gpu(stand_in, "Keeps") as worker:
+    gpu_machine.slow(copy_bytes_per_s=1e6)
+    with on_gpu(gpu_machine, "Keeps") as worker:
         array = noise(1, LARGE // 4)
         tensor = in_segments(worker, array)
         done = worker.run([tensor])
@@ -169,9 +169,9 @@ def test_the_front_has_its_memory_back_only_after_the_copy(stand_in: GpuMachine)
         assert np.array_equal(output(worker, again), array)
 
 
-def test_slow_copies_and_slow_kernels_are_waited_for(stand_in: GpuMachine) -> None:
-    stand_in.change(copy_bytes_per_s=5e6, kernel_s=0.01)
-    with on_gpu(stand_in, "doubled") as worker:
+def test_slow_copies_and_slow_kernels_are_waited_for(gpu_machine: Machine) -> None:
+    gpu_machine.slow(copy_bytes_per_s=5e6, kernel_s=0.01)
+    with on_gpu(gpu_machine, "doubled") as worker:
         for number in range(4):
             array = noise(2, LARGE // 4, seed=number)
             done = worker.run([in_segments(worker, array)], (2,), batch_id=number + 1)

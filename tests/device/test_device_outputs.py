@@ -90,8 +90,8 @@ def test_bad_answers_give_the_sentences_of_the_host(
         assert failed.inputs_free
 
 
-def test_an_answer_on_another_device_is_refused(two_gpus: GpuMachine) -> None:
-    with on_gpu(two_gpus, "Answers", kwargs={"form": "elsewhere"}) as worker:
+def test_an_answer_on_another_device_is_refused(any_two_gpus: Machine) -> None:
+    with on_gpu(any_two_gpus, "Answers", kwargs={"form": "elsewhere"}) as worker:
         text = failure_of(worker.run([floats("x", [1, 2])])).text
     assert (
         text == "Output 'y' of model 'tested' cannot be made an array: it is on device 1, expected device 0"
@@ -123,18 +123,18 @@ def test_answers_that_are_the_inputs_themselves(shared_gpu_machine: Machine) -> 
             assert np.array_equal(output(worker, done), array)
 
 
-def test_answers_are_read_after_the_kernels_that_make_them(stand_in: GpuMachine) -> None:
-    stand_in.change(kernel_s=0.02, copy_bytes_per_s=1e7)
-    with on_gpu(stand_in, "Answers", kwargs={"form": "strided"}) as worker:
+def test_answers_are_read_after_the_kernels_that_make_them(gpu_machine: Machine) -> None:
+    gpu_machine.slow(kernel_s=0.02, copy_bytes_per_s=1e7)
+    with on_gpu(gpu_machine, "Answers", kwargs={"form": "strided"}) as worker:
         array = noise(2, LARGE // 4)
         done = worker.run([in_segments(worker, array)], (1, 1))
         assert np.array_equal(output(worker, done), array * 2)
 
 
 @pytest.mark.parametrize("form", ["kept", "part_of_kept"])
-def test_a_buffer_that_the_callable_uses_again_is_copied_before_that(stand_in: GpuMachine, form: str) -> None:
-    stand_in.change(copy_bytes_per_s=2e7)
-    with on_gpu(stand_in, "Answers", kwargs={"form": form}) as worker:
+def test_a_buffer_that_the_callable_uses_again_is_copied_before_that(gpu_machine: Machine, form: str) -> None:
+    gpu_machine.slow(copy_bytes_per_s=2e7)
+    with on_gpu(gpu_machine, "Answers", kwargs={"form": form}) as worker:
         arrays = [noise(1, LARGE // 4, seed=number) for number in range(5)]
         for number, array in enumerate(arrays):
             worker.start([in_segments(worker, array)], batch_id=number)
@@ -145,10 +145,10 @@ def test_a_buffer_that_the_callable_uses_again_is_copied_before_that(stand_in: G
 
 
 def test_an_input_that_is_the_answer_and_is_kept_is_copied_before_it_is_written_to(
-    stand_in: GpuMachine,
+    gpu_machine: Machine,
 ) -> None:
-    stand_in.change(copy_bytes_per_s=2e7)
-    with on_gpu(stand_in, "KeepsItsInput") as worker:
+    gpu_machine.slow(copy_bytes_per_s=2e7)
+    with on_gpu(gpu_machine, "KeepsItsInput") as worker:
         arrays = [noise(1, LARGE // 4, seed=number) for number in range(5)]
         for number, array in enumerate(arrays):
             worker.start([in_segments(worker, array)], batch_id=number)
@@ -157,9 +157,9 @@ def test_an_input_that_is_the_answer_and_is_kept_is_copied_before_it_is_written_
 
 
 @pytest.mark.parametrize("form", ["on_own_stream", "double_on_own_stream", "capsule_on_own_stream"])
-def test_a_callable_may_compute_on_a_stream_of_its_own(stand_in: GpuMachine, form: str) -> None:
-    stand_in.change(kernel_s=0.01, copy_bytes_per_s=2e7)
-    with on_gpu(stand_in, "Answers", kwargs={"form": form}, strict=False) as worker:
+def test_a_callable_may_compute_on_a_stream_of_its_own(gpu_machine: Machine, form: str) -> None:
+    gpu_machine.slow(kernel_s=0.01, copy_bytes_per_s=2e7)
+    with on_gpu(gpu_machine, "Answers", kwargs={"form": form}, strict=False) as worker:
         arrays = [noise(1, LARGE // 4, seed=number) for number in range(4)]
         for number, array in enumerate(arrays):
             worker.start([in_segments(worker, array)], batch_id=number)
@@ -167,9 +167,9 @@ def test_a_callable_may_compute_on_a_stream_of_its_own(stand_in: GpuMachine, for
             assert np.array_equal(output(worker, worker.answer()), array * 2)
 
 
-def test_a_kept_buffer_is_copied_before_another_stream_writes_to_it(stand_in: GpuMachine) -> None:
-    stand_in.change(copy_bytes_per_s=2e7)
-    with on_gpu(stand_in, "Answers", kwargs={"form": "kept_on_own_stream"}) as worker:
+def test_a_kept_buffer_is_copied_before_another_stream_writes_to_it(gpu_machine: Machine) -> None:
+    gpu_machine.slow(copy_bytes_per_s=2e7)
+    with on_gpu(gpu_machine, "Answers", kwargs={"form": "kept_on_own_stream"}) as worker:
         arrays = [noise(1, LARGE // 4, seed=number) for number in range(5)]
         for number, array in enumerate(arrays):
             worker.start([in_segments(worker, array)], batch_id=number)
@@ -265,12 +265,26 @@ def test_a_batch_of_one_input_and_one_output_makes_few_calls_of_cuda(stand_in: G
     assert min(queries + others) >= 8, "they are counted"
 
 
-def test_static_inputs_begin_at_one_address(stand_in: GpuMachine) -> None:
-    stand_in.change(kernel_s=0.002, copy_bytes_per_s=1e9)
+def test_what_is_asked_of_the_device_is_no_error_of_the_callables_kernels(stand_in: GpuMachine) -> None:
+    """Of a library that shares CUDA's runtime, in which a question that comes too early leaves an error."""
+    stand_in.change(kernel_s=0.002, shared_runtime=True)
+    arrays = [noise(2, LARGE // 4, seed=number) for number in range(6)]
+    with on_gpu(stand_in, "doubled") as worker:
+        for number, array in enumerate(arrays):  # one at a time, and then together
+            assert isinstance(worker.run([in_segments(worker, array)], (2,), batch_id=number), wire.Done)
+        for number, array in enumerate(arrays, len(arrays)):
+            worker.start([in_segments(worker, array)], (2,), batch_id=number)
+        assert [isinstance(worker.answer(), wire.Done) for _ in arrays] == [True] * len(arrays)
+
+
+def test_static_inputs_begin_at_one_address(gpu_machine: Machine) -> None:
+    gpu_machine.slow(kernel_s=0.002, copy_bytes_per_s=1e9)
     outputs = (("y", "FP32", (-1,)), ("address", "INT64", (1,)))
     arrays = [noise(rows, LARGE // 4, seed=number) for number, rows in enumerate((1, 4, 2, 4, 3, 1))]
     addresses = set()
-    with on_gpu(stand_in, "StaticAddresses", outputs=outputs, static_inputs=True, max_batch_size=4) as worker:
+    with on_gpu(
+        gpu_machine, "StaticAddresses", outputs=outputs, static_inputs=True, max_batch_size=4
+    ) as worker:
         for number, array in enumerate(arrays):
             worker.start([in_segments(worker, array)], (len(array),), batch_id=number)
         for array in arrays:

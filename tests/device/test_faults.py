@@ -198,6 +198,18 @@ def test_no_other_batch_fails_with_it(shared_gpu_machine: Machine, path: str) ->
     assert {one.batch_id for one in answers if isinstance(one, wire.Done)} <= {0, 1}
 
 
+def test_a_client_of_mps_that_another_one_ends_blames_no_batch(stand_in: GpuMachine) -> None:
+    stand_in.change(mps=True)
+    with on_gpu(stand_in, "breaks") as other, on_gpu(stand_in, "breaks") as worker:
+        assert outcomes(worker, run(worker, 1, 1.0)) == [2]
+        assert failure(run(other, 1, POISON)).text.startswith(LOST)
+        start(worker, 2, 3.0)
+        assert worker.exit_status() == lifecycle.EXIT_DEVICE
+        assert not isinstance(worker.hear(worker.link), wire.Done | wire.Failed)
+    with on_gpu(stand_in, "breaks") as successor:
+        assert outcomes(successor, run(successor, 2, 3.0)) == [6]
+
+
 def test_a_device_that_stays_in_an_error_is_lost_whatever_the_error(stand_in: GpuMachine) -> None:
     with on_gpu(stand_in, "raises") as worker:
         assert failure(run(worker, 1, POISON)).text == "as the test wants"

@@ -125,13 +125,13 @@ def test_the_times_are_those_of_each_batch_however_much_they_overlap(
     assert middle == [pytest.approx(expected, abs=0.018) for expected in (0.02, 0.04, 0.02)]
 
 
-def test_when_another_front_takes_over_what_waited_is_dropped(stand_in: GpuMachine) -> None:
-    with on_gpu(stand_in, "waited_for") as worker:
-        stand_in.change(kernel_s=0.1)
+def test_when_another_front_takes_over_what_waited_is_dropped(gpu_machine: Machine) -> None:
+    with on_gpu(gpu_machine, "waited_for") as worker:
+        gpu_machine.slow(kernel_s=0.1)
         for number in range(4):
             start(worker, number, [1])
         worker.new_front(2)
-        stand_in.change(kernel_s=0.0)
+        gpu_machine.slow(kernel_s=0.0)
         done = worker.run([floats("x", [3])], batch_id=1)
         assert output(worker, done).tolist() == [[6]]
 
@@ -191,8 +191,8 @@ def test_a_callable_that_captures_a_graph_while_batches_come(shared_gpu_machine:
     assert all(isinstance(one, wire.Done) for one in done), done
 
 
-def test_a_callable_that_makes_another_device_the_current_one(two_gpus: GpuMachine) -> None:
-    with on_gpu(two_gpus, "moves_away") as worker:
+def test_a_callable_that_makes_another_device_the_current_one(any_two_gpus: Machine) -> None:
+    with on_gpu(any_two_gpus, "moves_away") as worker:
         for number in range(6):
             start(worker, number, [number])
         done = answers(worker, 6)

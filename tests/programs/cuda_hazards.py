@@ -3,8 +3,10 @@ the time, and prints what came of it as JSON. Only on the stand-in do the mistak
 """
 
 import ctypes
+import itertools
 import json
 import sys
+import threading
 import time
 
 import cupy
@@ -164,6 +166,76 @@ def host_code():
     stream.launch_host_func(lambda given: seen.append(status(runtime.getDevice)), None)
     stream.synchronize()
     return {"seen": seen}
+
+
+def full_queue(count):
+    """Seconds until so many kernels are queued, and for which another thread stood still in a call that keeps
+    the interpreter's lock.
+    """
+    array, stream = cupy.zeros(16, np.uint8), cupy.cuda.Stream.null
+    cupy.add(array, 1, out=array)
+    stream.synchronize()
+    before = time.monotonic()
+    for _ in range(int(count)):
+        cupy.add(array, 1, out=array)
+    queued_s = time.monotonic() - before
+    turns, ends = [], threading.Event()
+
+    def turn():
+        while not ends.is_set():
+            turns.append(time.monotonic())
+            time.sleep(0.0005)
+
+    other = threading.Thread(target=turn)
+    other.start()
+    time.sleep(0.005)
+    stream.record()
+    ends.set()
+    other.join()
+    stream.synchronize()
+    gaps = [late - early for early, late in itertools.pairwise(turns)]
+    return {"queued_s": queued_s, "without_a_turn_s": max(gaps)}
+
+
+def pageable():
+    """Seconds that the start of a copy from pageable memory takes behind a kernel, by its size."""
+    device, found = cupy.zeros(NBYTES, np.uint8), {}
+    source, stream = np.ones(NBYTES, np.uint8), cupy.cuda.Stream.null
+    cupy.add(device, 1, out=device)
+    for nbytes in (1 << 10, NBYTES):
+        stream.synchronize()
+        cupy.add(device, 1, out=device)
+        before = time.monotonic()
+        runtime.memcpyAsync(device.data.ptr, source.ctypes.data, nbytes, TO_DEVICE, stream.ptr)
+        found[nbytes] = time.monotonic() - before
+    return {"small_s": found[1 << 10], "large_s": found[NBYTES]}
+
+
+def last_error():
+    """Whether a kernel is told of an event that was asked for too early, by the runtime and by the driver."""
+    array, stream = cupy.zeros(16, np.uint8), cupy.cuda.Stream.null
+    query = ctypes.PyDLL("libcuda.so.1").cuEventQuery
+    found = {}
+    for name, ask in (("driver", lambda ptr: query(ctypes.c_void_p(ptr))), ("runtime", runtime.eventQuery)):
+        cupy.add(array, 1, out=array)
+        event = stream.record()
+        found[name] = [ask(event.ptr), status(cupy.add, array, 1, array)]
+        stream.synchronize()
+    return found
+
+
+def computes(count):
+    """Seconds for so many kernels, once told to begin."""
+    array = cupy.zeros(16, np.uint8)
+    cupy.add(array, 1, out=array)
+    cupy.cuda.Stream.null.synchronize()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    before = time.monotonic()
+    for _ in range(int(count)):
+        cupy.add(array, 1, out=array)
+    cupy.cuda.Stream.null.synchronize()
+    return {"took_s": time.monotonic() - before}
 
 
 def hold(nbytes):

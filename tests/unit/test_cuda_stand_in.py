@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,43 @@ def test_page_locked_memory_that_is_gone_does_not_end_the_process(slow: GpuMachi
 
 def test_host_code_runs_in_the_order_of_its_stream(slow: GpuMachine) -> None:
     assert seen(slow, "host_code") == {"seen": [[5, [NEW]], 800]}
+
+
+def test_a_call_blocks_while_the_queue_is_full_and_may_keep_the_interpreters_lock(slow: GpuMachine) -> None:
+    slow.change(launch_queue=4)
+    found = seen(slow, "full_queue", "9")
+    assert found["queued_s"] > 3 * STEP_S
+    assert found["without_a_turn_s"] > 0.004
+
+
+def test_a_large_copy_from_pageable_memory_starts_after_what_is_queued(slow: GpuMachine) -> None:
+    found = seen(slow, "pageable")
+    assert found["large_s"] > STEP_S / 2 > found["small_s"]
+
+
+def test_what_is_asked_too_early_is_the_last_error_of_the_runtime(slow: GpuMachine) -> None:
+    assert seen(slow, "last_error") == {"driver": [600, 0], "runtime": [600, 0]}
+    slow.change(shared_runtime=True)
+    assert seen(slow, "last_error") == {"driver": [600, 0], "runtime": [600, 600]}
+
+
+def compute(machine: GpuMachine, count: int) -> float:
+    """The seconds of the slowest of so many processes, each with five kernels."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(start(machine, "computes", "5")) for _ in range(count)]
+        assert [one.stdout and one.stdout.readline() for one in processes] == ["ready\n"] * count
+        for one in processes:
+            assert one.stdin
+            one.stdin.write("\n")
+            one.stdin.flush()
+        return max(json.loads(one.communicate(timeout=TIMEOUT_S)[0])["took_s"] for one in processes)
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_processes_compute_in_turns_unless_they_are_clients_of_mps(slow: GpuMachine, mps: bool) -> None:
+    slow.change(mps=mps)
+    alone_s, together_s = compute(slow, 1), compute(slow, 2)
+    assert (together_s > 1.6 * alone_s) is not mps
 
 
 def test_memory_is_counted_over_all_processes_and_comes_back_with_their_end(machine: GpuMachine) -> None:

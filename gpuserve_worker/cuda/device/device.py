@@ -93,14 +93,14 @@ class CudaDevice:
         self.runtime.synchronize_stream(self.h2d)
         self.runtime.synchronize_stream(self.d2h)
 
-    def why_lost(self) -> str | None:
+    def why_lost(self) -> CudaError | None:
         """Return CUDA's reason why this process can no longer use its device, or None if it can."""
         first = self._fault()
         if first is None or first.is_sticky:
-            return None if first is None else str(first)
+            return first
         second = self._fault()  # errors of earlier work are reported once, unless they are permanent
         stays = second is not None and not second.is_out_of_memory and second.code not in _CAPTURE
-        return str(second) if stays else None
+        return second if stays else None
 
     def _fault(self) -> CudaError | None:
         try:

@@ -37,6 +37,11 @@ _LAZY_PEER_ACCESS: Final = 1
 #: Errors after which nothing works in the process any more (the CUDA runtime's documentation of
 #: ``cudaError``: "leaves the process in an inconsistent state", or a device that is gone).
 _STICKY: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999})
+#: ``cudaErrorMps…``: the MPS server is gone, or ended this client because of another one.
+_OF_MPS: Final = range(805, 812)
+
+
+DRIVER: Final = "libcuda.so.1"
 
 
 class CudaUnavailable(Exception):
@@ -61,6 +66,11 @@ class CudaError(DeviceFailure):
     def is_sticky(self) -> bool:
         """True if this process can no longer use its device."""
         return self.code in _STICKY
+
+    @property
+    def is_from_outside(self) -> bool:
+        """True if no work of this process caused the error."""
+        return self.code in _OF_MPS
 
 
 class _Handle(ctypes.Structure):
@@ -106,6 +116,10 @@ class Runtime:
         self.cupy = cupy
         self._cuda = cupy.cuda.runtime
         self._driver = driver
+        # By the driver: the runtime would keep "not ready" as the thread's last error, which a library that
+        # shares the runtime takes for the error of its next kernel. Too short a call to release the GIL.
+        self._query_event = ctypes.PyDLL(DRIVER).cuEventQuery
+        self._query_event.argtypes = [ctypes.c_void_p]
         #: The size of each allocation of this class, by address.
         self._allocated: dict[int, int] = {}
         #: The limit of ``process_nbytes``, 0 without one.
@@ -222,9 +236,9 @@ class Runtime:
 
     def is_complete(self, event: int) -> bool:
         """Return whether an event is complete. Raise errors of the work before it."""
-        status = int(self._cuda.eventQuery(event))  # cupy returns this error instead of raising it
-        if status not in (_SUCCESS, _NOT_READY):
-            raise self._cuda.CUDARuntimeError(status)
+        status = int(self._query_event(event))
+        if status != _NOT_READY:
+            self._check(status)
         return status == _SUCCESS
 
     def wait(self, event: int) -> None:
@@ -343,7 +357,7 @@ def load_runtime() -> Runtime:
             f"cupy cannot be imported ({error}): expected gpuserve[cuda12] or gpuserve[cuda13] installed"
         ) from None
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL(DRIVER)
     except OSError:
         raise CudaUnavailable("there is no NVIDIA driver: libcuda.so.1 was not found") from None
     if timeline := os.environ.get("GPUSERVE_CUDA_TIMELINE"):

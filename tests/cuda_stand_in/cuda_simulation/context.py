@@ -19,9 +19,16 @@ from cuda_simulation.errors import CUDARuntimeError
 from cuda_simulation.events import Events
 from cuda_simulation.host import PageLocked
 from cuda_simulation.imports import Imports
-from cuda_simulation.machine import Gpu, MachineView, queue_xid, view_from_environment
+from cuda_simulation.machine import (
+    Gpu,
+    MachineView,
+    end_mps_clients,
+    mps_fault_ns,
+    queue_xid,
+    view_from_environment,
+)
 from cuda_simulation.memory import AddressTable, Allocation, Bytes, MemoryFiles, Origin, OwnMemory
-from cuda_simulation.scheduler import Engine, Operation, Scheduler
+from cuda_simulation.scheduler import Engine, Operation, Scheduler, Turns
 from cuda_simulation.streams import Stream, Streams
 from cuda_simulation.visible import Device, visible
 
@@ -31,6 +38,9 @@ R = TypeVar("R")
 _XID_MEMORY_FAULT: Final = 31
 #: A compute mode of GPUs.
 _PROHIBITED: Final = 2
+#: How long a call in a full queue keeps the interpreter's lock, and lets it go.
+_FULL_S: Final = 0.005
+_MOMENT_S: Final = 0.0001
 #: Calls that wait for the device, and let others into the driver meanwhile.
 _WAITING: Final = frozenset({"deviceSynchronize", "eventSynchronize", "memcpy", "streamSynchronize"})
 
@@ -44,6 +54,8 @@ class Thread(threading.local):
     in_callback = False
     #: Whether the call under way keeps the interpreter's lock.
     keeps_lock = False
+    #: The status of the last call that was no success, as the runtime has it; cupy clears it as it raises.
+    last_error = 0
 
 
 class Context:
@@ -58,9 +70,10 @@ class Context:
         self.thread = Thread()
         self.init_failure = _init_failure(view)
         self.devices = visible(view.now, os.environ) if not self.init_failure else ()
-        self.scheduler = Scheduler(lambda: view.now.launch_delay_s, view.now.seed)
+        turns = Turns(view.directory, lambda: view.now.mps)
+        self.scheduler = Scheduler(lambda: view.now.launch_delay_s, view.now.seed, turns)
         self.captures = captures.Captures()
-        self.streams = Streams(self.scheduler, self.captures.holds)
+        self.streams = Streams(self.scheduler, self.captures.holds, self.wait_for_room)
         self.events = Events(view.directory)
         self.files = MemoryFiles(view.directory)
         self.addresses = AddressTable()
@@ -69,7 +82,8 @@ class Context:
         self.page_locked = PageLocked()
         self.driver_time = DriverTime()
         self.peers: set[tuple[Device, Device]] = set()
-        self._used_devices: set[Device] = set()
+        #: With the time of the last fault of another client of MPS before.
+        self._used_devices: dict[Device, int] = {}
         self._using = threading.Lock()
 
     @property
@@ -99,6 +113,16 @@ class Context:
             self.compiled.add(kernel)
             time.sleep(self.view.now.compile_s)
 
+    def wait_for_room(self) -> None:
+        """Block while the queue of launches is full, with the interpreter's lock where the call keeps it. The
+        simulated GPU runs in this interpreter, and gets it for moments.
+        """
+        most = self.view.now.launch_queue
+        while self.scheduler.is_full(most):
+            if self.thread.keeps_lock:
+                self.driver_time.keep_lock(_FULL_S)
+            time.sleep(_MOMENT_S)
+
     def spend(self, seconds: float) -> None:
         """Time of the driver that the call under way takes."""
         self.driver_time.spend(seconds, keeps_lock=self.thread.keeps_lock)
@@ -108,6 +132,9 @@ class Context:
         found = self.addresses.around(address, nbytes)
         if found is None or not (found.device == device or (device, found.device) in self.peers):
             queue_xid(self.view.directory, device.gpu_uuid, _XID_MEMORY_FAULT)
+            self.scheduler.fail(errors.ILLEGAL_ADDRESS)
+            if self.view.now.mps:
+                end_mps_clients(self.view.directory, device.gpu_uuid)
             raise CUDARuntimeError(errors.ILLEGAL_ADDRESS)
         return found.part(address, nbytes)
 
@@ -129,6 +156,8 @@ class Context:
             raise CUDARuntimeError(errors.CUDART_UNLOADING)
         if self.pid != os.getpid():  # CUDA cannot be used in a child by fork
             raise CUDARuntimeError(errors.INITIALIZATION_ERROR)
+        if self.view.now.mps:
+            self._find_mps_fault()
         failure = self.init_failure or self.scheduler.failure or self.view.now.failures.get(name, 0)
         if failure:
             raise CUDARuntimeError(failure)
@@ -139,6 +168,11 @@ class Context:
         self.captures.check(name, self.thread.capture_mode)
         if name not in _WAITING:
             self.spend(0)
+
+    def _find_mps_fault(self) -> None:
+        for device, since_ns in list(self._used_devices.items()):
+            if mps_fault_ns(self.view.directory, device.gpu_uuid) > since_ns:
+                self.scheduler.fail(errors.MPS_CLIENT_TERMINATED)
 
     def use(self) -> None:
         """A call that needs the current device's context. Raises CUDARuntimeError: the GPU is lost, or no
@@ -162,7 +196,7 @@ class Context:
         traces.open_nodes(self.view.directory, [one.uuid for one in self.view.now.gpus].index(gpu.uuid))
         if self.view.now.files_in_shm:
             traces.open_shared()
-        self._used_devices.add(self.device)
+        self._used_devices[self.device] = mps_fault_ns(self.view.directory, gpu.uuid)
 
     def _known(self, uuid: str) -> Device:
         """The device of that UUID, also where this process does not see it."""

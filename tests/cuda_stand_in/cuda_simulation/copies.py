@@ -27,6 +27,8 @@ class Direction(Enum):
 
 
 _BY_ADDRESS: Final = 4
+#: Up to this size CUDA stages a pageable source without a wait.
+_STAGED_AT_ONCE_NBYTES: Final = 64 << 10
 #: How much faster than the bus a GPU copies within its own memory, about.
 _WITHIN_DEVICE: Final = 50
 _ENGINES: Final = {
@@ -51,6 +53,9 @@ def copy(
         context.scheduler.wait(context.streams.unfinished(stream))
         host.write(target, _from_host(source, nbytes))
         return
+    is_staged = direction is Direction.HOST_TO_DEVICE and not context.page_locked.holds(source, nbytes)
+    if is_staged and nbytes > _STAGED_AT_ONCE_NBYTES:  # the staging memory is free after what is queued
+        context.scheduler.wait(context.streams.unfinished(stream))
     read, put, host_waits = _ends(context, direction, target, source, nbytes)
     speed = context.view.now.copy_bytes_per_s
     if direction is Direction.DEVICE_TO_DEVICE:
@@ -64,8 +69,7 @@ def copy(
     )
     context.streams.queue(stream, queued)
     # A pageable source is staged by now; CUDA returns then, be the copy to the device done or not.
-    staged = direction is Direction.HOST_TO_DEVICE and not context.page_locked.holds(source, nbytes)
-    if host_waits or (wait and direction is not Direction.DEVICE_TO_DEVICE and not staged):
+    if host_waits or (wait and direction is not Direction.DEVICE_TO_DEVICE and not is_staged):
         context.scheduler.wait([queued])
 
 

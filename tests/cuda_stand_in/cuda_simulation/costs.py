@@ -30,6 +30,10 @@ class DriverTime:
             until = max(now, self._free_at) + seconds
             self._free_at = until if seconds or until > now else 0.0
         if keeps_lock:
-            _keeping.usleep(round((until - now) * _US_PER_S))
+            self.keep_lock(until - now)
         else:
             time.sleep(until - now)
+
+    def keep_lock(self, seconds: float) -> None:
+        """Sleep with the interpreter's lock."""
+        _keeping.usleep(round(seconds * _US_PER_S))

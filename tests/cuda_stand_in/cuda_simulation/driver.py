@@ -1,5 +1,5 @@
-"""What ``ctypes.CDLL("libcuda.so.1")`` gives: the few functions of the driver that have no place in the
-runtime's interface. ``install`` puts it in the place of that one library.
+"""What ``ctypes.CDLL("libcuda.so.1")``, or ``PyDLL``, gives: the few functions of the driver that have no
+place in the runtime's interface. ``install`` puts it in the place of that one library.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from cuda_simulation.context import current, entry
 from cuda_simulation.errors import CUDARuntimeError
 
 NAMES: Final = ("libcuda.so.1", "libcuda.so")
+#: The second keeps the interpreter's lock during calls.
+_LOADERS: Final = ("CDLL", "PyDLL")
 _real_cdll: Any = ctypes.CDLL
 
 
@@ -38,17 +40,21 @@ class Library:
         self.cuMemGetAddressRange_v2 = _Function(_address_range)
         self.cuDriverGetVersion = _Function(_version)
         self.cuThreadExchangeStreamCaptureMode = _Function(_exchange_capture_mode)
+        self.cuEventQuery = _Function(_query_event)
         self.cuIpcOpenMemHandle_v2 = _Function(_open_memory)
         self.cuIpcCloseMemHandle = _Function(_close_memory)
 
 
 def install() -> None:
-    """Have ``ctypes.CDLL`` give the stand-in for the driver's library, and the real one for all others."""
-    if ctypes.CDLL is not _real_cdll:
-        return
-    library = Library()
+    """Have ctypes give the stand-in for the driver's library, and the real one for all others."""
+    if ctypes.CDLL is _real_cdll:
+        library = Library()
+        for name in _LOADERS:
+            setattr(ctypes, name, _opening(getattr(ctypes, name), library))
 
-    class Opened(_real_cdll):  # type: ignore[misc]
+
+def _opening(real: Any, library: Library) -> Any:
+    class Opened(real):  # type: ignore[misc]
         def __new__(cls, name: str | None = None, *args: Any, **kwargs: Any) -> Any:
             if name not in NAMES:
                 return super().__new__(cls)
@@ -56,8 +62,8 @@ def install() -> None:
                 raise OSError(f"{name}: cannot open shared object file: No such file or directory")
             return library
 
-    Opened.__name__ = Opened.__qualname__ = _real_cdll.__name__
-    ctypes.CDLL = Opened  # type: ignore[misc]
+    Opened.__name__ = Opened.__qualname__ = real.__name__
+    return Opened
 
 
 def _init(_flags: Any) -> int:
@@ -105,6 +111,16 @@ def _in_context(call: Callable[[], None]) -> int:
     except CUDARuntimeError as error:
         return error.status
     return 0
+
+
+def _query_event(event: Any) -> int:
+    return _in_context(lambda: _asked(int(getattr(event, "value", event))))
+
+
+@entry("eventQuery", keeps_lock=True)
+def _asked(event: int) -> None:
+    if not current().events.get(event).done:
+        raise CUDARuntimeError(errors.NOT_READY)
 
 
 def _version(version: Any) -> int:

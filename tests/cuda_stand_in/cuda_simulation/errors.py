@@ -27,6 +27,7 @@ HOST_MEMORY_NOT_REGISTERED: Final = 713
 LAUNCH_FAILURE: Final = 719
 NOT_PERMITTED: Final = 800
 NOT_SUPPORTED: Final = 801
+MPS_CLIENT_TERMINATED: Final = 810
 STREAM_CAPTURE_UNSUPPORTED: Final = 900
 STREAM_CAPTURE_INVALIDATED: Final = 901
 
@@ -84,6 +85,24 @@ WORDS: Final = {
         "cudaErrorStreamCaptureInvalidated",
         "operation failed due to a previous error during capture",
     ),
+    805: (
+        "cudaErrorMpsConnectionFailed",
+        "MPS client failed to connect to the MPS control daemon or the MPS server",
+    ),
+    806: (
+        "cudaErrorMpsRpcFailure",
+        "the remote procedural call between the MPS server and the MPS client failed",
+    ),
+    807: ("cudaErrorMpsServerNotReady", "MPS server is not ready to accept new MPS client requests"),
+    808: (
+        "cudaErrorMpsMaxClientsReached",
+        "the hardware resources required to create MPS client have been exhausted",
+    ),
+    809: (
+        "cudaErrorMpsMaxConnectionsReached",
+        "the hardware resources required to support device connections have been exhausted",
+    ),
+    810: ("cudaErrorMpsClientTerminated", "the MPS client has been terminated by the server"),
     999: ("cudaErrorUnknown", "unknown error"),
 }
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 VARIABLE: Final = "CUDA_STAND_IN"
 _FILE: Final = "machine.json"
 _XIDS: Final = "xids.jsonl"
+_MPS_FAULT: Final = "mps-fault"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,13 @@ class Machine:
     launch_delay_s: float = 0.0003
     #: How long a kernel takes.
     kernel_s: float = 0.0
+    #: So many operations of a process wait for the GPU; a call that queues another blocks.
+    launch_queue: int = 1024
+    #: Whether all processes are clients of an MPS server: they compute on a GPU together, not in turns, and
+    #: the fault of one ends all that use its GPU.
+    mps: bool = False
+    #: Whether another library shares the runtime, and takes the last error of a thread for one of its kernel.
+    shared_runtime: bool = False
     #: 0: copies take no time.
     copy_bytes_per_s: float = 0.0
     #: How fast host memory is page-locked, and let go again; 0: at once.
@@ -182,6 +190,19 @@ def require(package: str) -> None:
     machine = view_from_environment().now
     if not {"cupy": machine.cupy, "pynvml": machine.nvidia_ml_py}[package]:
         raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+
+
+def end_mps_clients(directory: Path, uuid: str) -> None:
+    """A client faulted on a GPU."""
+    (directory / f"{_MPS_FAULT}-{uuid}").touch()
+
+
+def mps_fault_ns(directory: Path, uuid: str) -> int:
+    """When a client last faulted on a GPU; 0: never."""
+    try:
+        return (directory / f"{_MPS_FAULT}-{uuid}").stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def queue_xid(directory: Path, uuid: str, xid: int) -> None:

@@ -8,8 +8,10 @@ late, or again too early, has a part of it copied.
 
 from __future__ import annotations
 
+import fcntl
 import heapq
 import itertools
+import os
 import queue
 import random
 import threading
@@ -18,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from pathlib import Path
 from typing import Final
 
 from cuda_simulation.errors import LAUNCH_FAILURE, CUDARuntimeError
@@ -63,11 +66,48 @@ class Operation:
     finished_at: float = 0.0
 
 
+def _is_long(operation: Operation) -> bool:
+    """Whether the kernel keeps those of other processes waiting; short ones do not, for the tests' time."""
+    return operation.engine is Engine.COMPUTE and operation.duration_s > 0
+
+
+class Turns:
+    """The turns of processes at the GPUs: without MPS, kernels of two never run together."""
+
+    def __init__(self, directory: Path, are_shared: Callable[[], bool]) -> None:
+        self._directory = directory
+        self._are_shared = are_shared
+        self._files: dict[str, int] = {}
+
+    def take(self, gpu_uuid: str) -> bool:
+        """Whether it is this process's turn, until ``end``."""
+        if self._are_shared():
+            return True
+        # Who waits is next, whoever ends a kernel and wants to begin another.
+        next_one, turn = (self._file(f"{name}-{gpu_uuid}") for name in ("next", "turn"))
+        try:
+            fcntl.flock(next_one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(next_one, fcntl.LOCK_UN)
+        return True
+
+    def end(self, gpu_uuid: str) -> None:
+        fcntl.flock(self._file(f"turn-{gpu_uuid}"), fcntl.LOCK_UN)
+
+    def _file(self, name: str) -> int:
+        if name not in self._files:
+            self._files[name] = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        return self._files[name]
+
+
 class Scheduler:
     """Executes operations. ``failure`` is the status of the first that failed; after it none is executed."""
 
-    def __init__(self, delay_s: Callable[[], float], seed: int) -> None:
+    def __init__(self, delay_s: Callable[[], float], seed: int, turns: Turns) -> None:
         self.failure = 0
+        self._turns = turns
         self._delay_s = delay_s
         self._random = random.Random(seed)
         #: Also that of the streams: objects that are collected while it is held call back into CUDA.
@@ -97,6 +137,10 @@ class Scheduler:
             self._waiting.append(operation)
             self._changed.notify_all()
 
+    def is_full(self, most: int) -> bool:
+        """Whether as many operations wait; never in the threads that execute them."""
+        return len(self._waiting) >= most and threading.current_thread() not in self._threads
+
     def wait(self, operations: Iterable[Operation]) -> None:
         """Return once all are done; at once in the thread that executes them, where objects of the host may
         be collected.
@@ -113,6 +157,9 @@ class Scheduler:
             self.failure = self.failure or status
             for operation in [*self._waiting, *(one for _, _, one in self._running)]:
                 operation.done = True
+            for _, _, one in self._running:
+                if _is_long(one):
+                    self._turns.end(one.gpu_uuid)
             self._waiting.clear()
             self._running.clear()
             self._changed.notify_all()
@@ -133,7 +180,7 @@ class Scheduler:
         self._random.shuffle(ready)
         for operation in ready:
             place = operation.engine and (operation.gpu_uuid, operation.engine)
-            if place in self._busy:
+            if place in self._busy or (_is_long(operation) and not self._turns.take(operation.gpu_uuid)):
                 continue
             if place:
                 self._busy.add(place)
@@ -167,7 +214,7 @@ class Scheduler:
         for operation in self._waiting:
             if operation.not_before > now:
                 times.append(operation.not_before - now)
-            elif operation.may_start is not _at_once:
+            elif operation.may_start is not _at_once or _is_long(operation):
                 times.append(_POLL_S)
         return max(0.0, min(times)) if times else None
 
@@ -188,6 +235,8 @@ class Scheduler:
 
     def _finish(self, operation: Operation) -> None:
         self._attempt(operation.effect, operation)
+        if _is_long(operation):
+            self._turns.end(operation.gpu_uuid)
         with self._changed:
             operation.done, operation.finished_at = True, time.monotonic()
             if operation.engine:

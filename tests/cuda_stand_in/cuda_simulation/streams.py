@@ -38,9 +38,15 @@ class Stream:
 class Streams:
     """The streams of this process."""
 
-    def __init__(self, scheduler: Scheduler, is_captured: Callable[[int, Operation], bool]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        is_captured: Callable[[int, Operation], bool],
+        wait_for_room: Callable[[], None],
+    ) -> None:
         self._scheduler = scheduler
         self._is_captured = is_captured
+        self._wait_for_room = wait_for_room
         self._lock = scheduler.lock
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
@@ -80,6 +86,7 @@ class Streams:
         """Put an operation at the end of a stream, or into the graph that is captured there."""
         if self._is_captured(stream.handle, operation):
             return operation
+        self._wait_for_room()
         with self._lock:
             operation.after += self._before(stream)
             stream.last = operation

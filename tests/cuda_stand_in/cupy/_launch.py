@@ -65,6 +65,9 @@ def launch(function: Callable[..., Any], operands: Sequence[Any], target: Layout
 def launch_in_place(function: Callable[..., object], target: Layout, operands: Sequence[Any]) -> None:
     """Queue ``function(target, *operands)``, which changes the target."""
     context = current()
+    if context.view.now.shared_runtime and (status := context.thread.last_error):
+        context.thread.last_error = 0
+        raise CUDARuntimeError(status)
     require("nvrtc")
     context.compile(
         (function.__qualname__, *[one.dtype for one in (target, *operands) if type(one) is Layout])

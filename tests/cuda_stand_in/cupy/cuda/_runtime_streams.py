@@ -178,10 +178,13 @@ def _queue_host_code(stream: int, call: Callable[[], object]) -> None:
 
 
 def _status(is_done: Callable[[], bool]) -> int:
+    """The runtime keeps it as the thread's last error, if it is none of success; the driver does not."""
     try:
-        return 0 if _asked(is_done) else errors.NOT_READY
+        status = 0 if _asked(is_done) else errors.NOT_READY
     except CUDARuntimeError as error:
-        return error.status
+        status = error.status
+    current().thread.last_error = status or current().thread.last_error
+    return status
 
 
 @entry("eventQuery", keeps_lock=True)
