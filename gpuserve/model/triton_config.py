@@ -171,8 +171,10 @@ def _instance_groups(model_name: str, instances: tuple[InstanceSpec, ...]) -> li
         name = model_name if len(counts) == 1 else f"{model_name}_{number}"
         group = pb.ModelInstanceGroup(name=name, count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
         if device.startswith(_CUDA):
-            group.kind = pb.ModelInstanceGroup.KIND_GPU
-            group.gpus.extend(int(gpu.removeprefix(_CUDA)) for gpu in devices_of(device))
+            gpus = devices_of(device)
+            together = len(gpus) > 1
+            group.kind = getattr(pb.ModelInstanceGroup, "KIND_MODEL" if together else "KIND_GPU")
+            group.gpus.extend(int(gpu.removeprefix(_CUDA)) for gpu in gpus)
         if rate != NO_RATE:
             group.rate_limiter.CopyFrom(_rate_limiter(rate))
         groups.append(group)

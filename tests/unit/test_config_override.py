@@ -92,10 +92,14 @@ def test_a_decoupled_model_is_not_retried() -> None:
 
 
 def test_instances() -> None:
-    groups = [{"count": 2, "kind": "KIND_CPU"}, {"count": 1, "kind": "KIND_GPU", "gpus": [0, 1]}]
+    groups = [
+        {"count": 2, "kind": "KIND_CPU"},
+        {"count": 1, "kind": "KIND_GPU", "gpus": [0, 1]},
+        {"count": 1, "kind": "KIND_MODEL", "gpus": [0, 1]},
+    ]
     instances = after({"instance_group": groups}).instances
-    assert [one.name for one in instances] == ["cpu#0", "cpu#1", "cuda:0#0", "cuda:1#0"]
-    assert {one.device for one in instances} == {"cpu", "cuda:0", "cuda:1"}
+    assert [one.name for one in instances] == ["cpu#0", "cpu#1", "cuda:0#0", "cuda:1#0", "cuda:0+cuda:1#0"]
+    assert {one.device for one in instances} == {"cpu", "cuda:0", "cuda:1", "cuda:0+cuda:1"}
     assert all(one.source == SPEC.instances[0].source for one in instances)
     assert len(after({"instance_group": [{"count": 3}]}).instances) == 3
 

@@ -103,12 +103,13 @@ def test_a_model_whose_requests_are_not_merged_says_no_dynamic_batching(more: di
 def test_one_group_a_device() -> None:
     (group,) = document()["instance_group"]
     assert (group["name"], group["count"], group["kind"], group["gpus"]) == ("m", 2, "KIND_CPU", [])
-    devices = ("cuda:1", "cpu", "cuda:1", "cuda:0")
+    devices = ("cuda:1", "cpu", "cuda:1", "cuda:0", "cuda:0+cuda:1")
     found = document(instances=tuple(InstanceSpec(one, one, {}) for one in devices))["instance_group"]
     assert [(one["name"], one["count"], one["kind"], one["gpus"]) for one in found] == [
         ("m_0", 2, "KIND_GPU", [1]),
         ("m_1", 1, "KIND_CPU", []),
         ("m_2", 1, "KIND_GPU", [0]),
+        ("m_3", 1, "KIND_MODEL", [0, 1]),
     ]
 
 

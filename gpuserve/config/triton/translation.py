@@ -24,7 +24,7 @@ from gpuserve.config.triton.backends import (
 from gpuserve.config.triton.folders import ModelFolder, versions_served
 from gpuserve.config.triton.pbtxt import EntryDraft, Pbtxt, Treatment, findings, listed
 from gpuserve.config.yaml_document import Path
-from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
+from gpuserve.devices.names import CPU, EVERY_GPU, TOGETHER, gpu_name
 from gpuserve.model.options import key_and_value, rows
 from gpuserve.model.spec import CORRID, DIRECT, OLDEST, BatchingSpec, QueueSpec, SequenceBatching
 from gpuserve.model.triton_config import options_of, plain
@@ -59,7 +59,9 @@ def place_instances(draft: EntryDraft, has_gpu: Callable[[], bool]) -> None:
 
 def _devices(draft: EntryDraft, group: Any, origin: Path, has_gpu: Callable[[], bool]) -> list[str]:
     kind = _KIND.Name(group.kind)
-    if kind in {"KIND_CPU", "KIND_MODEL"}:  # such a model finds all GPUs in its process
+    if kind == "KIND_MODEL" and group.gpus:
+        return [TOGETHER.join(gpu_name(one) for one in group.gpus)]
+    if kind in {"KIND_CPU", "KIND_MODEL"}:  # a model without gpus finds all GPUs in its process
         if group.gpus:
             draft.add_fault((*origin, "gpus"), f"gpus do not go with {kind}; expected KIND_GPU, or no gpus")
         return [CPU]

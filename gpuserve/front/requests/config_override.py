@@ -17,7 +17,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
 from gpuserve.core.errors import InvalidArgument
-from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
+from gpuserve.devices.names import CPU, EVERY_GPU, TOGETHER, gpu_name
 from gpuserve.front.requests.limits import shown
 from gpuserve.model.options import rows
 from gpuserve.model.spec import BatchingSpec, ModelSpec, QueueSpec
@@ -137,10 +137,11 @@ def _devices(model: str, group: Any) -> tuple[str, ...]:
             f"instance group {shown(group.name)} of model {shown(model)} has kind KIND_CPU but specifies "
             "one or more GPUs"
         )
+    if kind == "KIND_MODEL" and group.gpus:
+        return (TOGETHER.join(gpu_name(one) for one in group.gpus),)
     if kind == "KIND_MODEL":
         raise InvalidArgument(
-            f"failed to load '{shown(model)}': an instance_group of kind {kind} needs its GPUs named, as "
-            "kind KIND_GPU with gpus"
+            f"failed to load '{shown(model)}': an instance_group of kind {kind} needs its GPUs named by gpus"
         )
     if kind == "KIND_CPU":
         return (CPU,)
