@@ -1,4 +1,6 @@
-"""A worker's command line: ``python -m gpuserve_worker BOOT_FD LINK_FD [STACKS_FD]``, inherited."""
+"""A worker's command line: ``python -m gpuserve_worker BOOT_FD LINK_FD [STACKS_FD [FOLLOWER_FD …]]``, all
+inherited.
+"""
 
 from __future__ import annotations
 

@@ -7,11 +7,13 @@ with such a device imports.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gpuserve_worker.execution.device_path import Model, WorkerDevicePath, WorkerLoop
 from gpuserve_worker.execution.lifecycle import EXIT_DEVICE, Reporter
 from gpuserve_worker.execution.loop import HostPath
+from gpuserve_worker.execution.ranks import Follower, Leader, Rank
 from gpuserve_worker.inference.callable_loading import CallableKind, LoadError, build, kind_of, locate
 from gpuserve_worker.inference.callable_metrics import MetricRegistry
 from gpuserve_worker.inference.failure import log_text, log_traceback
@@ -29,8 +31,10 @@ _HOOK: Final = "close"
 DEFAULT_CONCURRENCY: Final = 16
 
 
-def load_model(init: Init, reporter: Reporter) -> Model:
-    """Load a model and report phases to the supervisor; raise ``LoadError`` without reporting it."""
+def load_model(init: Init, reporter: Reporter, followers: Sequence[Link] = ()) -> Model:
+    """Load a model and report phases to the supervisor; raise ``LoadError`` without reporting it. Rank 0 has
+    links to its ``followers``.
+    """
     if init.protocol != PROTOCOL:
         raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
     context = _context(init, reporter)
@@ -56,10 +60,19 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     rules = init.strict, init.exact, init.read_only_inputs
     if init.static_inputs and concurrent:
         raise LoadError("static_inputs needs a plain callable, which runs one batch at a time")
+    if init.ranks > 1 and (concurrent or stepped):
+        raise LoadError("ranks needs a plain callable, which runs one batch at a time")
     owned_outputs = init.owned_outputs or getattr(made, "owned_outputs", False) is True
     slots = init.max_active or slots
     more = init.all_lines, owned_outputs, init.static_inputs, stepped
-    return Model(context, made, path, *rules, slots, concurrent, *more)
+    return Model(context, made, path, *rules, slots, concurrent, *more, open_rank(init, followers, reporter))
+
+
+def open_rank(init: Init, followers: Sequence[Link], reporter: Reporter) -> Rank | None:
+    """Return the worker's rank in an instance of several processes."""
+    if init.ranks == 1:
+        return None
+    return Follower(init.rank, reporter) if init.rank else Leader(followers, reporter)
 
 
 def _wrong_kind(made: Any, *, stepped: bool) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections.abc import Sequence
 
 from gpuserve_worker.execution import lifecycle
 from gpuserve_worker.execution.lifecycle import ImportWatch, Reporter, SupervisorReceiver
@@ -21,15 +22,15 @@ from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
 
 def run() -> int:
     """Serve a model until told to stop, by the command line's descriptors; return the exit status."""
-    if len(sys.argv) not in (3, 4) or not all(argument.isdigit() for argument in sys.argv[1:]):
+    if len(sys.argv) < 3 or not all(argument.isdigit() for argument in sys.argv[1:]):
         sys.stderr.write("gpuserve_worker is started by the supervisor, with its descriptors\n")
         return lifecycle.EXIT_USAGE
-    boot_fd, link_fd, *stacks_fd = map(int, sys.argv[1:])
-    for fd in stacks_fd:
+    boot_fd, link_fd, *more_fds = map(int, sys.argv[1:])
+    for fd in more_fds[:1]:
         show_on_signal(fd)
-    boot, link = Link.from_fd(boot_fd), Link.from_fd(link_fd)
+    boot, link, *followers = map(Link.from_fd, (boot_fd, link_fd, *more_fds[1:]))
     lifecycle.prepare_process()
-    lifecycle.close_in_children(boot, link)
+    lifecycle.close_in_children(boot, link, *followers)
     received = boot.receive()
     if received is None:
         return lifecycle.EXIT_FAILED
@@ -41,10 +42,10 @@ def run() -> int:
         # Copy-on-write, because a callable may write to its own arrays.
         memory = SealedMemory(fds[0]).map_private()
         source["pickle"], *source["buffers"] = split(memory, source.pop("ranges"))
-    return _serve(init, boot, link)
+    return _serve(init, boot, link, followers)
 
 
-def _serve(init: Init, boot: Link, link: Link) -> int:
+def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int:
     lifecycle.set_title(f"gs:{init.model}/{init.instance}")
     supervision = SupervisorReceiver(boot)
     supervision.start()
@@ -55,7 +56,7 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     _place(init, reporter)
     imports = _imports(reporter) if init.reports_imports else None
     try:
-        model = load_model(init, reporter)
+        model = load_model(init, reporter, followers)
     except LoadError as error:
         if imports is not None:
             imports.report_failed(error)
@@ -72,6 +73,8 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     try:
         loop.run()
     finally:
+        if model.rank is not None:
+            model.rank.close()
         close_model(model, reporter)
     if loop.device_is_lost:
         lifecycle.leave(lifecycle.EXIT_DEVICE)

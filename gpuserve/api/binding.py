@@ -19,10 +19,11 @@ from gpuserve.model.build import (
 )
 from gpuserve.model.declaration import ModelConfig, Tensor, array_kind, device_problem
 from gpuserve.model.options import checked, rows
-from gpuserve.model.rules import check_sequences, value_errors_as_bad_config
+from gpuserve.model.rules import check_ranks, check_sequences, value_errors_as_bad_config
 from gpuserve.model.spec import (
     SHUTDOWN,
     BatchingSpec,
+    DeclaredInstances,
     InstanceSpec,
     ModelSpec,
     RateLimiter,
@@ -47,6 +48,7 @@ def model_spec(
     concurrency: int | None = None,
     on_unrecoverable: str = SHUTDOWN,
     device: str | Sequence[str] = CPU,
+    ranks: int = 1,
 ) -> ModelSpec:
     """Return the ``ModelSpec`` for the arguments of ``bind()``. Raise BindError if an argument is invalid."""
     check_model_name(model_name)
@@ -69,6 +71,7 @@ def model_spec(
     with value_errors_as_bad_config():
         for key, one in given.items():
             options[key] = checked(rows(ModelSpec)[key], one, names.get(key, key))
+        ranks = checked(rows(DeclaredInstances)["ranks"], ranks, "ranks")
     callables, devices = _paired(_callables(infer_func, adapter), _devices(device))
     _check_answers(config, callables, may_yield=config.decoupled or strict is not True)
     if config.gpu_memory_nbytes and isolation == "thread":
@@ -78,17 +81,19 @@ def model_spec(
         raise BindError(f"device: {problem}")
     options["max_batch_size"], options["batching"], options["queue"] = batching_options(config)
     options["exact"] = strict == EXACT
+    place = devices, ranks, isolation
     spec = build_model_spec(
         model_name,
         inputs,
         outputs,
-        _instances(model_name, callables, devices, isolation, rate_options(config.rate_limiter), adapter),
+        _instances(model_name, callables, *place, rate_options(config.rate_limiter), adapter),
         vars(config),
         config.model_warmup,
         sequence=sequence_options(config.sequence_batching),
         **options,
     )
     check_sequences(spec)
+    check_ranks(spec)
     return spec
 
 
@@ -170,6 +175,7 @@ def _instances(
     model_name: str,
     callables: Sequence[Served],
     devices: Sequence[str],
+    ranks: int,
     isolation: str,
     rate: RateLimiter,
     adapter: str,
@@ -183,7 +189,7 @@ def _instances(
         sources = pickled_sources(model_name, [*distinct.values()])
     source_of = {key: source | adapted for key, source in zip(distinct, sources, strict=True)}
     return tuple(
-        InstanceSpec(f"{number}", device, source_of[id(one)], rate)
+        InstanceSpec(f"{number}", device, source_of[id(one)], rate, ranks=ranks)
         for number, (one, device) in enumerate(zip(callables, devices, strict=True))
     )
 

@@ -139,6 +139,7 @@ class ModelHost(abc.ABC):
         strict: bool | Literal["exact"] = True,
         *,
         device: str | Sequence[str] = "cpu",
+        ranks: int = 1,
         isolation: Literal["process", "thread"] = "process",
         concurrency: int | None = None,
         on_unrecoverable: Literal["shutdown", "restart_worker"] = "shutdown",
@@ -164,6 +165,8 @@ class ModelHost(abc.ABC):
                 most free memory, "cuda:0+cuda:1" for an instance that uses both, or the UUID of a GPU or MIG
                 instance. A list has a device for each of
                 several callables, or for each instance of one callable.
+            ranks: the processes of each instance, one on each GPU of "cuda:0+cuda:1", or all on the CPU. Each
+                runs every batch, in an environment for torch.distributed.
             isolation: "process" sends the callable to a worker process with cloudpickle; "thread" keeps it in
                 this process, for callables that cannot be pickled.
             concurrency: the number of batches that an async callable or a generator may run at once in one
@@ -177,7 +180,7 @@ class ModelHost(abc.ABC):
             DeviceError: the server runs, and this machine lacks the device.
             AttachError: the server of another program has ended meanwhile.
         """
-        options = (model_version, config, strict, isolation, concurrency, on_unrecoverable, device)
+        options = (model_version, config, strict, isolation, concurrency, on_unrecoverable, device, ranks)
         spec = model_spec(model_name, infer_func, inputs, outputs, *options)
         self.add(spec, infer_func)
 

@@ -27,7 +27,14 @@ from gpuserve.model.declaration import (
     tensor_specs,
 )
 from gpuserve.model.options import declared, rows
-from gpuserve.model.rules import by_name, check_sequences, complete_control, ensemble_faults, member_faults
+from gpuserve.model.rules import (
+    by_name,
+    check_ranks,
+    check_sequences,
+    complete_control,
+    ensemble_faults,
+    member_faults,
+)
 from gpuserve.model.spec import (
     NO_RATE,
     InstanceSpec,
@@ -79,7 +86,7 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
             if entry.openai:
                 source["adapter"] = openai.ADAPTER
             name = f"{group.device}#{numbers[group.device]}"
-            place = ANYWHERE, group.threads or 0, tuple(group.cpus)
+            place = ANYWHERE, group.threads or 0, tuple(group.cpus), group.ranks
             instances.append(InstanceSpec(name, group.device, source, rate, *place))
             numbers[group.device] += 1
     return tuple(instances)
@@ -127,6 +134,10 @@ def violations_together(
             check_sequences(spec)
         except BadModelConfig as error:
             yield Violation((*path, "sequence_batching"), str(error))
+        try:
+            check_ranks(spec)
+        except BadModelConfig as error:
+            yield Violation((*path, "instances"), str(error))
         try:
             check_memory(spec, settings)
         except StartupError as error:

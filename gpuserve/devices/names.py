@@ -28,8 +28,6 @@ TOGETHER: Final = "+"
 VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER_VARIABLE: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
-#: The name of the only visible GPU in a worker process.
-OWN_GPU: Final = "cuda:0"
 _NUMBERED = re.compile(r"cuda:(0|[1-9]\d{0,3})")
 _ALIKE = re.compile(r"(?:cuda|gpu|nvidia)[:\s_-]*(\d{1,4}|\*|all|)")
 #: Before driver 470 a MIG instance was called MIG-GPU-<uuid>/<GPU instance>/<compute instance>.

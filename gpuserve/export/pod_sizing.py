@@ -70,14 +70,15 @@ def round_up(nbytes: int, step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """An entry of ``instances``: ``count`` processes on each GPU, or on all GPUs together. ``gpus`` are their
-    numbers, none on the CPU.
+    """An entry of ``instances``: ``count`` instances on each GPU, or on all together, of ``ranks`` processes.
+    ``gpus`` are their numbers, none on the CPU.
     """
 
     model: int
     path: Path
     device: str
     count: int
+    ranks: int
     gpus: tuple[int, ...]
     resources: Resources
     gpu_memory_nbytes: int | None = None
@@ -85,6 +86,10 @@ class InstanceGroup:
     @property
     def processes(self) -> int:
         """The number of worker processes in one pod."""
+        return self.n_instances * self.ranks
+
+    @property
+    def n_instances(self) -> int:
         are_together = len(devices_of(self.device)) > 1
         return self.count * (1 if are_together else max(1, len(self.gpus)))
 
@@ -100,7 +105,8 @@ def instance_groups(configuration: Configuration, options: ExportOptions) -> lis
             if entry.device == EVERY_GPU:
                 gpus = tuple(range(options.gpus_per_node or 1))
             nbytes = entry.resources.gpu_memory_nbytes or model.gpu_memory_nbytes or None
-            found.append(InstanceGroup(index, path, entry.device, entry.count, gpus, entry.resources, nbytes))
+            place = index, path, entry.device, entry.count, entry.ranks, gpus
+            found.append(InstanceGroup(*place, entry.resources, nbytes))
     return found
 
 
@@ -256,7 +262,7 @@ def batch_nbytes(model: ModelSpec, tensors: Sequence[TensorSpec]) -> int | None:
 
 
 def _batch_slots(model: ModelSpec, groups: Sequence[InstanceGroup]) -> int:
-    return sum(group.processes for group in groups) * max(1, model.concurrency) * (1 + model.prefetch)
+    return sum(group.n_instances for group in groups) * max(1, model.concurrency) * (1 + model.prefetch)
 
 
 def _worker_memory(group: InstanceGroup) -> MemoryShare:

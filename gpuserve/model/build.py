@@ -288,6 +288,8 @@ def build_model_spec(
     with value_errors_as_bad_config():
         options |= {key: _option(key, one) for key, one in options.items() if key in rows(ModelSpec)}
     options["array"] = array_kind(given["array"], inputs)
+    if any(one.ranks > 1 for one in instances):
+        options["read_only_inputs"] = True  # all ranks read the same memory
     if given["prefetch"] is None:
         options["prefetch"] = int(any(one.device != CPU for one in instances))
     sequence: SequenceBatching = options["sequence"]

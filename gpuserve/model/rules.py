@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import BadModelConfig
+from gpuserve.devices.names import CPU
 from gpuserve.model.options import declared, nearest, rows
 from gpuserve.model.spec import (
     CLIENT,
@@ -206,6 +207,26 @@ def _ordering(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
         if policy.get("timeout_action") == DELAY and policy.get("default_timeout_us"):
             text = "preserve_ordering does not go with delay; expected 'reject'"
             yield DeclarationFault(("queue", *place, "timeout_action"), text)
+
+
+# ---- ranks --------------------------------------------------------------------------------------
+
+
+def check_ranks(model: ModelSpec) -> None:
+    """Raise BadModelConfig unless a model's instances of several ranks can run on their devices."""
+    for one in (one for one in model.instances if one.ranks > 1):
+        if one.device != CPU and len(one.devices) != one.ranks:
+            raise BadModelConfig(
+                f"ranks: expected the CPU, or a list of {one.ranks} GPUs as device, one for each rank, given "
+                f"{one.device!r}"
+            )
+        if model.decoupled or model.max_active:
+            raise BadModelConfig(
+                f"ranks does not go with {'max_active' if model.max_active else 'decoupled'}: ranks run one "
+                "batch at a time, with one response for each request"
+            )
+        if "object" in one.source:
+            raise BadModelConfig("ranks does not go with isolation='thread': each rank is a process")
 
 
 # ---- sequences ----------------------------------------------------------------------------------

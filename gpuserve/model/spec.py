@@ -28,6 +28,8 @@ MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 MAX_CONCURRENCY: Final = 4096
 #: Upper bound of the declared instances of one model.
 MAX_INSTANCES: Final = 256
+#: Upper bound of the processes of one instance.
+MAX_RANKS: Final = 64
 #: Default of ``max_batch_elements`` of a model with ragged inputs: it bounds the memory of padding.
 RAGGED_BATCH_ELEMENTS: Final = 1 << 24
 #: Triton's priority level is 64 bits wide.
@@ -330,6 +332,9 @@ class DeclaredInstances:
     count: int = option(1, "Number of processes on this device.", least=1, most=MAX_INSTANCES)
     rate_limiter: RateLimiter | None = option(None,
         "Resources that each instance needs while it executes, if the server has a rate_limit.")
+    ranks: int = option(1,
+        "Processes of each instance, which run its batches together: one on each GPU of the list in "
+        "device, or all on the CPU.", least=1, most=MAX_RANKS)
     threads: int | None = option(None,
         "Threads of numerical libraries in each process; null: OMP_NUM_THREADS, or a share of the cores.",
         least=1)
@@ -340,13 +345,14 @@ class DeclaredInstances:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One worker process: its name, its device, and the source of its callable (``wire.Init.source``, with
+    """One worker: its name, its device, and the source of its callable (``wire.Init.source``, with
     the ``SealedMemory`` of a large pickle as ``memory``).
 
     ``device`` is the declared device until the instance is placed, and "cpu", "cuda:N" or
     "cuda:N+cuda:M" afterwards. ``rate``
     is the resources that the instance needs before it may execute, on a server with ``rate_limit``. Without
-    ``threads`` the instance has a share of the cores, and without ``cpus`` it runs on all.
+    ``threads`` each process has a share of the cores, and without ``cpus`` it runs on all. With several
+    ``ranks`` the worker is as many processes, one on each device, or all on the CPU.
     """
 
     name: str
@@ -356,6 +362,7 @@ class InstanceSpec:
     placement: Placement = ANYWHERE
     threads: int = 0
     cpus: tuple[int, ...] = ()
+    ranks: int = 1
 
     @property
     def devices(self) -> list[str]:
@@ -364,8 +371,8 @@ class InstanceSpec:
 
     @property
     def first_device(self) -> str:
-        """Return the device of inputs and outputs."""
-        return self.devices[0]
+        """Return the device of inputs and outputs: several ranks have them from the host."""
+        return CPU if self.ranks > 1 else self.devices[0]
 
 
 # ---- the model ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from gpuserve.devices.placement import ANYWHERE
 from gpuserve.model.build import batching_and_queue
 from gpuserve.model.declaration import device_problem, input_memory
 from gpuserve.model.options import checked, integer, rows
-from gpuserve.model.rules import check_batching, check_ensemble, check_ragged
+from gpuserve.model.rules import check_batching, check_ensemble, check_ragged, check_ranks
 from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec, QueueSpec
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec
 
@@ -60,6 +60,7 @@ def _changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:
     if spec.is_ensemble:
         check_ensemble(spec)
     check_ragged(spec)
+    check_ranks(spec)
     if problem := device_problem(spec.array, [one.device for one in spec.instances]):
         raise BadModelConfig(problem)
     if spec.decoupled:

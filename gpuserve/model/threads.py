@@ -22,13 +22,15 @@ def cores_of_instances(processors: float, ingress_processes: int) -> float:
 
 
 def n_threads(instance: InstanceSpec, instances: Sequence[InstanceSpec], cores: float) -> int:
-    """Return an instance's threads: of the config, the environment, or an equal share of ``cores``."""
+    """Return the threads of each process of an instance: of the config, of the environment, or an equal share
+    of ``cores``.
+    """
     if instance.threads or (from_environment := threads_of_environment()):
         return instance.threads or from_environment
     sharing = [one for one in instances if not one.threads]
     bound = {cpu for one in sharing for cpu in one.cpus}
-    left = len(instance.cpus) or cores - len(bound) - sum(one.threads for one in instances)
-    return max(1, int(left / max(1, sum(one.cpus == instance.cpus for one in sharing))))
+    left = len(instance.cpus) or cores - len(bound) - sum(one.threads * one.ranks for one in instances)
+    return max(1, int(left / max(1, sum(one.ranks for one in sharing if one.cpus == instance.cpus))))
 
 
 def thread_variables(instance: InstanceSpec, threads: int) -> dict[str, str]:
@@ -40,8 +42,8 @@ def thread_variables(instance: InstanceSpec, threads: int) -> dict[str, str]:
 
 def overload(instances: Sequence[InstanceSpec], cores: float) -> str:
     """Return a sentence about instances that together have more threads than there are cores, or ""."""
-    total = sum(n_threads(one, instances, cores) for one in instances)
-    if total <= max(cores, len(instances)):
+    total = sum(n_threads(one, instances, cores) * one.ranks for one in instances)
+    if total <= max(cores, sum(one.ranks for one in instances)):
         return ""
     return (
         f"{len(instances)} instances have {total} threads for {cores:g} cores, and wait for each other: "

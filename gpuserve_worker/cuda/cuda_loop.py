@@ -252,7 +252,8 @@ class DeviceCalls:
 
     def _without_inputs(self, job: Job) -> BatchAnswers | WireFailure:
         """Retry a transfer that found no memory: a framework may hold free memory in its cache."""
-        if job.problem is None or not is_out_of_memory(job.problem):
+        problem = job.problem
+        if problem is None or not is_out_of_memory(problem) or self._model.rank is not None:
             return self._refused(job)
         job.problem = None
         return self._again(job)
@@ -272,6 +273,7 @@ class DeviceCalls:
             if not is_last:
                 job.watch.called()
                 self.last_watch = job.watch
+            self._execution.start(job.session, run)
             batch = inputs.detach_batch()
             result = only_result(self._call(batch))
             self._device.enter()  # the callable may have selected another device
@@ -284,6 +286,7 @@ class DeviceCalls:
             with suppress(CudaError):
                 self._device.enter()
             was_alone = not self._jobs.leaving and not self._jobs
+            is_last |= self._model.rank is not None  # ranks run a batch once, or out of step
             if is_last or not self._recovery.should_retry(error, run, was_alone=was_alone):
                 known = self._recovery.failure(error, run)
                 return known or self._execution.failure_of_call(error, job.session, inputs)

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from gpuserve_worker.execution.batch_inputs import BatchPart
 from gpuserve_worker.execution.lifecycle import Reporter
+from gpuserve_worker.execution.ranks import Rank
 from gpuserve_worker.execution.session import FrontSession, InputReader, SessionDevice
 from gpuserve_worker.inference.callable_loading import InferenceCallable
 from gpuserve_worker.inference.inference_request import Batch
@@ -25,7 +26,7 @@ class Model(NamedTuple):
     """A loaded callable with its declaration and its device path. ``slots`` is the number of concurrent
     batches. ``concurrent``: the callable awaits or yields. ``stepped``: the callable has ``admit`` and
     ``step``. ``all_lines``: clients receive every line of its exceptions. ``owned_outputs``: the callable
-    never writes to memory again that it has returned.
+    never writes to memory again that it has returned. ``rank`` is None in an instance of one process.
     """
 
     context: ModelContext
@@ -40,6 +41,7 @@ class Model(NamedTuple):
     owned_outputs: bool = False
     static_inputs: bool = False
     stepped: bool = False
+    rank: Rank | None = None
 
     @property
     def name(self) -> str:

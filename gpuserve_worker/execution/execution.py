@@ -205,6 +205,11 @@ class Execution:
         batch = Batch(arrays, requests, self._output_names, self._batching, self._ragged)
         return BatchInputs(batch, failures, in_place, arrival)
 
+    def start(self, session: FrontSession, run: wire.Run) -> None:
+        """Start a batch in the other ranks. Called just before the callable."""
+        if self._model.rank is not None:
+            self._model.rank.start(session, run)
+
     def warm(self, session: FrontSession, batch: Batch) -> Batch:
         """Return a warm-up batch as arrays of the callable's kind. Raise as ``read_inputs``."""
         arrays: dict[str, Any] = batch.arrays
@@ -228,6 +233,10 @@ class Execution:
         """Return the checked responses in the callable's result; ``apart`` keeps the requests separate. Raise
         ``OutputError``, or ``RegionError`` if a client's region shrank while the callable read it.
         """
+        if (rank := self._model.rank) is not None:
+            rank.returned(run.batch_id)
+            if not rank.leads:
+                return BatchAnswers([], None)
         for place in inputs.in_place:
             session.regions.check(place)
         failures: Mapping[int, WireFailure | None] = inputs.failures

@@ -27,6 +27,7 @@ from gpuserve_worker.memory.shared_weights import SealedObject
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import SealedMemory
 from gpuserve_worker.protocol.wire import (
+    Ending,
     Imported,
     LoadWeights,
     Log,
@@ -134,6 +135,10 @@ class Reporter:
     def unrecoverable(self, text: str) -> None:
         """Report that no further inference is possible here. Raise ``OSError`` if the supervisor is gone."""
         self._boot.send(Unrecoverable(text))
+
+    def ending(self, text: str) -> None:
+        """Report why this process is about to exit. Raise ``OSError`` if the supervisor is gone."""
+        self._boot.send(Ending(text))
 
 
 class SupervisorReceiver:

@@ -135,7 +135,8 @@ class LinkReceiver(ABC):
 
     def _new_session(self) -> FrontSession:
         model = self._model
-        return FrontSession(self._link, model.path, self.fail, read_only_inputs=model.read_only_inputs)
+        read_only, rank = model.read_only_inputs, model.rank
+        return FrontSession(self._link, model.path, self.fail, read_only_inputs=read_only, rank=rank)
 
     def _dispatch(self, message: wire.Message, fds: list[int]) -> None:
         try:
@@ -249,7 +250,11 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
                 self._backlog.cancel(batch_id, position)  # a running plain function cannot be interrupted
             case wire.Attach(epoch):
                 self._attach(epoch)
+            case wire.Agreed() if self._model.rank is not None:
+                self._model.rank.relay(message)
             case _:
+                if self._model.rank is not None:
+                    self._model.rank.relay(message, fds)
                 self.session.process_memory_message(message, fds)
 
     def _attach(self, epoch: int) -> None:
@@ -261,7 +266,13 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
         self._backlog.clear()  # the batches belong to the previous front
         self._link.send(wire.Attached(epoch))
         self.session = self._new_session()
-        self._calls.attached()
+        rank = self._model.rank
+        if rank is not None:
+            rank.relay(wire.Attach(epoch))
+        if rank is None or rank.leads:
+            self._calls.attached()
+        else:
+            self._calls.refuse(_NOT_RANK_0)
         self._metrics.attached(self.session)
         if self.session.device is not None:
             self.session.device.report_memory()
@@ -273,6 +284,7 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
 
 
 _REPLACED: Final = "the server was interrupted while it answered; the call may be made again"
+_NOT_RANK_0: Final = "only rank 0 of an instance can ask other models"
 _ENDED: Final = "this instance of the model ends, so no other model can be asked any more"
 
 
@@ -292,7 +304,10 @@ class LinkCallPort:
         self._calls.open(self)
 
     def close(self) -> None:
-        self._calls.close(_ENDED)
+        self.refuse(_ENDED)
+
+    def refuse(self, text: str) -> None:
+        self._calls.close(text)
 
     def ask(self, call_id: int, question: Question) -> None:
         message: wire.Message

@@ -158,13 +158,15 @@ class Loop:
         batch = inputs.batch
         if run.request_ids:
             enter_requests(run.request_ids, run.traces)
+        execution.start(session, run)
         watch.called()
         try:
             if execution.takes_batch:
                 result = self._model.call(batch)
             else:
                 requests = batch.as_list()
-                self._backlog.running = run.batch_id, requests
+                if self._model.rank is None:  # other ranks learn of no cancellation
+                    self._backlog.running = run.batch_id, requests
                 result = self._model.call(requests)
             if type(result) not in _AT_HAND:
                 result = only_result(result)

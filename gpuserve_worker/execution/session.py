@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from gpuserve_worker.execution.batch_inputs import Arrival, BatchInputs
+from gpuserve_worker.execution.ranks import Rank
 from gpuserve_worker.inference.outputs import BatchAnswers, DeviceReader
 from gpuserve_worker.memory.arena import Arena, Mapping, SegmentSupplier
 from gpuserve_worker.memory.batch_tensors import InputLeases, Inputs, OutputWriter, Written
@@ -118,9 +119,11 @@ class FrontSession:
         fail: Callable[[BaseException], None],
         *,
         read_only_inputs: bool,
+        rank: Rank | None = None,
     ) -> None:
         self._link = link
         self.fail = fail
+        self._rank = rank
         self._retired = False
         #: Called before each reply, to send changed metrics.
         self.before_reply: Callable[[], None] = _nothing
@@ -199,6 +202,9 @@ class FrontSession:
         have dropped its references to the batch's arrays.
         """
         batch_id = reply.batch_id
+        if self._rank is not None:
+            self._rank.before_reply(reply)
+            waits = False
         if self.device is not None:
             self.device.wait_inputs_read(batch_id)
             self.device.report_memory()
@@ -216,6 +222,8 @@ class FrontSession:
             elif not self._retired:
                 self._link.send_encoded(data)
                 self.leases.answered(batch_id)
+        if self._rank is not None:
+            self._rank.after_reply(reply)
 
     def flush(self) -> None:
         """Send the held replies."""
@@ -229,7 +237,8 @@ class FrontSession:
 
     def retire(self) -> None:
         with self._lock:
-            self._retired = True
+            # Rank 0, which waits for the replies of other ranks, is never replaced.
+            self._retired = self._rank is None or self._rank.leads
         if self.device is not None:
             self.device.retire()
 

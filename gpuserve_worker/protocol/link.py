@@ -36,8 +36,8 @@ class Link:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def has_message(self) -> bool:
-        return bool(self.pending or self._readable.poll(0))
+    def has_message(self, timeout_s: float = 0.0) -> bool:
+        return bool(self.pending or self._readable.poll(timeout_s * 1000))
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """Return the next message and its descriptors, which the caller closes, or None if the peer is gone.
@@ -71,9 +71,9 @@ class Link:
         """Send a message; block while the peer's buffer is full. Raise ``OSError`` if the peer is gone."""
         datagram.send(self._socket, WORKER.encode(message), fds)
 
-    def send_encoded(self, data: bytes) -> None:
-        """Send an encoded message without descriptors, as ``send`` does."""
-        datagram.send(self._socket, data)
+    def send_encoded(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send an encoded message, as ``send`` does."""
+        datagram.send(self._socket, data, fds)
 
     def try_send(self, message: Message) -> bool:
         """Send a message if that does not block and the peer exists; return whether it was sent."""

@@ -11,7 +11,7 @@ may wait. The datagram is then an array of messages. A message with a descriptor
 Senders and receivers::
 
     supervisor -> worker   Init, Stop                           (the boot socket)
-    worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Log, Imported
+    worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Ending, Log, Imported
     front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free, Shrink   (the link)
                            Region, CudaRegion, DropRegion, Lend, Unlend, Answer
                            StartExports, FreeExports, LendExport, UnlendExport
@@ -87,6 +87,7 @@ class Init(NamedTuple):
     that clients registered. If ``reports_imports``, the worker reports its imported files by ``Imported``.
     ``max_active`` is the number of active requests of a stepped callable, 0 for other callables.
     ``gpu_memory_nbytes`` is the limit of the memory that the worker allocates on each of its GPUs, 0: none.
+    ``rank`` is the number of the worker among the ``ranks`` processes of its instance (``ranks.py``).
     """
 
     protocol: int
@@ -115,6 +116,8 @@ class Init(NamedTuple):
     static_inputs: bool = False
     max_active: int = 0
     gpu_memory_nbytes: int = 0
+    rank: int = 0
+    ranks: int = 1
 
 
 class Stop(NamedTuple):
@@ -143,6 +146,12 @@ class LoadFailed(NamedTuple):
 
 class Unrecoverable(NamedTuple):
     """The callable raised ``UnrecoverableError``: it can run no further inference. ``text`` is one line."""
+
+    text: str
+
+
+class Ending(NamedTuple):
+    """The worker is about to exit, because of ``text``, which is one line."""
 
     text: str
 
@@ -389,6 +398,12 @@ class Failed(NamedTuple):
     inputs_free: bool
 
 
+class Agreed(NamedTuple):
+    """Rank 0 tells the other ranks of its instance that the call of a batch raised in every rank."""
+
+    batch_id: int
+
+
 # Messages about shared memory: segments of arenas, clients' regions, loans between workers, exports of device
 # memory.
 
@@ -521,19 +536,19 @@ Message: TypeAlias = (
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CancelCall
     | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
     | UnlendExport | DeviceMemory | Imported | WantWeights | LoadWeights | Weights | WeightsFailed | Stepped
-    | Requeue
+    | Requeue | Ending | Agreed
 )  # fmt: skip
 
 
 WORKER: Final = MessageCodec({
     1: Init, 2: Stop,
     10: Phase, 11: Ready, 12: LoadFailed, 13: Log, 14: Unrecoverable, 15: Imported, 16: WantWeights,
-    17: LoadWeights, 18: Weights, 19: WeightsFailed,
+    17: LoadWeights, 18: Weights, 19: WeightsFailed, 22: Ending,
     20: Segment, 21: DropSegment,
     30: Attach, 31: Run, 32: Free, 33: Cancel, 34: Credit, 35: Region, 36: CudaRegion, 37: DropRegion,
     38: Lend, 39: Unlend,
     40: Attached, 41: Done, 42: Failed, 43: Released, 44: Yield, 45: RegionOpened, 46: Computed,
-    47: Split, 48: Shrink, 49: Stepped, 56: Requeue,
+    47: Split, 48: Shrink, 49: Stepped, 56: Requeue, 57: Agreed,
     50: Call, 51: CancelCall, 52: Answer, 53: Return, 54: Metrics, 55: Command,
     60: StartExports, 61: ExportSegment, 62: FreeExports, 63: LendExport, 64: ExportOpened,
     65: UnlendExport, 66: DeviceMemory,

@@ -164,3 +164,12 @@ def test_amounts_of_memory(text: str, nbytes: int) -> None:
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ValueError, match="expected an amount of memory"):
         parse_nbytes(text)
+
+
+def test_ranks_are_processes_on_the_gpus_of_a_list(tmp_path: Path) -> None:
+    instances = [{"device": ["cuda:0", "cuda:1"], "ranks": 2, "count": 2}, {"ranks": 3}]
+    found = sizes(tmp_path, {"instances": instances})
+    assert found.gpus.value == 2
+    assert found.cpus.value == sizes(tmp_path, {"instances": [{"count": 7}]}).cpus.value
+    held = sum(part.nbytes for part in found.parts if "resources" in part.path)
+    assert held == 4 * pod_sizing.GPU_PROCESS_NBYTES + 3 * pod_sizing.CPU_PROCESS_NBYTES

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from optional_packages import needs
 from serving import GPUSERVE, JSON_LOG, serving
-from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client
+from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
 from test_examples_calls import printed
 
 
@@ -39,6 +39,13 @@ def test_a_model_file_is_served_as_its_readme_says(
     assert ran(GPUSERVE, "check", path).replace(str(tmp_path), f"examples/{example}") in readme
     with serving(GPUSERVE, "serve", path, *JSON_LOG) as server:
         assert run_client(example, server) == printed(example)
+
+
+@pytest.mark.thorough
+@needs("torch")
+def test_ranks_multiply_together() -> None:
+    with serving(*serve("tensor_parallel")) as server:
+        assert run_client("tensor_parallel", server) == printed("tensor_parallel")
 
 
 @pytest.mark.thorough

@@ -42,6 +42,8 @@ MESSAGES: list[wire.Message] = [
     wire.LoadFailed("no", "Traceback"),
     wire.Log(40, "text", ""),
     wire.Imported(("/models/linear.py", "/models/weights.py")),
+    wire.Ending("rank 1 raised an exception, and rank 0 did not"),
+    wire.Agreed(7),
     wire.Unrecoverable("the device fell off the bus"),
     wire.Segment(1, 1 << 24),
     wire.DropSegment(1),

@@ -28,6 +28,8 @@ class BatchMessages:
 
     def __init__(self, spec: ModelSpec, arena: Arena) -> None:
         self._spec = spec
+        # A client could shrink its region between the reads of two ranks, which would then be out of step.
+        self._in_place = spec.read_only_inputs and all(one.ranks == 1 for one in spec.instances)
         self._batched = spec.max_batch_size > 0
         self._arena = arena
         self._sequences = SequenceRows(spec) if spec.in_sequences else None
@@ -56,9 +58,9 @@ class BatchMessages:
             rows.append(one.rows)
             nbytes += one.nbytes
         to_device = self.device_inputs.by_instance.get(link.instance, NO_INPUTS)
-        read_only = self._spec.read_only_inputs
+        in_place = self._in_place
         gathered = gather(
-            requests, sum(rows), self._batched, nbytes, self._arena, link, read_only, to_device, self._ragged
+            requests, sum(rows), self._batched, nbytes, self._arena, link, in_place, to_device, self._ragged
         )
         run = run_message(batch.batch_id, rows, requests, gathered, may_wait=batch.may_wait)
         if self._spec.request_details:

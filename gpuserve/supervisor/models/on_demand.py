@@ -276,18 +276,23 @@ class OnDemandModels:
         for one in self._table:
             if one.spec.on_demand and one.residence is not Residence.RESIDENT:
                 continue
-            lives = [(worker.instance.devices, worker.live_instance()) for worker in one.group.workers]
-            loaded = [(devices, live.pid) for devices, live in lives if live is not None]
-            alive = [(devices, pid) for devices, pid in loaded if pid != os.getpid()]  # else a thread
+            loaded = [worker for worker in one.group.workers if worker.live_instance() is not None]
+            lives = [
+                (worker.instance.devices, [child.process.pid for child in worker.children])
+                for worker in loaded
+            ]
+            alive = [(devices, pids) for devices, pids in lives if pids != [os.getpid()]]  # else a thread
             if not alive:
                 continue
-            found = {CPU: host_nbytes(pid for _, pid in alive) // len(alive)}
+            found = {CPU: host_nbytes(pid for _, pids in alive for pid in pids) // len(alive)}
             for device in {device for devices, _ in alive for device in devices} - {CPU}:
                 on_device = [
-                    (devices, pid) for devices, pid in alive if device in devices and pid in gpu_memory
+                    sum(gpu_memory.get(pid, 0) for pid in pids) // len(devices)
+                    for devices, pids in alive
+                    if device in devices
                 ]
-                if sizes := [gpu_memory[pid] // len(devices) for devices, pid in on_device]:
-                    found[device] = max(sizes)
+                if any(on_device):
+                    found[device] = max(on_device)
             key = one.spec.name, one.spec.version
             self._measured[key] = {**self._measured.get(key, {}), **found}
 

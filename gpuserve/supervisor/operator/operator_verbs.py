@@ -260,7 +260,10 @@ class OperatorStacks:
         """Report each process: its name in the first line, its stacks below."""
         processes: list[tuple[str, MonitoredChild | None]] = [("front", self._front.child)]
         for one in self._table.workers():
-            processes += [(f"model {one.spec.name}, instance {one.instance.name}", one.child)]
+            head = f"model {one.spec.name}, instance {one.instance.name}"
+            for rank in one.ranks:
+                which = f", rank {rank.number}" if len(one.ranks) > 1 else ""
+                processes.append((f"{head}{which}", rank.child))
         self._ask_next(iter(processes), progress, lambda: answer(VerbOutcome()))
 
     def _ask_next(

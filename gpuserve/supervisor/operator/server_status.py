@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -199,28 +199,38 @@ def _instances(sources: StatusSources) -> dict[tuple[str, int], list[dict[str, A
     for worker in sources.workers:
         is_finishing = worker.lifecycle.state is InstanceState.READY and worker in sources.leaving
         state = _LEAVING if is_finishing else worker.lifecycle.state.value
-        pid = None if worker.process is None else worker.process.pid
-        row = _instance_row(worker.instance, state, pid, worker.lifecycle.restarts, gpu_memory)
+        pids = [one.process.pid for one in worker.children]
+        row = _instance_row(worker.instance, state, pids, worker.lifecycle.restarts, gpu_memory)
         row["threads"] = worker.threads
         found[worker.spec.name, worker.spec.version].append(row)
     for _, model in sources.attached:
-        pids = {one.name: one.pid for one in model.live.values()}
+        alive = {one.name: [one.pid] for one in model.live.values()}
         for one in model.spec.instances:
-            state = (InstanceState.READY if one.name in pids else InstanceState.DOWN).value
+            state = (InstanceState.READY if one.name in alive else InstanceState.DOWN).value
             # Only the attached program knows how often it has restarted the instance.
-            row = _instance_row(one, state, pids.get(one.name), None, gpu_memory)
+            row = _instance_row(one, state, alive.get(one.name, []), None, gpu_memory)
             found[model.spec.name, model.spec.version].append(row)
     return found
 
 
 def _instance_row(
-    instance: InstanceSpec, state: str, pid: int | None, restarts: int | None, gpu_memory: Mapping[int, int]
+    instance: InstanceSpec,
+    state: str,
+    pids: Sequence[int],
+    restarts: int | None,
+    gpu_memory: Mapping[int, int],
 ) -> dict[str, Any]:
-    """Return the row of an instance, with its bytes of memory on the host and on GPUs if they are sources."""
-    row = {"name": instance.name, "device": instance.device, "state": state, "pid": pid, "restarts": restarts}
-    if pid is not None:
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the process may have just ended
-            row["memory_nbytes"] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_NBYTES
-        if pid in gpu_memory:
-            row["gpu_memory_nbytes"] = gpu_memory[pid]
+    """Return the row of an instance, with the bytes that its processes hold on the host and on GPUs.
+    ``pid`` is that of rank 0.
+    """
+    row: dict[str, Any] = {"name": instance.name, "device": instance.device, "state": state}
+    row |= {"pid": pids[0] if pids else None, "restarts": restarts}
+    if instance.ranks > 1:
+        row |= {"ranks": instance.ranks, "pids": list(pids)}
+    if pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a process may have just ended
+            pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
+            row["memory_nbytes"] = sum(pages) * _PAGE_NBYTES
+        if on_gpus := [gpu_memory[pid] for pid in pids if pid in gpu_memory]:
+            row["gpu_memory_nbytes"] = sum(on_gpus)
     return row

@@ -133,15 +133,17 @@ def spawn(
     channels: int,
     *,
     arguments: Sequence[str] = (),
+    more_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
     relay_output: bool,
     shows_stacks: bool = True,
 ) -> tuple[ChildProcess, list[socket.socket]]:
     """Start ``python -m module ARGUMENT… FD…`` and return the child and our ends of its channels.
 
-    There is one descriptor for each channel, and one for the stacks with ``shows_stacks``. ``-P`` keeps a
-    stray ``numpy.py`` of the current folder off the import path. With ``relay_output`` its stdout and stderr
-    come to ``ChildProcess.output``. Raise StartupError if the process could not be started.
+    There is one descriptor for each channel, one for the stacks with ``shows_stacks``, and then ``more_fds``,
+    which stay the caller's. ``-P`` keeps a stray ``numpy.py`` of the current folder off the import path. With
+    ``relay_output`` its stdout and stderr come to ``ChildProcess.output``. Raise StartupError if the process
+    could not be started.
     """
     try:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -159,6 +161,7 @@ def spawn(
             if stacks is not None:
                 ours.callback(os.close, stacks)
                 fds.append(stacks)
+            fds += more_fds
             command = [sys.executable, "-P", "-m", module, *arguments, *map(str, fds)]
             process = _start(command, fds, their_output, environment)
             ours.pop_all()

@@ -1,5 +1,6 @@
 """Monitors of workers. ``WorkerMonitor`` starts the worker of one instance, follows its load, and restarts it
-when it dies. The worker is a process, or with ``isolation="thread"`` a thread. In a ``WorkerGroup``::
+when it dies. The worker is a process, with ``isolation="thread"`` a thread, or with ``ranks`` a process for
+each rank: the front knows rank 0 only, and all ranks end with the first that ends. In a ``WorkerGroup``::
 
     add ──► coming ──join──► workers ──leave──► leaving ──forget──► gone
 """
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
-from gpuserve.config.settings.logs import REQUEST_IDS, log_with_text
+from gpuserve.config.settings.logs import log_with_text
 from gpuserve.config.settings.server import POLL
 from gpuserve.core.errors import StartupError
 from gpuserve.core.event_log import EventKind, EventLog
-from gpuserve.devices.names import CPU, OWN_GPU
+from gpuserve.devices.names import CPU, gpu_name
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.model.threads import thread_variables
 from gpuserve.supervisor.control.reactor import Channel, Reactor
@@ -30,6 +31,12 @@ from gpuserve.supervisor.processes.lifecycle import (
     InstanceState,
     LiveInstance,
     LiveSettings,
+)
+from gpuserve.supervisor.workers.rank_processes import (
+    RankProcess,
+    ask_all_stacks,
+    rank_variables,
+    reserved_port,
 )
 from gpuserve.supervisor.workers.shared_weights import SharedWeights
 from gpuserve.supervisor.workers.worker_thread import start_thread
@@ -108,24 +115,43 @@ class WorkerMonitor:
         self._context = context
         #: Number of threads of numerical libraries in the present worker.
         self.threads = 0
-        self.child: MonitoredChild | None = None
+        self.ranks = [self._rank(number) for number in range(instance.ranks)]
         self._link: socket.socket | None = None
-        self._load: LoadWatchdog | None = None
+        #: The loopback port of ``MASTER_PORT``, if there are several ranks.
+        self._port: socket.socket | None = None
         #: The message that the present worker sent when it was loaded.
         self._loaded = wire.Ready(0.0, 1)
         self._last_words = ""
         self._load_failed = False
+        #: The reason for the death of the first rank that died.
+        self._death = ""
         #: The process id of the last worker whose death was counted.
         self._dead_pid = 0
-        self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
+        self._fields = self.ranks[0].fields
+
+    def _rank(self, number: int) -> RankProcess:
+        which = f" rank {number}" if number else ""
+        fields = {"model": self.spec.name, "instance": f"{self.instance.name}{which}"}
+        fields["device"] = self.instance.device
+        return RankProcess(number, f"{self.name}{which}", fields, self._kill_broken)
 
     @property
     def name(self) -> str:
         return self.lifecycle.name
 
     @property
+    def child(self) -> MonitoredChild | None:
+        """The process that the front knows: rank 0."""
+        return self.ranks[0].child
+
+    @property
     def process(self) -> Child | None:
         return None if self.child is None else self.child.process
+
+    @property
+    def children(self) -> list[MonitoredChild]:
+        """The processes of the instance, which are as many as its ranks unless it is starting or ending."""
+        return [one.child for one in self.ranks if one.child is not None]
 
     def start(self) -> None:
         """Start a worker, or raise ``StartupError``. If its GPU is lost, wait until the GPU is back."""
@@ -134,22 +160,46 @@ class WorkerMonitor:
             self._context.events.instance_lost(self, reason)
             return
         self.threads = self._context.threads_of(self.instance)
-        process, (boot, self._link) = _launch(self, self._context.relay_output)
-        settings = self._context.settings.current
-        rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
-        channel = Channel(boot, wire.WORKER)
-        reactor, lines = self._context.reactor, self._context.lines
-        self.child = MonitoredChild(process, channel, self._fields, reactor, rate, lines)
-        self.child.open(self._on_boot, self._on_died)
-        self._last_words, self._load_failed = "", False
+        self._launch()
+        self._last_words, self._load_failed, self._death = "", False, ""
         self._move(InstanceEvent.SPAWNED, STARTING)
         memory: SealedMemory | None = self.instance.source.get("memory")
-        if memory is not None:
-            self._context.weights.hold(self, self.spec.name, memory)
-        self.send(_init(self.spec, self.instance, self._context), () if memory is None else (memory.fd,))
-        on_slow = partial(self._context.events.load_slow, self)
-        self._load = LoadWatchdog(self.child, reactor, settings.load_timeout_s, self._fields, on_slow)
-        self._load.start()
+        timeout_s = self._context.settings.current.load_timeout_s
+        for rank in self.ranks:
+            assert rank.child is not None
+            if memory is not None:
+                self._context.weights.hold(rank, self.spec.name, memory)
+            init = _init(self.spec, self.instance, rank.number, self._context)
+            rank.send(init, () if memory is None else (memory.fd,))
+            on_slow = partial(self._on_slow_load, rank)
+            rank.load = LoadWatchdog(rank.child, self._context.reactor, timeout_s, rank.fields, on_slow)
+            rank.load.start()
+
+    def _launch(self) -> None:
+        """Start all ranks, rank 0 last, because it inherits its links to the others."""
+        context, links = self._context, list[socket.socket]()
+        settings = context.settings.current
+        self._port = reserved_port() if len(self.ranks) > 1 else None
+        try:
+            for rank in reversed(self.ranks):
+                variables = rank_variables(rank.number, len(self.ranks), self._port)
+                process, (boot, link) = _launch(self, variables, links, context.relay_output)
+                links.insert(0, link)
+                rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
+                channel = Channel(boot, wire.WORKER)
+                rank.is_ready = False
+                rank.child = MonitoredChild(
+                    process, channel, rank.fields, context.reactor, rate, context.lines
+                )
+                rank.child.open(partial(self._on_boot, rank), partial(self._on_died, rank))
+            self._link = links.pop(0)
+        finally:
+            for link in links:
+                link.close()
+
+    def _on_slow_load(self, rank: RankProcess, slow: SlowLoad) -> None:
+        if not rank.number:
+            self._context.events.load_slow(self, slow)
 
     def live_instance(self) -> LiveInstance | None:
         """Return the loaded worker for a front; None if there is none."""
@@ -164,9 +214,8 @@ class WorkerMonitor:
         process = self.process
         if process is None or process.pid != hang.pid or self.lifecycle.state is not InstanceState.READY:
             return  # the call has just returned, or the worker died
-        assert self.child is not None
         report = partial(report_overdue_call, process, hang, self._fields)
-        self.child.stacks.ask(report, is_ending=bool(hang.limit_s))
+        ask_all_stacks(self.children, report, is_ending=bool(hang.limit_s))
         if hang.limit_s:
             self._last_words = f"its callable was not back within execution_timeout_s, {hang.limit_s:g} s"
             self._move(InstanceEvent.HANG)
@@ -203,139 +252,157 @@ class WorkerMonitor:
         """Ask the worker to finish its batch and exit. It is not restarted."""
         if self.lifecycle.state is InstanceState.STOPPED:
             return
+        is_loaded = self.lifecycle.state is InstanceState.READY
         self._move(InstanceEvent.STOP)
-        if self.child is None:
-            self._context.weights.instance_ended(self)
-        self.send(wire.Stop())
+        if not self.children:
+            self._end_weights()
+        for rank in self.ranks[: 1 if is_loaded else None]:  # later, rank 0 stops the others after its batch
+            rank.send(wire.Stop())
 
     def kill(self) -> None:
-        if self.child is not None:
-            self.child.process.kill()
+        for child in self.children:
+            child.process.kill()
 
     def close(self) -> None:
-        if self.child is None:
-            return
-        self.child.close()
-        assert self._link is not None
-        self._link.close()
-        self.child = self._link = None
+        for rank in self.ranks:
+            rank.close()
+        for sock in (self._link, self._port):
+            if sock is not None:
+                sock.close()
+        self._link = self._port = None
 
     def discard(self) -> None:
         """Kill and reap the worker at once. It is not restarted."""
         self.stop()
         self.kill()
         self.close()
-        self._context.weights.instance_ended(self)
+        self._end_weights()
 
-    def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
-        if self.child is not None and not self.child.send(message, fds):
-            self._kill_broken("it does not read its boot socket")
+    def _end_weights(self) -> None:
+        for rank in self.ranks:
+            self._context.weights.instance_ended(rank)
 
     def _move(self, event: InstanceEvent, phase: str = "") -> None:
-        if self._load is not None and event is not InstanceEvent.SPAWNED:
-            self._load.end()
+        if event is not InstanceEvent.SPAWNED:
+            for rank in self.ranks:
+                rank.end_load()
         self.lifecycle.apply(event, time.monotonic())
         self._context.events.instance_changed(self, phase)
 
-    def _on_boot(self) -> None:
-        assert self.child is not None
+    def _on_boot(self, rank: RankProcess) -> None:
+        assert rank.child is not None
         try:
-            received = self.child.channel.receive_with_fds()
+            received = rank.child.channel.receive_with_fds()
         except (wire.WireError, OSError) as error:
-            self._kill_broken(str(error))
+            self._kill_broken(rank, str(error))
             return
         if received is None:
-            self.child.stop_listening()
+            rank.child.stop_listening()
             return
         message, fds = received
         try:
             if isinstance(message, wire.Weights) and fds:
-                self._publish_weights(message, fds.pop())
+                self._publish_weights(rank, message, fds.pop())
                 return
-            self._handle(message)  # an OSError of the supervisor's own work is not the worker's fault
+            self._handle(rank, message)  # an OSError of the supervisor's own work is not the worker's fault
         except wire.WireError as error:
-            self._kill_broken(str(error))
+            self._kill_broken(rank, str(error))
         finally:
             close_all(fds)
 
-    def _publish_weights(self, message: wire.Weights, fd: int) -> None:
+    def _publish_weights(self, rank: RankProcess, message: wire.Weights, fd: int) -> None:
         """Store the weights that this worker has loaded. Raise ``WireError`` if they are not sealed."""
         try:
             memory = SealedMemory(fd)
         except ValueError as error:
             raise wire.WireError(str(error)) from None
-        self._context.weights.publish(self, message.key, memory, message.ranges)
+        self._context.weights.publish(rank, message.key, memory, message.ranges)
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, rank: RankProcess, message: Any) -> None:
         """Handle a message, or raise ``WireError``. Fields are checked, because the worker runs user code."""
         match message:
             case wire.Phase(str(name)):
-                if self._load is not None:
-                    self._load.phase = name
-                self._context.events.instance_changed(self, name)
+                rank.enter_phase(name)
+                if not rank.number:
+                    self._context.events.instance_changed(self, name)
             case wire.Ready(float(load_s), int()) if self.lifecycle.state is InstanceState.LOADING:
-                logger.info("loaded in %.2f s", load_s, extra=self._fields)
-                self._loaded = message
-                self.device_failures = 0
-                self._context.weights.worker_ready(self)
-                self._move(InstanceEvent.LOADED)
-                self._context.events.instance_ready(self)
+                logger.info("loaded in %.2f s", load_s, extra=rank.fields)
+                self._on_ready(rank, message)
             case wire.Ready() | wire.Unrecoverable() if self.lifecycle.state is InstanceState.STOPPING:
                 pass  # sent before our Stop arrived
             case wire.LoadFailed(str(text), str(traceback)):
-                self._last_words = text
+                self._last_words = self._last_words or text
                 self._load_failed = True
                 what = "could not be loaded" if traceback else f"could not be loaded: {text}"
-                log_with_text(logger, logging.ERROR, what, traceback, self._fields)
+                log_with_text(logger, logging.ERROR, what, traceback, rank.fields)
+            case wire.Ending(str(text)):
+                self._last_words = self._last_words or text
             case wire.Unrecoverable(str(text)) if self.lifecycle.state is InstanceState.READY:
                 self._last_words = f"its callable cannot go on: {text}"
-                log_with_text(logger, logging.ERROR, self._last_words, "", self._fields)
+                log_with_text(logger, logging.ERROR, self._last_words, "", rank.fields)
                 self._context.events.instance_unrecoverable(self, text)
             case wire.Imported(tuple(files)) if all(isinstance(one, str) for one in files):
                 self._context.events.instance_imported(self, files)
             case wire.WantWeights(str(key)):
-                self._context.weights.request(self, key)
+                self._context.weights.request(rank, key)
             case wire.WeightsFailed(str(key)):
-                self._context.weights.failed(self, key)
-            case wire.Log(int(level), str(text), str(traceback), tuple(ids)):
-                if self.child is not None and self.child.may_log(text + traceback + "".join(map(str, ids))):
-                    fields = {**self._fields, REQUEST_IDS: [str(one) for one in ids]}
-                    log_with_text(logger, level, text, traceback, fields)
+                self._context.weights.failed(rank, key)
+            case wire.Log(int(), str(), str(), tuple()):
+                rank.log(message)
             case _:
                 raise wire.WireError(f"{type(message).__name__} in state {self.lifecycle.state.name}")
 
-    def _kill_broken(self, what: str) -> None:
+    def _on_ready(self, rank: RankProcess, message: wire.Ready) -> None:
+        rank.is_ready = True
+        rank.end_load()
+        self._context.weights.worker_ready(rank)
+        if not rank.number:
+            self._loaded = message
+        if all(one.is_ready for one in self.ranks):
+            self.device_failures = 0
+            self._move(InstanceEvent.LOADED)
+            self._context.events.instance_ready(self)
+
+    def _kill_broken(self, rank: RankProcess, what: str) -> None:
         """Kill a worker that broke the protocol; it is restarted like any other."""
-        logger.error("killed the worker: it broke the protocol: %s", what, extra=self._fields)
-        if self.child is not None:
-            self.child.stop_listening()
+        logger.error("killed the worker: it broke the protocol: %s", what, extra=rank.fields)
+        if rank.child is not None:
+            rank.child.stop_listening()
         self.kill()
 
-    def _on_died(self) -> None:
-        assert self.child is not None
+    def _on_died(self, rank: RankProcess) -> None:
+        child = rank.child
+        assert child is not None
         try:
             # The last messages of the worker are still in the socket, above all LoadFailed. A worker that
             # died right after Ready was never used.
-            for message in self.child.last_messages():
+            for message in child.last_messages():
                 if not isinstance(message, _OF_THE_LIVING):
-                    self._handle(message)
+                    self._handle(rank, message)
         except (wire.WireError, OSError) as error:
-            logger.error("the worker broke the protocol: %s", error, extra=self._fields)
-        exit_reason = self.child.exit_reason()
-        if self.child.process.exit_status == EXIT_DEVICE:
-            self.device_failures += 1
-        reason = self._last_words or (self._load.verdict if self._load is not None else "") or exit_reason
-        self._dead_pid = self.child.process.pid
-        self.close()
-        self._lost(reason)
+            logger.error("the worker broke the protocol: %s", error, extra=rank.fields)
+        exit_reason, exit_status = child.exit_reason(), child.process.exit_status
+        if not rank.number:
+            self._dead_pid = child.process.pid
+        if not self._death:
+            self.device_failures += exit_status == EXIT_DEVICE
+            verdict = rank.load.verdict if rank.load is not None else ""
+            which = f"rank {rank.number}: " if len(self.ranks) > 1 else ""
+            self._death = self._last_words or verdict or f"{which}{exit_reason}"
+        rank.close()
+        if not self.children:
+            self.close()
+            self._lost(self._last_words or self._death)
+        elif exit_status or self.lifecycle.state is not InstanceState.STOPPING:
+            self.kill()  # the other ranks; otherwise they end by themselves after rank 0
 
     def _lost(self, reason: str) -> None:
         stopping = self.lifecycle.state is InstanceState.STOPPING
         self._move(InstanceEvent.DIED)
         if stopping:
-            self._context.weights.instance_ended(self)
-        else:
-            self._context.weights.worker_ended(self)
+            self._end_weights()
+        for rank in self.ranks:
+            self._context.weights.worker_ended(rank)
         if not stopping and (lost_gpu_reason := self.lost_gpu_reason()):
             self._move(InstanceEvent.FENCE)
             reason = lost_gpu_reason
@@ -376,18 +443,23 @@ class WorkerMonitor:
             self._lost(str(error))
 
 
-def _launch(worker: WorkerMonitor, relay_output: bool) -> tuple[Child, list[socket.socket]]:
+def _launch(
+    worker: WorkerMonitor, variables: dict[str, str], links: Sequence[socket.socket], relay_output: bool
+) -> tuple[Child, list[socket.socket]]:
     instance = worker.instance
     if "object" in instance.source:
         return start_thread(worker.lifecycle.name, instance.source)
     python = instance.source.get("python")
     module = "gpuserve.backends.environments" if python else "gpuserve_worker"
     arguments = (python,) if python else ()
-    environment = instance.placement.environment() | thread_variables(instance, worker.threads)
-    return spawn(module, 2, arguments=arguments, environment=environment, relay_output=relay_output)
+    environment = instance.placement.environment() | thread_variables(instance, worker.threads) | variables
+    fds = [one.fileno() for one in links]
+    return spawn(
+        module, 2, arguments=arguments, more_fds=fds, environment=environment, relay_output=relay_output
+    )
 
 
-def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wire.Init:
+def _init(spec: ModelSpec, instance: InstanceSpec, rank: int, context: WorkerContext) -> wire.Init:
     """Return the message that tells a worker its model. A worker thread can use all GPUs of this process."""
     in_thread, placement = "object" in instance.source, instance.placement
     settings = context.settings.current
@@ -396,7 +468,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wi
         spec.name,
         spec.version,
         instance.name,
-        instance.device if instance.device == CPU or in_thread else OWN_GPU,
+        instance.device if instance.device == CPU or in_thread else gpu_name(rank),
         {} if in_thread else {key: one for key, one in instance.source.items() if key != "memory"},
         spec.inputs,
         spec.outputs,
@@ -418,6 +490,8 @@ def _init(spec: ModelSpec, instance: InstanceSpec, context: WorkerContext) -> wi
         spec.static_inputs,
         spec.max_active,
         0 if in_thread else spec.gpu_memory_nbytes // len(instance.devices),
+        rank,
+        instance.ranks,
     )
 
 

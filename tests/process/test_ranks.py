@@ -1,0 +1,329 @@
+"""Instances of several ranks: every rank gets each batch, and all end with the first that ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import status
+from operated import MODELS, Answer, InBackground, OperatedServer
+from operated import config as written
+from processes import measured, wait_ended, wait_until
+from serving import GPUSERVE
+from worker_process import model
+
+from gpuserve.supervisor.processes.child_process import spawn
+from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.datagram import close_all
+from gpuserve_worker.protocol.link import Link
+
+MODEL = MODELS / "ranked.py"
+FAULT, KILLED, REFUSED, HUNG, LEFT, ALL = -13.0, 0.0, 1.0, 2.0, 3.0, 99.0
+RANKS = 3
+#: 1 + 2 + 3.
+SUM = 6.0
+
+
+def entry(directory: Path, **changes: Any) -> dict[str, Any]:
+    tensor = {"dtype": "float32", "shape": [-1]}
+    kwargs = {"directory": str(directory), **changes.pop("kwargs", {})}
+    return {
+        "name": "m",
+        "callable": f"{MODEL}:Ranked",
+        "kwargs": kwargs,
+        "inputs": [{"name": "x", **tensor}],
+        "outputs": [{"name": "y", **tensor}],
+        "max_batch_size": 8,
+        "instances": [{"ranks": RANKS}],
+        **changes,
+    }
+
+
+def infer(server: OperatedServer, values: Any, source: str = "127.0.0.1") -> Answer:
+    """Send one row, as binary data, from an address of the loopback interface."""
+    row = np.asarray(values, np.float32)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, row.size]}
+    tensor["parameters"] = {"binary_data_size": row.nbytes}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
+    address, timeout_s = server.addresses["HTTP"], 60.0
+    with closing(http.client.HTTPConnection(address, timeout=timeout_s, source_address=(source, 0))) as asked:
+        asked.request("POST", "/v2/models/m/infer", head + row.tobytes(), headers)
+        response = asked.getresponse()
+        return Answer(response.status, response.read())
+
+
+def pids(directory: Path) -> list[int]:
+    """The processes by rank, as the callables know them."""
+    return [json.loads((directory / f"rank-{rank}").read_text())["pid"] for rank in range(RANKS)]
+
+
+def instance(server: OperatedServer) -> dict[str, Any]:
+    (model,) = status(server.addresses["HTTP"])["models"]
+    (row,) = model["instances"]
+    return dict(row)
+
+
+def test_every_rank_computes_each_batch(tmp_path: Path) -> None:
+    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
+        server.wait_ready()
+        assert infer(server, [1, 2, 3]).output("y") == [SUM, 2 * SUM, 3 * SUM]
+        large = np.arange(1 << 18, dtype=np.float32)
+        assert infer(server, large).output("y")[-1] == SUM * ((1 << 18) - 1)
+        wait_until(
+            lambda: server.metric("gpuserve_arena_blocks", model="m") == 0, "the inputs of all ranks are free"
+        )
+        assert sorted(server.workers) == sorted(pids(tmp_path))
+        row = instance(server)
+        assert (row["ranks"], row["pids"]) == (RANKS, tuple(pids(tmp_path)))
+        places = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(RANKS)]
+        assert [one["LOCAL_RANK"] for one in places] == ["0", "1", "2"]
+        assert {one["LOCAL_WORLD_SIZE"] for one in places} == {"3"}
+        assert server.end() == 0
+        assert all((tmp_path / f"closed-{rank}").exists() for rank in range(RANKS))
+
+
+def test_a_call_that_raises_in_every_rank_fails_its_requests_only(tmp_path: Path) -> None:
+    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
+        server.wait_ready()
+        before = pids(tmp_path)
+        for _ in range(2):
+            refused = infer(server, [FAULT, ALL, REFUSED])
+            assert (refused.status, refused.error) == (500, "this rank does not like it")
+        assert infer(server, [1]).output("y") == [SUM]
+        time.sleep(
+            0
+        )  # the time within which ranks must agree is over when the last request of a test is answered
+        assert pids(tmp_path) == before
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(KILLED, "signal SIGKILL"), (REFUSED, "raised an exception")])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_dies_or_raises_alone_ends_all_and_the_batch_runs_again(
+    tmp_path: Path, rank: int, fault: float, reason: str
+) -> None:
+    (tmp_path / "once").touch()
+    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
+        server.wait_ready()
+        before = pids(tmp_path)
+        large = np.resize(np.array([FAULT, rank, fault], np.float32), 1 << 16)
+        assert infer(server, large).output("y")[:1] == [FAULT * SUM]
+        assert not wait_ended(before, 5.0)
+        assert not set(before) & set(pids(tmp_path))
+        (died,) = [one["msg"] for one in server.messages() if one["msg"].startswith("died (")]
+        assert f"rank {rank}" in died
+        assert reason in died
+        assert instance(server)["restarts"] == 1
+        assert server.end() == 0
+
+
+def test_a_rank_that_hangs_is_found_with_the_stacks_of_all(tmp_path: Path) -> None:
+    (tmp_path / "once").touch()
+    with OperatedServer(written(tmp_path, entry(tmp_path, execution_timeout_s=1.0))) as server:
+        server.wait_ready()
+        before = pids(tmp_path)
+        hung = infer(server, [FAULT, 1, HUNG])
+        assert (hung.status, "execution_timeout_s" in hung.error) == (504, True), hung
+        assert not wait_ended(before, 5.0)
+        assert infer(server, [1]).output("y") == [SUM]
+        (overdue,) = [json.dumps(one) for one in server.messages() if "is not back" in one["msg"]]
+        assert "rank 1:" in overdue
+        assert "in hang" in overdue.partition("rank 1:")[2].partition("rank 2:")[0]
+        assert server.end() == 0
+
+
+def test_ranks_outlive_their_front(tmp_path: Path) -> None:
+    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
+        server.wait_ready()
+        before = pids(tmp_path)
+        large = np.full(1 << 18, 2, np.float32)
+        for _ in range(2):
+            assert infer(server, large).output("y")[0] == 2 * SUM
+            front = server.front
+            os.kill(front, signal.SIGKILL)
+            wait_until(lambda front=front: server.front not in (0, front), "the next front")
+            server.wait_model_ready("m")
+        assert infer(server, large).output("y")[0] == 2 * SUM
+        assert pids(tmp_path) == before
+        assert server.end() == 0
+
+
+def test_a_reload_replaces_all_ranks(tmp_path: Path) -> None:
+    file = written(tmp_path, entry(tmp_path))
+    with OperatedServer(file) as server:
+        server.wait_ready()
+        before = pids(tmp_path)
+        written(tmp_path, entry(tmp_path, kwargs={"tag": 2.0}))
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: infer(server, [1]).output("y") == [2 * SUM], "the new model")
+        assert not wait_ended(before, 10.0)
+        assert len(server.workers) == RANKS
+        assert server.end() == 0
+
+
+def test_ranks_that_still_load_end_at_once(tmp_path: Path) -> None:
+    with OperatedServer(written(tmp_path, entry(tmp_path, kwargs={"load_s": 60.0}))) as server:
+        server.wait_log("loading")
+        wait_until(lambda: len(server.workers) == RANKS, "all ranks have started")
+        started = time.monotonic()
+        server.end()
+        assert time.monotonic() - started < 5
+
+
+def test_no_rank_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
+        server.wait_ready()
+        before = pids(tmp_path)
+        server.process.kill()
+        assert not wait_ended(before, 5.0)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.thorough)])
+def test_kills_of_any_rank_under_load_lose_no_request(tmp_path: Path, kills: int) -> None:
+    chosen = random.Random(32)
+    width, answered, stopped = 1 << 16, [0], threading.Event()
+    with OperatedServer(written(tmp_path, entry(tmp_path), host="127.0.0.1")) as server:
+        server.wait_ready()
+
+        def ask() -> None:
+            while not stopped.is_set():
+                value = chosen.randrange(1, 100)
+                # Each from an address of its own: else the kills would make their client a suspect.
+                source = f"127.{chosen.randrange(1, 200)}.{chosen.randrange(200)}.{value}"
+                assert infer(server, np.full(width, value, np.float32), source).output("y")[0] == value * SUM
+                answered[0] += 1
+
+        clients = [InBackground(ask) for _ in range(3)]
+        every: set[int] = set()
+        pauses = []
+        for _ in range(kills):
+            row = instance(server)
+            every.update(row["pids"])
+            victim, before = row["pids"][chosen.randrange(RANKS)], answered[0]
+            wait_until(lambda before=before: answered[0] > before + 3, "the load runs")
+            os.kill(victim, signal.SIGKILL)
+            killed_at, before = time.monotonic(), answered[0]
+            wait_until(lambda before=before: answered[0] > before + len(clients), "the next batch", 60.0)
+            pauses.append(time.monotonic() - killed_at)
+            wait_until(
+                lambda row=row: instance(server)["restarts"] > row["restarts"], "the restart is counted"
+            )
+        stopped.set()
+        for one in clients:
+            one.result()
+        alive = set(instance(server)["pids"])
+        assert not wait_ended(every - alive, 5.0)
+        assert set(server.workers) == alive
+        measured(
+            f"{kills} kills: {answered[0]} requests, none lost; next batch after {np.median(pauses):.2f} s "
+            f"(median), {max(pauses):.2f} s at most"
+        )
+        assert server.end() == 0
+
+
+class Bare:
+    """The ranks of an instance without a server: this process is their supervisor and their front."""
+
+    def __init__(self, ranks: int) -> None:
+        links: list[socket.socket] = []
+        self.processes = []
+        boots = []
+        for rank in reversed(range(ranks)):
+            fds = [one.fileno() for one in links]
+            process, (boot, link) = spawn("gpuserve_worker", 2, more_fds=fds, relay_output=False)
+            # The followers share the other core, so that none takes the time of rank 0.
+            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0)) if rank else 0})
+            boot.setblocking(True)
+            boots.append(Link(boot))
+            boots[-1].send(model("ranked.py:first_value", read_only_inputs=True, rank=rank, ranks=ranks))
+            self.processes.append(process)
+            links.insert(0, link)
+        for boot in boots:
+            while not isinstance(self.receive(boot), wire.Ready):
+                pass
+        for link in links[1:]:
+            link.close()
+        links[0].setblocking(True)
+        self.link = Link(links[0])
+        self.link.send(wire.Attach(1))
+        self.arena = Arena(1 << 30, lambda *of: self.link.send(wire.Segment(of[0], of[2]), of[1:2]), print)
+        block = self.arena.allocate(1 << 20)
+        self.tensor = wire.WireTensor(
+            "x", "FP32", (1, 1 << 18), wire.Ref(block.segment, block.offset, 1 << 20)
+        )
+        self.boots = boots
+
+    def receive(self, link: Link) -> wire.Message:
+        received = link.receive()
+        assert received is not None
+        close_all(received[1])
+        return received[0]
+
+    def batch(self, number: int) -> float:
+        """Run a batch; the seconds until its answer. Returns when all ranks have ended it."""
+        started = time.perf_counter()
+        self.link.send(wire.Run(number, (1,), (self.tensor,)))
+        while not isinstance(message := self.receive(self.link), wire.Done):
+            pass
+        took_s = time.perf_counter() - started
+        while not message.inputs_free and not isinstance(self.receive(self.link), wire.Released):
+            pass
+        return took_s
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.exit_reason()
+            process.close()
+
+
+@pytest.mark.thorough
+def test_what_seven_more_ranks_cost_a_batch_of_1_mib() -> None:
+    """From the batch to the answer, without a collective, where rank 0 has a core of its own."""
+    own_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {0})
+    groups = {ranks: Bare(ranks) for ranks in (1, 2, 8)}
+    try:
+        times: dict[int, list[float]] = {ranks: [] for ranks in groups}
+        for number in range(1, 1_001):
+            for ranks, group in groups.items():
+                times[ranks].append(group.batch(number) * 1e6)
+        medians = {ranks: float(np.median(found[100:])) for ranks, found in times.items()}
+        measured(", ".join(f"{ranks} ranks: {median:.0f} µs" for ranks, median in medians.items()))
+    finally:
+        os.sched_setaffinity(0, own_cores)
+        for group in groups.values():
+            group.end()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"instances": [{"ranks": 2, "device": "cuda:0"}]}, "a list of 2 GPUs as device, one for each rank"),
+        (
+            {"instances": [{"ranks": 2, "device": ["cuda:0", "cuda:1", "cuda:2"]}]},
+            "given 'cuda:0+cuda:1+cuda:2'",
+        ),
+        ({"instances": [{"ranks": 0}]}, "ranks"),
+        ({"instances": [{"ranks": 2}], "decoupled": True}, "ranks does not go with decoupled"),
+    ],
+)
+def test_wrong_ranks_are_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    file = written(tmp_path, entry(tmp_path, **changes))
+    done = subprocess.run([GPUSERVE, "check", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert told in done.stdout + done.stderr
