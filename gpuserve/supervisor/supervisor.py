@@ -51,14 +51,13 @@ from gpuserve.supervisor.processes.service_manager import ServiceManager
 from gpuserve.supervisor.reload.config_reload import ConfigReload, ConfigWork
 from gpuserve.supervisor.reload.file_polling import FilePolling, FileWatch
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
-from gpuserve.supervisor.workers.worker_monitor import (
-    WorkerContext,
-    WorkerMonitor,
+from gpuserve.supervisor.workers.worker_group import (
     record_instance_death,
     record_instance_state,
     record_slow_load,
     stop_timeout_s,
 )
+from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerMonitor
 from gpuserve.supervisor.workers.worker_watchdogs import Hang, SlowLoad
 from gpuserve_worker.protocol.wire import WireError
 

@@ -22,7 +22,7 @@ from gpuserve.export.pod_sizing import (
     readable_size,
 )
 from gpuserve.supervisor.supervisor import FRONT_QUIT_TIMEOUT_S
-from gpuserve.supervisor.workers.worker_monitor import STOP_TIMEOUT_S
+from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
 
 
 def sizes(folder: Path, *models: dict[str, Any], options: ExportOptions = OPTIONS, **server: Any) -> PodSizes:

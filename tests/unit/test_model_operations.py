@@ -29,7 +29,8 @@ from gpuserve.supervisor.models.model_operations import (
     refused_load,
 )
 from gpuserve.supervisor.processes.lifecycle import LiveSettings
-from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerGroup
+from gpuserve.supervisor.workers.worker_group import WorkerGroup
+from gpuserve.supervisor.workers.worker_monitor import WorkerContext
 
 SPEC = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
 

@@ -25,12 +25,8 @@ from gpuserve.supervisor.control.attach_protocol import (
 )
 from gpuserve.supervisor.control.reactor import SEND_TIMEOUT_S, Reactor
 from gpuserve.supervisor.processes.lifecycle import InstanceState, LiveSettings
-from gpuserve.supervisor.workers.worker_monitor import (
-    STOP_TIMEOUT_S,
-    WorkerContext,
-    WorkerGroup,
-    WorkerMonitor,
-)
+from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S, WorkerGroup
+from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerMonitor
 from gpuserve.supervisor.workers.worker_watchdogs import Hang, SlowLoad
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.wire import WireError

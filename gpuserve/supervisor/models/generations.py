@@ -14,7 +14,8 @@ from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.models.declared_models import Repository
 from gpuserve.supervisor.processes.front_monitor import FrontMonitor
 from gpuserve.supervisor.processes.lifecycle import InstanceState
-from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerGroup, WorkerMonitor
+from gpuserve.supervisor.workers.worker_group import WorkerGroup
+from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerMonitor
 
 
 class GenerationState(enum.Enum):

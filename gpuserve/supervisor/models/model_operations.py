@@ -28,7 +28,8 @@ from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.models.generations import Generation, GenerationTable, Residence
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore
-from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor, stop_timeout_s
+from gpuserve.supervisor.workers.worker_group import stop_timeout_s
+from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor
 
 #: Receives the result of an operation: an error, or None for success.
 OnDone: TypeAlias = Callable[[GpuserveError | None], None]

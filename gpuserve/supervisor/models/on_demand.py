@@ -29,7 +29,7 @@ from gpuserve.supervisor.models.generations import (
 )
 from gpuserve.supervisor.models.memory_policy import Nbytes, Plan, Resident, Use, plan_start
 from gpuserve.supervisor.processes.server_core import ServerCore
-from gpuserve.supervisor.workers.worker_monitor import stop_timeout_s
+from gpuserve.supervisor.workers.worker_group import stop_timeout_s
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,8 @@ from gpuserve.supervisor.models.model_operations import (
 from gpuserve.supervisor.models.on_demand import OnDemandModels
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore, refuse_change
-from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor, stop_timeout_s
+from gpuserve.supervisor.workers.worker_group import stop_timeout_s
+from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor
 from gpuserve.supervisor.workers.worker_watchdogs import Hang
 
 logger = logging.getLogger(__name__)
