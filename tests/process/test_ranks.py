@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import bound
 import numpy as np
 import pytest
 from commands import status
@@ -24,6 +25,7 @@ from processes import measured, wait_ended, wait_until
 from serving import GPUSERVE
 from worker_process import model
 
+from gpuserve.errors import BadModelConfig
 from gpuserve.supervisor.processes.child_process import spawn
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
@@ -308,6 +310,28 @@ def test_what_seven_more_ranks_cost_a_batch_of_1_mib() -> None:
         os.sched_setaffinity(0, own_cores)
         for group in groups.values():
             group.end()
+
+
+class Weighted:
+    """Answers x times the number of ranks, with weights that are pickled out of band."""
+
+    def __init__(self) -> None:
+        self.weights = np.ones(1 << 20, np.float32)
+
+    def __call__(self, requests: Any) -> Any:
+        factor = np.float32(os.environ["WORLD_SIZE"]) * self.weights[-1]
+        return [{"OUTPUT_1": request["INPUT_1"] * factor} for request in requests]
+
+
+def test_a_bound_callable_has_ranks_that_share_its_arrays() -> None:
+    with bound.free_server() as server:
+        with pytest.raises(BadModelConfig, match="each rank is a process"):
+            server.bind("m", Weighted(), **bound.FLOATS_IN_AND_OUT, ranks=2, isolation="thread")
+        server.bind("m", Weighted(), **bound.FLOATS_IN_AND_OUT, ranks=2)
+        server.run()
+        assert bound.ask(server, "m", 1.0, 2.0) == [2.0, 4.0]
+        (weights,) = status(server.addresses["http"].removeprefix("http://"))["weights"]
+        assert weights["instances"] == ("m/0", "m/0 rank 1")
 
 
 @pytest.mark.parametrize(

@@ -457,6 +457,7 @@ def test_several_repositories(tmp_path: Path) -> None:
             "5:41: iterative_sequence goes with backend python",
         ),
         (MODEL + "instance_group { kind: KIND_GPU }", "5:24: this machine has no device"),
+        (MODEL + "instance_group { kind: KIND_MODEL gpus: [ 0, 1 ] }", "5:43: this machine has no device"),
         (MODEL + "instance_group { kind: KIND_CPU gpus: 0 }", "5:39: gpus do not go with KIND_CPU"),
         (
             MODEL + "instance_group { count: -1 }",

@@ -56,6 +56,12 @@ def test_all_of_it() -> None:
     )
 
 
+def test_an_instance_of_several_ranks_is_one_row() -> None:
+    instance = {**MODEL["instances"][0], "ranks": 3, "pids": [12, 11, 10]}
+    text = status_text({"server": SERVER, "models": [{**MODEL, "instances": [instance]}]})
+    assert "linear  cpu#0     cpu     READY  12 +2  0         2        40 MiB\n" in text
+
+
 def test_doors_are_shown_where_they_are_processes() -> None:
     door = {"number": 0, "pid": 13, "state": "UP", "connections": 5, "requests": 70, "cpu_s": 62.5}
     down = {**door, "number": 1, "pid": None, "state": "DOWN", "connections": 0, "restarts": 2}

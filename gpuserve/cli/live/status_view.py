@@ -108,6 +108,8 @@ def _model_row(model: Mapping[str, Any], reason: str) -> Sequence[str]:
 
 def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequence[str]:
     memory = [_mebibytes(instance.get(name)) for name in ("memory_nbytes", "gpu_memory_nbytes")]
+    if instance.get("pids"):
+        instance = {**instance, "pid": f"{instance['pid']} +{len(instance['pids']) - 1}"}
     cells = _cells(instance, "name", "device", "state", "pid", "restarts", "threads")
     return (model["name"], *cells, *memory)
 
