@@ -19,7 +19,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import command_line, wait_ended, wait_until
+from doors import DOORS
+from processes import children, command_line, wait_ended, wait_until
 
 MARK = "LEAK_CHECK_MARK"
 #: What shared memory and sockets are called that a test makes itself; its mark comes next.
@@ -48,7 +49,9 @@ class Census:
 
 
 def census(mark: str) -> Census:
-    """Count what is there now."""
+    """Count what is there now, once a running server has its spare ingress process."""
+    if _has_server() and DOORS > 1:
+        wait_until(lambda: _n_ingress() > DOORS, "a spare ingress process")
     return Census(
         mark, frozenset(_pids()), _descriptors(), frozenset(os.listdir(_SHM)), _sockets(), _has_server()
     )
@@ -112,6 +115,10 @@ def _descriptors() -> frozenset[tuple[int, str]]:
 
 def _has_server() -> bool:
     return any(one.name == "gpuserve-supervisor" for one in threading.enumerate())
+
+
+def _n_ingress() -> int:
+    return sum("gpuserve.front.ingress" in command_line(pid) for pid in children(os.getpid()))
 
 
 def _published() -> frozenset[str]:

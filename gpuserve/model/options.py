@@ -452,6 +452,8 @@ _SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "dims": ("shape",),
     "path": ("callable",),
     "model": ("callable",),
+    "ingress": ("doors",),
+    "ingress_processes": ("doors",),
     "cert": ("tls_certfile",),
     "token": ("access_token",),
 }
