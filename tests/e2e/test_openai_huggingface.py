@@ -76,6 +76,34 @@ def test_completions_of_several_prompts_have_seeds_of_their_own(client: openai.O
     assert first.choices[0].text != first.choices[1].text
 
 
+def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "writer")
+    model = AutoModelForCausalLM.from_pretrained(folder / "writer")
+    prompt = tokenizer(AS_TEXT, return_tensors="pt")["input_ids"]
+    made = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    expected = model(made).logits[0, prompt.shape[1] - 1 : -1].log_softmax(-1).topk(3)
+    asked: dict[str, Any] = {"model": "writer", "max_tokens": 6}
+    likeliest = {"logprobs": True, "top_logprobs": 3}
+    answer = client.chat.completions.create(messages=MESSAGES, n=2, **asked, **likeliest)
+    for choice in answer.choices:
+        tokens = choice.logprobs.content
+        assert "".join([one.token for one in tokens]) == choice.message.content
+        for one, values, top in zip(tokens, expected.values.tolist(), expected.indices.tolist(), strict=True):
+            assert one.logprob == pytest.approx(values[0], abs=1e-4)
+            assert [each.logprob for each in one.top_logprobs] == pytest.approx(values, abs=1e-4)
+            assert [each.token for each in one.top_logprobs] == [tokenizer.decode([token]) for token in top]
+    stream = client.chat.completions.create(messages=MESSAGES, stream=True, **asked, **likeliest)
+    parts = [chunk.choices[0].logprobs for chunk in stream]
+    streamed = [token for one in parts if one for token in one.content]
+    assert [one.token for one in streamed] == [one.token for one in tokens]
+    assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in tokens], abs=1e-4)
+    (only,) = client.completions.create(prompt=AS_TEXT, logprobs=0, **asked).choices
+    assert only.logprobs.token_logprobs == pytest.approx([one.logprob for one in tokens], abs=1e-4)
+    assert only.logprobs.top_logprobs == [{}] * 6
+
+
 def test_tokens_of_the_model_are_a_prompt(client: openai.OpenAI) -> None:
     tokens = tiny_models.byte_tokenizer()("It was")["input_ids"]
     by_tokens = client.completions.create(model="writer", prompt=tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from gpuserve.backends.huggingface.prompt_batches import (
     Prompt,
     PromptRow,
+    RowSampling,
     RowStreamer,
     Sampling,
     TextOfTokens,
@@ -123,6 +125,22 @@ def test_rows_of_a_batch_end_by_themselves() -> None:
     assert short == [TextPiece("a", 1), TextPiece("a", 1, "length")]
     assert long == [TextPiece("b", 1), TextPiece("b", 1), TextPiece("", 1, "stop")]
     assert left == [TextPiece("c", 1)]
+
+
+def test_a_row_may_ask_for_the_log_probabilities_of_the_model() -> None:
+    torch = pytest.importorskip("torch")
+    told: list[Any] = []
+    prompt = Prompt([1], 2, Sampling(temperature=0.5, seed=1), n_likeliest=2)
+    asking = PromptRow(prompt, told.append, TextOfTokens(decode), frozenset({0}), chr)
+    sampling = RowSampling([row([]), asking], "cpu")
+    likelihoods = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4]])
+    for token in (1, 2):
+        sampling(torch.tensor([[1], [1]]), likelihoods.log())
+        asking.add_token(token)
+    likeliest = [("\x03", pytest.approx(math.log(0.4))), ("\x02", pytest.approx(math.log(0.3)))]
+    assert [(one.text, one.finish_reason) for one in told] == [("\x01", ""), ("\x02", "length")]
+    assert [one.logprob for one in told] == [pytest.approx(math.log(one)) for one in (0.2, 0.3)]
+    assert [list(one.top_logprobs) for one in told] == [likeliest, likeliest]
 
 
 def test_a_batch_that_fails_tells_the_rows_that_are_not_over() -> None:

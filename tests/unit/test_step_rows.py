@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from optional_packages import needs
 
-from gpuserve.backends.huggingface.step_rows import StepRows, can_step
+from gpuserve.backends.huggingface.step_rows import PIECE_TOKENS, StepRows, can_step
 
 pytestmark = needs("torch", "transformers")
 SIZES = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
@@ -21,7 +21,14 @@ def model(kind: str, **more: Any) -> Any:
 
     torch.manual_seed(1)
     if kind == "GPT2":
-        sizes = {"vocab_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16, "initializer_range": 0.5}
+        sizes = {
+            "vocab_size": 64,
+            "n_positions": 2048,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_embd": 16,
+            "initializer_range": 0.5,
+        }
         config = transformers.GPT2Config(bos_token_id=None, eos_token_id=None, **sizes)
         return transformers.GPT2LMHeadModel(config).eval()
     config = getattr(transformers, f"{kind}Config")(**SIZES, **MORE, initializer_range=0.5, **more)
@@ -34,8 +41,13 @@ class Row:
         self.made: list[int] = []
         self._limit = limit
         self.over = False
+        self.is_chosen = False
+
+    def note_scores(self, scores: Any) -> None:
+        self.scores = scores.clone()
 
     def add_token(self, token: int) -> None:
+        assert int(self.scores.argmax()) == token or self.is_chosen
         assert not self.over
         self.made.append(token)
         self.over = len(self.made) == self._limit
@@ -77,6 +89,33 @@ def test_rows_that_join_at_any_step_have_their_own_tokens(kind: str) -> None:
     assert (max(sizes), sizes[-1]) == (3, 0)  # the row with one token never stays
 
 
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_a_long_prompt_is_computed_in_pieces_beside_rows_that_go_on(kind: str) -> None:
+    import torch
+
+    n_steps = -(-1200 // PIECE_TOKENS)
+    made = model(kind, max_position_embeddings=2048)
+    going, left, long, short = Row([3, 1], 12), Row([1] * 900, 9), Row([], 5), Row([7, 7, 7], 4)
+    long.tokens = [(5 * at) % 64 for at in range(1200)]
+    running = StepRows(made)
+    with torch.inference_mode():
+        running.join([going], [None])
+        running.join([left, long], [None, None])
+        left.over = True
+        for at in range(1 + n_steps):
+            assert not long.made
+            if at == 2:
+                running.join([short], [None])  # does not wait for the long prompt
+            running.step()
+            assert len(going.made) == at + 2
+        assert len(long.made) == 2
+        while running.all_rows:
+            running.step()
+    assert (left.made, len(short.made)) == ([], 4)
+    for row, count in ((going, 12), (long, 5), (short, 4)):
+        assert row.made == alone(made, row, count)
+
+
 def test_a_chooser_sees_the_tokens_of_its_row_alone() -> None:
     import torch
 
@@ -87,6 +126,7 @@ def test_a_chooser_sees_the_tokens_of_its_row_alone() -> None:
         return torch.nn.functional.one_hot(torch.tensor([9]), scores.shape[-1]).float()
 
     rows = [Row([1, 2, 3, 4], 3), Row([5], 3)]
+    rows[1].is_chosen = True
     running = StepRows(model("Llama"))
     with torch.inference_mode():
         running.join(rows, [None, choose])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from gpuserve.backends.huggingface.prompt_batches import Prompt, read_parameters
@@ -59,8 +60,8 @@ async def generate_tokens(
     yield Usage(prompt_tokens=len(prompt.tokens))
     pieces = writer.write(prompt)
     try:
-        async for text, count, finish_reason in pieces:
-            yield Token(text, count, finish_reason)
+        async for piece in pieces:
+            yield Token(*piece)
     finally:
         await pieces.aclose()
 
@@ -72,7 +73,11 @@ def _sampled_prompt(
     requested |= {name: request.model_extra.get(name) for name in _MORE_SAMPLING}
     requested["max_new_tokens"] = request.token_limit
     known = {name: value for name, value in requested.items() if value is not None}
+    likeliest = request.logprobs
+    if isinstance(request, ChatRequest):
+        likeliest = request.top_logprobs or 0 if request.logprobs else None
     try:
-        return writer.token_prompt(tokens, {**(defaults or writer.longest_options), **read_parameters(known)})
+        options = {**(defaults or writer.longest_options), **read_parameters(known)}
+        return replace(writer.token_prompt(tokens, options), n_likeliest=likeliest)
     except InvalidArgument as error:
         raise BadRequest(str(error), member) from None

@@ -50,19 +50,26 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens of a prompt, the limit of new tokens, and how they are chosen."""
+    """The tokens of a prompt, the limit of new tokens, and how they are chosen. With ``n_likeliest`` each new
+    token is a piece of its own, with its log probability and those of so many likeliest tokens.
+    """
 
     tokens: Sequence[int]
     max_new_tokens: int
     sampling: Sampling
+    n_likeliest: int | None = None
 
 
 class TextPiece(NamedTuple):
-    """A piece of text. The last piece has a ``finish_reason``, "stop" or "length"."""
+    """A piece of text. The last piece has a ``finish_reason``, "stop" or "length". ``logprob`` is that of its
+    only token, in the model's own distribution.
+    """
 
     text: str
     tokens: int
     finish_reason: str = ""
+    logprob: float | None = None
+    top_logprobs: Sequence[tuple[str, float]] = ()
 
 
 class _OptionRange(NamedTuple):
@@ -163,16 +170,25 @@ OnPiece: TypeAlias = "Callable[[TextPiece | Exception], None]"
 
 
 class PromptRow:
-    """A prompt in a batch, or waiting for one. A row that is ``over`` gets no more tokens."""
+    """A prompt in a batch, or waiting for one. A row that is ``over`` gets no more tokens. ``spell`` returns
+    the text of one token.
+    """
 
     def __init__(
-        self, prompt: Prompt, on_piece: OnPiece, text: TextOfTokens, end_tokens: frozenset[int]
+        self,
+        prompt: Prompt,
+        on_piece: OnPiece,
+        text: TextOfTokens,
+        end_tokens: frozenset[int],
+        spell: Callable[[int], str] = str,
     ) -> None:
         self.prompt = prompt
         self.over = False
         self._on_piece = on_piece
         self._text = text
         self._end_tokens = end_tokens
+        self._spell = spell
+        self._log_probabilities: Any = None
         self._count = 0
         self._n_unreported = 0
 
@@ -184,6 +200,11 @@ class PromptRow:
         """End the row without another piece; from any thread."""
         self.over = True
 
+    def note_scores(self, scores: Any) -> None:
+        """Note the model's scores [vocabulary] of the next token, before the row's own settings apply."""
+        if self.prompt.n_likeliest is not None and not self.over:
+            self._log_probabilities = scores.log_softmax(-1)
+
     def add_token(self, token: int) -> None:
         """Add the next token of the row."""
         if self.over:
@@ -193,11 +214,20 @@ class PromptRow:
         if token in self._end_tokens:
             self._finish(self._text.rest(), STOP)
             return
-        text = self._text.push(token)
+        text, likelihoods = self._text.push(token), self._likelihoods(token)
         if self._count >= self.prompt.max_new_tokens:
-            self._finish(text + self._text.rest(), LENGTH)
-        elif text:
-            self._on_piece(TextPiece(text, self._new_tokens()))
+            self._finish(text + self._text.rest(), LENGTH, *likelihoods)
+        elif text or likelihoods:
+            self._on_piece(TextPiece(text, self._new_tokens(), "", *likelihoods))
+
+    def _likelihoods(self, token: int) -> tuple[Any, ...]:
+        """Return the log probability of a token, and the likeliest tokens with theirs; () if not wanted."""
+        known, self._log_probabilities = self._log_probabilities, None
+        if known is None:
+            return ()
+        values, tokens = known.topk(min(self.prompt.n_likeliest or 0, len(known)))
+        likeliest = zip(map(self._spell, tokens.tolist()), values.tolist(), strict=True)
+        return float(known[token]), tuple(likeliest)
 
     def end(self) -> None:
         """End the row, because the model has ended for a reason of its own."""
@@ -209,9 +239,9 @@ class PromptRow:
             self.over = True
             self._on_piece(error)
 
-    def _finish(self, text: str, reason: str) -> None:
+    def _finish(self, text: str, reason: str, *likelihoods: Any) -> None:
         self.over = True
-        self._on_piece(TextPiece(text, self._new_tokens(), reason))
+        self._on_piece(TextPiece(text, self._new_tokens(), reason, *likelihoods))
 
     def _new_tokens(self) -> int:
         count, self._n_unreported = self._n_unreported, 0
@@ -257,6 +287,7 @@ class PromptBatches:
     def __init__(self, model: Any, tokenizer: Any, *, rows: int, batches: int) -> None:
         self._model = model
         self._decode = lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
+        self._spell = lambda token: str(tokenizer.decode([token]))
         self._config, self._ends, self._pad = _generation_config(model, tokenizer)
         self._rows = rows
         self._waiting: collections.deque[PromptRow] = collections.deque()
@@ -268,7 +299,7 @@ class PromptBatches:
     def submit_prompts(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
         """Queue prompts, for one batch if they fit in one. They start at once if a thread is free."""
         rows = [
-            PromptRow(prompt, on_piece, TextOfTokens(self._decode), self._ends)
+            PromptRow(prompt, on_piece, TextOfTokens(self._decode), self._ends, self._spell)
             for prompt, on_piece in prompts
         ]
         with self._more:
@@ -290,15 +321,14 @@ class PromptBatches:
 
         running = StepRows(self._model)
         while True:
-            rows = self._next_rows(self._rows - len(running.rows), waits=not running.rows)
+            present = running.all_rows
+            rows = self._next_rows(self._rows - len(present), waits=not present)
             try:
                 with torch.inference_mode():
-                    if rows:
-                        running.join(rows, [self._chooser(row) for row in rows])
-                    if running.rows:
-                        running.step()
+                    running.join(rows, [self._chooser(row) for row in rows])
+                    running.step()
             except Exception as error:  # the model's own code; only these rows fail
-                for one in (*running.rows, *rows):
+                for one in (*present, *rows):
                     one.fail(error)
                 running.clear()
 
@@ -329,7 +359,7 @@ class PromptBatches:
         tokens, mask = _padded([row.prompt.tokens for row in rows], self._pad)
         config = copy.copy(self._config)
         config.max_new_tokens = max(row.prompt.max_new_tokens for row in rows)
-        sampling = RowSampling([row.prompt.sampling for row in rows], device)
+        sampling = RowSampling(rows, device)
         with torch.inference_mode():
             self._model.generate(
                 input_ids=torch.tensor(tokens, device=device),
@@ -373,13 +403,14 @@ class RowSampling:
     batch.
     """
 
-    def __init__(self, samplings: Sequence[Sampling], device: Any) -> None:
-        self._rows = [_RowSampler(one, device) for one in samplings]
+    def __init__(self, rows: Sequence[PromptRow], device: Any) -> None:
+        self._rows = [(row, _RowSampler(row.prompt.sampling, device)) for row in rows]
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        for number, row in enumerate(self._rows):
-            if not row.is_plain:
-                scores[number] = row.scores(input_ids[number : number + 1], scores[number : number + 1])[0]
+        for at, (row, sampler) in enumerate(self._rows):
+            row.note_scores(scores[at])
+            if not sampler.is_plain:
+                scores[at] = sampler.scores(input_ids[at : at + 1], scores[at : at + 1])[0]
         return scores
 
 

@@ -1,15 +1,19 @@
 """Rows of generated text that join and leave between steps, over the KV cache of transformers.
 
 The tokens of each row are at the right end of the cache, and a mask hides the columns before them. A row
-joins when its prompt has been computed beside the others, and its part of the cache goes when it ends.
+joins when its prompt has been computed beside the others, and its part of the cache goes when it ends. A long
+prompt is computed in pieces, one before each step, so that the other rows go on.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+#: The most tokens of a prompt that are computed at once.
+PIECE_TOKENS: Final = 512
 #: Options of a generation_config.json that a step honours, or that say nothing about the choice of a token.
 _KNOWN_OPTIONS: Final = frozenset(
     {
@@ -28,6 +32,9 @@ class Row(Protocol):
     @property
     def tokens(self) -> Sequence[int]:
         """Return the tokens of the prompt."""
+
+    def note_scores(self, scores: Any) -> None:
+        """Note the model's scores [vocabulary] of the next token, before the row's own settings apply."""
 
     def add_token(self, token: int) -> None:
         """Add the next token of the row."""
@@ -68,12 +75,27 @@ class StepRows:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self.rows: list[Row] = []
         self._choices: list[Choose | None] = []
+        #: Rows whose prompts are long, in order, and the cache of the first one's prompt.
+        self._long: deque[tuple[Row, Choose | None]] = deque()
+        self._piece_cache: Any = None
         self._cache: Any = None
         self._mask: Any = None
         self._tokens: list[list[int]] = []
 
+    @property
+    def all_rows(self) -> list[Row]:
+        """All rows, also those whose prompts are not computed yet."""
+        return [*self.rows, *[row for row, _ in self._long]]
+
     def join(self, rows: Sequence[Row], choices: Sequence[Choose | None]) -> None:
-        """Compute the prompts of new rows, and add their first tokens."""
+        """Compute the prompts of new rows, and add their first tokens. Steps compute long prompts."""
+        chosen = list(zip(rows, choices, strict=True))
+        self._long += [one for one in chosen if len(one[0].tokens) > PIECE_TOKENS]
+        short = [one for one in chosen if len(one[0].tokens) <= PIECE_TOKENS]
+        if short:
+            self._join_short(*zip(*short, strict=True))
+
+    def _join_short(self, rows: Sequence[Row], choices: Sequence[Choose | None]) -> None:
         import torch
         from transformers import DynamicCache
 
@@ -85,28 +107,63 @@ class StepRows:
         mask = torch.tensor([[0] * gap + [1] * (longest - gap) for gap in gaps], device=device)
         cache = DynamicCache(config=self._model.config)
         scores = self._compute(torch.tensor(tokens, device=device), mask, cache)
+        self._merge(rows, choices, mask, cache, scores)
+
+    def _compute_piece(self) -> None:
+        """Compute the next piece of the first long prompt, whose row joins with its last piece."""
+        import torch
+        from transformers import DynamicCache
+
+        row, choose = self._long[0]
+        if self._piece_cache is None:
+            self._piece_cache = DynamicCache(config=self._model.config)
+        cache = self._piece_cache
+        start = cache.get_seq_length()
+        tokens = torch.tensor([row.tokens[start : start + PIECE_TOKENS]], device=self._model.device)
+        mask = torch.ones(1, start + tokens.shape[1], dtype=torch.long, device=self._model.device)
+        scores = None if row.over else self._compute(tokens, mask, cache)
+        if row.over or mask.shape[1] == len(row.tokens):
+            self._long.popleft()
+            self._piece_cache = None
+            if not row.over:
+                self._merge([row], [choose], mask, cache, scores)
+
+    def _merge(
+        self, rows: Sequence[Row], choices: Sequence[Choose | None], mask: Any, cache: Any, scores: Any
+    ) -> None:
+        """Add rows whose prompts are computed, and the tokens that follow from the scores."""
         if self.rows:
-            self._mask = torch.cat(_aligned(self._mask, mask, 1))
+            self._mask = _joined(self._mask, mask, 1)
             for ours, new in zip(self._cache.layers, cache.layers, strict=True):
-                ours.keys = torch.cat(_aligned(ours.keys, new.keys, 2))
-                ours.values = torch.cat(_aligned(ours.values, new.values, 2))
+                ours.keys = _joined(ours.keys, new.keys, 2)
+                ours.values = _joined(ours.values, new.values, 2)
         else:
             self._cache, self._mask = cache, mask
         first = len(self.rows)
         self.rows += rows
         self._choices += choices
-        self._tokens += prompts
+        self._tokens += [list(one.tokens) for one in rows]
         self._add(first, scores)
 
     def step(self) -> None:
-        """Compute the next token of each row."""
+        """Compute a piece of a long prompt, and the next token of each row."""
         import torch
 
+        if self._long:
+            self._compute_piece()
+        if not self.rows:
+            return
         last = torch.tensor([[one[-1]] for one in self._tokens], device=self._model.device)
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         self._add(0, self._compute(last, self._mask, self._cache))
 
     def clear(self) -> None:
+        """Remove all rows."""
+        self._long.clear()
+        self._piece_cache = None
+        self._clear_cache()
+
+    def _clear_cache(self) -> None:
         self.rows, self._choices, self._tokens = [], [], []
         self._cache = self._mask = None
 
@@ -127,7 +184,8 @@ class StepRows:
         """Add the tokens that follow from the scores to the rows from ``first`` on, and let rows leave."""
         import torch
 
-        for at, choose in enumerate(self._choices[first:]):
+        for at, (row, choose) in enumerate(zip(self.rows[first:], self._choices[first:], strict=True)):
+            row.note_scores(scores[at])
             if choose is not None:
                 known = torch.tensor([self._tokens[first + at]], device=scores.device)
                 scores[at] = choose(known, scores[at : at + 1])[0]
@@ -136,7 +194,7 @@ class StepRows:
             self.rows[at].add_token(token)
         stays = [at for at, one in enumerate(self.rows) if not one.over]
         if not stays:
-            self.clear()
+            self._clear_cache()
         elif len(stays) < len(self.rows):
             self._keep(stays)
 
@@ -154,13 +212,12 @@ class StepRows:
             one.keys, one.values = one.keys[index][:, :, unused:], one.values[index][:, :, unused:]
 
 
-def _aligned(ours: Any, new: Any, axis: int) -> tuple[Any, Any]:
-    """Return both tensors with the length of the longer one, padded with zeros on the left of an axis."""
-    import torch
-
-    behind = 2 * (ours.ndim - 1 - axis)
-    length = max(ours.shape[axis], new.shape[axis])
-    ours, new = (
-        torch.nn.functional.pad(one, (*[0] * behind, length - one.shape[axis], 0)) for one in (ours, new)
-    )
-    return ours, new
+def _joined(ours: Any, new: Any, axis: int) -> Any:
+    """Return the rows of both tensors, of the longer length on an axis, with zeros at its beginning."""
+    shape = list(ours.shape)
+    shape[0] += new.shape[0]
+    shape[axis] = max(ours.shape[axis], new.shape[axis])
+    whole = ours.new_zeros(shape)
+    for rows, one in ((whole[: len(ours)], ours), (whole[len(ours) :], new)):
+        rows.narrow(axis, shape[axis] - one.shape[axis], one.shape[axis]).copy_(one)
+    return whole
