@@ -39,6 +39,11 @@ def test_each_rank_has_the_batch_on_its_own_gpu(
         assert visited() == [f"cuda:0 0 {visible}", f"cuda:1 1 {visible}"]
         (row,) = status(server.addresses["HTTP"])["models"][0]["instances"]
         assert (row["device"], row["ranks"]) == ("cuda:1+cuda:0", 2)
+        for device in ("cuda:0", "cuda:1"):
+            wait_until(
+                lambda device=device: server.metric("gpuserve_model_gpu_memory_bytes", device=device) > 0,
+                "the memory of both processes is that of the model",
+            )
         os.kill(row["pids"][1], signal.SIGKILL)
         server.wait_log("died (rank 1: signal SIGKILL)")
         assert server.infer("m", 4.0).output("y") == [8.0]

@@ -32,8 +32,8 @@ FAULTS: Final[list[Callable[[], None]]] = [
     refuse,
     hang,
     lambda: os._exit(0),
+    lambda: time.sleep(1),
 ]
-KILLED, REFUSED, HUNG, LEFT = range(4)
 #: The rank of a fault that happens in every rank.
 ALL: Final = 99.0
 

@@ -33,7 +33,7 @@ from gpuserve_worker.protocol.datagram import close_all
 from gpuserve_worker.protocol.link import Link
 
 MODEL = MODELS / "ranked.py"
-FAULT, KILLED, REFUSED, HUNG, LEFT, ALL = -13.0, 0.0, 1.0, 2.0, 3.0, 99.0
+FAULT, KILLED, REFUSED, HUNG, LEFT, SLOW, ALL = -13.0, 0.0, 1.0, 2.0, 3.0, 4.0, 99.0
 RANKS = 3
 #: 1 + 2 + 3.
 SUM = 6.0
@@ -54,7 +54,7 @@ def entry(directory: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def infer(server: OperatedServer, values: Any, source: str = "127.0.0.1") -> Answer:
+def infer(server: OperatedServer, values: Any, source: str = "127.0.0.1", model: str = "m") -> Answer:
     """Send one row, as binary data, from an address of the loopback interface."""
     row = np.asarray(values, np.float32)
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, row.size]}
@@ -63,7 +63,7 @@ def infer(server: OperatedServer, values: Any, source: str = "127.0.0.1") -> Ans
     headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
     address, timeout_s = server.addresses["HTTP"], 60.0
     with closing(http.client.HTTPConnection(address, timeout=timeout_s, source_address=(source, 0))) as asked:
-        asked.request("POST", "/v2/models/m/infer", head + row.tobytes(), headers)
+        asked.request("POST", f"/v2/models/{model}/infer", head + row.tobytes(), headers)
         response = asked.getresponse()
         return Answer(response.status, response.read())
 
@@ -113,7 +113,10 @@ def test_a_call_that_raises_in_every_rank_fails_its_requests_only(tmp_path: Path
         assert server.end() == 0
 
 
-@pytest.mark.parametrize(("fault", "reason"), [(KILLED, "signal SIGKILL"), (REFUSED, "raised an exception")])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(KILLED, "signal SIGKILL"), (REFUSED, "raised an exception"), (LEFT, "exit status 0")],
+)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_dies_or_raises_alone_ends_all_and_the_batch_runs_again(
     tmp_path: Path, rank: int, fault: float, reason: str
@@ -155,12 +158,28 @@ def test_ranks_outlive_their_front(tmp_path: Path) -> None:
         large = np.full(1 << 18, 2, np.float32)
         for _ in range(2):
             assert infer(server, large).output("y")[0] == 2 * SUM
-            front = server.front
+            front, slow = server.front, np.resize(np.array([FAULT, ALL, SLOW], np.float32), 1 << 18)
+            running = InBackground(infer, server, slow)
+            wait_until(lambda: server.metric("gpuserve_running_requests", model="m") == 1, "a batch runs")
             os.kill(front, signal.SIGKILL)
             wait_until(lambda front=front: server.front not in (0, front), "the next front")
             server.wait_model_ready("m")
+            with pytest.raises((OSError, http.client.HTTPException)):
+                running.result()
         assert infer(server, large).output("y")[0] == 2 * SUM
         assert pids(tmp_path) == before
+        assert server.end() == 0
+
+
+def test_an_ensemble_gives_all_ranks_what_another_model_computed(tmp_path: Path) -> None:
+    tensors = {key: entry(tmp_path)[key] for key in ("inputs", "outputs", "max_batch_size")}
+    steps = [{"model": "m", "inputs": {"x": source}, "outputs": {"y": to}} for source, to in ("xh", "hy")]
+    ensemble = {"name": "both", **tensors, "ensemble": {"steps": steps}}
+    with OperatedServer(written(tmp_path, entry(tmp_path), ensemble)) as server:
+        server.wait_ready()
+        for _ in range(3):
+            answer = infer(server, np.full(1 << 18, 2, np.float32), model="both")
+            assert answer.output("y")[-1] == 2 * SUM * SUM
         assert server.end() == 0
 
 

@@ -205,9 +205,13 @@ class Generations:
         link = WorkerLink(instance, message.slots, sock, pidfd, epoch, on_messages, on_down, pid, device)
         self._parts.links.add(device, link)
         self._calls.add(link, driver)
-        limit_nbytes = driver.spec.gpu_memory_nbytes
+        limit_nbytes = driver.spec.gpu_memory_nbytes // (1 + len(message.follower_pids))
         gpus.worker_up(link, pid, driver.spec.name, driver.metrics.version, limit_nbytes)
         link.on_close.append(gpus.worker_down)
+        for one in message.follower_pids:
+            key = link, one
+            gpus.worker_up(key, one, driver.spec.name, driver.metrics.version, limit_nbytes)
+            link.on_close.append(lambda _, key=key: gpus.worker_down(key))  # type: ignore[misc]
         self.on_demand.instance_up(message.generation)
         driver.workers.instance_up(link)
         self._service.models.refresh(driver.spec.name)

@@ -339,7 +339,7 @@ class AttachedProgram:
         if len(fds) != 2 or not _are_of_worker(*fds):
             raise WireError("WorkerUp came without the link and the pidfd of a worker")
         model.program_pids[instance] = pid
-        live = LiveInstance(instance, _pid_of(fds[1], self.pid), slots, load_s, *fds)
+        live = LiveInstance(instance, _pid_of(fds[1], self.pid), slots, load_s, fds[0], fds[1])
         fds.clear()
         model.up(live)
         self._served.instance_came_up(self, model, live)

@@ -121,13 +121,16 @@ class Outcome(NamedTuple):
 
 
 class InstanceUp(NamedTuple):
-    """A loaded worker that runs ``slots`` batches at once, with the descriptors of its link and its pidfd."""
+    """A loaded worker that runs ``slots`` batches at once, with the descriptors of its link and its pidfd.
+    ``follower_pids`` are the processes of ranks other than 0.
+    """
 
     generation: int
     instance: str
     pid: int
     slots: int
     load_s: float = 0.0
+    follower_pids: tuple[int, ...] = ()
 
 
 class InstanceDown(NamedTuple):

@@ -117,7 +117,7 @@ class FrontMonitor:
         return self.child is not None and self.child.channel.offer(message)
 
     def instance_up(self, generation: int, instance: LiveInstance) -> None:
-        message = messages.InstanceUp(generation, *instance[:4])
+        message = messages.InstanceUp(generation, *instance[:4], instance.follower_pids)
         self.send(message, [instance.link_fd, instance.pidfd])
 
     def adjust(self, changes: dict[str, Any]) -> None:

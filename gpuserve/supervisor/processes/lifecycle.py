@@ -157,7 +157,7 @@ STEADY_S: Final = 10.0
 class LiveInstance(NamedTuple):
     """A loaded worker as it is described to a front. ``link_fd`` is the front's end of its link. The worker's
     monitor keeps both descriptors. Its callable took ``load_s`` seconds to load, and runs ``slots`` batches
-    at once.
+    at once. ``follower_pids`` are the processes of ranks other than 0.
     """
 
     name: str
@@ -166,6 +166,7 @@ class LiveInstance(NamedTuple):
     load_s: float
     link_fd: int
     pidfd: int
+    follower_pids: tuple[int, ...] = ()
 
 
 class InstanceLifecycle:

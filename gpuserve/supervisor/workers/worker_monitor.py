@@ -204,7 +204,8 @@ class WorkerMonitor:
             return None
         process, loaded = self.child.process, self._loaded
         fds = (self._link.fileno(), process.pidfd)
-        return LiveInstance(self.instance.name, process.pid, loaded.slots, loaded.load_s, *fds)
+        pid, *followers = [one.process.pid for one in self.children]
+        return LiveInstance(self.instance.name, pid, loaded.slots, loaded.load_s, *fds, tuple(followers))
 
     def report_hang(self, hang: Hang) -> None:
         """Report an overdue call with the stacks of the worker. With a limit, replace the worker."""
