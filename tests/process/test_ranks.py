@@ -27,6 +27,7 @@ from worker_process import model
 
 from gpuserve.errors import BadModelConfig
 from gpuserve.supervisor.processes.child_process import spawn
+from gpuserve.supervisor.processes.lifecycle import STEADY_S
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.datagram import close_all
@@ -213,45 +214,60 @@ def test_no_rank_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
         assert not wait_ended(before, 5.0)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.thorough)])
-def test_kills_of_any_rank_under_load_lose_no_request(tmp_path: Path, kills: int) -> None:
-    chosen = random.Random(32)
-    width, answered, stopped = 1 << 16, [0], threading.Event()
-    with OperatedServer(written(tmp_path, entry(tmp_path), host="127.0.0.1")) as server:
+@pytest.mark.parametrize(
+    ("models", "rounds"), [(3, 1), pytest.param(10, 10, marks=pytest.mark.thorough)], ids=["3", "100"]
+)
+def test_kills_of_any_rank_under_load_lose_no_request(tmp_path: Path, models: int, rounds: int) -> None:
+    """One model after the other, so that each has run for long enough to be started again at once."""
+    chosen, width = random.Random(32), 1 << 16
+    entries = []
+    for number in range(models):
+        (tmp_path / str(number)).mkdir()
+        entries.append({**entry(tmp_path / str(number)), "name": f"m{number}"})
+    with OperatedServer(written(tmp_path, *entries, host="127.0.0.1")) as server:
         server.wait_ready()
+        answered, target, stopped = [0], ["m0"], threading.Event()
 
         def ask() -> None:
             while not stopped.is_set():
                 value = chosen.randrange(1, 100)
                 # Each from an address of its own: else the kills would make their client a suspect.
                 source = f"127.{chosen.randrange(1, 200)}.{chosen.randrange(200)}.{value}"
-                assert infer(server, np.full(width, value, np.float32), source).output("y")[0] == value * SUM
+                answer = infer(server, np.full(width, value, np.float32), source, target[0])
+                assert answer.output("y")[0] == value * SUM
                 answered[0] += 1
+
+        def instances() -> list[dict[str, Any]]:
+            document = status(server.addresses["HTTP"])
+            return [dict(row) for model in document["models"] for row in model["instances"]]
 
         clients = [InBackground(ask) for _ in range(3)]
         every: set[int] = set()
-        pauses = []
-        for _ in range(kills):
-            row = instance(server)
+        pauses: list[float] = []
+        killed_at = [0.0] * models
+        for number in list(range(models)) * rounds:
+            target[0] = f"m{number}"
+            wait_until(lambda n=number: time.monotonic() - killed_at[n] > 2 * STEADY_S, "it is steady", 60.0)
+            row, before = instances()[number], answered[0]
             every.update(row["pids"])
-            victim, before = row["pids"][chosen.randrange(RANKS)], answered[0]
             wait_until(lambda before=before: answered[0] > before + 3, "the load runs")
-            os.kill(victim, signal.SIGKILL)
-            killed_at, before = time.monotonic(), answered[0]
+            os.kill(row["pids"][chosen.randrange(RANKS)], signal.SIGKILL)
+            killed_at[number], before = time.monotonic(), answered[0]
             wait_until(lambda before=before: answered[0] > before + len(clients), "the next batch", 60.0)
-            pauses.append(time.monotonic() - killed_at)
+            pauses.append(time.monotonic() - killed_at[number])
             wait_until(
-                lambda row=row: instance(server)["restarts"] > row["restarts"], "the restart is counted"
+                lambda n=number, row=row: instances()[n]["restarts"] > row["restarts"], "it is counted"
             )
         stopped.set()
         for one in clients:
             one.result()
-        alive = set(instance(server)["pids"])
+        alive = {pid for row in instances() for pid in row["pids"]}
         assert not wait_ended(every - alive, 5.0)
         assert set(server.workers) == alive
+        first_s = next(one["msg"] for one in server.messages() if one["msg"].startswith("ready after"))
         measured(
-            f"{kills} kills: {answered[0]} requests, none lost; next batch after {np.median(pauses):.2f} s "
-            f"(median), {max(pauses):.2f} s at most"
+            f"{models * rounds} kills: {answered[0]} requests, none lost; next batch after "
+            f"{np.median(pauses):.2f} s (median), {max(pauses):.2f} s at most; a first start was {first_s}"
         )
         assert server.end() == 0
 
