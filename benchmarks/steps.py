@@ -6,6 +6,7 @@ come from this process, one after the other.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import json
@@ -29,7 +30,7 @@ from benchmarks.extra_rows import OwnModels, RepositoryGpuServe
 from benchmarks.figures import Figure, Goal, cells, document, percentile, table
 from benchmarks.models.steps import RECORD, bare_loop
 from benchmarks.report import Part, Plan, Section
-from benchmarks.servers import GpuServe, PlainTriton
+from benchmarks.servers import GpuServe, LitServe, PlainTriton
 from benchmarks.servers.server import RunningServer, ServerFailed, running
 
 STEPPED, STEPPED_256, STATIC, ITERATES = "stepped", "stepped-256", "static", "iterates"
@@ -58,10 +59,15 @@ class IterativeTriton(PlainTriton):
     models = frozenset({ITERATES})
 
 
+class StepsLitServe(LitServe):
+    models = frozenset({STEPPED})
+    program = "litserve_steps.py"
+
+
 class Steps(Section):
     names = (
         *("steps-useful", "steps-overhead-64", "steps-overhead-256", "steps-join", "steps-cancel"),
-        "steps-iterative",
+        *("steps-iterative", "steps-litserve"),
     )
     is_default = False
 
@@ -77,6 +83,7 @@ class Steps(Section):
                 for case, value in itertools.chain(
                     _round(servers[0], plan, frozenset(chosen)),
                     _iterative(plan) if "steps-iterative" in chosen else (),
+                    _beside_litserve(plan) if "steps-litserve" in chosen else (),
                 ):
                     plan.say(f"{case}: {value:.4g}")
                     samples.setdefault(case, []).append(value)
@@ -99,6 +106,9 @@ _GOALS: Final[dict[str, tuple[str, Goal | None]]] = {
     "iterative sequences, 128 clients": ("responses/s", None),
     "Triton's iterative sequences": ("responses/s", None),
     "iterative sequences to Triton's": ("ratio", Goal(3, at_least=True)),
+    "stepped over HTTP, 128 clients": ("responses/s", None),
+    "LitServe's continuous batching loop": ("responses/s", None),
+    "stepped to LitServe's loop": ("ratio", Goal(3, at_least=True)),
 }
 
 
@@ -154,6 +164,48 @@ def _iterative(plan: Plan) -> Iterator[tuple[str, float]]:
             yield case, rates[-1]
     if len(rates) == 2:
         yield "iterative sequences to Triton's", rates[0] / rates[1]
+
+
+def _beside_litserve(plan: Plan) -> Iterator[tuple[str, float]]:
+    """Yield the rates of this server and of LitServe, as a client of both counts responses."""
+    rates = []
+    for chosen in plan.servers:
+        if isinstance(chosen, GpuServe | LitServe):
+            is_ours = isinstance(chosen, GpuServe)
+            made = (StepsGpuServe if is_ours else StepsLitServe)(chosen.cache)
+            path = f"/v2/models/{STEPPED}/generate_stream" if is_ours else "/predict"
+            with running(made, plan.logs, (STEPPED,)) as one:
+                rates.append(asyncio.run(_streamed_per_s(one.ports.http, path, max(plan.seconds, _LEAST_S))))
+            case = "stepped over HTTP, 128 clients" if is_ours else "LitServe's continuous batching loop"
+            yield case, rates[-1]
+    if len(rates) == 2:
+        yield "stepped to LitServe's loop", rates[0] / rates[1]
+
+
+async def _streamed_per_s(port: int, path: str, seconds: float) -> float:
+    """Return the responses a second to 128 clients, each of which reads one stream after the other."""
+    lengths, count = itertools.cycle(_LENGTHS), 0
+
+    async def read_streams() -> None:
+        nonlocal count
+        while True:
+            body = json.dumps({"n": next(lengths)})
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+            while data := await reader.read(1 << 16):
+                count += data.count(b'"left"')
+            writer.close()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(read_streams()) for _ in range(128)]
+        await asyncio.sleep(_WARM_UP_S)
+        before, began = count, time.monotonic()
+        await asyncio.sleep(seconds)
+        rate = (count - before) / (time.monotonic() - began)
+        for one in tasks:
+            one.cancel()
+    return rate
 
 
 @contextmanager

@@ -280,8 +280,9 @@ class LitServe(Server):
     apis = frozenset({Api.PLAIN_JSON})
     models = frozenset({ECHO})
     largest_nbytes = _MIB  # as JSON this is 5 MB
+    program = "litserve_model.py"
     roles = (
-        ("litserve_model.py", "API server, manager"),  # forks of the program, not told apart
+        (program, "API server, manager"),  # forks of the program, not told apart
         _MULTIPROCESSING_ROLE,
         ("multiprocessing", "inference worker"),
     )
@@ -290,7 +291,7 @@ class LitServe(Server):
         self.cache.install("litserve")
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        python, program = self.cache.folder / "litserve/bin/python", MODELS_FOLDER / "litserve_model.py"
+        python, program = self.cache.folder / "litserve/bin/python", MODELS_FOLDER / self.program
         return [str(python), str(program), str(ports.http)]
 
     def ready_paths(self, models: Sequence[str]) -> list[str]:
