@@ -33,7 +33,7 @@ def twice(n: Annotated[Int32, Shape(1)]) -> Annotated[Int32, Shape(1)]:
 class Count:
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
-        self.done = self.place = 0
+        self.done = self.place = self.number = 0
 
 
 class Counting:
@@ -140,3 +140,21 @@ class Buffered(Counting):
         count = super().admit(request)
         count.place = self._active - 1
         return count
+
+
+class Numbered(Counting):
+    """The same; the record has the number of each request in its worker in place of the wanted count."""
+
+    max_active = 32
+
+    def admit(self, request: Any) -> Count:
+        path, self._path = self._path, ""
+        count = super().admit(request)
+        self._path = path
+        self._admitted = count.number = getattr(self, "_admitted", 0) + 1
+        self._record("admit", count.number)
+        return count
+
+    def release(self, state: Count) -> None:
+        self._active -= 1
+        self._record("release", state.number)
