@@ -19,10 +19,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gpuserve_worker.execution.lifecycle import EXIT_FAILED, Reporter, leave
 from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.datagram import close_all
 from gpuserve_worker.protocol.link import Link
 
 if TYPE_CHECKING:
@@ -37,12 +38,10 @@ _FOR_ALL: Final = frozenset(
 )
 
 
-class Rank(Protocol):
+class Rank:
     """One rank's side of the exchange with the other ranks. Any thread may call any method."""
 
-    @property
-    def leads(self) -> bool:
-        """True for rank 0."""
+    leads = False
 
     def relay(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
         """Process a message of the front that may concern other ranks, or of rank 0."""
@@ -57,7 +56,7 @@ class Rank(Protocol):
         """Wait for the other ranks if the reply depends on them."""
 
     def after_reply(self, reply: BatchReply) -> None:
-        """Wait until the other ranks have returned from the batch, or must have."""
+        """Wait until the other ranks have returned from the batch."""
 
     def close(self) -> None:
         """Let the other ranks end, because there are no further batches."""
@@ -72,10 +71,10 @@ class _Started:
         self.has_returned = False
 
 
-class Leader:
+class Leader(Rank):
     """Rank 0 of an instance. ``links`` lead to ranks 1, 2, …"""
 
-    leads: Final = True
+    leads = True
 
     def __init__(self, links: Sequence[Link], reporter: Reporter) -> None:
         self._links = links
@@ -92,9 +91,8 @@ class Leader:
 
     def start(self, session: FrontSession, run: wire.Run) -> None:
         in_memory = any(not isinstance(payload, bytes) for *_, payload in run.inputs)
-        self._started.append(
-            _Started(run.batch_id, session.leases.grant(run.batch_id) if in_memory else None)
-        )
+        lease = session.leases.grant(run.batch_id) if in_memory else None
+        self._started.append(_Started(run.batch_id, lease))
         # The copies from clients' regions have been made, and checked, by this rank.
         self._send(run._replace(fills=(), may_wait=False))
 
@@ -110,7 +108,7 @@ class Leader:
         deadline = time.monotonic() + AGREEMENT_S
         for rank, link in enumerate(self._links, start=1):
             if self._failed(rank, link, started, deadline) is not True:
-                self._end(f"rank 0 raised an exception, and rank {rank} did not")
+                end_rank(self._reporter, f"rank 0 raised an exception, and rank {rank} did not")
         self._started.remove(started)
         self._send(wire.Agreed(reply.batch_id))
 
@@ -120,7 +118,7 @@ class Leader:
             return
         for rank, link in enumerate(self._links, start=1):
             if self._failed(rank, link, started):
-                self._end(f"rank {rank} raised an exception, and rank 0 did not")
+                end_rank(self._reporter, f"rank {rank} raised an exception, and rank 0 did not")
         self._started.remove(started)
 
     def close(self) -> None:
@@ -128,7 +126,8 @@ class Leader:
             link.close()
 
     def _find(self, batch_id: int) -> _Started | None:
-        return next((one for one in self._started if one.batch_id == batch_id), None)
+        # A copy, because another thread may start a batch now.
+        return next((one for one in tuple(self._started) if one.batch_id == batch_id), None)
 
     def _failed(self, rank: int, link: Link, started: _Started, deadline: float | None = None) -> bool | None:
         """Return whether a call raised in a follower, or None if it has not ended at the deadline."""
@@ -137,9 +136,11 @@ class Leader:
                 received = link.receive()
             except OSError:
                 received = None
-            match received and received[0]:
-                case None:
-                    self._await_end(rank)
+            if received is None:
+                self._await_end(rank)
+            message, fds = received
+            close_all(fds)
+            match message:
                 case wire.Released(batch_ids):
                     for one in batch_ids:
                         self._kept.pop((rank, one), None)
@@ -160,16 +161,11 @@ class Leader:
     def _await_end(self, rank: int) -> NoReturn:
         """Wait for the supervisor, which knows why the rank died and kills this process too."""
         time.sleep(_DEATH_S)
-        self._end(f"rank {rank} ended")
-
-    def _end(self, reason: str) -> NoReturn:
-        end_rank(self._reporter, reason)
+        end_rank(self._reporter, f"rank {rank} ended")
 
 
-class Follower:
+class Follower(Rank):
     """A rank other than 0: its link leads to rank 0."""
-
-    leads: Final = False
 
     def __init__(self, number: int, reporter: Reporter) -> None:
         self._number = number
@@ -180,12 +176,6 @@ class Follower:
         if isinstance(message, wire.Agreed) and self._disagreement is not None:
             self._disagreement.cancel()
 
-    def start(self, session: FrontSession, run: wire.Run) -> None:
-        return None
-
-    def returned(self, batch_id: int) -> None:
-        return None
-
     def before_reply(self, reply: BatchReply) -> None:
         """After a failure, end this process unless all ranks agree: rank 0 may wait in a collective."""
         if isinstance(reply, wire.Failed):
@@ -193,12 +183,6 @@ class Follower:
             self._disagreement = threading.Timer(AGREEMENT_S, end_rank, (self._reporter, reason))
             self._disagreement.daemon = True
             self._disagreement.start()
-
-    def after_reply(self, reply: BatchReply) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
 
 
 def end_rank(reporter: Reporter, reason: str) -> NoReturn:
