@@ -8,7 +8,6 @@ and the supervisor waits neither for the unpacking nor for the interpreter.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -211,7 +210,8 @@ def cached_folder(kind: str, identity: Any, fill: Callable[[Path], None]) -> Pat
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(folder.with_suffix(".lock")):
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases the lock if the process dies
             if not folder.is_dir():
                 _fill(folder, fill)
     except OSError as error:
@@ -220,13 +220,6 @@ def cached_folder(kind: str, identity: Any, fill: Callable[[Path], None]) -> Pat
             "set XDG_CACHE_HOME to another folder"
         ) from error
     return folder
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it if the process dies
-        yield
 
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gpuserve.decorators.batch_data import select_requests
+from gpuserve.decorators.wrapping import served_model
 from gpuserve.devices.placement import n_processors, threads_of_environment
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.inference.inference_request import Batch
-from gpuserve_worker.inference.model_context import ModelContext, current_model
 from gpuserve_worker.memory.shared_weights import shared_weights
 
 
@@ -70,14 +70,6 @@ MAX_BATCH_SIZE: Final = 32
 def threads_per_instance(instances: int) -> int:
     """Return how many threads an instance may use: those of its worker, else its share of the processors."""
     return threads_of_environment() or max(1, int(n_processors() / max(1, instances)))
-
-
-def served_model() -> ModelContext | None:
-    """Return the model that this process serves, or None without a server."""
-    try:
-        return current_model()
-    except LookupError:
-        return None
 
 
 def load_once(load: Callable[[], Any], file: str, options: object, *, is_shared: bool, device: str) -> Any:

@@ -20,12 +20,12 @@ from gpuserve.backends.model_files import (
     import_library,
     is_one_row_per_request,
     retry_one_by_one,
-    served_model,
     threads_per_instance,
 )
 from gpuserve.backends.sequences import SequenceStates, without_states
 from gpuserve.decorators import batch
 from gpuserve.decorators.batch_data import on_host
+from gpuserve.decorators.wrapping import served_model
 from gpuserve_worker.inference.inference_request import accept_batch
 from gpuserve_worker.protocol.tensor import BF16, BYTES, numpy_dtype
 
@@ -94,14 +94,17 @@ class OnnxModel:
         if on_gpu and hasattr(runtime, "preload_dlls"):
             # The provider's library has no RUNPATH, so the dynamic loader does not find the wheels of CUDA.
             runtime.preload_dlls()
-        self._stream = None if providers or not on_gpu else _new_stream()
+        cupy = sys.modules.get("cupy") if on_gpu and not providers else None
+        self._stream = None if cupy is None else cupy.cuda.Stream(non_blocking=True)
         chosen = _providers(runtime, device, providers, self._stream)
         self._session = _session(runtime, file, settings, chosen)
         self._runtime = runtime
         self._device = device
         self._inputs = {one.name: _datatype_of(one, file) for one in self._session.get_inputs()}
-        self._states = None if states is None else SequenceStates(**states, place=_host_copy)
-        if self._states is not None:
+        self._states = None
+        if states is not None:
+            # onnxruntime takes a state from the host for any device.
+            self._states = SequenceStates(**states, place=lambda one: on_host(one[:]).copy())
             _check_states(self._states, self._inputs, file)
             self.sequence_dropped = self._states.drop
         self._outputs = _wanted_outputs(self._session, file, self._states)
@@ -302,12 +305,6 @@ def _session(runtime: Any, file: str, settings: Any, providers: Sequence[Any]) -
     return session
 
 
-def _new_stream() -> Any:
-    """Return a stream of CuPy for the session, or None if the worker has not imported CuPy."""
-    cupy = sys.modules.get("cupy")
-    return None if cupy is None else cupy.cuda.Stream(non_blocking=True)
-
-
 def _providers(runtime: Any, device: str, given: Sequence[Any], stream: Any) -> list[Any]:
     if given:
         return [one if isinstance(one, str) else (one[0], dict(one[1])) for one in given]
@@ -406,11 +403,6 @@ def _check_states(states: SequenceStates, inputs: Mapping[str, str], file: str) 
                 f"the state needs an input {one.input!r} of {one.datatype}, but {os.path.basename(file)} has "
                 f"{found}"
             )
-
-
-def _host_copy(array: Any) -> Any:
-    """Return a copy of a state on the host, where onnxruntime takes it for any device."""
-    return on_host(array[:]).copy()
 
 
 def _decoded_strings(array: NDArray[Any], name: str) -> NDArray[Any]:

@@ -22,11 +22,11 @@ from gpuserve.backends.model_files import (
     import_library,
     is_one_row_per_request,
     require_trust,
-    served_model,
     threads_per_instance,
 )
 from gpuserve.backends.sequences import SequenceStates, without_states
 from gpuserve.decorators import batch
+from gpuserve.decorators.wrapping import served_model
 from gpuserve_worker.inference.inference_request import accept_batch
 from gpuserve_worker.protocol.tensor import as_tensor
 
@@ -77,7 +77,7 @@ class PytorchModel:
         outputs = self._loaded.outputs if model is None else [one.name for one in model.outputs]
         self._states = None
         if states is not None:
-            self._states = SequenceStates(**states, place=self._state_copy)
+            self._states = SequenceStates(**states, place=lambda one: as_tensor(one).to(device, copy=True))
             self.sequence_dropped = self._states.drop
             inputs = [*(one for one in inputs if one not in self._states.inputs), *self._states.inputs]
             outputs = self._states.output_names(outputs)
@@ -109,9 +109,6 @@ class PytorchModel:
                 given.pop()
             answers = _named_outputs(self._loaded(given), self._outputs)
             return {name: one[0] for name, one in answers.items()} if self._is_single else answers
-
-    def _state_copy(self, state: Any) -> Any:
-        return as_tensor(state).to(self._device, copy=True)
 
     def _to_device(self, tensor: Any) -> Any:
         """Return an input as a tensor on the device."""

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuserve.backends.model_files import ModelFileError, served_model
+from gpuserve.backends.model_files import ModelFileError
 from gpuserve.decorators.batch_data import concatenated, grouped, join_requests, rows_of
+from gpuserve.decorators.wrapping import served_model
 from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs
 from gpuserve_worker.protocol.payloads import Sequence as RequestSequence
 from gpuserve_worker.protocol.tensor import BYTES, decode_bytes, numpy_dtype

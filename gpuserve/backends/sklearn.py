@@ -23,10 +23,10 @@ from gpuserve.backends.model_files import (
     load_once,
     require_trust,
     retry_one_by_one,
-    served_model,
 )
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.decorators import batch
+from gpuserve.decorators.wrapping import served_model
 from gpuserve_worker.inference.inference_request import Batch, accept_batch
 
 #: Rows are cheap, and a request with many rows must fit into a batch.
@@ -376,7 +376,9 @@ def input_form(estimator: Any, columns: Columns, dtype: str) -> InputForm:
     parts = list(_nested_estimators(estimator))
     if columns is None and _takes_texts(estimator):
         return TextInput()
-    if columns or (columns is None and any(_selects_by_name(one) for one in parts)):
+    # An estimator may select columns by name, which an array does not have.
+    chosen = (one for part in parts for _, _, one in getattr(part, "transformers_", ()))
+    if columns or (columns is None and any(map(_column_names, chosen))):
         return _table_input(names, columns, dtype, parts)
     return ArrayInput(int(getattr(estimator, "n_features_in_", -1)), dtype)
 
@@ -395,7 +397,8 @@ def _table_input(names: Sequence[str], columns: Columns, dtype: str, parts: Sequ
         )
     values = {name: categories for part in parts for name, categories in _known_categories(part)}
     guessed = {name: _dtype_of_values(values[name], dtype) if name in values else dtype for name in names}
-    words = {name: "bytes" for part in parts for name in _text_columns(part)}
+    chosen = [(inner, one) for part in parts for _, inner, one in getattr(part, "transformers_", ())]
+    words = {one: "bytes" for inner, one in chosen if isinstance(one, str) and _takes_texts(inner)}
     dtypes = {**guessed, **words, **given}
     for one in dtypes.values():
         _check_dtype(one, bytes_too=True)
@@ -426,11 +429,6 @@ def _nested_estimators(estimator: Any) -> Iterator[Any]:
             yield from _nested_estimators(one)
 
 
-def _selects_by_name(part: Any) -> bool:
-    """Return whether the estimator selects columns by name, which an array does not have."""
-    return any(_column_names(columns) for _, _, columns in getattr(part, "transformers_", ()))
-
-
 def _column_names(columns: Any) -> list[str]:
     if isinstance(columns, str):
         return [columns]
@@ -448,12 +446,6 @@ def _known_categories(part: Any) -> Iterator[tuple[str, Any]]:
             if len(known) == len(names):
                 yield from zip(names, known, strict=True)
                 break
-
-
-def _text_columns(part: Any) -> Iterator[str]:
-    for _, inner, columns in getattr(part, "transformers_", ()):
-        if isinstance(columns, str) and _takes_texts(inner):
-            yield columns
 
 
 def _dtype_of_values(values: NDArray[Any], dtype: str) -> str:

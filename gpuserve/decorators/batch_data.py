@@ -17,7 +17,7 @@ from gpuserve_worker.inference.inference_request import Batch, Request, RequestB
 from gpuserve_worker.inference.model_context import ModelContext
 from gpuserve_worker.inference.outputs import OutputError, named_outputs
 from gpuserve_worker.protocol.payloads import WireRequest
-from gpuserve_worker.protocol.tensor import TensorSpec
+from gpuserve_worker.protocol.tensor import TensorSpec, as_tensor
 
 _CUPY: Final = "cupy"
 _TORCH: Final = "torch"
@@ -79,17 +79,10 @@ def as_inputs_of(model: ModelContext, spec: TensorSpec, value: Any) -> Any:
     there = spec.memory == "gpu" and model.device != "cpu"
     try:
         if model.array == _TORCH:
-            return _torch_tensor(value, there)
+            return as_tensor(value).cuda() if there else as_tensor(value)
         return sys.modules[_CUPY].asarray(value) if there else value
     except (TypeError, ValueError) as error:
         raise BatchError(f"The default of input {spec.name!r} cannot be given on the GPU: {error}") from None
-
-
-def _torch_tensor(value: Any, there: bool) -> Any:
-    from gpuserve_worker.protocol.tensor import as_tensor
-
-    tensor = as_tensor(value)
-    return tensor.cuda() if there else tensor
 
 
 Data: TypeAlias = Mapping[str, Any]

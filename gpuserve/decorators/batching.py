@@ -166,8 +166,10 @@ def by_parameters(
 
     A request with a wrong value gets the error as its response.
     """
-    of_batch = isinstance(requests, Batch)
-    given = [one[1] for one in requests.requests] if of_batch else [_parameters_of(one) for one in requests]
+    if isinstance(requests, Batch):
+        given = [one[1] for one in requests.requests]
+    else:
+        given = [getattr(one, "parameters", {}) for one in requests]
     labels = [_values(asked, one) for one in given]
 
     def call_with(values: tuple[Any, ...], of_values: Any) -> Any:
@@ -196,11 +198,6 @@ def by_labels(call: Callable[[Any, Any], Any], function: Any, labels: Sequence[A
     return call_in_sequence(
         calls, lambda answers: restore_order(groups, answers, len(listed), "@batch"), spread
     )
-
-
-def _parameters_of(request: Any) -> Mapping[str, Any]:
-    parameters: Mapping[str, Any] = getattr(request, "parameters", {})
-    return parameters
 
 
 def _values(asked: Mapping[str, RequestedParameter], parameters: Mapping[str, Any]) -> Any:

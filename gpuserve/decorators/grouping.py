@@ -41,8 +41,8 @@ from gpuserve.decorators.wrapping import (
     checked_function,
     has_batch_axis,
     model_of,
-    model_or_none,
     not_batching,
+    served_model,
     wraps,
     wraps_request_list,
 )
@@ -142,7 +142,7 @@ def _is_present(key: str, inputs: Mapping[str, Any]) -> bool:
         raise BatchError(
             f"@group_by_values needs input {key!r} to have rows; put its @first_value below @group_by_values"
         )
-    model = model_or_none()
+    model = served_model()
     if model is not None and any(one.name == key and one.optional for one in model.inputs):
         return False
     raise BatchError(
@@ -175,7 +175,7 @@ def _part(group: Group, answer: Any) -> SomeRows:
 
 
 def _outputs(answer: Any, rows: int) -> dict[str, Any]:
-    model = model_or_none()
+    model = served_model()
     outputs = named(answer, [one.name for one in model.outputs] if model is not None else ())
     check_rows(outputs, rows)
     return {name: np.asarray(one) if library_of(one) == "numpy" else one for name, one in outputs.items()}

@@ -68,7 +68,7 @@ _OWN_DIRECTORY: Final = os.path.dirname(__file__) + os.sep
 _MISFITS: Final = ("() got ", "() missing ", "() takes ")
 
 
-def model_or_none() -> ModelContext | None:
+def served_model() -> ModelContext | None:
     """Return the served model, or None if the callable is called directly."""
     try:
         return current_model()
@@ -78,7 +78,7 @@ def model_or_none() -> ModelContext | None:
 
 def model_of(decorator: str) -> ModelContext:
     """Return the served model; raise NoModelError if the callable is called directly."""
-    model = model_or_none()
+    model = served_model()
     if model is None:
         raise NoModelError(
             f"{decorator} needs to know the model, but the callable was not called by a server"
@@ -88,7 +88,7 @@ def model_of(decorator: str) -> ModelContext:
 
 def check_model_batches(decorator: str) -> None:
     """Raise BatchError if the served model does not batch."""
-    model = model_or_none()
+    model = served_model()
     if model is not None and not model.batching:
         raise not_batching(decorator)
 
@@ -112,7 +112,7 @@ def has_batch_axis(name: str, value: Any, rows: int) -> bool:
     shape = getattr(value, "shape", ())
     if not shape or shape[0] != rows:
         return False
-    model = model_or_none()
+    model = served_model()
     if model is None or isinstance(value, RowLengths):
         return True
     return any(one.name == name and len(one.shape) + 1 == len(shape) for one in model.inputs)
@@ -238,7 +238,7 @@ def _shown(function: Any) -> str:
 
 
 def _hint(names: list[str]) -> str:
-    model = model_or_none()
+    model = served_model()
     absent = [one.name for one in model.inputs if one.optional and one.name not in names] if model else []
     if not absent:
         return ""
