@@ -28,7 +28,9 @@ def status_text(document: Mapping[str, Any], width: int | None = None) -> str:
     models = document["models"]
     parts = [list(_server_lines(document["server"], width))]
     if processes := document["server"]["doors"]:
-        parts.append(list(table_lines(_INGRESS_HEAD, map(_ingress_row, processes), width)))
+        known = ("number", "pid", "state", "connections", "requests")
+        cells = [(*_cells(one, *known), _duration(one["cpu_s"]), str(one["restarts"])) for one in processes]
+        parts.append(list(table_lines(_INGRESS_HEAD, cells, width)))
     if models:
         parts += _model_parts(models, width)
     if instances := [(model, one) for model in models for one in model["instances"]]:
@@ -90,11 +92,6 @@ def _model_parts(models: Sequence[Mapping[str, Any]], width: int | None) -> list
             version = f" {one['version']}" if one["version"] else ""
             reasons += wrapped(f"{one['name']}{version}: {one['reason']}", width)
     return [short, reasons] if reasons else [short]
-
-
-def _ingress_row(process: Mapping[str, Any]) -> Sequence[str]:
-    cells = _cells(process, "number", "pid", "state", "connections", "requests")
-    return (*cells, _duration(process["cpu_s"]), str(process["restarts"]))
 
 
 def _model_row(model: Mapping[str, Any], reason: str) -> Sequence[str]:

@@ -230,13 +230,6 @@ def freeze_survivors(phase: str, info: dict[str, int]) -> None:
         gc.freeze()
 
 
-def _collect_frozen() -> None:
-    """Collect garbage among all objects, and freeze the survivors, which are the modules and a few others."""
-    gc.unfreeze()
-    gc.collect()  # drops the lists of free objects, each of which keeps the MiB that it lies in
-    gc.freeze()
-
-
 async def trim_periodically(shrink_arenas: Callable[[], None]) -> None:
     """Release unused memory periodically, for ever."""
     policy, malloc, was_crowded, collected_at = TrimPolicy(), Malloc(), False, time.monotonic()
@@ -251,7 +244,9 @@ async def trim_periodically(shrink_arenas: Callable[[], None]) -> None:
         # A burst may come and go between two looks: then only the memory that it left shows it.
         is_overdue = time.monotonic() - collected_at > _FROZEN_S
         if is_overdue if is_crowded else was_crowded or is_worth_it:
-            _collect_frozen()
+            gc.unfreeze()
+            gc.collect()  # drops the lists of free objects, each of which keeps the MiB that it lies in
+            gc.freeze()
             collected_at = time.monotonic()
         was_crowded = is_crowded
         if is_worth_it:

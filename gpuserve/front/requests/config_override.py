@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -166,14 +166,6 @@ def _backend(model: str, config: Any) -> None:
             )
 
 
-def _plain_readers() -> Iterator[tuple[str, tuple[str, _Reader]]]:
-    """Yield the plain options of a model that Triton has too, so that clients may change them."""
-    for name, row in rows(ModelSpec).items():
-        if row.option.triton:
-            field, _, _ = row.option.triton.partition(".")
-            yield field, (name, partial(_plain, row.option.triton))
-
-
 def _plain(path: str, model: str, config: Any) -> Any:
     return operator.attrgetter(path)(config)
 
@@ -185,7 +177,12 @@ _READERS: Final[dict[str, tuple[str, _Reader]]] = {
     "version_policy": ("version_policy", _version_policy),
     "dynamic_batching": ("dynamic_batching", _dynamic_batching),
     "instance_group": ("instance_group", _instance_groups),
-    **dict(_plain_readers()),
+    # The plain options of a model that Triton has too.
+    **{
+        row.option.triton.partition(".")[0]: (name, partial(_plain, row.option.triton))
+        for name, row in rows(ModelSpec).items()
+        if row.option.triton
+    },
 }
 #: Field -> the parts of its elements that are read; of other fields all parts are.
 _PARTS: Final = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import count, islice
 from typing import Any, Final, TypeVar
 
@@ -104,7 +104,9 @@ def _loads(text: bytes | bytearray, decoder: json.JSONDecoder) -> Any:
         decoded = text.decode()
         document = decoder.decode(decoded)
         if "\\ud" in decoded or "\\uD" in decoded:
-            _check_surrogates(document)
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # legal JSON, but no text
+        raise _malformed("a string holds half of a surrogate pair") from None
     except UnicodeDecodeError as error:
         raise malformed("not UTF-8", error.start) from None
     except json.JSONDecodeError as error:
@@ -252,8 +254,11 @@ def tensor_json(
             f"sending {datatype} data via JSON is not supported. "
             f"Please use the binary data format for output {name}"
         )
+    parts: Iterable[bytes]
     if datatype == "BYTES":
-        parts = _written_texts(decode_bytes(data, element_count(shape)), name)
+        elements = decode_bytes(data, element_count(shape))
+        slices = (elements[at : at + SLICE_ELEMENTS] for at in range(0, len(elements), SLICE_ELEMENTS))
+        parts = (_utf8_text(_texts(part, name)).encode() for part in slices)
     else:
         parts = written(data, datatype, lambda odd: compact(odd.tolist()).encode())
     arrays = list(parts)
@@ -265,11 +270,6 @@ def tensor_json(
     text[0] = b"["
     text.append(b"]")
     return text
-
-
-def _written_texts(elements: list[bytes], name: str) -> Iterator[bytes]:
-    for at in range(0, len(elements), SLICE_ELEMENTS):
-        yield _utf8_text(_texts(elements[at : at + SLICE_ELEMENTS], name)).encode()
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -297,14 +297,6 @@ def malformed(detail: str, position: int) -> MalformedJson:
 
 def _malformed(detail: str) -> InvalidArgument:
     return InvalidArgument(f"{_MALFORMED}{detail}")
-
-
-def _check_surrogates(document: Any) -> None:
-    """Raise InvalidArgument for half of a surrogate pair: legal JSON, but it cannot be encoded."""
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise _malformed("a string holds half of a surrogate pair") from None
 
 
 def _flatten(data: list[Any], name: str) -> list[Any]:
