@@ -21,7 +21,7 @@ from gpuserve.model.options import (
     REQUIRED,
     WIRE_INTEGERS,
     Option,
-    Row,
+    OptionRow,
     UnfitValue,
     element,
     fitted,
@@ -357,7 +357,7 @@ def spellings_of(table: Any) -> dict[str, str]:
     return {theirs: name for theirs, name in spelled.items() if theirs and "." not in theirs}
 
 
-def _key(row: Row) -> Key:
+def _key(row: OptionRow) -> Key:
     option = row.option
     kind = _kind(row.hint, option)
     if (option.nullable or row.has_none) and not option.needed:

@@ -64,7 +64,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """An option with its field; ``hint`` without None, ``default`` or ``REQUIRED``; ``has_none``: a value."""
 
     name: str
@@ -93,20 +93,20 @@ def required(description: str, **more: Any) -> Any:
     return field(repr=not more.get("secret"), metadata={_KEY: Option(description, **more)})
 
 
-def rows(table: type) -> dict[str, Row]:
+def rows(table: type) -> dict[str, OptionRow]:
     """Return the options of a table by name, in the order of the fields."""
     return _rows(table)
 
 
 @functools.cache
-def _rows(table: Hashable) -> dict[str, Row]:
+def _rows(table: Hashable) -> dict[str, OptionRow]:
     assert isinstance(table, type)
     assert dataclasses.is_dataclass(table)
     hints = typing.get_type_hints(table)
     return {one.name: _row(one, hints[one.name]) for one in dataclasses.fields(table) if _KEY in one.metadata}
 
 
-def _row(one: dataclasses.Field[Any], hint: Any) -> Row:
+def _row(one: dataclasses.Field[Any], hint: Any) -> OptionRow:
     bare, has_none = without_none(hint)
     if typing.get_origin(bare) is typing.Literal:  # for type checkers; the option has its own words
         bare = str
@@ -118,7 +118,7 @@ def _row(one: dataclasses.Field[Any], hint: Any) -> Row:
         default = REQUIRED
     elif one.default_factory is not dataclasses.MISSING:
         default = one.default_factory()
-    return Row(one.name, bare, has_none, default, found)
+    return OptionRow(one.name, bare, has_none, default, found)
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
@@ -349,7 +349,7 @@ def _values(table: type, given: Any, where: str, written: Mapping[type, type]) -
     return {one.name: getattr(given, one.name) for one in fields}
 
 
-def checked(row: Row, value: Any, name: str, written: Mapping[type, type] | None = None) -> Any:
+def checked(row: OptionRow, value: Any, name: str, written: Mapping[type, type] | None = None) -> Any:
     """Return the value of an option in the form of its table; raise ValueError if it is refused."""
     if value is None and row.has_none:
         return None

@@ -12,7 +12,7 @@ import gpuserve
 from gpuserve.config.settings.keywords import ServerKeywords
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.model.declaration import MEMORIES
-from gpuserve.model.options import Row, element, rows
+from gpuserve.model.options import OptionRow, element, rows
 from gpuserve.model.spec import ARRAYS
 
 KEYWORDS = typing.get_type_hints(ServerKeywords)
@@ -28,7 +28,7 @@ def flat(hint: Any) -> set[Any]:
     return {one for part in args for one in flat(part)} if args else {hint}
 
 
-def meant(row: Row) -> set[Any]:
+def meant(row: OptionRow) -> set[Any]:
     inner = element(row.hint)
     words = set(row.option.words)
     found = (

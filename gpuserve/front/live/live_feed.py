@@ -29,7 +29,7 @@ from gpuserve.front.observability.metrics.rates import INTERVAL_S, ModelKey
 from gpuserve.front.observability.time_slices import run_in_slices
 from gpuserve.front.service.inference_service import FrontEventLog, InferenceService
 from gpuserve.front.service.server_health import ServerHealth
-from gpuserve.model.options import Row, rows
+from gpuserve.model.options import OptionRow, rows
 
 #: The sampling period while there are subscribers.
 SAMPLE_S: Final = 1.0
@@ -223,7 +223,7 @@ def _setting_rows(table: Any, prefix: str) -> Iterator[dict[str, Any]]:
             yield _setting(prefix + name, row, value)
 
 
-def _setting(name: str, row: Row, value: Any) -> dict[str, Any]:
+def _setting(name: str, row: OptionRow, value: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {"name": name, "is_default": value == row.default}
     if row.option.secret or name in _WITHHELD:
         shown["is_given"] = value not in (None, (), {})
