@@ -1,5 +1,5 @@
 """``python -m gpuserve.bench.loader_process``: a process that sends requests, with messages on stdin and
-stdout. The sockets, the event loop and the clock are here; ``load_generator`` decides what is sent when.
+stdout. The sockets, the event loop and the clock are here; ``load_generator`` schedules the requests.
 """
 
 from __future__ import annotations

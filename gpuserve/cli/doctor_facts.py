@@ -64,7 +64,7 @@ class ConfigProblem(NamedTuple):
 @dataclass(frozen=True)
 class Facts:
     """Facts about the machine, this Python and the configuration. ``gpus`` is the headline of ``gpuserve
-    devices``, and ``gpu_notes`` what is missing there. Limits are soft and hard; -1 is no limit.
+    devices``, and ``gpu_notes`` its notes about missing parts. Limits are soft and hard; -1 is no limit.
     """
 
     uid: int

@@ -63,8 +63,6 @@ def status(
         outcome.result["stacks"] = texts
     if as_json or outcome.code:
         _show(outcome, as_json)
-    from gpuserve.cli.live.status_view import status_text
-
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     sys.stdout.write(status_text(outcome.result, width))
     for text in outcome.result.get("stacks", ()):

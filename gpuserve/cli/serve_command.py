@@ -39,7 +39,6 @@ from gpuserve.core.errors import ModelLoadError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpuserve.config.precedence import Override
     from gpuserve.supervisor.processes.child_process import EarlyFront
 
 _INDENT = 4
@@ -201,10 +200,9 @@ def serve(
 
     SIGTERM or Ctrl-C finishes queued requests, a second one ends at once; SIGHUP reloads the config file.
     """
-    described = model_flags(flags)
-    folders = [*(more or ()), *(repositories or ())]
     reload_mode = ReloadMode.FILES if reload else ReloadMode.NONE
-    raise typer.Exit(_serve(target, folders, described, overrides(flags), context.obj, reload_mode))
+    folders = [*(more or ()), *(repositories or ())]
+    raise typer.Exit(_serve(target, folders, flags, context.obj, reload_mode))
 
 
 @with_server_options
@@ -228,20 +226,18 @@ def dev(
       gpuserve dev config.yaml
       gpuserve dev model.py
     """
-    described = model_flags(flags)
     folders = [*(more or ()), *(repositories or ())]
-    server = overrides(flags)
-    raise typer.Exit(_serve(target, folders, described, server, context.obj, ReloadMode.FILES_AND_KEYS))
+    raise typer.Exit(_serve(target, folders, flags, context.obj, ReloadMode.FILES_AND_KEYS))
 
 
 def _serve(
     target: str | None,
     more: list[str],
-    described: CallableFlags,
-    server: Sequence[Override],
+    flags: dict[str, Any],
     early: EarlyFront | None,
     reload_mode: ReloadMode,
 ) -> int:
+    described, server = model_flags(flags), overrides(flags)
     folders = [*([] if target is None else [target]), *more]
     if target is not None and not more:
         if not is_target(target):
