@@ -101,7 +101,7 @@ def is_one_row_per_request(ranks: Mapping[str, int]) -> bool:
 def retry_one_by_one(
     answer: Callable[[list[Any]], Any], requests: Any, error_type: type[Exception] = Exception
 ) -> list[Any] | None:
-    """Answer each request of a failed batch by itself, so that a bad request fails no other request.
+    """Answer each request of a failed batch alone, so that a bad request fails no other request.
 
     Args:
         answer: Answers a list of requests, or raises.

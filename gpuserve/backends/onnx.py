@@ -417,7 +417,6 @@ def _decoded_strings(array: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _host_array(value: Any) -> Any:
-    """Return an output on the host as an array."""
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
     shape = value.shape()

@@ -159,7 +159,7 @@ def scatter_step(
     on_gone: Sequence[Callable[[], None]],
 ) -> list[Answer]:
     """Return one answer for each request in a step's message. ``on_gone`` are called when the responses are
-    closed, each by itself: no client waits for another. Raises as ``scatter``.
+    closed, one by one: no client waits for another. Raises as ``scatter``.
     """
     per_request: Sequence[Any]
     if message.outputs is not None:

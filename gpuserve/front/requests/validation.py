@@ -203,7 +203,7 @@ class ModelCheck:
 
 
 def _last_fault(checks: Sequence[_InputCheck], inputs: Sequence[InputTensor]) -> str:
-    """Return the fault of the last input that is invalid by itself, as Triton does, or "".
+    """Return the fault of the last invalid input, as Triton does, or "". Inputs are checked one by one.
 
     Returns a text because the traceback of an error would refer to the caller's frame and the request.
     """

@@ -256,7 +256,7 @@ class Eviction:
         self.evicted: list[QueuedRequest] = []
 
     def add_by_evicting(self, request: QueuedRequest, now: float) -> None:
-        """Queue a request in place of a client's who has more; raises QueueFull if there is none."""
+        """Queue a request in place of one of a client with more; raise QueueFull if no client has more."""
         while (evictable_for := self._queue.evictable_for(request)) is not None:
             self._former.dissolve(self._queue.waiting)
             self._evict(evictable_for, RemovalReason.CROWDING)

@@ -185,7 +185,7 @@ class Scheduler(BatchSource, Protocol):
 
 
 def full_batch_rows(max_batch_size: int, batching: BatchingSpec) -> int:
-    """Return the rows of a batch if enough one-row requests wait; 0 if every request is a batch by itself."""
+    """Return the rows of a batch if enough one-row requests wait; 0 if every request is a batch alone."""
     if not batching.merge or max_batch_size == 0:
         return 0
     if batching.max_queue_delay_us == 0:

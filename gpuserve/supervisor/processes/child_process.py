@@ -40,7 +40,7 @@ class Child(Protocol):
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status, known after ``exit_reason()``. None or negative if it did not exit by itself."""
+        """The exit status, known after ``exit_reason()``. None or negative unless the child itself exited."""
 
     def exit_reason(self) -> str:
         """Reap the child, which has ended, and return why it ended."""
