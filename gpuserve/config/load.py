@@ -28,7 +28,6 @@ from gpuserve.model.rules import mapping
 from gpuserve.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from gpuserve.config.precedence import Sources
     from gpuserve.config.schema import ModelEntry
     from gpuserve.model.describe import CallableAnswer, CallableQuestion
 
@@ -126,12 +125,11 @@ def without_ragged(declared: Mapping[str, Any]) -> dict[str, Any]:
 def _question(entry: ModelEntry, base_dir: str) -> CallableQuestion:
     from gpuserve.model.describe import CallableQuestion  # see ``ask_model_callables``
 
-    decides = _leaves_tensors(entry) and "decoupled" not in entry.given
+    by_types = _leaves_tensors(entry)
     path, kwargs = callable_of(entry, base_dir)
     python = os.path.join(base_dir, entry.python) if entry.python else ""
-    decoupled = None if decides else entry.decoupled
+    decoupled = None if by_types and "decoupled" not in entry.given else entry.decoupled
     inputs = tuple(one.name for one in entry.inputs) if "inputs" in entry.given else None
-    by_types = _leaves_tensors(entry)
     return CallableQuestion(path, base_dir, kwargs, decoupled, python, by_types, inputs, entry.openai)
 
 

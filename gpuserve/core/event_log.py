@@ -44,12 +44,7 @@ class EventKind(enum.Enum):
 FREQUENT: Final = frozenset({EventKind.LOG, EventKind.SAMPLE})
 #: Kinds that only the front observes and reports to the supervisor.
 OBSERVED_BY_FRONT: Final = frozenset(
-    {
-        EventKind.DOOR_DIED,
-        EventKind.DOOR_HUNG,
-        EventKind.REFUSALS,
-        EventKind.SLOW_BATCH,
-    }
+    {EventKind.DOOR_DIED, EventKind.DOOR_HUNG, EventKind.REFUSALS, EventKind.SLOW_BATCH}
 )
 #: The facts that events of a kind can have, besides the time, the model, its version and the instance.
 FACTS: Final[Mapping[EventKind, tuple[str, ...]]] = {

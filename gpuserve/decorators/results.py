@@ -31,9 +31,7 @@ def map_result(change: Change, result: Any) -> Any:
 
 
 def call_in_sequence(
-    calls: Sequence[Callable[[], Any]],
-    combine: Callable[[list[Any]], Any],
-    part: Callable[[int, Any], Any],
+    calls: Sequence[Callable[[], Any]], combine: Callable[[list[Any]], Any], part: Callable[[int, Any], Any]
 ) -> Any:
     """Return one result of several calls of one function, each started after the previous one has ended.
 

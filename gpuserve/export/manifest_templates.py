@@ -134,10 +134,9 @@ _NO_BLOCK: Final = re.compile(
 _UNPRINTABLE: Final = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
-def yaml_text(documents: Iterable[Any], header: str = "") -> str:
-    """Return the documents as a YAML stream; ``header`` stands above them as comments."""
-    parts = ["".join(f"{line}\n" for line in _block_lines(one, 0)) for one in documents]
-    return "".join(f"{line}\n" for line in _comment_lines(header, 0)) + "---\n".join(parts)
+def yaml_text(documents: Iterable[Any]) -> str:
+    """Return the documents as a YAML stream."""
+    return "---\n".join("".join(f"{line}\n" for line in _block_lines(one, 0)) for one in documents)
 
 
 def _block_lines(tree: Any, column: int) -> Iterator[str]:

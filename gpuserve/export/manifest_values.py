@@ -160,11 +160,7 @@ def _scaling_values() -> dict[str, Any]:
         },
     )
     milli = round(SATURATION_TARGET * 1000)
-    return {
-        "behavior": behavior,
-        "saturation_target": SATURATION_TARGET,
-        "saturation_target_milli": milli,
-    }
+    return {"behavior": behavior, "saturation_target": SATURATION_TARGET, "saturation_target_milli": milli}
 
 
 def _port_values(ports: ServerPorts, client_ca: str | None, tls_secret: str, name: str) -> dict[str, Any]:

@@ -281,10 +281,7 @@ def build_model_spec(
     Raises:
         BindError: A value is invalid, so the model cannot be served.
     """
-    input_specs, output_specs = (
-        tensor_specs(inputs, "INPUT", given["array"]),
-        tensor_specs(outputs, "OUTPUT"),
-    )
+    input_specs, output_specs = tensor_specs(inputs, "INPUT", given["array"]), tensor_specs(outputs, "OUTPUT")
     with value_errors_as_bad_config():
         options |= {key: _option(key, one) for key, one in options.items() if key in rows(ModelSpec)}
     options["array"] = array_kind(given["array"], inputs)

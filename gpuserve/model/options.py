@@ -306,10 +306,7 @@ def _given(value: Any) -> str:
 
 
 def declared(
-    table: type[_Table],
-    given: Any,
-    where: str = "",
-    written: Mapping[type, type] | None = None,
+    table: type[_Table], given: Any, where: str = "", written: Mapping[type, type] | None = None
 ) -> _Table:
     """Return a table with the checked values of an object or a mapping.
 

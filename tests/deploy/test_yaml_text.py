@@ -36,8 +36,8 @@ def test_what_is_written_is_read(tree: Any) -> None:
 
 def test_reasons_stand_above_what_they_are_about() -> None:
     tree = {"a": Reasoned(1, "One."), "b": [{"c": Reasoned("x", "Two."), "d": 2}, Reasoned(3, "Three.")]}
-    assert yaml_text([tree, {}], "Four.").splitlines() == [
-        "# Four.", "# One.", "a: 1", "b:", "# Two.", "- c: x", "  d: 2", "# Three.", "- 3", "---", "{}",
+    assert yaml_text([tree, {}]).splitlines() == [
+        "# One.", "a: 1", "b:", "# Two.", "- c: x", "  d: 2", "# Three.", "- 3", "---", "{}",
     ]  # fmt: skip
 
 
