@@ -25,7 +25,6 @@ from gpuserve_worker.memory.arena import PageLocks
 from gpuserve_worker.protocol.payloads import Place
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: A copy in steps of this size takes a sixth to a quarter less time than one copy of many MiB, measured with

@@ -89,8 +89,10 @@ class ChildProcess:
 
     def ask_stacks(self, *, forced: bool = False) -> bool:
         try:
-            caught = int(_status_line(self.pid, "SigCgt"), 16) >> (FORCED_STACKS_SIGNAL - 1) & 1
-        except (OSError, ValueError):
+            with open(f"/proc/{self.pid}/status", encoding="utf-8", errors="replace") as status:
+                fields = dict(line.split(":", 1) for line in status)
+            caught = int(fields["SigCgt"], 16) >> (FORCED_STACKS_SIGNAL - 1) & 1
+        except (OSError, ValueError, KeyError):
             return False
         if caught:  # either signal would kill a process that does not handle both
             self.kill(FORCED_STACKS_SIGNAL if forced else STACKS_SIGNAL)
@@ -116,16 +118,6 @@ class ChildProcess:
         for fd in (self.pidfd, self.output, self.stacks):
             if fd is not None:
                 os.close(fd)
-
-
-def _status_line(pid: int, name: str) -> str:
-    """Return a value of the kernel's status of a process. Raise ``OSError`` or ``ValueError``."""
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
-        for line in status:
-            key, _, value = line.partition(":")
-            if key == name:
-                return value.strip()
-    raise ValueError(f"no {name} in /proc/{pid}/status")
 
 
 def spawn(
