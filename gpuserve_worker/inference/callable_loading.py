@@ -72,7 +72,12 @@ def locate(source: MutableMapping[str, Any]) -> Any:
         # The user's paths come last: a user module must not replace one that the worker needs.
         sys.path += [path for path in source.get("sys_path", ()) if path not in sys.path]
         return _unpickle(source.pop("pickle"), source.pop("buffers", ()))
-    return _import(source["path"], source.get("base_dir") or os.getcwd())
+    path = source["path"]
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise LoadError(f"{path!r} is no import path: expected file.py:attribute or package.module:attribute")
+    module = module_at(module_name, source.get("base_dir") or os.getcwd())
+    return _attribute(module, module_name, attribute)
 
 
 def build(
@@ -184,13 +189,6 @@ def _unpickle(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
         raise LoadError(
             f"unpickling the inference callable raised {log_text(error)}", log_traceback(error)
         ) from None
-
-
-def _import(path: str, base_dir: str) -> Any:
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise LoadError(f"{path!r} is no import path: expected file.py:attribute or package.module:attribute")
-    return _attribute(module_at(module_name, base_dir), module_name, attribute)
 
 
 def module_at(place: str, base_dir: str) -> ModuleType:

@@ -388,7 +388,10 @@ class OutputRules:
                 return _from_library(value)
             if spec.datatype == BYTES:
                 return np.array(value, dtype=object)
-            return self._from_python(spec, np.asarray(value))
+            array, dtype = np.asarray(value), self._dtypes[spec.name]
+            # Python numbers have no width: strict mode makes them of the declared type, if that holds them.
+            is_number = self._strict and array.dtype.kind in _NUMERIC_KINDS
+            return array.astype(dtype) if is_number and _holds(dtype, array) else array
         except OutputError:
             raise
         except Exception as error:  # the conversion runs the value's own code
@@ -406,13 +409,6 @@ class OutputRules:
             raise
         except Exception as error:  # reading runs the value's own code
             raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
-
-    def _from_python(self, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
-        """Return Python numbers in strict mode by the declared type if it holds them; they have no width."""
-        dtype = self._dtypes[spec.name]
-        if not self._strict or array.dtype.kind not in _NUMERIC_KINDS:
-            return array
-        return array.astype(dtype) if _holds(dtype, array) else array
 
     def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
         if not fits_shape(shape, spec.shape):

@@ -333,7 +333,8 @@ class Arena:
         if segment.allocator.empty:
             self._empty_nbytes += segment.reserved_nbytes
             if segment.is_announced:
-                self._trim(self._retained_nbytes)
+                recent = self._recent
+                self._trim(max(RETAINED_NBYTES, recent.peak_nbytes, _LOCKED_BLOCKS * recent.largest_nbytes))
             else:  # no block of the segment was ever filled
                 self._abort(block.segment)
 
@@ -359,10 +360,6 @@ class Arena:
             is_whole = segment.reserved_nbytes == segment.nbytes
             held_nbytes += segment.reserved_nbytes - (segment.allocator.free_nbytes if is_whole else 0)
         return held_nbytes >= _FULL * self.limit_nbytes
-
-    @property
-    def _retained_nbytes(self) -> int:
-        return max(RETAINED_NBYTES, self._recent.peak_nbytes, _LOCKED_BLOCKS * self._recent.largest_nbytes)
 
     def segments(self) -> list[tuple[int, int, int]]:
         """Return (segment, fd, nbytes) of every announced segment, for a borrower that attaches later."""
