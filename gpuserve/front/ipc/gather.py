@@ -138,7 +138,10 @@ def gather(
             parts = [one.inputs[position].data for one in requests] if len(requests) > 1 else [tensor.data]
             payload: Payload
             if nbytes <= INLINE_NBYTES and not with_regions:
-                payload = _inline(parts)
+                try:
+                    payload = b"".join(parts)  # type: ignore[arg-type]  # most requests have no blocks
+                except TypeError:
+                    payload = b"".join([_view(part) for part in parts])
             elif tensor.name in to_device and _can_stay(parts, tensor.datatype):
                 payload = _parts_payload(parts, arena, link, blocks, joins, read_only)
                 in_place = True
@@ -159,13 +162,6 @@ def gather(
             arena.free(block)
         raise
     return Gathered(tuple(tensors), blocks, in_place, tuple(fills), with_regions, joins or ())
-
-
-def _inline(parts: Sequence[Any]) -> bytes:
-    try:
-        return b"".join(parts)
-    except TypeError:  # one of them is a block
-        return b"".join([_view(part) for part in parts])
 
 
 def _view(data: Data) -> bytes | memoryview:
