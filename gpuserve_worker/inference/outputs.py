@@ -81,6 +81,9 @@ class ElementError(OutputError):
 class DeviceReader(Protocol):
     """A reader of arrays of any library on the worker's device."""
 
+    #: The arrays that always are on a device, which they need not be asked for.
+    array_type: type
+
     def read(self, value: Any) -> Any:
         """Return an array over the same memory, of the device path's library. May raise anything."""
 
@@ -375,6 +378,8 @@ class OutputRules:
 
     def _as_array(self, spec: TensorSpec, value: Any) -> Any:
         """Return the array in another library's value, a list or a scalar."""
+        if self._reader is not None and isinstance(value, self._reader.array_type):
+            return self._from_device(spec, value)
         if not isinstance(value, _PLAIN_VALUES) and is_on_device(value):
             return self._from_device(spec, value)
         foreign = hasattr(value, "__array__")

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gpuserve_worker.cuda.copies.ipc_regions import CudaMemoryRegion, DeviceRegions, ExportExchange
-from gpuserve_worker.cuda.device.arrays import ALIGNMENT
+from gpuserve_worker.cuda.device.arrays import ALIGNMENT, BufferLease
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.host_memory import Span, address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError
@@ -53,6 +53,18 @@ class _Landing(NamedTuple):
     is_placed: bool = False
 
 
+class _Copied(NamedTuple):
+    """A part of an output that was copied within the device, with ``size`` elements."""
+
+    address: int
+    nbytes: int
+    size: int
+
+
+def _address(part: Any) -> int:
+    return int(part.address if type(part) is _Copied else part.data.ptr)
+
+
 class _UnderWay(threading.local):
     """The host memory used by the copies that this thread's current write has started."""
 
@@ -77,12 +89,15 @@ class CudaOutputCopies:
         sources: object = None,
         event: int = 0,
         ticket: int = 0,
+        lease: BufferLease | None = None,
     ) -> None:
         self._device = device
         self._writer = writer
         self._written = written
         # Keeps the source memory from being reused during the copies.
         self._sources = sources
+        #: On the copies of outputs within the device.
+        self._lease = lease
         self._event = event
         self._ticket = ticket
         self._thread = threading.get_ident()
@@ -106,6 +121,8 @@ class CudaOutputCopies:
         if not self._event:
             return self._written
         self._device.progress.complete(self._ticket)
+        if self._lease is not None:
+            self._lease.ticket, self._lease = self._ticket, None
         self._device.host.uses.end(self._event)
         self._device.events.release_event(self._event)
         return self._writer.completed(self._written)
@@ -144,7 +161,7 @@ class DeviceWriter(OutputWriter):
         #: Exports of the write in progress.
         self._exported: list[Exported] = []
         self._device = device
-        self._array = device.runtime.cupy.ndarray
+        self._array = device.runtime.cupy.ndarray, _Copied
         self._under_way = _UnderWay()
 
     def write(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> Written:
@@ -166,7 +183,7 @@ class DeviceWriter(OutputWriter):
             if mark_computed is not None:
                 mark_computed()
             return CudaOutputCopies(device, self, super().write(answers, requests))
-        sources = self._copy_kept(outputs)
+        sources, lease = self._copy_kept(outputs)
         event = device.events.acquire()
         if mark_computed is None:
             ticket = device.progress.record(event)
@@ -179,34 +196,35 @@ class DeviceWriter(OutputWriter):
         written = super().write(answers, requests)
         device.runtime.record(event, device.d2h)
         device.host.uses.begin(event, spans)
-        return CudaOutputCopies(device, self, written, (answers, sources), event, ticket)
+        return CudaOutputCopies(device, self, written, (answers, sources), event, ticket, lease)
 
-    def _copy_kept(self, outputs: Sequence[CheckedOutput]) -> list[Any]:
+    def _copy_kept(self, outputs: Sequence[CheckedOutput]) -> tuple[list[Any], BufferLease | None]:
         """Replace memory that the callable may write to again, such as the static output of a CUDA graph, by
-        a copy on the device. Return the replaced arrays, which must live until the copies have ended.
+        a copy on the device. Return the replaced arrays and the lease on the copies, which must live until
+        the copies to the host have ended.
         """
         device = self._device
         replaced: list[Any] = []
         kept = [
-            (one.parts, index, one.datatype)
+            (one.parts, index)
             for one in outputs
             if one.is_kept
             for index, part in enumerate(one.parts)
             if isinstance(part, self._array) and part.nbytes
         ]
         if not kept:
-            return replaced
-        sizes = [-(-parts[index].nbytes // ALIGNMENT) * ALIGNMENT for parts, index, _ in kept]
+            return replaced, None
+        sizes = [-(-parts[index].nbytes // ALIGNMENT) * ALIGNMENT for parts, index in kept]
         buffer = device.buffers.acquire(sum(sizes))
-        memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
-        for (parts, index, datatype), offset in zip(kept, accumulate(sizes, initial=0), strict=False):
+        lease = device.buffers.lease(buffer)
+        for (parts, index), offset in zip(kept, accumulate(sizes, initial=0), strict=False):
             part = parts[index]
             to = buffer.address + offset
             device.runtime.copy(to, part.data.ptr, part.nbytes, Copy.DEVICE_TO_DEVICE, DEFAULT_STREAM)
-            parts[index] = device.arrays.over(memory, offset, datatype, part.shape, "cupy")
+            parts[index] = _Copied(to, part.nbytes, part.size)
             replaced.append(part)
         device.order_after_default()  # on other streams the next call may write
-        return replaced
+        return replaced, lease
 
     def completed(self, written: Written) -> Written:
         """Return the responses after the end of the copies, with bytes moved into the message or a region."""
@@ -312,7 +330,7 @@ class DeviceWriter(OutputWriter):
             nbytes = part.size * output.dtype.itemsize
             at = place._replace(offset=place.offset + position, nbytes=nbytes)
             if isinstance(part, self._array):
-                region.start_write(at, part.data.ptr, Copy.DEVICE_TO_DEVICE, stream)
+                region.start_write(at, _address(part), Copy.DEVICE_TO_DEVICE, stream)
             elif nbytes:
                 kept = kept or self._block(output, taken)
                 _put(part, output.dtype, kept.view, position)
@@ -333,7 +351,7 @@ class DeviceWriter(OutputWriter):
         device, to = self._device, block.address
         for part in output.parts:
             if part.nbytes:
-                device.runtime.copy(to, part.data.ptr, part.nbytes, Copy.DEVICE_TO_DEVICE, device.d2h)
+                device.runtime.copy(to, _address(part), part.nbytes, Copy.DEVICE_TO_DEVICE, device.d2h)
             to += part.nbytes
         return block.place
 
@@ -349,7 +367,7 @@ class DeviceWriter(OutputWriter):
                 _put(part, output.dtype, memory, position)
             elif part.nbytes:
                 device, to = self._device, address + position
-                device.runtime.copy(to, part.data.ptr, part.nbytes, Copy.DEVICE_TO_HOST, device.d2h)
+                device.runtime.copy(to, _address(part), part.nbytes, Copy.DEVICE_TO_HOST, device.d2h)
             position += part.size * output.dtype.itemsize
 
     def _abandon(self, taken: list[Block]) -> None:

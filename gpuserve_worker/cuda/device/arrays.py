@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -109,16 +108,18 @@ class Buffers:
             self._free(self._shelf.surplus())
         return buffer if buffer is not None else self._new(size)
 
-    def lease(self, buffer: Buffer) -> MemoryLease:
-        return MemoryLease(partial(self.recycle, buffer))
+    def lease(self, buffer: Buffer) -> BufferLease:
+        return BufferLease(self, buffer)
 
-    def recycle(self, buffer: Buffer) -> None:
-        """Queue a buffer for reuse after its last array was deleted. The device may still use the buffer."""
+    def recycle(self, buffer: Buffer, ticket: int | None = None) -> None:
+        """Queue a buffer for reuse after its last array was deleted. The device may use the buffer until the
+        work of ``ticket``, or its present work, is complete.
+        """
         if self._closed:
             with suppress(CudaError):  # finalizers must not raise
                 self._free([buffer])
         else:
-            self._returned.append((self._progress.next_ticket, buffer))
+            self._returned.append((self._progress.next_ticket if ticket is None else ticket, buffer))
 
     def trim(self) -> int:
         """Free all unused buffers, for which CUDA waits for the device. Return the number of freed bytes."""
@@ -178,11 +179,29 @@ def converted_tensor(torch: Any, tensor: Any, dtype: np.dtype[Any]) -> Any:
     return tensor.detach().resolve_neg().to(getattr(torch, dtype.name)).contiguous()
 
 
+class BufferLease:
+    """A lease on a buffer that lives as long as any array over the buffer. ``ticket``, once known, is that of
+    the last work of the device that uses the buffer.
+    """
+
+    __slots__ = ("_buffer", "_buffers", "ticket")
+
+    def __init__(self, buffers: Buffers, buffer: Buffer) -> None:
+        self._buffers = buffers
+        self._buffer = buffer
+        self.ticket: int | None = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._buffers.recycle(self._buffer, self.ticket)
+
+
 class CudaArrays:
     """The factory of arrays over one device's memory, and the reader of arrays of every library."""
 
     def __init__(self, runtime: Runtime, events: Events, number: int) -> None:
         self._cupy = runtime.cupy
+        self.array_type = runtime.cupy.ndarray
         self._runtime = runtime
         self._events = events
         self._number = number

@@ -15,6 +15,7 @@ thread waits for that.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import mmap
 import queue
@@ -115,7 +116,10 @@ def address_of(memory: Any) -> int:
     """Return the address of a buffer's first byte, or 0 for an empty buffer."""
     if not len(memory):
         return 0
-    return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    except TypeError:  # the memory is read-only
+        return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
 class LockStage(enum.Enum):
