@@ -13,7 +13,7 @@ import dataclasses
 import re
 import typing
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -525,3 +525,15 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
         if plain.keys() != hints.keys():
             raise ValueError(f"other fields than those of a model: {plain.keys() ^ hints.keys()}")
         return cls(**{name: from_plain(hints[name], one) for name, one in plain.items()})
+
+
+def ensemble_members(model: str, read: Callable[[str], Sequence[ModelSpec] | None]) -> list[str]:
+    """Return the models of an ensemble's steps, and of nested ensembles, by ``read``: model to versions."""
+    found: dict[str, None] = {}
+    left = [model]
+    while left:
+        steps = [step for spec in read(left.pop()) or () for step in spec.steps]
+        new = [step.model for step in steps if step.model not in found]
+        found.update(dict.fromkeys(new))
+        left += new
+    return list(found)

@@ -9,7 +9,7 @@ import pytest
 from reloading import Work, config, ensemble, model
 
 from gpuserve.core.errors import GpuserveError, StartupError, Unavailable
-from gpuserve.supervisor.models.declared_models import members
+from gpuserve.model.spec import ensemble_members
 from gpuserve.supervisor.reload.config_changes import (
     Action,
     ConfigModels,
@@ -115,8 +115,8 @@ NESTED = config(model("a"), model("b"), ensemble("inner", "a"), ensemble("outer"
 
 
 def test_members_are_those_of_members_too() -> None:
-    assert set(members("outer", NESTED.declared.get)) == {"inner", "a", "b"}
-    assert members("a", NESTED.declared.get) == []
+    assert set(ensemble_members("outer", NESTED.declared.get)) == {"inner", "a", "b"}
+    assert ensemble_members("a", NESTED.declared.get) == []
 
 
 def test_members_come_before_and_go_after() -> None:

@@ -36,7 +36,7 @@ from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.limits import shown
 from gpuserve.front.requests.server_status import HealthSubscribers
 from gpuserve.front.service.model_table import ModelTable
-from gpuserve.model.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec, ensemble_members
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
@@ -145,18 +145,8 @@ class RepositoryControl:
 
     def unloaded_with(self, model: str, parameters: Mapping[str, Any]) -> list[str]:
         """Return the models that an unload with these parameters concerns."""
-        return [model, *(self._members(model) if parameters.get("unload_dependents") else ())]
-
-    def _members(self, model: str) -> list[str]:
-        """Return the models of an ensemble's steps, including the steps of nested ensembles."""
-        found: dict[str, None] = {}
-        left = [model]
-        while left:
-            steps = [step for spec in self._models.specs(left.pop()) for step in spec.steps]
-            new = [step.model for step in steps if step.model not in found]
-            found.update(dict.fromkeys(new))
-            left += new
-        return list(found)
+        read, and_steps = self._models.specs, parameters.get("unload_dependents")
+        return [model, *(ensemble_members(model, read) if and_steps else ())]
 
     async def _ask(self, request_type: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
         outcome = await self._supervisor_requests.ask(request_type, *arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from gpuserve.model.spec import ModelSpec
@@ -79,15 +79,3 @@ def loaded_at_start(models: Iterable[ModelSpec], names: Collection[str] | None) 
 def wanted_at_start(names: Iterable[str], chosen: Collection[str] | None) -> list[str]:
     """Return the names that are chosen to be loaded at the start; None chooses all."""
     return [name for name in names if chosen is None or name in chosen]
-
-
-def members(model: str, read: Callable[[str], Sequence[ModelSpec] | None]) -> list[str]:
-    """Return the models of an ensemble's steps, and of nested ensembles, by ``read``: model to versions."""
-    found: dict[str, None] = {}
-    left = [model]
-    while left:
-        steps = [step for spec in read(left.pop()) or () for step in spec.steps]
-        new = [step.model for step in steps if step.model not in found]
-        found.update(dict.fromkeys(new))
-        left += new
-    return list(found)

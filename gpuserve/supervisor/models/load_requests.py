@@ -17,10 +17,9 @@ from gpuserve.core.errors import (
     Unavailable,
 )
 from gpuserve.model.placement import ServerDevices
-from gpuserve.model.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec, ensemble_members
 from gpuserve.model.spec_changes import changed
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
-from gpuserve.supervisor.models.declared_models import members
 from gpuserve.supervisor.models.model_operations import (
     Failure,
     LoadOperation,
@@ -132,7 +131,7 @@ class LoadRequests:
                 return ()
             return specs
 
-        members(model, read)
+        ensemble_members(model, read)
         return found
 
     def _load_members(self, member_names: Sequence[str], failure: Failure, then: OnDone) -> None:

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.models.declared_models import members
+from gpuserve.model.spec import ModelSpec, ensemble_members
 
 #: The versions of models as a file declares them, by name.
 Declared: TypeAlias = Mapping[str, Sequence[ModelSpec]]
@@ -57,7 +56,7 @@ def actions(
         if action is not None:
             found[name] = action
     loads = [name for name, action in found.items() if action in (Action.LOAD, Action.RELOAD)]
-    for member in sorted(set().union(*(members(name, now.declared.get) for name in loads))):
+    for member in sorted(set().union(*(ensemble_members(name, now.declared.get) for name in loads))):
         if not is_served(member):
             found.setdefault(member, Action.LOAD)
     return found
@@ -104,9 +103,9 @@ def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[
     """Return the models that must be done before each: an ensemble's are loaded first, unloaded last."""
     unloads = {name for name, action in found.items() if action is Action.UNLOAD}
     loads = found.keys() - unloads
-    needed = {name: loads.intersection(members(name, now.get)) - {name} for name in loads}
+    needed = {name: loads.intersection(ensemble_members(name, now.get)) - {name} for name in loads}
     for name in unloads:
-        needed[name] = {one for one in unloads - {name} if name in members(one, before.get)}
+        needed[name] = {one for one in unloads - {name} if name in ensemble_members(one, before.get)}
     return needed
 
 

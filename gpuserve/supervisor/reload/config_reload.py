@@ -20,13 +20,12 @@ from gpuserve.core.errors import Code, DeviceError, GpuserveError, InvalidArgume
 from gpuserve.core.event_log import EventKind, EventLog
 from gpuserve.devices.names import AUTO
 from gpuserve.model.placement import ServerDevices
-from gpuserve.model.spec import ModelSpec
+from gpuserve.model.spec import ModelSpec, ensemble_members
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control.operator_protocol import OnOutcome, OnProgress, VerbOutcome, failed
 from gpuserve.supervisor.models.declared_models import (
     ConfigSource,
     loaded_at_start,
-    members,
 )
 from gpuserve.supervisor.models.model_operations import (
     LoadOperation,
@@ -433,7 +432,9 @@ class ConfigRun:
             users = [
                 one
                 for one in declared
-                if one not in unloads and name in members(one, declared.get) and self._work.is_served(one)
+                if one not in unloads
+                and name in ensemble_members(one, declared.get)
+                and self._work.is_served(one)
             ]
             if users:
                 unloads.remove(name)
