@@ -152,7 +152,7 @@ def http_infer(target: Target, model: TargetModel, tensors: Tensors) -> HttpRequ
         ]
     head = json.dumps(document, separators=(",", ":")).encode()
     headers = (("inference-header-content-length", str(len(head))),)
-    return HttpRequest(_model_path(target, "infer"), headers, head + b"".join(bodies))
+    return HttpRequest(f"{model_path(target)}/infer", headers, head + b"".join(bodies))
 
 
 def http_stream(target: Target, tensors: Tensors) -> HttpRequest:
@@ -163,7 +163,8 @@ def http_stream(target: Target, tensors: Tensors) -> HttpRequest:
         texts = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in elements]
         values[name] = texts[0] if len(texts) == 1 else texts
     body = json.dumps(values, separators=(",", ":")).encode()
-    return HttpRequest(_model_path(target, "generate_stream"), (("content-type", "application/json"),), body)
+    headers = (("content-type", "application/json"),)
+    return HttpRequest(f"{model_path(target)}/generate_stream", headers, body)
 
 
 def http_bytes(target: Target, request: HttpRequest) -> bytes:
@@ -174,9 +175,9 @@ def http_bytes(target: Target, request: HttpRequest) -> bytes:
     return f"POST {request.path} HTTP/1.1\r\n{lines}\r\n".encode() + request.body
 
 
-def _model_path(target: Target, verb: str) -> str:
+def model_path(target: Target) -> str:
     version = f"/versions/{urllib.parse.quote(target.version, safe='')}" if target.version else ""
-    return f"/v2/models/{urllib.parse.quote(target.model, safe='')}{version}/{verb}"
+    return f"/v2/models/{urllib.parse.quote(target.model, safe='')}{version}"
 
 
 def _place_parameters(place: TensorPlace) -> dict[str, Any]:

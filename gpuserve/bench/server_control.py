@@ -8,7 +8,6 @@ import base64
 import http.client
 import json
 import operator
-import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuserve.bench.load_plan import BenchError, BenchOptionError, error_reason
 from gpuserve.bench.loader_messages import tls_context
-from gpuserve.bench.request_payloads import HttpRequest, Target
+from gpuserve.bench.request_payloads import HttpRequest, Target, model_path
 from gpuserve.bench.request_tensors import TargetModel, TensorMetadata
 from gpuserve.client.client_settings import ServerUrl
 
@@ -197,8 +196,7 @@ class HttpControl(ServerControl):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        version = f"/versions/{urllib.parse.quote(target.version, safe='')}" if target.version else ""
-        self._model = f"/v2/models/{urllib.parse.quote(target.model, safe='')}{version}"
+        self._model = model_path(target)
         try:
             context = tls_context(target.tls, http2=False)
         except OSError as error:
