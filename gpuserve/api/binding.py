@@ -217,9 +217,7 @@ def _callables(infer_func: Any, adapter: str = "") -> list[Served]:
     # An adapter calls it, so it need not be callable itself.
     if _is_served(infer_func) or (adapter and not isinstance(infer_func, Sequence)):
         return [infer_func]
-    if adapter and infer_func:
-        return list(infer_func)
-    if isinstance(infer_func, Sequence) and infer_func and all(map(_is_served, infer_func)):
+    if isinstance(infer_func, Sequence) and infer_func and (adapter or all(map(_is_served, infer_func))):
         return list(infer_func)
     kinds = "infer_func must be a callable or a non-empty sequence of callables"
     raise BindError(f"{kinds}, got {_shown(infer_func)}")
