@@ -122,10 +122,8 @@ class LiveFeed:
     # ---- documents --------------------------------------------------------------------------
 
     def _publish_sample(self, sample: Sample) -> None:
-        before, self._sent_rows = (
-            self._sent_rows,
-            {of: orjson.dumps(row) for of, row in sample.models.items()},
-        )
+        before = self._sent_rows
+        self._sent_rows = {of: orjson.dumps(row) for of, row in sample.models.items()}
         changed = [row for of, row in self._sent_rows.items() if before.get(of) != row]
         gone = [list(of) for of in before.keys() - self._sent_rows.keys()]
         self._rest = self._rest_of(sample)
