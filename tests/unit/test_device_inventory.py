@@ -211,6 +211,6 @@ def test_names(text: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_name(text: str, likely: str | None) -> None:
-    with pytest.raises(ValueError, match=r"^expected 'cpu', 'cuda:0', .* given "):
+    with pytest.raises(ValueError, match=r"^expected 'cpu', 'auto', 'cuda:0', .* given "):
         check_device_name(text)
     assert likely_device_name(text) == likely
