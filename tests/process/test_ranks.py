@@ -184,6 +184,25 @@ def test_an_ensemble_gives_all_ranks_what_another_model_computed(tmp_path: Path)
         assert server.end() == 0
 
 
+def test_all_ranks_get_the_same_copy_of_a_clients_region(tmp_path: Path) -> None:
+    region, nbytes = Path(f"/dev/shm/ranks-{os.getpid()}"), 4 << 18
+    region.write_bytes(np.full(1 << 18, 2, np.float32).tobytes())
+    try:
+        with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
+            server.wait_ready()
+            with server.client() as client:
+                place = {"key": f"/{region.name}", "offset": 0, "byte_size": nbytes}
+                client.post("/v2/systemsharedmemory/region/r/register", place)
+                tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1 << 18]}
+                tensor["parameters"] = {"shared_memory_region": "r", "shared_memory_byte_size": nbytes}
+                for _ in range(3):
+                    answer = client.post("/v2/models/m/infer", {"inputs": [tensor]})
+                    assert answer.output("y")[-1] == 2 * SUM
+            assert server.end() == 0
+    finally:
+        region.unlink()
+
+
 def test_a_reload_replaces_all_ranks(tmp_path: Path) -> None:
     file = written(tmp_path, entry(tmp_path))
     with OperatedServer(file) as server:
@@ -214,6 +233,7 @@ def test_no_rank_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
         assert not wait_ended(before, 5.0)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("models", "rounds"), [(3, 1), pytest.param(10, 10, marks=pytest.mark.thorough)], ids=["3", "100"]
 )
