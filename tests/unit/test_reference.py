@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_every_metric_is_documented() -> None:
         0.0,
     )
     metrics = ModelMetrics("m", "1", lambda: gauges)
-    text = MetricsPage(lambda: [metrics], "0").render().decode()
+    text = asyncio.run(MetricsPage(lambda: [metrics], "0").page()).decode()
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     documented = {name for name in names if f"`{name.removesuffix('_created')}" in PAGE}
     assert names - documented - {name for name in names if name.endswith("_created")} == set()

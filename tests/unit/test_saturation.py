@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -130,6 +131,6 @@ def test_it_is_the_rows_over_those_of_full_batches_wherever_they_are(
 def test_the_page_has_a_sample_where_there_is_a_value_and_none_where_not() -> None:
     busy = ModelMetrics("busy", "1", lambda: {"gpuserve_saturation": 0.25})
     loading = ModelMetrics("loading", "2", dict)
-    text = MetricsPage(lambda: [busy, loading], "0").render().decode()
+    text = asyncio.run(MetricsPage(lambda: [busy, loading], "0").page()).decode()
     samples = [line for line in text.splitlines() if line.startswith("gpuserve_saturation")]
     assert samples == ['gpuserve_saturation{model="busy",version="1"} 0.25']

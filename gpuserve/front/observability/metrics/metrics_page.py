@@ -112,15 +112,6 @@ class MetricsPage:
         """Render the page in OpenMetrics, as ``page``."""
         return await self._sliced_open.page()
 
-    def render(self) -> bytes:
-        """Render the page without the machine's metrics at once."""
-        rendering = self._rendering(())
-        while True:
-            try:
-                next(rendering)
-            except StopIteration as end:
-                return bytes(end.value)
-
     def _rendering(
         self, machine: Iterable[Callable[[], Iterable[Family]]], *, open_metrics: bool = False
     ) -> Generator[None, None, bytes]:
