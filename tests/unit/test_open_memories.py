@@ -106,7 +106,9 @@ class Regions:
 
     def __init__(self) -> None:
         self.library = Library()
-        self.device = CudaDevice(Runtime(self.library, self.library), 0, 11, 12, 0, 0, lambda _: None)
+        self.device = CudaDevice(
+            Runtime(self.library, self.library, lambda _: 0), 0, 11, 12, 0, 0, lambda _: None
+        )
         self.faults: list[BaseException] = []
         self.table = DeviceRegions(self.device, ClientRegions(), self.faults.append)
         self.told: list[str] = []
@@ -221,7 +223,7 @@ def test_the_driver_is_given_the_handle_by_value() -> None:
     assert at is not None
     library.cuIpcOpenMemHandle_v2 = ctypes.CFUNCTYPE(ctypes.c_int)(at)  # type: ignore[method-assign]
     given = bytes(range(192, 256))
-    assert Runtime(library, library).open_memory(given) == 1 << 47
+    assert Runtime(library, library, lambda _: 0).open_memory(given) == 1 << 47
     assert seen == [(given, 1)]
 
 

@@ -39,8 +39,6 @@ _LAZY_PEER_ACCESS: Final = 1
 _STICKY: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999})
 #: ``cudaErrorMps…``: the MPS server is gone, or ended this client because of another one.
 _OF_MPS: Final = range(805, 812)
-
-
 DRIVER: Final = "libcuda.so.1"
 
 
@@ -110,16 +108,17 @@ def _all_raising(cls: type[_Class]) -> type[_Class]:
 
 @_all_raising
 class Runtime:
-    """CUDA in this process: one method for each call; addresses, streams and events are numbers."""
+    """CUDA in this process: one method for each call; addresses, streams and events are numbers.
 
-    def __init__(self, cupy: Any, driver: Any) -> None:
+    ``query_event`` is the driver's ``cuEventQuery``. The runtime would keep "not ready" as the thread's last
+    error, which a library that shares the runtime takes for the error of its next kernel.
+    """
+
+    def __init__(self, cupy: Any, driver: Any, query_event: Callable[[int], int]) -> None:
         self.cupy = cupy
         self._cuda = cupy.cuda.runtime
         self._driver = driver
-        # By the driver: the runtime would keep "not ready" as the thread's last error, which a library that
-        # shares the runtime takes for the error of its next kernel. Too short a call to release the GIL.
-        self._query_event = ctypes.PyDLL(DRIVER).cuEventQuery
-        self._query_event.argtypes = [ctypes.c_void_p]
+        self._query_event = query_event
         #: The size of each allocation of this class, by address.
         self._allocated: dict[int, int] = {}
         #: The limit of ``process_nbytes``, 0 without one.
@@ -358,11 +357,13 @@ def load_runtime() -> Runtime:
         ) from None
     try:
         driver = ctypes.CDLL(DRIVER)
+        query_event = ctypes.PyDLL(DRIVER).cuEventQuery  # too short a call to release the GIL
     except OSError:
         raise CudaUnavailable("there is no NVIDIA driver: libcuda.so.1 was not found") from None
+    query_event.argtypes = [ctypes.c_void_p]
     if timeline := os.environ.get("GPUSERVE_CUDA_TIMELINE"):
-        return TimedRuntime(cupy, driver, timeline)
-    return Runtime(cupy, driver)
+        return TimedRuntime(cupy, driver, query_event, timeline)
+    return Runtime(cupy, driver, query_event)
 
 
 _KINDS: Final = {Copy.HOST_TO_DEVICE: "h2d", Copy.DEVICE_TO_HOST: "d2h", Copy.DEVICE_TO_DEVICE: "d2d"}
@@ -389,8 +390,8 @@ class TimedRuntime(Runtime):
     and ``end_ns`` on the device, and ``issued_ns`` on the host, all relative to the same origin.
     """
 
-    def __init__(self, cupy: Any, driver: Any, file: str) -> None:
-        super().__init__(cupy, driver)
+    def __init__(self, cupy: Any, driver: Any, query_event: Callable[[int], int], file: str) -> None:
+        super().__init__(cupy, driver, query_event)
         self._file = f"{file}.{os.getpid()}"
         self._lock = threading.Lock()
         self._copies: deque[_Copied] = deque()
