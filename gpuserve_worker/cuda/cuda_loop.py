@@ -161,30 +161,21 @@ class CudaLoop:
 
     def _finish_behind(self, job: Job) -> None:
         """Wait for a batch in the reply thread, while the work of later batches may fail."""
-        is_to_blame = self._clear(job)
-        self._finish(job, is_to_blame=is_to_blame)
+        with suppress(CudaError):  # of this batch, or of a later one that began meanwhile
+            if not job.watch.has_computed():
+                job.watch.wait_computed()
+            self._jobs.computed(job)
+        self._finish(job)
 
-    def _finish(self, job: Job, *, is_to_blame: bool = False) -> None:
+    def _finish(self, job: Job) -> None:
         pending, job.pending_reply = job.pending_reply, None
         assert pending is not None
         reply = pending.wait()
         del pending
         if isinstance(reply, wire.Failed) and self._loss.find():
-            self._abort(job, is_to_blame=is_to_blame)
+            self._abort(job)
         elif not self._is_over:
             self._jobs.answer(job, reply)
-
-    def _clear(self, job: Job) -> bool:
-        """Wait for a batch's device work; True if it failed although all earlier batches were fine."""
-        was_well = False
-        try:
-            if not job.watch.has_computed():
-                was_well = True
-                job.watch.wait_computed()
-        except CudaError:
-            return was_well
-        self._jobs.computed(job)
-        return False
 
     def _fail(self, job: Job, failure: WireFailure) -> None:
         """Reply to a batch whose call failed, when the outcome of earlier batches is known."""
@@ -199,9 +190,9 @@ class CudaLoop:
             self._is_over = True
             self.stop()
 
-    def _abort(self, job: Job, *, is_to_blame: bool = False) -> None:
+    def _abort(self, job: Job) -> None:
         """Fail the batch that caused the loss of the device, if this is the one, and end the loop."""
-        if (is_to_blame or self._jobs.is_only_possible_cause(job)) and self._loss.claim_blame():
+        if self._jobs.is_only_possible_cause(job) and self._loss.claim_blame():
             job.session.reply(wire.Failed(job.batch_id, self._loss.failure(), False))
         self._end(None)
 

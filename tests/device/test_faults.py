@@ -198,6 +198,21 @@ def test_no_other_batch_fails_with_it(shared_gpu_machine: Machine, path: str) ->
     assert {one.batch_id for one in answers if isinstance(one, wire.Done)} <= {0, 1}
 
 
+def test_a_batch_is_not_blamed_for_the_one_behind_that_breaks_the_device_as_it_ends(
+    stand_in: GpuMachine,
+) -> None:
+    """A thread that sleeps until a batch has computed wakes up when the next one has failed."""
+    with on_gpu(stand_in, "breaks_later") as worker:
+        assert outcomes(worker, run(worker, 1, 1.0)) == [2]
+        stand_in.change(kernel_s=0.02, wake_s=0.1)
+        for number, value in enumerate([1.0, 1.0, POISON, 3.0], 2):
+            start(worker, number, value)
+        answers: list[Any] = []
+        while (message := worker.hear(worker.link)) is not None:
+            answers.append(message)
+    assert [one.batch_id for one in answers if isinstance(one, wire.Failed)] in ([4], [])
+
+
 def test_a_client_of_mps_that_another_one_ends_blames_no_batch(stand_in: GpuMachine) -> None:
     stand_in.change(mps=True)
     with on_gpu(stand_in, "breaks") as other, on_gpu(stand_in, "breaks") as worker:
