@@ -187,6 +187,15 @@ class FrontSession:
                 self._link.send(message, fds)
             return not self._retired
 
+    def hold(self, message: wire.Message) -> None:
+        """Keep a message for the datagram of the next reply, or for ``flush``."""
+        data = wire.WORKER.encode(message)
+        with self._lock:
+            if self.held and self._held_nbytes + len(data) > MAX_TOGETHER_NBYTES:
+                self.flush()
+            self.held.append(data)
+            self._held_nbytes += len(data)
+
     def send_best_effort(self, message: wire.Message) -> None:
         """Send what a dead front does not need, where an array is deleted. Errors are ignored."""
         with suppress(OSError):

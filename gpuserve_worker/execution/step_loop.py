@@ -107,7 +107,7 @@ class StepLoop(EventLoop[StepBatch]):
         self.stepper: Stepper[StepBatch, WireFailure] = Stepper(
             self._made, self, [one.name for one in model.context.outputs]
         )
-        self._sender = StepSender(self.fail)
+        self._sender = StepSender(self._flush, self.fail)
         self._woken = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
         self._named = False
@@ -192,6 +192,9 @@ class StepLoop(EventLoop[StepBatch]):
                 rests_ns = perf_counter_ns() + _SLICE_NS
             while not self._ended.done() and link.has_message():
                 self._receive()
+
+    def _flush(self) -> None:
+        self.session.flush()  # the session of the present front
 
     def _report(self) -> None:
         """Send the number and time of the steps since the last message."""
@@ -292,7 +295,7 @@ class StepLoop(EventLoop[StepBatch]):
         batch_id = entry.run.batch_id
         if self._batches.get(batch_id) is entry:
             del self._batches[batch_id]
-        self._sender.add(partial(entry.session.reply, reply))
+        self._sender.add(partial(entry.session.reply, reply, waits=True))
         if entry.session.device is not None or not isinstance(reply, wire.Done):
             self._sender.finish_jobs()
 
@@ -333,7 +336,7 @@ class StepLoop(EventLoop[StepBatch]):
         session = entries[0].session
         outputs = self._execution.rules.stack(copied)
         if outputs is not None:
-            session.send(message._replace(outputs=outputs))
+            session.hold(message._replace(outputs=outputs))
             return
         for entry, failure in self._respond_together(entries, copied.mappings(), message):
             session.send(wire.Yield(entry.run.batch_id, None, (failure,)))  # the last response

@@ -16,10 +16,12 @@ class StepSender:
 
     The thread gets the interpreter's lock as soon as ``step`` waits or computes outside Python. A step that
     keeps the lock would delay the responses of the step before; then the loop does the jobs for a while.
-    ``fail`` ends the worker's loop with an exception of a job in the thread.
+    ``flush`` sends the messages that jobs hold. ``fail`` ends the worker's loop with an exception of a job in
+    the thread.
     """
 
-    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, flush: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+        self._flush = flush
         self._fail = fail
         self._jobs: deque[Callable[[], None]] = deque()
         self._working = threading.Lock()
@@ -58,8 +60,10 @@ class StepSender:
     def finish_jobs(self) -> None:
         """Do all jobs, or wait until the thread has done them."""
         with self._working:
-            while self._jobs:
-                self._jobs.popleft()()
+            if self._jobs:
+                while self._jobs:
+                    self._jobs.popleft()()
+                self._flush()
 
     def close(self) -> None:
         """End the thread. Remaining jobs are dropped."""
