@@ -40,6 +40,8 @@ class Refused(RuntimeError):
 class Library:
     """cupy and the driver, as far as they are needed: the handle of an allocation is its number."""
 
+    ndarray = type("ndarray", (), {})
+
     def __init__(self) -> None:
         self.cuda = self
         self.runtime = self
