@@ -317,8 +317,10 @@ class Bare:
         links[0].setblocking(True)
         self.link = Link(links[0])
         self.link.send(wire.Attach(1))
-        self.arena = Arena(1 << 30, lambda *of: self.link.send(wire.Segment(of[0], of[2]), of[1:2]), print)
-        block = self.arena.allocate(1 << 20)
+        self.arena = Arena(
+            1 << 30, lambda *of: self.link.send(wire.Segment(of[0], of[2]), of[1:2]), lambda _: None
+        )
+        block = self.block = self.arena.allocate(1 << 20)
         self.tensor = wire.WireTensor(
             "x", "FP32", (1, 1 << 18), wire.Ref(block.segment, block.offset, 1 << 20)
         )
@@ -346,6 +348,10 @@ class Bare:
             process.kill()
             process.exit_reason()
             process.close()
+        for link in (self.link, *self.boots):
+            link.close()
+        self.arena.free(self.block)
+        self.arena.close()
 
 
 @pytest.mark.thorough
