@@ -7,11 +7,13 @@ with such a device imports.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gpuserve_worker.execution.device_path import Model, WorkerDevicePath, WorkerLoop
-from gpuserve_worker.execution.lifecycle import EXIT_DEVICE, Reporter
+from gpuserve_worker.execution.lifecycle import EXIT_DEVICE, EXIT_FAILED, Reporter, leave
 from gpuserve_worker.execution.loop import HostPath
 from gpuserve_worker.execution.ranks import Follower, Leader, Rank
 from gpuserve_worker.inference.callable_loading import CallableKind, LoadError, build, kind_of, locate
@@ -23,10 +25,13 @@ from gpuserve_worker.inference.stepping import is_stepped, max_active_of
 from gpuserve_worker.inference.warmup import batches, warmups
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import TensorSpec
-from gpuserve_worker.protocol.wire import PROTOCOL, Init
+from gpuserve_worker.protocol.wire import PROTOCOL, Init, Ready, Slept
 
 #: The optional method of a callable that is called at the end of its worker.
 _HOOK: Final = "close"
+#: Optional methods of a callable: one frees the memory of its device, the other brings its weights back.
+_SLEEP: Final = "sleep"
+_WAKE: Final = "wake"
 #: Concurrent batches of a callable that awaits or yields, unless the model configures a number.
 DEFAULT_CONCURRENCY: Final = 16
 
@@ -131,6 +136,41 @@ def close_model(model: Model, reporter: Reporter) -> None:
     except Exception as error:  # the user's code may raise anything
         text = f"{_HOOK} of the inference callable of model {model.name!r} raised {log_text(error)}"
         reporter.error(text, log_traceback(error))
+
+
+def can_sleep(model: Model) -> bool:
+    return all(callable(getattr(model.call, one, None)) for one in (_SLEEP, _WAKE))
+
+
+def start_sleep(model: Model, boot: Link, reporter: Reporter) -> None:
+    """Let the model sleep, in a thread of its own, and reply to the supervisor."""
+    _start_hook(_SLEEP, model, reporter, lambda _: boot.send(Slept()))
+
+
+def start_wake(model: Model, boot: Link, reporter: Reporter) -> None:
+    """Wake the model, in a thread of its own, and reply to the supervisor."""
+    _start_hook(_WAKE, model, reporter, lambda took_s: boot.send(Ready(took_s, model.slots, True)))
+
+
+def _start_hook(name: str, model: Model, reporter: Reporter, reply: Callable[[float], None]) -> None:
+    """Call a method of the callable in a new thread, beside the loop, which has no batch. The process ends if
+    the method raises: nobody knows the state of its weights then.
+    """
+
+    def run() -> None:
+        started_s = time.monotonic()
+        try:
+            model.path.enter_concurrently()
+            getattr(model.call, name)()
+            if name == _SLEEP:
+                model.path.release_memory()
+        except BaseException as error:  # the user's code may raise anything
+            text = f"{name} of the inference callable of model {model.name!r} raised {log_text(error)}"
+            reporter.error(text, log_traceback(error))
+            leave(EXIT_FAILED)
+        reply(time.monotonic() - started_s)
+
+    threading.Thread(target=run, name=f"gpuserve-{name}", daemon=True).start()
 
 
 def _context(init: Init, reporter: Reporter) -> ModelContext:

@@ -8,11 +8,21 @@ import gc
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from gpuserve_worker.execution import lifecycle
 from gpuserve_worker.execution.lifecycle import ImportWatch, Reporter, SupervisorReceiver
 from gpuserve_worker.inference.callable_loading import LoadError
-from gpuserve_worker.loading import close_model, is_unusable, load_model, new_loop, warm_up
+from gpuserve_worker.loading import (
+    can_sleep,
+    close_model,
+    is_unusable,
+    load_model,
+    new_loop,
+    start_sleep,
+    start_wake,
+    warm_up,
+)
 from gpuserve_worker.memory.shared_weights import open_port
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import SealedMemory, split
@@ -69,7 +79,9 @@ def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int
         imports.start()
     gc.freeze()  # the loaded objects stay alive, so later collections skip them
     supervision.on_stop = loop.stop
-    boot.send(Ready(time.monotonic() - started_s, model.slots))
+    supervision.on_sleep = partial(start_sleep, model, boot, reporter)
+    supervision.on_wake = partial(start_wake, model, boot, reporter)
+    boot.send(Ready(time.monotonic() - started_s, model.slots, can_sleep(model)))
     try:
         loop.run()
     finally:

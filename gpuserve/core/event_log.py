@@ -23,6 +23,7 @@ class EventKind(enum.Enum):
     MODEL_LOAD_FAILED = "model_load_failed"
     MODEL_UNLOADED = "model_unloaded"
     MODEL_EVICTED = "model_evicted"
+    MODEL_ASLEEP = "model_asleep"
     CONFIG_RELOADED = "config_reloaded"
     SCALED = "scaled"
     DRAINED = "drained"
@@ -56,6 +57,7 @@ FACTS: Final[Mapping[EventKind, tuple[str, ...]]] = {
     EventKind.MODEL_LOAD_FAILED: ("reason",),
     EventKind.MODEL_UNLOADED: ("source",),
     EventKind.MODEL_EVICTED: ("reason",),
+    EventKind.MODEL_ASLEEP: ("reason",),
     EventKind.CONFIG_RELOADED: ("ok", "reason", "changes"),
     EventKind.SCALED: ("instances",),
     EventKind.DRAINED: ("service", "unfinished"),

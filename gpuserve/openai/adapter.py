@@ -56,8 +56,9 @@ Answer = Mapping[str, Any] | Exception | None
 def adapt_callable(made: Any) -> Any:
     """Return the inference callable over a user's callable. Raise TypeError if that answers no endpoint."""
     model = _adapted(made)
-    if callable(close := getattr(made, "close", None)):
-        model.close = close
+    for hook in ("close", "sleep", "wake"):
+        if callable(method := getattr(made, hook, None)):
+            setattr(model, hook, method)
     return model
 
 

@@ -439,6 +439,9 @@ class Supervisor:
         self._parts.models.instance_ready(worker)
         self._check_started()
 
+    def instance_slept(self, worker: WorkerMonitor) -> None:
+        self._parts.models.on_demand.worker_slept(worker)
+
     def instance_lost(self, worker: WorkerMonitor, reason: str) -> None:
         """Take a dead worker out of rotation. During the start a death is a failure."""
         record_instance_death(self._core.events, worker, reason)

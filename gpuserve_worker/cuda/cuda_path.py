@@ -12,7 +12,7 @@ from gpuserve_worker.cuda.copies.cuda_session import CudaSession, Staging, devic
 from gpuserve_worker.cuda.cuda_loop import CudaLoop
 from gpuserve_worker.cuda.device.device import CudaDevice, open_device
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, CudaError, CudaUnavailable, TimedRuntime
-from gpuserve_worker.cuda.recovery import CudaRecovery
+from gpuserve_worker.cuda.recovery import CudaRecovery, free_memory
 from gpuserve_worker.execution.device_path import Model, Stopwatch
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.session import InputReader
@@ -36,6 +36,7 @@ class CudaPath:
         self.new_watch = partial(CudaStopwatch, device, TimeSamples(every=every))
         self.open_session = partial(CudaSession, device, staging)
         self.enter_concurrently = device.enter_concurrently
+        self.release_memory = partial(free_memory, device)
         self.close = device.close
 
     def new_loop(self, link: Link, model: Model, reporter: Reporter) -> CudaLoop:

@@ -151,5 +151,8 @@ class WorkerDevicePath(SessionDevice, Protocol):
     def new_recovery(self, read_inputs: InputReader, model: Model, reporter: Reporter) -> Recovery:
         """Return the recovery of the model's asyncio loop. ``read_inputs`` is that of its execution."""
 
+    def release_memory(self) -> None:
+        """Free device memory that is kept for later batches. Any thread may call this."""
+
     def close(self) -> None:
         """Close the device, in a process that continues."""

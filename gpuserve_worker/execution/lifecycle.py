@@ -32,8 +32,10 @@ from gpuserve_worker.protocol.wire import (
     LoadWeights,
     Log,
     Phase,
+    Sleep,
     Stop,
     Unrecoverable,
+    Wake,
     WantWeights,
     Weights,
     WeightsFailed,
@@ -154,6 +156,9 @@ class SupervisorReceiver:
         #: Held by the thread whose request for weights is not answered.
         self._requesting = threading.Lock()
         self.on_stop: Callable[[], None] = functools.partial(os._exit, EXIT_STOPPED)
+        #: Called for ``Sleep`` and ``Wake``, which the supervisor sends to loaded workers only.
+        self.on_sleep: Callable[[], None] = self.on_stop
+        self.on_wake: Callable[[], None] = self.on_stop
 
     def start(self) -> None:
         """Start the receiving thread, which is the only receiver from now on."""
@@ -165,6 +170,10 @@ class SupervisorReceiver:
                 message, fds = received
                 if isinstance(message, Stop):
                     self.on_stop()
+                elif isinstance(message, Sleep):
+                    self.on_sleep()
+                elif isinstance(message, Wake):
+                    self.on_wake()
                 elif isinstance(message, LoadWeights):
                     self._on_weights(None)
                 elif isinstance(message, Weights):

@@ -209,6 +209,9 @@ class HostPath:
     def new_recovery(self, read_inputs: InputReader, model: Model, reporter: Reporter) -> Recovery:
         return _NoRecovery()
 
+    def release_memory(self) -> None:
+        return None
+
     def close(self) -> None:
         return None
 

@@ -10,8 +10,8 @@ may wait. The datagram is then an array of messages. A message with a descriptor
 
 Senders and receivers::
 
-    supervisor -> worker   Init, Stop                           (the boot socket)
-    worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Ending, Log, Imported
+    supervisor -> worker   Init, Stop, Sleep, Wake              (the boot socket)
+    worker -> supervisor   Phase, Ready, Slept, LoadFailed, Unrecoverable, Ending, Log, Imported
     front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free, Shrink   (the link)
                            Region, CudaRegion, DropRegion, Lend, Unlend, Answer
                            StartExports, FreeExports, LendExport, UnlendExport
@@ -124,6 +124,20 @@ class Stop(NamedTuple):
     """Finish the running batch and exit with status 0."""
 
 
+class Sleep(NamedTuple):
+    """Call ``sleep`` of the callable, whose batches have all ended, free what is not in use, and reply
+    ``Slept``. If ``sleep`` or ``wake`` raises, the process ends.
+    """
+
+
+class Wake(NamedTuple):
+    """Call ``wake`` of the callable, then reply ``Ready``."""
+
+
+class Slept(NamedTuple):
+    """The callable sleeps."""
+
+
 class Phase(NamedTuple):
     """The phase of a worker that is not ready yet: "importing", "loading", "warming up"."""
 
@@ -131,10 +145,13 @@ class Phase(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The callable is loaded, after ``load_s`` seconds. The worker accepts ``slots`` concurrent batches."""
+    """The callable is loaded or awake, after ``load_s`` seconds. The worker accepts ``slots`` concurrent
+    batches. ``can_sleep``: the callable has the methods ``sleep`` and ``wake``.
+    """
 
     load_s: float
     slots: int
+    can_sleep: bool = False
 
 
 class LoadFailed(NamedTuple):
@@ -531,8 +548,9 @@ class Released(NamedTuple):
 
 
 Message: TypeAlias = (
-    Init | Stop | Phase | Ready | LoadFailed | Unrecoverable | Log | Segment | DropSegment | Attach |
-    Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
+    Init | Stop | Sleep | Wake | Slept | Phase | Ready | LoadFailed | Unrecoverable | Log | Segment
+    | DropSegment | Attach | Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion
+    | Lend | Unlend | Answer
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CancelCall
     | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
     | UnlendExport | DeviceMemory | Imported | WantWeights | LoadWeights | Weights | WeightsFailed | Stepped
@@ -541,7 +559,7 @@ Message: TypeAlias = (
 
 
 WORKER: Final = MessageCodec({
-    1: Init, 2: Stop,
+    1: Init, 2: Stop, 3: Sleep, 4: Wake, 5: Slept,
     10: Phase, 11: Ready, 12: LoadFailed, 13: Log, 14: Unrecoverable, 15: Imported, 16: WantWeights,
     17: LoadWeights, 18: Weights, 19: WeightsFailed, 22: Ending,
     20: Segment, 21: DropSegment,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import status
 from gpu_machine import GPU_0, GpuMachine
-from operated import config
+from operated import MODELS, config
 from processes import wait_until
 from watched_gpus import HELD_NBYTES, QUICKLY, Watched, model
 
@@ -49,8 +49,13 @@ def test_models_go_for_others_on_their_own_gpu(
             **dict.fromkeys(("elsewhere", "host", "a", "c"), "RESIDENT"),
             "b": "COLD",
         }
-        assert document["memory"]["cuda:0"]["nbytes"] == 2 * TAKEN_NBYTES
-        assert document["memory"]["cuda:1"]["nbytes"] == TAKEN_NBYTES
+        expected = {"cuda:0": 2 * TAKEN_NBYTES, "cuda:1": TAKEN_NBYTES}
+
+        def taken() -> dict[str, int]:
+            return {key: one["nbytes"] for key, one in status(server.addresses["HTTP"])["memory"].items()}
+
+        # The driver may have been read before the latest worker had all its memory.
+        wait_until(lambda: taken() == expected, "both models on the first GPU count")
         assert server.end() == 0
 
 
@@ -73,4 +78,33 @@ def test_a_model_over_several_gpus_counts_on_each(
         wait_until(lambda: min(taken()) >= TAKEN_NBYTES // 2, "the memory is measured")
         assert taken()[0] == taken()[1]
         assert server.infer("a", 1.0).output("y") == [2.0]
+        assert server.end() == 0
+
+
+def test_models_sleep_on_the_host_while_it_has_room_and_wake_with_their_weights(
+    two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in two_gpus.environ.items():
+        monkeypatch.setenv(name, value)
+    held, keys = 768 << 20, {"on_demand": True, "callable": f"{MODELS / 'holds_memory.py'}:Sleeper"}
+    keys |= {"kwargs": {"nbytes": held}, "instances": [{"device": "cuda:0"}]}
+    models = [model(name=name, **keys) for name in "abc"]
+    # On the GPU one is awake beside the contexts of two; on the host there is room for one asleep.
+    context_nbytes = GPU_0.context_memory
+    memory = {"cuda": held + 3 * context_nbytes + (1 << 20), "host": int(3.5 * held)}  # with the processes
+    with Watched(config(tmp_path, *models, memory=memory), *QUICKLY) as server:
+        server.wait_ready()
+        pids = {}
+        for name in "ababcc":
+            answer = server.infer(name, 1.0)
+            assert answer.output("y") == [3.0]
+            pids.setdefault(name, answer.output("pid"))
+            if name != "c":
+                assert answer.output("pid") == pids[name], "it woke in its process"
+            document = status(server.addresses["HTTP"])["memory"]
+            assert all(one["nbytes"] <= one["limit_nbytes"] for one in document.values()), document
+            asked_at = time.monotonic()
+            wait_until(lambda at=asked_at: time.monotonic() - at > GIVE_WAY_S, "no model counts as used")
+        found = {one["name"]: one["residence"] for one in status(server.addresses["HTTP"])["models"]}
+        assert found == {"a": "COLD", "b": "ASLEEP", "c": "RESIDENT"}
         assert server.end() == 0

@@ -29,3 +29,23 @@ class Heavy:
         while (self._folder / "busy").exists():
             time.sleep(0.002)
         return {"y": x * 2, "pid": np.full(x.shape, os.getpid(), np.int64)}
+
+
+class Dozing(Heavy):
+    """As ``Heavy``, and can sleep: without weights. Raises or hangs in a method if a file tells it to."""
+
+    def sleep(self) -> None:
+        self._obey("sleep")
+        self._weights = self._weights[:0]
+
+    def wake(self) -> None:
+        self._obey("wake")
+        self._weights = np.ones(1, np.uint8)
+
+    def _obey(self, method: str) -> None:
+        with (self._folder / "naps").open("a") as naps:
+            naps.write(f"{method} ")
+        if (self._folder / f"{method}_raises").exists():
+            raise OSError(f"no {method}")
+        while (self._folder / f"{method}_hangs").exists():
+            time.sleep(0.002)

@@ -77,6 +77,78 @@ def test_zipf_traffic_hits_as_often_as_in_a_plain_lru_cache(seed: int) -> None:
     assert here.keys() == lru.keys()
 
 
+# ---- sleep ----------------------------------------------------------------------------------
+
+#: A model of 8 on its GPU: its process has 1 on the host, and 1 on the GPU that stays when it sleeps.
+AWAKE, ASLEEP = {CPU: 1, GPU: 9}, {CPU: 9, GPU: 1}
+
+
+def sleeper(key: int, used_at: float, *, asleep: bool = False) -> Resident:
+    if asleep:
+        return Resident(key, ASLEEP, used_at, Use.ASLEEP)
+    return Resident(key, AWAKE, used_at, Use.IDLE, ASLEEP)
+
+
+def test_a_model_sleeps_while_the_host_has_room_for_its_weights() -> None:
+    here = [sleeper(1, 1.0), sleeper(2, 2.0)]
+    assert plan_start({CPU: 1, GPU: 9}, {CPU: 9, GPU: 1}, here) == Plan(False, (), (1,))
+    assert plan_start({CPU: 1, GPU: 9}, {GPU: 1}, here) == Plan(False, (), (1,)), "the host has no limit"
+    assert plan_start({CPU: 1, GPU: 9}, {CPU: 8, GPU: 1}, here) == Plan(False, (1,))
+    assert plan_start({CPU: 9}, {CPU: 8, GPU: 1}, here) == Plan(False, (1,)), "sleep frees nothing there"
+
+
+def test_a_model_that_has_slept_for_longer_makes_room_on_the_host() -> None:
+    here = [sleeper(1, 1.0, asleep=True), sleeper(2, 2.0)]
+    wanted = {CPU: 0, GPU: 8}
+    assert plan_start(wanted, {CPU: 0, GPU: 0}, here) == Plan(False, (1,)), "first that, to keep the budget"
+    leaving = here[0]._replace(use=Use.LEAVING)
+    assert plan_start(wanted, {CPU: 0, GPU: 0}, [leaving, here[1]]) == Plan(False)
+    assert plan_start(wanted, {CPU: 9, GPU: 1}, here[1:]) == Plan(False, (), (2,))
+
+
+def test_sleeping_models_end_for_a_gpu_only_if_all_idle_ones_do_not_suffice() -> None:
+    here = [sleeper(1, 1.0, asleep=True), sleeper(2, 2.0)]
+    assert plan_start({GPU: 8}, {CPU: 99, GPU: 0}, here) == Plan(False, (), (2,))
+    assert plan_start({GPU: 9}, {CPU: 99, GPU: 0}, here) == Plan(False, (1,), (2,))
+    assert plan_start({GPU: 10}, {CPU: 99, GPU: 0}, here) == Plan(False, (1, 2))
+    assert plan_start({CPU: 5}, {CPU: 0, GPU: 0}, here) == Plan(False, (1,))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("host", [0, 40, 10_000])
+def test_no_two_models_swap_while_a_third_idles_asleep_or_not(seed: int, host: int) -> None:
+    """The models that are awake are those that a plain LRU cache of the GPU would hold."""
+    gpu, lru = 90, OrderedDict[int, None]()
+    here: dict[int, Resident] = {}
+
+    def free() -> dict[str, int]:
+        taken = [one.nbytes for one in here.values()]
+        return {CPU: 10 + host - sum(one[CPU] for one in taken), GPU: gpu - sum(one[GPU] for one in taken)}
+
+    for now, model in enumerate(zipf(30, 3000, seed)):
+        lru[model] = None
+        lru.move_to_end(model)
+        while model not in here or here[model].use is Use.ASLEEP:
+            at = here.get(model)
+            wanted = {one: max(0, AWAKE[one] - (at.nbytes[one] if at else 0)) for one in (CPU, GPU)}
+            others = [one for key, one in here.items() if key != model]
+            plan = plan_start(wanted, free(), others)
+            assert plan.starts or plan.evicted or plan.asleep
+            for key in plan.evicted:
+                del here[key]
+            for key in plan.asleep:
+                here[key] = sleeper(key, here[key].used_at, asleep=True)
+            if plan.starts:
+                break
+        here[model] = sleeper(model, now)
+        assert min(free().values()) >= 0
+        awake = [key for key, one in here.items() if one.use is Use.IDLE]
+        latest = list(reversed(lru))[: len(awake)]
+        assert set(awake) == set(latest)
+        assert len(awake) >= min(len(lru), (gpu - 30) // 9)
+    assert bool([one for one in here.values() if one.use is Use.ASLEEP]) is (host > 0)
+
+
 RESIDENTS = st.lists(
     st.builds(
         Resident,
@@ -98,7 +170,7 @@ def test_a_plan_evicts_idle_models_alone_and_what_it_waits_for_suffices_or_is_al
     plan = plan_start(wanted, free, here)
     by_key = {one.key: one for one in here}
     gone = [by_key[key] for key in plan.evicted]
-    assert all(one.use is Use.IDLE for one in gone)
+    assert all(one.use in {Use.IDLE, Use.ASLEEP} for one in gone)
     if plan.starts:
         assert not gone
         return

@@ -81,15 +81,18 @@ TABLES: Final[dict[str, Any]] = {
     "states-of-an-instance": Drawn(
         "The states of an instance, that is of a worker process and those that come in its place",
         tuple(INSTANCE.arrows()),
-        (560, 430),
+        (680, 430),
         {
             "DOWN": (115, 50), "LOADING": (290, 50), "READY": (470, 50), "FENCED": (115, 200),
-            "WAITING": (290, 200), "HUNG": (470, 200), "STOPPING": (470, 310), "STOPPED": (290, 385),
+            "ASLEEP": (610, 125), "WAITING": (290, 200), "HUNG": (470, 200), "STOPPING": (470, 310),
+            "STOPPED": (290, 385),
         },
         {
             ("DOWN", "WAITING"): (-14, 0.6), ("WAITING", "DOWN"): (-14, 0.42),
             ("DOWN", "FENCED"): (-13, 0.6), ("FENCED", "DOWN"): (-13, 0.6),
             ("DOWN", "STOPPED"): (-150, 0.7), ("LOADING", "STOPPING"): (0, 0.8),
+            ("ASLEEP", "LOADING"): (0, 0.3), ("ASLEEP", "WAITING"): (0, 0.45),
+            ("ASLEEP", "STOPPING"): (0, 0.6), ("READY", "ASLEEP"): (0, 0.5),
             ("READY", "WAITING"): (0, 0.3), ("READY", "STOPPING"): (48, 0.5), ("HUNG", "WAITING"): (0, 0.7),
         },
     ),

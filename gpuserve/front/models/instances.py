@@ -19,6 +19,8 @@ class ModelInstances:
     def __init__(self, devices: Mapping[str, str]) -> None:
         self._devices = dict(devices)
         self.up: dict[str, WorkerLink] = {}
+        #: The links of workers that sleep: they stay open, so that messages about memory go on.
+        self.parked: dict[str, WorkerLink] = {}
         self._retired: set[str] = set()
         #: New instances that have not been up yet, and those that start on demand.
         self._starting: set[str] = set()
@@ -129,5 +131,5 @@ class ModelInstances:
         self._send_to_all(DropSegment(segment))
 
     def _send_to_all(self, message: Message, fds: Sequence[int] = ()) -> None:
-        for link in self.up.values():
+        for link in (*self.up.values(), *self.parked.values()):
             link.send(message, fds)

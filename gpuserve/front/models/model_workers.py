@@ -66,17 +66,33 @@ class ModelWorkers:
     def instance_up(self, link: WorkerLink) -> None:
         self.refusal, self.fault = None, ""
         self.were_up = True
-        link.open()
-        for segment, fd, nbytes in self._arena.segments():
-            link.send(wire.Segment(segment, nbytes), [fd])
+        if link is not self.instances.parked.pop(link.instance, None):
+            link.open()
+            for segment, fd, nbytes in self._arena.segments():
+                link.send(wire.Segment(segment, nbytes), [fd])
         self.instances.add(link)
         self._metrics.instance(link.instance).set_up(True)
         device = self.instances.device_of(link.instance)
         self._scheduling.scheduler.instance_up(link.instance, link.slots, device)
         self.runner.pump_soon()
 
+    def parked(self, instance: str, pid: int) -> WorkerLink | None:
+        """Return the link of a worker that has slept. The link of a predecessor, which is dead, is closed."""
+        link = self.instances.parked.get(instance)
+        if link is None or link.pid == pid:
+            return link
+        self._close_parked(instance)
+        return None
+
+    def _close_parked(self, instance: str) -> bool:
+        link = self.instances.parked.pop(instance, None)
+        if link is not None:
+            self.runner.in_flight.remove_worker(link)
+            link.close()
+        return link is not None
+
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
-        if instance not in self.instances:  # it was released meanwhile
+        if self._close_parked(instance) or instance not in self.instances:  # it was released meanwhile
             return
         link = self.instances.remove(instance, restart_in_s)
         if link is not None:
@@ -137,11 +153,16 @@ class ModelWorkers:
     def all_idle(self) -> bool:
         return all(map(self.is_idle, self.instances.up))
 
-    def sleep(self) -> None:
+    def sleep(self, *, keeps_processes: bool = False) -> None:
         """Remove all instances, which are idle. Requests wait for later ones, for as long as they may."""
         for link in list(self.instances.up.values()):
             self.instances.remove(link.instance, None)
-            self._remove_link(link, "it is not needed now", lambda: refusals.retired(self._name))
+            if keeps_processes:
+                self._metrics.instance(link.instance).set_up(False)
+                self._scheduling.source.instance_down(link.instance, None)
+                self.instances.parked[link.instance] = link
+            else:
+                self._remove_link(link, "it is not needed now", lambda: refusals.retired(self._name))
         self.instances.sleep()
         self.refusal, self.fault = None, ""
 
@@ -189,7 +210,7 @@ class ModelWorkers:
     def close(self) -> None:
         self._closed = True
         self.refusal = lambda: refusals.ended(self._name, stops=self._scheduling.scheduler.draining)
-        for instance in list(self.instances.up):
+        for instance in [*self.instances.up, *self.instances.parked]:
             self.instance_down(instance, "the model is removed")
         self._refuse_all(self.refusal)
         if self._scheduling.limits is not None:

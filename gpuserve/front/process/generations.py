@@ -191,6 +191,10 @@ class Generations:
         if driver is None:
             datagram.close_all(fds)
             return
+        if (parked := driver.workers.parked(message.instance, message.pid)) is not None:
+            datagram.close_all(fds)
+            self._join(message, driver, parked)
+            return
         instance, sock, pidfd = message.instance, socket.socket(fileno=fds[0]), fds[1]
 
         def on_down(link: WorkerLink, reason: str) -> None:
@@ -198,7 +202,6 @@ class Generations:
                 driver.workers.instance_down(link.instance, reason)
             self._service.models.refresh(driver.spec.name)
 
-        driver.metrics.instance(instance).load_s = message.load_s
         epoch, gpus = self._parts.epoch, self._service.control.gpus
         on_messages, pid = driver.workers.runner.on_messages, message.pid
         device = next((one.first_device for one in driver.spec.instances if one.name == instance), "")
@@ -212,6 +215,10 @@ class Generations:
             key = link, one
             gpus.worker_up(key, one, driver.spec.name, driver.metrics.version, limit_nbytes)
             link.on_close.append(lambda _, key=key: gpus.worker_down(key))  # type: ignore[misc]
+        self._join(message, driver, link)
+
+    def _join(self, message: messages.InstanceUp, driver: ModelDriver, link: WorkerLink) -> None:
+        driver.metrics.instance(message.instance).load_s = message.load_s
         self.on_demand.instance_up(message.generation)
         driver.workers.instance_up(link)
         self._service.models.refresh(driver.spec.name)

@@ -99,7 +99,7 @@ class OnDemandDrivers:
             return
         if message.reason:
             self._metrics[message.generation].evictions[message.reason] += 1
-        workers.sleep()
+        workers.sleep(keeps_processes=message.keeps_processes)
         self._notify_supervisor(messages.Asleep(message.generation, True))
 
     def show_memory(self, message: messages.ResidentMemory) -> None:
@@ -108,6 +108,7 @@ class OnDemandDrivers:
             spec = self._drivers[generation].spec
             rows = [one for one in message.models if one[:2] == (spec.name, spec.version)]
             metrics.nbytes = {device: nbytes for *_, device, nbytes in rows}
+            metrics.is_asleep = (spec.name, spec.version) in message.asleep
 
     def _on_use(self, generation: int, driver: OnDemandDriver) -> None:
         now = self._used_at[generation] = time.monotonic()

@@ -354,6 +354,9 @@ class BoundModels:
 
     def load_slow(self, worker: WorkerMonitor, slow: SlowLoad) -> None: ...
 
+    def instance_slept(self, worker: WorkerMonitor) -> None:
+        """Do nothing: models of attached programs are always loaded."""
+
     def instance_ready(self, worker: WorkerMonitor) -> None:
         live = worker.live_instance()
         assert live is not None

@@ -88,18 +88,23 @@ class RetireInstance(NamedTuple):
 class Sleep(NamedTuple):
     """A request to take the instances of a model with ``on_demand`` out of rotation. The answer is
     ``Asleep``: at once, or if ``is_used`` after the running requests. Later requests wait for instances that
-    are still to come up. Without a ``reason`` the workers have ended already.
+    are still to come up. Without a ``reason`` the workers have ended already. If ``keeps_processes``, the
+    workers stay, and come up again with the same process ids.
     """
 
     generation: int
     reason: str
     is_used: bool
+    keeps_processes: bool = False
 
 
 class ResidentMemory(NamedTuple):
-    """The bytes that each model with ``on_demand`` takes: (model, version, device, bytes), changed or not."""
+    """The bytes that each model with ``on_demand`` takes, changed or not: (model, version, device, bytes).
+    The models that sleep: (model, version).
+    """
 
     models: tuple[tuple[str, int, str, int], ...]
+    asleep: tuple[tuple[str, int], ...] = ()
 
 
 class ModelStates(NamedTuple):

@@ -48,24 +48,34 @@ _NEVER_LOADED: Final = ((_NO_VERSION, "", ""),)
 
 
 class Residence(enum.Enum):
-    """The states of the instances of a generation with ``on_demand``. SLEEPING: the front takes them out of
-    rotation. RESIDENT: they are loaded, or restart after a failed load.
+    """The states of the instances of a generation with ``on_demand``. DRAINING: the front takes them out of
+    rotation. RESIDENT: they are loaded, or restart after a failed load. SUSPENDING: their callables go to
+    sleep.
     """
 
     COLD = "COLD"
     STARTING = "STARTING"
     RESIDENT = "RESIDENT"
-    SLEEPING = "SLEEPING"
+    DRAINING = "DRAINING"
+    SUSPENDING = "SUSPENDING"
+    ASLEEP = "ASLEEP"
+    WAKING = "WAKING"
     STOPPING = "STOPPING"
 
+
+#: The states of an instance about whose next start a new front is told nothing.
+_TO_COME: Final = {InstanceState.LOADING, InstanceState.DOWN, InstanceState.ASLEEP}
 
 RESIDENCE_STEPS: Final = StepTable(
     "residence",
     {
         Residence.COLD: {Residence.STARTING},
         Residence.STARTING: {Residence.RESIDENT},
-        Residence.RESIDENT: {Residence.SLEEPING},
-        Residence.SLEEPING: {Residence.RESIDENT, Residence.STOPPING},
+        Residence.RESIDENT: {Residence.DRAINING},
+        Residence.DRAINING: {Residence.RESIDENT, Residence.SUSPENDING, Residence.STOPPING},
+        Residence.SUSPENDING: {Residence.ASLEEP, Residence.STOPPING},
+        Residence.ASLEEP: {Residence.WAKING, Residence.STOPPING},
+        Residence.WAKING: {Residence.RESIDENT},
         Residence.STOPPING: {Residence.COLD},
     },
 )
@@ -84,9 +94,10 @@ class Generation:
         self.starts = not spec.on_demand
         self.residence = Residence.COLD
         #: With ``on_demand``: whether requests wait or run, when the latest came, since when the instances
-        #: are resident or start, how long they took to start, and why they were ended.
+        #: are resident or start, how long they took to start or wake, why they were evicted, and whether they
+        #: keep their processes then.
         self.is_used, self.used_at, self.resident_at, self.load_s = False, 0.0, 0.0, 0.0
-        self.evicted_for = ""
+        self.evicted_for, self.keeps_processes = "", False
 
     def move(self, state: GenerationState) -> None:
         self.state = GENERATION_STEPS.step(self.state, state, f"{self.number} of model {self.spec.name}")
@@ -243,7 +254,7 @@ class GenerationTable:
         for worker in [worker for one in known for worker in one.group.workers]:
             if (live := worker.live_instance()) is not None:
                 self.front.instance_up(worker.generation, live)
-            elif worker.lifecycle.state not in {InstanceState.LOADING, InstanceState.DOWN}:
+            elif worker.lifecycle.state not in _TO_COME:
                 self.send_down(worker, worker.lost_gpu_reason() or "it died before this front")
         self.send_states(*self.names())
 

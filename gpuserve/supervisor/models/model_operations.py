@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import (
     Cancelled,
@@ -157,6 +157,10 @@ def failed_start(spec: ModelSpec, instance: str, reason: str) -> StartupError:
 logger = logging.getLogger(__name__)
 
 
+#: States in which the number of instances cannot change.
+_BETWEEN: Final = {Residence.DRAINING, Residence.SUSPENDING, Residence.ASLEEP, Residence.STOPPING}
+
+
 class _Phase(enum.Enum):
     STARTING = "STARTING"
     GROWING = "GROWING"
@@ -187,8 +191,9 @@ class ModelResizes:
         """Resize the generations that serve a model. Return ``OperationEnd`` if the resize ends at once."""
         if not generations:  # the model was unloaded meanwhile
             return OperationEnd(InvalidArgument(f"model '{resize.model}' is not loaded"))
-        if any(one.residence in {Residence.SLEEPING, Residence.STOPPING} for one in generations):
-            return OperationEnd(Unavailable(f"the instances of model '{resize.model}' are ending; try again"))
+        if any(one.residence in _BETWEEN for one in generations):
+            text = f"the instances of model '{resize.model}' are ending or asleep; try again"
+            return OperationEnd(Unavailable(text))
         try:
             running = _RunningResize(resize, generations)
         except RequestError as error:

@@ -1,4 +1,5 @@
-"""Models with ``on_demand``: their instances start for waiting requests, and end for others or when idle.
+"""Models with ``on_demand``: their instances start or wake for waiting requests, and end or go to sleep for
+others or when idle.
 
 The front reports how each of these models is used (``Usage``): once a second, ten times a second while a cold
 model has requests, and at once when a cold model gets its first request. So a report that is lost with a
@@ -28,8 +29,10 @@ from gpuserve.supervisor.models.generations import (
     Residence,
 )
 from gpuserve.supervisor.models.memory_policy import Nbytes, Plan, Resident, Use, plan_start
+from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore
 from gpuserve.supervisor.workers.worker_group import stop_timeout_s
+from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,11 @@ logger = logging.getLogger(__name__)
 #: counts as used for as long as it took to load, but no longer than this, after its latest request: otherwise
 #: models in steady use would be loaded in turn between their requests.
 GIVE_WAY_S: Final = 2.0
+#: The memory of a GPU that a sleeping process has left, a CUDA context, before it was measured.
+CONTEXT_NBYTES: Final = 512 << 20
+#: The states of models that will be loaded or awake, and of those whose memory gets free.
+_COMING: Final = {Residence.STARTING, Residence.WAKING}
+_GOING: Final = {Residence.DRAINING, Residence.SUSPENDING, Residence.STOPPING}
 #: Reasons of evictions.
 IDLE: Final = "idle"
 MEMORY: Final = "memory"
@@ -53,8 +61,9 @@ class OnDemandModels:
         self._is_changing = is_changing
         #: The generations that are to start, and since when, in this order.
         self._wanted: dict[Generation, float] = {}
-        #: The measured memory of an instance of each version of a model.
+        #: The measured memory of an instance of each version of a model, awake and asleep.
         self._measured: dict[tuple[str, int], Nbytes] = {}
+        self._asleep: dict[tuple[str, int], Nbytes] = {}
         self._shown: messages.ResidentMemory | None = None
 
     def want(self, generation: Generation) -> None:
@@ -89,16 +98,15 @@ class OnDemandModels:
         timeouts_s = {one.number: one.spec.idle_timeout_s for one in self._table.on_demand()}
         for idle in [one for one in self._residents(_is_used) if one.use is Use.IDLE]:
             if 0 < timeouts_s[idle.key] <= now - idle.used_at:
-                self._evict(idle.key, IDLE)
+                self._evict(idle.key, IDLE, sleeps=self._has_room_asleep(idle))
         residents = sorted(self._residents(_is_used), key=lambda one: one.used_at)
         # The latest used may exceed a limit alone.
-        for key in plan_start({}, self._free(self._limits()), residents[:-1]).evicted:
-            self._evict(key, MEMORY)
+        self._evict_all(plan_start({}, self._free(self._limits()), residents[:-1]))
         self._show_memory()
 
     def worker_ready(self, generation: Generation) -> None:
-        """Note that an instance is loaded."""
-        if generation.residence is Residence.STARTING and generation.group.is_loaded:
+        """Note that an instance is loaded or awake."""
+        if generation.residence in _COMING and generation.group.is_loaded:
             generation.move_to(Residence.RESIDENT)
             now = generation.used_at = time.monotonic()
             generation.load_s, generation.resident_at = now - generation.resident_at, now
@@ -113,21 +121,42 @@ class OnDemandModels:
 
     def worker_lost(self, generation: Generation) -> bool:
         """Note that a worker has ended. Return whether it was to end."""
-        if generation.residence is Residence.STARTING:  # it starts again, unless another model goes first
+        if generation.residence in _COMING:  # it starts again, unless another model goes first
             generation.move_to(Residence.RESIDENT)
-        elif generation.residence is Residence.SLEEPING:
+        elif generation.residence in {Residence.DRAINING, Residence.SUSPENDING, Residence.ASLEEP}:
             self._stop(generation)
+            return True
         if generation.residence is not Residence.STOPPING:
             return False
         self._check_stopped(generation)
         return True
 
-    def on_asleep(self, number: int, *, is_asleep: bool) -> None:
-        """Stop the workers of a model that the front has taken out of rotation, unless it is in use again."""
-        generation = self._table.get(number)
-        if generation is None or generation.residence is not Residence.SLEEPING:
+    def worker_slept(self, worker: WorkerMonitor) -> None:
+        """Note that an instance sleeps."""
+        generation = self._table.get(worker.generation)
+        if generation is None or generation.residence is not Residence.SUSPENDING:
+            return  # it ends
+        if not all(one.has_slept for one in generation.group.workers):
             return
-        if is_asleep:
+        generation.move_to(Residence.ASLEEP)
+        name, version, reason = generation.spec.name, generation.spec.version, generation.evicted_for
+        logger.info("model %s: put its instances to sleep: %s", name, _REASONS[reason])
+        self._core.events.record(EventKind.MODEL_ASLEEP, model=name, version=version, reason=reason)
+        self._measure({})
+        self.advance()
+
+    def on_asleep(self, number: int, *, is_asleep: bool) -> None:
+        """Stop the workers of a model that the front has taken out of rotation, or let them sleep, unless the
+        model is in use again.
+        """
+        generation = self._table.get(number)
+        if generation is None or generation.residence is not Residence.DRAINING:
+            return
+        if is_asleep and generation.keeps_processes and generation.group.can_sleep:
+            generation.move_to(Residence.SUSPENDING)
+            for worker in generation.group.workers:
+                worker.sleep()
+        elif is_asleep:
             self._stop(generation)
         else:
             generation.move_to(Residence.RESIDENT)
@@ -138,7 +167,7 @@ class OnDemandModels:
         """Leave in place the models that the dead front was asked to take out of rotation."""
         self._shown = None
         for generation in self._table.on_demand():
-            if generation.residence is Residence.SLEEPING:
+            if generation.residence is Residence.DRAINING:
                 generation.move_to(Residence.RESIDENT)
 
     # ---- decisions ----------------------------------------------------------------------------
@@ -151,35 +180,45 @@ class OnDemandModels:
             if generation not in self._table or generation.state is GenerationState.STOPPING:
                 self._wanted.pop(generation, None)
                 continue
-            if generation.residence is not Residence.COLD:
+            if generation.residence not in {Residence.COLD, Residence.ASLEEP}:
                 continue
-            wanted = self._nbytes(generation, limits)
-            plan = self._plan(wanted, free, since)
+            wanted: Nbytes = self._nbytes(generation, limits)
+            if generation.residence is Residence.ASLEEP:
+                asleep = self._asleep_nbytes(generation)
+                wanted = {device: max(0, nbytes - asleep[device]) for device, nbytes in wanted.items()}
+            plan = self._plan(wanted, free, since, generation.number)
             if limits and self._is_guess(generation) and any(map(self._is_guess, self._starting())):
                 plan = Plan(False)  # models of unknown size are measured one after the other
-            for key in plan.evicted:
-                self._evict(key, MEMORY)
+            self._evict_all(plan)
             for device in free:  # a model that waits keeps its place before those that came later
                 free[device] -= wanted.get(device, 0)
             if plan.starts:
                 self._wanted.pop(generation, None)
-                generation.move_to(Residence.STARTING)
                 generation.resident_at = time.monotonic()
-                generation.group.wake()
+                if generation.residence is Residence.ASLEEP:
+                    generation.move_to(Residence.WAKING)
+                    for worker in generation.group.workers:
+                        worker.wake()
+                else:
+                    generation.move_to(Residence.STARTING)
+                    generation.group.start_or_retry()
 
     def _starting(self) -> list[Generation]:
         return [one for one in self._table.on_demand() if one.residence is Residence.STARTING]
 
-    def _plan(self, wanted: Nbytes, free: Nbytes, since: float) -> Plan:
+    def _plan(self, wanted: Nbytes, free: Nbytes, since: float, number: int) -> Plan:
+        def residents(is_held: Callable[[Generation], bool]) -> list[Resident]:
+            return [one for one in self._residents(is_held) if one.key != number]
+
         now = time.monotonic()
-        plan = plan_start(wanted, free, self._residents(_is_used))
-        if plan.starts or plan.evicted or now - since < GIVE_WAY_S:
+        plan = plan_start(wanted, free, residents(_is_used))
+        if plan.starts or plan.evicted or plan.asleep or now - since < GIVE_WAY_S:
             return plan
 
         def must_stay(one: Generation) -> bool:
             return _is_used(one) and now - one.resident_at < max(GIVE_WAY_S, one.load_s)
 
-        return plan_start(wanted, free, self._residents(must_stay))
+        return plan_start(wanted, free, residents(must_stay))
 
     def _residents(self, is_held: Callable[[Generation], bool]) -> list[Resident]:
         limits = self._limits()
@@ -188,24 +227,49 @@ class OnDemandModels:
             # While both generations of a model run, a reload may exceed the limits.
             if one.residence is Residence.COLD or self._is_changing(one.spec.name):
                 continue
-            use = Use.IDLE
-            if one.residence in {Residence.SLEEPING, Residence.STOPPING} or one.is_retiring:
+            use, nbytes, asleep = Use.IDLE, self._taken(one, limits), None
+            if one.residence in _GOING or one.is_retiring:
                 use = Use.LEAVING
-            elif one.residence is Residence.STARTING or is_held(one):
+                if one.keeps_processes and one.residence is not Residence.STOPPING:
+                    kept = self._asleep_nbytes(one)
+                    nbytes = {device: nbytes[device] - kept[device] for device in nbytes}
+            elif one.residence is Residence.ASLEEP:
+                use = Use.ASLEEP
+            elif one.residence in _COMING or is_held(one):
                 use = Use.HELD
-            found.append(Resident(one.number, self._nbytes(one, limits), one.used_at, use))
+            elif one.group.can_sleep:
+                asleep = self._asleep_nbytes(one)
+            found.append(Resident(one.number, nbytes, one.used_at, use, asleep))
         return found
 
-    def _evict(self, number: int, reason: str) -> None:
-        """Ask the front to take a model out of rotation: if it is in use, after its running requests."""
+    def _has_room_asleep(self, one: Resident) -> bool:
+        """Return whether a model can sleep within the budget of the host."""
+        if one.asleep is None:
+            return False
+        growth_nbytes = one.asleep.get(CPU, 0) - one.nbytes.get(CPU, 0)
+        return growth_nbytes <= self._free(self._limits()).get(CPU, growth_nbytes)
+
+    def _evict_all(self, plan: Plan) -> None:
+        for key in plan.evicted:
+            self._evict(key, MEMORY, sleeps=False)
+        for key in plan.asleep:
+            self._evict(key, MEMORY, sleeps=True)
+
+    def _evict(self, number: int, reason: str, *, sleeps: bool) -> None:
+        """Ask the front to take a model out of rotation: if it is in use, after its running requests. A model
+        that sleeps already ends at once.
+        """
         generation = self._table.get(number)
         assert generation is not None, "the plan was made of this table"
-        generation.move_to(Residence.SLEEPING)
-        generation.evicted_for = reason
+        generation.evicted_for, generation.keeps_processes = reason, sleeps
+        if generation.residence is Residence.ASLEEP:
+            self._stop(generation)
+            return
+        generation.move_to(Residence.DRAINING)
         if self._core.front.process is None:  # no request is in flight
             self._stop(generation)
         else:
-            self._core.front.send(messages.Sleep(number, reason, generation.is_used))
+            self._core.front.send(messages.Sleep(number, reason, generation.is_used, sleeps))
 
     def _stop(self, generation: Generation) -> None:
         generation.move_to(Residence.STOPPING)
@@ -238,8 +302,35 @@ class OnDemandModels:
         taken: Counter[str] = Counter()
         for one in self._table if limits else ():
             if not one.is_cold:
-                taken.update(self._nbytes(one, limits))
+                taken.update(self._taken(one, limits))
         return {device: limit - taken[device] for device, limit in limits.items()}
+
+    def _taken(self, generation: Generation, limits: Nbytes) -> Nbytes:
+        """Return the bytes that a model takes now. On its way to sleep or back it may take as many as before
+        and after.
+        """
+        awake = self._nbytes(generation, limits)
+        if generation.residence not in {Residence.SUSPENDING, Residence.ASLEEP, Residence.WAKING}:
+            return awake
+        asleep = self._asleep_nbytes(generation)
+        if generation.residence is Residence.ASLEEP:
+            return {device: asleep[device] for device in limits}
+        return {device: max(nbytes, asleep[device]) for device, nbytes in awake.items()}
+
+    def _asleep_nbytes(self, generation: Generation) -> Counter[str]:
+        """Return the bytes that a model takes asleep: measured, and on the host at least all that its GPUs
+        get free, because the driver's page-locked memory is not in the kernel's figure for a process.
+        """
+        spec, found = generation.spec, Counter[str]()
+        counts = Counter(device for one in spec.instances for device in one.devices if device != CPU)
+        known = self._asleep.get((spec.name, spec.version), {})
+        awake = self._nbytes(generation, {**dict.fromkeys(counts, 0), CPU: 0})
+        for device, count in counts.items():
+            found[device] = min(awake[device], count * known.get(device, CONTEXT_NBYTES))
+        moved_nbytes = sum(awake[device] - found[device] for device in counts)
+        host_nbytes = known.get(CPU, 0) * len(spec.instances) or awake[CPU]
+        found[CPU] = max(host_nbytes, awake[CPU] + moved_nbytes if counts else 0)
+        return found
 
     def _nbytes(self, generation: Generation, limits: Nbytes) -> Nbytes:
         """Return the bytes that a model takes or will take: declared or measured, or else as many for each
@@ -273,15 +364,18 @@ class OnDemandModels:
             return
         present = {(spec.name, spec.version) for spec in self._table.specs()}
         self._measured = {key: one for key, one in self._measured.items() if key in present}
+        self._asleep = {key: one for key, one in self._asleep.items() if key in present}
         for one in self._table:
-            if one.spec.on_demand and one.residence is not Residence.RESIDENT:
+            is_asleep = one.residence is Residence.ASLEEP
+            if one.spec.on_demand and not (is_asleep or one.residence is Residence.RESIDENT):
                 continue
-            loaded = [worker for worker in one.group.workers if worker.live_instance() is not None]
+            state = InstanceState.ASLEEP if is_asleep else InstanceState.READY
             lives = [
                 (worker.instance.devices, [child.process.pid for child in worker.children])
-                for worker in loaded
+                for worker in one.group.workers
+                if worker.lifecycle.state is state
             ]
-            alive = [(devices, pids) for devices, pids in lives if pids != [os.getpid()]]  # else a thread
+            alive = [(devices, pids) for devices, pids in lives if pids and pids != [os.getpid()]]  # else a thread
             if not alive:
                 continue
             found = {CPU: host_nbytes(pid for _, pids in alive for pid in pids) // len(alive)}
@@ -293,8 +387,8 @@ class OnDemandModels:
                 ]
                 if any(on_device):
                     found[device] = max(on_device)
-            key = one.spec.name, one.spec.version
-            self._measured[key] = {**self._measured.get(key, {}), **found}
+            key, measured = (one.spec.name, one.spec.version), self._asleep if is_asleep else self._measured
+            measured[key] = {**measured.get(key, {}), **found}
 
     def _show_memory(self) -> None:
         """Send the front the memory of the resident models if it has changed."""
@@ -304,8 +398,13 @@ class OnDemandModels:
                 (one.spec.name, one.spec.version, device, nbytes)
                 for one in self._table.on_demand()
                 if one.residence is not Residence.COLD
-                for device, nbytes in self._nbytes(one, limits).items()
-            )
+                for device, nbytes in self._taken(one, limits).items()
+            ),
+            tuple(
+                (one.spec.name, one.spec.version)
+                for one in self._table.on_demand()
+                if one.residence is Residence.ASLEEP
+            ),
         )
         if shown != self._shown:
             self._shown = shown

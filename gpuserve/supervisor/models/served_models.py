@@ -18,6 +18,7 @@ from gpuserve.supervisor.models.generations import (
     Generation,
     GenerationState,
     GenerationTable,
+    Residence,
 )
 from gpuserve.supervisor.models.model_operations import (
     LoadOperation,
@@ -250,7 +251,11 @@ class ServedModels:
         if isinstance(operation, LoadOperation):
             return self._loads.start(operation)
         if isinstance(operation, ResizeOperation):
-            return self._resizes.start(operation, self.table.served(operation.model))
+            served = self.table.served(operation.model)
+            for one in served:
+                if one.residence is Residence.ASLEEP:
+                    self.on_demand.want(one)
+            return self._resizes.start(operation, served)
         self.serve(operation.model, self.table.served(operation.model))
         return None if self.table.is_retiring(operation.model) else OperationEnd(None)
 

@@ -114,6 +114,10 @@ class OperatorStatus:
         }
 
 
+#: The states of instances with which a model is ready: sleeping ones wake for a request.
+_SERVED: Final = {InstanceState.READY.value, InstanceState.ASLEEP.value}
+
+
 class StatusSources(NamedTuple):
     """The sources of the status rows. ``own`` is the origin of the server's own models. ``census`` is None if
     the front does not answer. ``leaving`` workers are being retired. ``residences`` are those of models with
@@ -184,7 +188,7 @@ def _states(
         for spec in [*sources.specs, *(model.spec for _, model in sources.attached)]:
             found.pop((spec.name, 0), None)
             states = {one["state"] for one in instances.get((spec.name, spec.version), [])}
-            if InstanceState.READY.value in states or not states or (spec.name, spec.version) in cold:
+            if states & _SERVED or not states or (spec.name, spec.version) in cold:
                 found[spec.name, spec.version] = ("READY", "")
             elif InstanceState.LOADING.value in states:
                 found[spec.name, spec.version] = ("LOADING", "")

@@ -1,5 +1,6 @@
 """Lifecycles of the server as a whole and of its instances: states, transitions and restart back-off.
-An instance that is HUNG ran its callable for too long and is being killed; it moves like READY, except HANG::
+An instance that is HUNG ran its callable for too long and is being killed; it moves like READY, except HANG.
+An instance that is ASLEEP (``on_demand``) keeps its process; it moves like READY, or is LOADING as it wakes::
             spawned            loaded             stop
     DOWN ────────────► LOADING ────────► READY ──────────► STOPPING        READY ──hang──► HUNG
      ▲ ▲                  │ died           │ died             │ died
@@ -102,6 +103,7 @@ class InstanceState(enum.Enum):
     LOADING = "LOADING"
     READY = "READY"
     HUNG = "HUNG"
+    ASLEEP = "ASLEEP"
     WAITING = "WAITING"
     FENCED = "FENCED"
     STOPPING = "STOPPING"
@@ -114,6 +116,8 @@ class InstanceEvent(enum.Enum):
     SPAWNED = "SPAWNED"
     LOADED = "LOADED"
     HANG = "HANG"
+    SLEEP = "SLEEP"
+    WAKE = "WAKE"
     DIED = "DIED"
     DUE = "DUE"
     FENCE = "FENCE"
@@ -134,6 +138,10 @@ INSTANCE_STEPS: Final = EventTable(
         (InstanceState.READY, InstanceEvent.DIED): InstanceState.WAITING,
         (InstanceState.READY, InstanceEvent.STOP): InstanceState.STOPPING,
         (InstanceState.READY, InstanceEvent.HANG): InstanceState.HUNG,
+        (InstanceState.READY, InstanceEvent.SLEEP): InstanceState.ASLEEP,
+        (InstanceState.ASLEEP, InstanceEvent.WAKE): InstanceState.LOADING,
+        (InstanceState.ASLEEP, InstanceEvent.DIED): InstanceState.WAITING,
+        (InstanceState.ASLEEP, InstanceEvent.STOP): InstanceState.STOPPING,
         (InstanceState.HUNG, InstanceEvent.DIED): InstanceState.WAITING,
         (InstanceState.HUNG, InstanceEvent.STOP): InstanceState.STOPPING,
         (InstanceState.WAITING, InstanceEvent.DUE): InstanceState.DOWN,

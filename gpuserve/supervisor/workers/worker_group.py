@@ -50,10 +50,14 @@ class WorkerGroup:
         for worker in self.workers:
             worker.start()
 
-    def wake(self) -> None:
+    def start_or_retry(self) -> None:
         """Start every worker; those that cannot be started now are started later."""
         for worker in self.workers:
             worker.start_or_retry()
+
+    @property
+    def can_sleep(self) -> bool:
+        return all(one.can_sleep for one in self.workers)
 
     def renew(self, spec: ModelSpec) -> None:
         """Replace the workers, which have all ended or were never started, by new ones of a spec."""

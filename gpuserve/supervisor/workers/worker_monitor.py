@@ -55,6 +55,9 @@ class WorkerEvents(Protocol):
     def instance_ready(self, worker: WorkerMonitor) -> None:
         """Note that an instance is loaded, and ``live_instance()`` can be sent to the front."""
 
+    def instance_slept(self, worker: WorkerMonitor) -> None:
+        """Note that the callable of an instance sleeps now."""
+
     def instance_lost(self, worker: WorkerMonitor, reason: str) -> None:
         """Note that a worker died, for ``reason``. Its restart is planned already unless it is stopping."""
 
@@ -87,9 +90,12 @@ class WorkerContext:
 
 
 #: Messages that have no meaning once their worker is dead.
-_OF_THE_LIVING: Final = (wire.Ready, wire.WantWeights, wire.Weights, wire.WeightsFailed)
-#: The phase of a worker that was just started.
+_OF_THE_LIVING: Final = (wire.Ready, wire.Slept, wire.WantWeights, wire.Weights, wire.WeightsFailed)
+#: The phases of a worker that was just started, and of one that was asleep.
 STARTING: Final = "starting"
+_WAKING: Final = "waking"
+#: The limit of the callable's ``sleep`` and ``wake``, unless ``load_timeout_s`` is less.
+SLEEP_TIMEOUT_S: Final = 120.0
 #: Restart back-off, in seconds, if it is long enough to be reported.
 _NOTICEABLE_S: Final = 0.05
 
@@ -118,6 +124,8 @@ class WorkerMonitor:
         self._port: socket.socket | None = None
         #: The message that the present worker sent when it was loaded.
         self._loaded = wire.Ready(0.0, 1)
+        #: Whether the callable of the present worker has returned from ``sleep``.
+        self.has_slept = False
         self._last_words = ""
         self._load_failed = False
         #: The reason for the death of the first rank that died.
@@ -158,7 +166,7 @@ class WorkerMonitor:
             return
         self.threads = self._context.threads_of(self.instance)
         self._launch()
-        self._last_words, self._load_failed, self._death = "", False, ""
+        self._last_words, self._load_failed, self._death, self.has_slept = "", False, "", False
         self._move(InstanceEvent.SPAWNED, STARTING)
         memory: SealedMemory | None = self.instance.source.get("memory")
         timeout_s = self._context.settings.current.load_timeout_s
@@ -168,9 +176,36 @@ class WorkerMonitor:
                 self._context.weights.hold(rank, self.spec.name, memory)
             init = _init(self.spec, self.instance, rank.number, self._context)
             rank.send(init, () if memory is None else (memory.fd,))
-            on_slow = partial(self._on_slow_load, rank)
-            rank.load = LoadWatchdog(rank.child, self._context.reactor, timeout_s, rank.fields, on_slow)
-            rank.load.start()
+            self._watch_load(rank, timeout_s, STARTING, "not loaded")
+
+    def _watch_load(self, rank: RankProcess, timeout_s: float, phase: str, unreached: str) -> None:
+        assert rank.child is not None
+        more = rank.fields, partial(self._on_slow_load, rank), phase, unreached
+        rank.load = LoadWatchdog(rank.child, self._context.reactor, timeout_s, *more)
+        rank.load.start()
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether the callable can sleep now. Several ranks would have to agree on it, and cannot."""
+        is_ready = self.lifecycle.state is InstanceState.READY
+        return is_ready and self._loaded.can_sleep and len(self.ranks) == 1
+
+    def sleep(self) -> None:
+        """Let the callable sleep, which ``can_sleep``. The front has taken the instance out of rotation."""
+        self.has_slept = False
+        self._rest(InstanceEvent.SLEEP, wire.Sleep(), "going to sleep", "not asleep")
+
+    def wake(self) -> None:
+        """Wake the callable. ``Ready`` follows as after a load."""
+        self._rest(InstanceEvent.WAKE, wire.Wake(), _WAKING, "not awake")
+
+    def _rest(self, event: InstanceEvent, message: wire.Message, phase: str, unreached: str) -> None:
+        (rank,) = self.ranks
+        self._move(event, phase)
+        rank.send(message)
+        timeout_s = min(self._context.settings.current.load_timeout_s or SLEEP_TIMEOUT_S, SLEEP_TIMEOUT_S)
+        if rank.child is not None:
+            self._watch_load(rank, timeout_s, phase, unreached)
 
     def _launch(self) -> None:
         """Start all ranks, rank 0 last, because it inherits its links to the others."""
@@ -239,7 +274,7 @@ class WorkerMonitor:
         if self.lifecycle.state is InstanceState.WAITING:
             self._move(InstanceEvent.FENCE)
             self._context.events.instance_lost(self, self.lost_gpu_reason())
-        elif self.lifecycle.state in {InstanceState.LOADING, InstanceState.READY}:
+        elif self.lifecycle.state in {InstanceState.LOADING, InstanceState.READY, InstanceState.ASLEEP}:
             self.kill()
 
     def release(self) -> None:
@@ -323,10 +358,17 @@ class WorkerMonitor:
                 rank.enter_phase(name)
                 if not rank.number:
                     self._context.events.instance_changed(self, name)
-            case wire.Ready(float(load_s), int()) if self.lifecycle.state is InstanceState.LOADING:
-                logger.info("loaded in %.2f s", load_s, extra=rank.fields)
+            case wire.Ready(float(load_s), int(), bool()) if self.lifecycle.state is InstanceState.LOADING:
+                did = "woke" if self.has_slept else "loaded"
+                logger.info("%s in %.2f s", did, load_s, extra=rank.fields)
                 self._on_ready(rank, message)
-            case wire.Ready() | wire.Unrecoverable() if self.lifecycle.state is InstanceState.STOPPING:
+            case wire.Slept() if self.lifecycle.state is InstanceState.ASLEEP:
+                rank.end_load()
+                self.has_slept = True
+                self._context.events.instance_slept(self)
+            case wire.Ready() | wire.Slept() | wire.Unrecoverable() if (
+                self.lifecycle.state is InstanceState.STOPPING
+            ):
                 pass  # sent before our Stop arrived
             case wire.LoadFailed(str(text), str(traceback)):
                 self._last_words = self._last_words or text
@@ -341,10 +383,9 @@ class WorkerMonitor:
                 self._context.events.instance_unrecoverable(self, text)
             case wire.Imported(tuple(files)) if all(isinstance(one, str) for one in files):
                 self._context.events.instance_imported(self, files)
-            case wire.WantWeights(str(key)):
-                self._context.weights.request(rank, key)
-            case wire.WeightsFailed(str(key)):
-                self._context.weights.failed(rank, key)
+            case wire.WantWeights(str(key)) | wire.WeightsFailed(str(key)):
+                weights = self._context.weights
+                (weights.request if isinstance(message, wire.WantWeights) else weights.failed)(rank, key)
             case wire.Log(int(), str(), str(), tuple()):
                 rank.log(message)
             case _:
@@ -354,6 +395,7 @@ class WorkerMonitor:
         rank.is_ready = True
         rank.end_load()
         self._context.weights.worker_ready(rank)
+        self.has_slept = False
         if not rank.number:
             self._loaded = message
         if all(one.is_ready for one in self.ranks):

@@ -71,6 +71,7 @@ class LoadWatchdog:
     _fields: dict[str, str]
     _on_slow: OnSlowLoad
     phase: str = "starting"
+    _unreached: str = "not loaded"
     verdict: str = ""
     _is_over: bool = False
     _started_at: float = field(default_factory=time.monotonic)
@@ -105,7 +106,7 @@ class LoadWatchdog:
     def _on_timeout(self) -> None:
         def kill(stacks: str) -> None:
             if not self._is_over:
-                self.verdict = f"not loaded within {self._timeout_s:g} s"
+                self.verdict = f"{self._unreached} within {self._timeout_s:g} s"
                 text = f"{self.verdict} (load_timeout_s)"
                 log_with_text(logger, logging.ERROR, text, stacks, self._fields)
                 self._child.process.kill()

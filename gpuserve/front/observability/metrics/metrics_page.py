@@ -202,6 +202,8 @@ def _model_families(each: Sequence[tuple[Labels, ModelMetrics]]) -> Iterator[Fam
     text = "Memory of the instances of a model on demand; that of the host is on device cpu."
     taken = [({**labels, "device": key}, n) for labels, one in come_and_go for key, n in one.nbytes.items()]
     yield _family("resident_memory_bytes", "gauge", text, taken)
+    text = "1 while the instances of a model on demand sleep: their processes stay."
+    yield _family("asleep", "gauge", text, [(labels, int(one.is_asleep)) for labels, one in come_and_go])
     streams = [(labels, one) for labels, one in each if one.statistics.responses]
     firsts = [(labels, one.to_first) for labels, one in streams]
     text = "From acceptance to the first response of decoupled models."

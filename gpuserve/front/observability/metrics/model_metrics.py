@@ -180,15 +180,16 @@ class StepMetrics:
 
 class OnDemandMetrics:
     """The coming and going of a model with ``on_demand``: for how long requests waited for its instances to
-    start, evictions by reason, and the bytes that the instances take now, by device.
+    start, evictions by reason, the bytes that the instances take now, by device, and whether they sleep.
     """
 
-    __slots__ = ("cold_starts", "evictions", "nbytes")
+    __slots__ = ("cold_starts", "evictions", "is_asleep", "nbytes")
 
     def __init__(self) -> None:
         self.cold_starts = Histogram(DURATION_BUCKETS)
         self.evictions: dict[str, int] = {"idle": 0, "memory": 0}
         self.nbytes: Mapping[str, int] = {}
+        self.is_asleep = False
 
 
 class OutcomeCounts:
