@@ -153,7 +153,7 @@ class FrontSession:
         match message:
             case wire.Free(blocks):
                 self.writer.free(blocks)
-            case wire.Shrink():
+            case wire.Shrink() if self.device is None:
                 self.writer.shrink()
             case wire.Segment(segment, nbytes):
                 self.mapping.attach(segment, fds[0], nbytes)

@@ -484,7 +484,9 @@ class Free(NamedTuple):
 
 
 class Shrink(NamedTuple):
-    """Close output memory unused since the last ``Shrink``, which the front sends every few seconds."""
+    """Free memory for outputs, and for inputs on a device, that was not needed since the last ``Shrink``,
+    which the front sends every few seconds.
+    """
 
 
 class StartExports(NamedTuple):

@@ -80,3 +80,28 @@ def test_memory_past_the_limited_allocators_is_reported(
         server.wait_log(f"has {taken} bytes on its GPU, and gpu_memory_nbytes is {LIMIT}")
         wait_until(lambda: server.infer("m", 1.0).output("y") == [2.0], "the model is served")
         assert server.end() == 0
+
+
+def test_device_memory_of_a_burst_goes_back_when_no_batch_needs_it(stand_in: GpuMachine) -> None:
+    given = {"device": "cuda:0", "array": "cupy", "inputs": (("x", "FP32", (-1,), False, "gpu"),)}
+    with loaded(model("on_device.py:row_sums", **given), environ=stand_in.environ) as worker:
+        rows = np.ones((1, LIMIT // 4), np.float32)
+        large = worker.in_arena("x", "FP32", rows.shape, rows.tobytes())
+        assert output(worker, worker.run([large])).tolist() == [[LIMIT / 4]]
+
+        held = []
+
+        def is_free() -> bool:
+            """Ask the worker to shrink, and run a small batch."""
+            worker.link.send(wire.Shrink())
+            worker.start([floats("x", [1.0])], batch_id=len(held) + 2)
+            held.append(0)
+            while (message := worker.link.receive()) is not None:
+                if isinstance(message[0], wire.DeviceMemory):
+                    held[-1] = message[0].nbytes
+                elif isinstance(message[0], wire.Done):
+                    break
+            return 0 < held[-1] < MIB
+
+        wait_until(is_free, "the buffers of the large batch are freed")
+        assert output(worker, worker.run([large], batch_id=1000)).tolist() == [[LIMIT / 4]]

@@ -156,6 +156,7 @@ RESIDENTS = st.lists(
         st.dictionaries(st.sampled_from([CPU, GPU]), st.integers(0, 5)),
         st.floats(0, 10),
         st.sampled_from(Use),
+        st.none(),
     ),
     max_size=6,
     unique_by=lambda one: one.key,

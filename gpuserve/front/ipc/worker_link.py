@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gpuserve.devices.names import CPU
 from gpuserve.front.ipc.worker_memory import Exports, OutputMemory
 from gpuserve_worker.memory.segments import SEGMENT_NBYTES
 from gpuserve_worker.protocol import datagram, wire
@@ -139,8 +140,10 @@ class WorkerLink:
         self._outbox.append((data, [os.dup(fd) for fd in fds]))
 
     def shrink(self) -> None:
-        """Ask the worker to release unused arena memory, if its arena is large. Called periodically."""
-        if self.outputs.nbytes > SEGMENT_NBYTES:
+        """Ask the worker to release unused memory, if its arena is large or it has a device. Called
+        periodically.
+        """
+        if self.outputs.nbytes > SEGMENT_NBYTES or self.device not in {"", CPU}:
             self.send(wire.Shrink())
 
     def abandon(self, reason: str, grace_s: float) -> None:

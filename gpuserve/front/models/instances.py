@@ -131,5 +131,9 @@ class ModelInstances:
         self._send_to_all(DropSegment(segment))
 
     def _send_to_all(self, message: Message, fds: Sequence[int] = ()) -> None:
-        for link in (*self.up.values(), *self.parked.values()):
+        for link in self.open_links():
             link.send(message, fds)
+
+    def open_links(self) -> list[WorkerLink]:
+        """Return the links of the instances that are up or sleep."""
+        return [*self.up.values(), *self.parked.values()]

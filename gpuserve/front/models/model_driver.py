@@ -125,7 +125,7 @@ class Driver(RequestOwner):
         """Release arena memory that a burst allocated and that has been unused since. Called periodically."""
         self._check_starvation(time.monotonic())
         self.arena.shrink()
-        for link in () if self.workers is None else self.workers.instances.up.values():
+        for link in () if self.workers is None else self.workers.instances.open_links():
             link.shrink()
 
     def _check_starvation(self, now: float) -> None:

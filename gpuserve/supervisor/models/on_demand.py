@@ -375,7 +375,8 @@ class OnDemandModels:
                 for worker in one.group.workers
                 if worker.lifecycle.state is state
             ]
-            alive = [(devices, pids) for devices, pids in lives if pids and pids != [os.getpid()]]  # else a thread
+            # A worker thread has no process of its own.
+            alive = [(devices, pids) for devices, pids in lives if pids and pids != [os.getpid()]]
             if not alive:
                 continue
             found = {CPU: host_nbytes(pid for _, pids in alive for pid in pids) // len(alive)}

@@ -61,6 +61,7 @@ class CudaSession:
 
     def __init__(self, device: CudaDevice, staging: Staging, front: FrontSession, arena: Arena) -> None:
         self._staging = staging
+        self._device = device
         self._process_nbytes = device.runtime.process_nbytes
         self._reported_nbytes = 0
         self._report_due_s = 0.0
@@ -72,7 +73,6 @@ class CudaSession:
         self.wait_reads = partial(wait_copies, device, device.h2d)
         #: Exports for other workers, and loans of theirs.
         self.exchange = ExportExchange(device, front.send, front.fail)
-        self.process_message = self.exchange.process_message
         self.retire = self.exchange.retire
         self.writer = DeviceWriter(arena, front.regions, device, self.regions, self.exchange)
         self.start_output_copies = self.writer.begin
@@ -102,6 +102,27 @@ class CudaSession:
         arrival = self._arrivals.pop(batch_id, None)
         if arrival is not None:
             arrival.wait_idle()
+
+    def process_message(self, message: wire.Message) -> bool:
+        if not isinstance(message, wire.Shrink):
+            return self.exchange.process_message(message)
+        self.writer.shrink()
+        self._shrink_inputs()
+        return True
+
+    def _shrink_inputs(self) -> None:
+        """Free memory for inputs that no batch has needed since the last call, and report the rest. In the
+        background: CUDA waits for the device before it frees memory.
+        """
+
+        def run() -> None:
+            with suppress(CudaError, OSError):  # the device or the front is lost, which others find
+                self._device.buffers.shrink()
+                self._device.host.blocks.shrink()
+                self._report_due_s = 0.0
+                self.report_memory()
+
+        self._device.host.later(run)
 
     def report_memory(self) -> None:
         now = monotonic()

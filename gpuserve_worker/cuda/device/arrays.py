@@ -33,6 +33,8 @@ class SizedCache(Generic[_Item]):
         self._slack = slack
         self._entries: list[tuple[int, _Item]] = []
         self.nbytes = 0
+        #: The fewest bytes that were free at any time since ``unused``.
+        self._least_nbytes = 0
 
     def put(self, nbytes: int, item: _Item) -> None:
         self._entries.append((nbytes, item))
@@ -47,6 +49,7 @@ class SizedCache(Generic[_Item]):
         entry = min(fitting, key=lambda one: one[0])
         self._entries.remove(entry)
         self.nbytes -= entry[0]
+        self._least_nbytes = min(self._least_nbytes, self.nbytes)
         return entry[1]
 
     def surplus(self) -> list[_Item]:
@@ -55,12 +58,19 @@ class SizedCache(Generic[_Item]):
     def empty(self) -> list[_Item]:
         return self._drop(0)
 
+    def unused(self) -> list[_Item]:
+        """Drop as many bytes as were free at all times since the last call, the longest unused first."""
+        dropped = self._drop(self.nbytes - self._least_nbytes)
+        self._least_nbytes = self.nbytes
+        return dropped
+
     def _drop(self, limit_nbytes: int) -> list[_Item]:
         dropped = []
         while self.nbytes > limit_nbytes and self._entries:
             nbytes, item = self._entries.pop(0)
             self.nbytes -= nbytes
             dropped.append(item)
+        self._least_nbytes = min(self._least_nbytes, self.nbytes)
         return dropped
 
 
@@ -130,6 +140,14 @@ class Buffers:
             nbytes = self._shelf.nbytes
             self._free(self._shelf.empty())
         return nbytes
+
+    def shrink(self) -> None:
+        """Free buffers that no batch has needed since the last call. CUDA may wait for the device."""
+        with self._lock:
+            if self._returned:
+                self._progress.poll()
+            self._sort_in()
+            self._free(self._shelf.unused())
 
     def close(self) -> None:
         """Free unused buffers now, and the others when their last array is deleted."""

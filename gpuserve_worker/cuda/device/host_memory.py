@@ -20,7 +20,7 @@ import enum
 import mmap
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -311,7 +311,17 @@ class HostBlocks:
         with self._lock:
             self._shelf.put(len(block.memory), block)
             surplus = self._shelf.surplus()
-        for one in surplus:
+        self._unlock_later(surplus)
+
+    def shrink(self) -> None:
+        """Free blocks that no batch has needed since the last call, and keep no more than at the start."""
+        with self._lock:
+            unused = self._shelf.unused()
+            self._shelf.limit_nbytes = RETAINED_NBYTES
+        self._unlock_later(unused)
+
+    def _unlock_later(self, blocks: Iterable[HostBlock]) -> None:
+        for one in blocks:
             self._background.later(partial(self._locks.unlock, one.memory))
 
     def close(self) -> None:
@@ -344,6 +354,7 @@ class HostMemory:
         self.locks = PageLocker(runtime, self._background, self.uses, lent_limit_nbytes, warn)
         self.blocks = HostBlocks(self._background, self.locks)
         self.spare = SpareSegment(self.locks, self._background.later)
+        self.later = self._background.later
 
     def wait(self) -> None:
         """Block until all scheduled locking is done, so that copies can be measured."""
