@@ -273,6 +273,7 @@ def test_tritonclient_asks_until_the_program_is_stopped(
     assert "Infer function available as model: `/v2/models/AddSub`" in stderr
 
 
+@pytest.mark.skipif(bool(PYTRITON), reason="PyTriton ends at once; its client waits for ever")
 def test_sigterm_after_run_finishes_what_is_under_way(ports: dict[str, int]) -> None:
     with (
         serving("runs.py", "Slow", ports) as process,
