@@ -98,13 +98,18 @@ class Generation:
         #: keep their processes then.
         self.is_used, self.used_at, self.resident_at, self.load_s = False, 0.0, 0.0, 0.0
         self.evicted_for, self.keeps_processes = "", False
+        #: The time of the latest change of residence.
+        self.moved_at = 0.0
 
     def move(self, state: GenerationState) -> None:
         self.state = GENERATION_STEPS.step(self.state, state, f"{self.number} of model {self.spec.name}")
 
     def move_to(self, residence: Residence) -> None:
         name = f"{self.number} of model {self.spec.name}"
-        self.residence = RESIDENCE_STEPS.step(self.residence, residence, name)
+        self.residence, self.moved_at = (
+            RESIDENCE_STEPS.step(self.residence, residence, name),
+            time.monotonic(),
+        )
 
     @property
     def is_cold(self) -> bool:

@@ -365,6 +365,8 @@ class OnDemandModels:
         present = {(spec.name, spec.version) for spec in self._table.specs()}
         self._measured = {key: one for key, one in self._measured.items() if key in present}
         self._asleep = {key: one for key, one in self._asleep.items() if key in present}
+        # The front polls the GPUs: its figure may be older than a change of residence.
+        settled_at = time.monotonic() - 2 * self._core.settings.current.gpu_health_interval_s
         for one in self._table:
             is_asleep = one.residence is Residence.ASLEEP
             if one.spec.on_demand and not (is_asleep or one.residence is Residence.RESIDENT):
@@ -380,7 +382,8 @@ class OnDemandModels:
             if not alive:
                 continue
             found = {CPU: host_nbytes(pid for _, pids in alive for pid in pids) // len(alive)}
-            for device in {device for devices, _ in alive for device in devices} - {CPU}:
+            used = {device for devices, _ in alive for device in devices} - {CPU}
+            for device in used if one.moved_at <= settled_at else ():
                 on_device = [
                     sum(gpu_memory.get(pid, 0) for pid in pids) // len(devices)
                     for devices, pids in alive
