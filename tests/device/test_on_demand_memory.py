@@ -81,6 +81,7 @@ def test_a_model_over_several_gpus_counts_on_each(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_models_sleep_on_the_host_while_it_has_room_and_wake_with_their_weights(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_failure_on_the_way_ends_the_instance_as_a_crash_would(
             server.wait_log(f"not {'asleep' if method == 'sleep' else 'awake'} within 3 s")
 
 
+@pytest.mark.thorough
 def test_operators_and_a_new_front_find_a_sleeping_model(tmp_path: Path) -> None:
     with serving(tmp_path, dozing(tmp_path, "m"), dozing(tmp_path, "n"), model_control="explicit") as server:
         pids = {name: server.infer(name, 1.0).output("pid")[0] for name in "mn"}
