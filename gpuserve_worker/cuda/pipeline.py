@@ -29,10 +29,10 @@ from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.execution.batch_inputs import BatchInputs
 from gpuserve_worker.execution.device_path import Stopwatch
 from gpuserve_worker.execution.execution import Execution, PendingReply
-from gpuserve_worker.execution.session import BatchReply, FrontSession
+from gpuserve_worker.execution.session import FrontSession
 from gpuserve_worker.inference.failure import DeviceFailure
 from gpuserve_worker.memory.client_regions import RegionError
-from gpuserve_worker.protocol.wire import Computed, Run
+from gpuserve_worker.protocol.wire import BatchReply, Computed, Run
 
 #: A copy back of fewer bytes ends before the front can use a slot that is freed early.
 ANNOUNCED_NBYTES: Final = 1 << 20

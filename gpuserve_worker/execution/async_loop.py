@@ -33,7 +33,7 @@ from gpuserve_worker.execution.execution import (
     try_async_result,
 )
 from gpuserve_worker.execution.lifecycle import Reporter
-from gpuserve_worker.execution.session import BatchReply, FrontSession
+from gpuserve_worker.execution.session import FrontSession
 from gpuserve_worker.inference.inference_request import Batch, Request, StreamStep
 from gpuserve_worker.inference.outputs import BatchAnswers
 from gpuserve_worker.inference.running_requests import enter_requests, leave_requests
@@ -167,7 +167,7 @@ class AsyncExecution:
         batch = self._execution.warm(session, batch)
         await try_async_result(self._model.call(batch if self._execution.takes_batch else batch.as_list()))
 
-    async def reply(self, batch: AsyncBatch) -> BatchReply:
+    async def reply(self, batch: AsyncBatch) -> wire.BatchReply:
         """Run a batch and return its final reply. Earlier responses of a stream are sent from here."""
         batch_id = batch.run.batch_id
         if batch.run.request_ids:  # the task has a context of its own

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from gpuserve_worker.execution.batch_inputs import BatchInputs, copy_fills, in_place_regions
 from gpuserve_worker.execution.device_path import Model, Stopwatch
 from gpuserve_worker.execution.lifecycle import Reporter
-from gpuserve_worker.execution.session import BatchReply, FrontSession, OutputCopies
+from gpuserve_worker.execution.session import FrontSession, OutputCopies
 from gpuserve_worker.inference.failure import (
     TEXT_LIMIT,
     DeviceFailure,
@@ -208,7 +208,7 @@ class Execution:
     def start(self, session: FrontSession, run: wire.Run) -> None:
         """Start a batch in the other ranks. Called just before the callable."""
         if self._model.rank is not None:
-            self._model.rank.start(session, run)
+            self._model.rank.start(session.leases, run)
 
     def warm(self, session: FrontSession, batch: Batch) -> Batch:
         """Return a warm-up batch as arrays of the callable's kind. Raise as ``read_inputs``."""
@@ -250,7 +250,7 @@ class Execution:
 
     def done(
         self, session: FrontSession, run: wire.Run, answers: BatchAnswers, watch: Stopwatch
-    ) -> BatchReply:
+    ) -> wire.BatchReply:
         try:
             outputs, responses, parameters = session.writer.write(answers, run.requests)
         except (OutOfMemory, RegionError) as error:
@@ -329,7 +329,7 @@ class PendingReply(NamedTuple):
     def is_ready(self) -> bool:
         return isinstance(self.copies, wire.Failed) or self.copies.is_ready()
 
-    def wait(self) -> BatchReply:
+    def wait(self) -> wire.BatchReply:
         """Wait for the outputs and return the reply. A device error makes it a ``Failed``. Call this once."""
         if isinstance(self.copies, wire.Failed):
             return self.copies

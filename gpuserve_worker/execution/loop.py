@@ -28,7 +28,7 @@ from gpuserve_worker.execution.device_path import Model, Recovery, Stopwatch
 from gpuserve_worker.execution.execution import Execution, only_result, try_result
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.link_receiver import BatchReceiver
-from gpuserve_worker.execution.session import BatchReply, FrontSession, InputReader
+from gpuserve_worker.execution.session import FrontSession, InputReader
 from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, Request
 from gpuserve_worker.inference.outputs import BatchAnswers
 from gpuserve_worker.inference.running_requests import enter_requests, leave_requests
@@ -120,7 +120,7 @@ class Loop:
         watch = Stopwatch()
         session.leases.begin(run.batch_id)
         answers = self._compute(session, run, watch)
-        reply: BatchReply
+        reply: wire.BatchReply
         if isinstance(answers, WireFailure):
             reply = wire.Failed(run.batch_id, answers, False)
         else:

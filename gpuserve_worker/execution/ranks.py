@@ -19,15 +19,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from gpuserve_worker.execution.lifecycle import EXIT_FAILED, Reporter, leave
+from gpuserve_worker.memory.batch_tensors import InputLeases
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.datagram import close_all
 from gpuserve_worker.protocol.link import Link
-
-if TYPE_CHECKING:
-    from gpuserve_worker.execution.session import BatchReply, FrontSession
 
 #: Time within which a call that raised in one rank must have raised in all of them.
 AGREEMENT_S: Final = 2.0
@@ -46,16 +44,18 @@ class Rank:
     def relay(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
         """Process a message of the front that may concern other ranks, or of rank 0."""
 
-    def start(self, session: FrontSession, run: wire.Run) -> None:
-        """Start a batch in the other ranks, just before the callable is called here."""
+    def start(self, leases: InputLeases, run: wire.Run) -> None:
+        """Start a batch in the other ranks, just before the callable is called here. ``leases`` are those of
+        the front's memory.
+        """
 
     def returned(self, batch_id: int) -> None:
         """Note that the callable returned."""
 
-    def before_reply(self, reply: BatchReply) -> None:
+    def before_reply(self, reply: wire.BatchReply) -> None:
         """Wait for the other ranks if the reply depends on them."""
 
-    def after_reply(self, reply: BatchReply) -> None:
+    def after_reply(self, reply: wire.BatchReply) -> None:
         """Wait until the other ranks have returned from the batch."""
 
     def close(self) -> None:
@@ -89,9 +89,9 @@ class Leader(Rank):
                 self._kept.clear()  # the memory was that of the previous front
             self._send(message, fds)
 
-    def start(self, session: FrontSession, run: wire.Run) -> None:
+    def start(self, leases: InputLeases, run: wire.Run) -> None:
         in_memory = any(not isinstance(payload, bytes) for *_, payload in run.inputs)
-        lease = session.leases.grant(run.batch_id) if in_memory else None
+        lease = leases.grant(run.batch_id) if in_memory else None
         self._started.append(_Started(run.batch_id, lease))
         # The copies from clients' regions have been made, and checked, by this rank.
         self._send(run._replace(fills=(), may_wait=False))
@@ -100,7 +100,7 @@ class Leader(Rank):
         if (started := self._find(batch_id)) is not None:
             started.has_returned = True
 
-    def before_reply(self, reply: BatchReply) -> None:
+    def before_reply(self, reply: wire.BatchReply) -> None:
         """Check that a call which raised here has raised, or soon raises, in every rank."""
         started = self._find(reply.batch_id)
         if not isinstance(reply, wire.Failed) or started is None or started.has_returned:
@@ -112,7 +112,7 @@ class Leader(Rank):
         self._started.remove(started)
         self._send(wire.Agreed(reply.batch_id))
 
-    def after_reply(self, reply: BatchReply) -> None:
+    def after_reply(self, reply: wire.BatchReply) -> None:
         started = self._find(reply.batch_id)
         if started is None:
             return
@@ -176,7 +176,7 @@ class Follower(Rank):
         if isinstance(message, wire.Agreed) and self._disagreement is not None:
             self._disagreement.cancel()
 
-    def before_reply(self, reply: BatchReply) -> None:
+    def before_reply(self, reply: wire.BatchReply) -> None:
         """After a failure, end this process unless all ranks agree: rank 0 may wait in a collective."""
         if isinstance(reply, wire.Failed):
             reason = f"rank {self._number} raised an exception, and rank 0 did not"

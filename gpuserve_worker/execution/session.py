@@ -25,8 +25,6 @@ from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.datagram import MAX_TOGETHER_NBYTES, joined
 from gpuserve_worker.protocol.link import Link
 
-BatchReply: TypeAlias = wire.Done | wire.Failed | wire.Requeue
-
 
 class OutputCopies(Protocol):
     """The transfer of one batch's outputs from a device to memory that the front reads."""
@@ -206,7 +204,7 @@ class FrontSession:
         arrays = self._answers.arrays(lease, tensors)
         return arrays, bool(lease) and not self._answers.leases.is_free(lease)
 
-    def reply(self, reply: BatchReply, *, waits: bool = False) -> None:
+    def reply(self, reply: wire.BatchReply, *, waits: bool = False) -> None:
         """Send the final reply of a batch, or hold it until the next message or ``flush``. The caller must
         have dropped its references to the batch's arrays.
         """
@@ -280,7 +278,7 @@ InputReader: TypeAlias = Callable[[FrontSession, wire.Run], BatchInputs]
 def _nothing() -> None: ...
 
 
-def _with_inputs(reply: BatchReply, *, free: bool) -> BatchReply:
+def _with_inputs(reply: wire.BatchReply, *, free: bool) -> wire.BatchReply:
     """Return the same reply with ``inputs_free`` set; much faster than ``_replace``."""
     if not isinstance(reply, wire.Done):
         return type(reply)(reply.batch_id, reply.failure, free)  # type: ignore[arg-type]  # both classes fit

@@ -415,6 +415,10 @@ class Failed(NamedTuple):
     inputs_free: bool
 
 
+#: The final reply of a batch.
+BatchReply: TypeAlias = Done | Failed | Requeue
+
+
 class Agreed(NamedTuple):
     """Rank 0 tells the other ranks of its instance that the call of a batch raised in every rank."""
 
