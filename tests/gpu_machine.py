@@ -20,6 +20,7 @@ __all__ = [
     "COSTS",
     "GPU_0",
     "GPU_1",
+    "MPS_PROGRAM",
     "REAL",
     "Gpu",
     "GpuMachine",
@@ -36,6 +37,8 @@ WITH_COSTS: Final = f"{VARIABLE}_COSTS"
 #: What they cost there: fields of ``Machine``.
 COSTS: Final = {"page_lock_bytes_per_s": 1.5e9, "ipc_open_s": 0.0005, "malloc_s": 0.0002}
 _STAND_IN: Final = Path(__file__).parent / "cuda_stand_in"
+#: Stands in for the program of CUDA's MPS.
+MPS_PROGRAM: Final = _STAND_IN / "mps" / "nvidia-cuda-mps-control"
 
 GPU_0: Final = Gpu("GPU-00000000-0000-4000-8000-00000000000a", pci_bus_id="00000000:17:00.0")
 GPU_1: Final = Gpu("GPU-00000000-0000-4000-8000-00000000000b", pci_bus_id="00000000:65:00.0")

@@ -56,8 +56,10 @@ def _gather_facts(config: str | None) -> Facts:
     from gpuserve.cli.doctor_facts import ConfigProblem, gather_facts
     from gpuserve.cli.preflight import device_problems, import_problems, trace_problems
     from gpuserve.config.problems import ConfigProblems
-    from gpuserve.config.settings.server import ServerSettings
+    from gpuserve.config.settings.server import OFF, ON, ServerSettings
     from gpuserve.config.triton.load import load_target
+    from gpuserve.devices.mps import missing_daemon
+    from gpuserve.devices.names import CPU
     from gpuserve.devices.placement import n_processors
     from gpuserve.model.placement import ServerDevices
     from gpuserve.model.threads import cores_of_instances, n_threads, overload
@@ -67,6 +69,7 @@ def _gather_facts(config: str | None) -> Facts:
     broken: list[Problem] = []
     notes: list[str] = []
     overloads: list[str] = []
+    missing: list[ConfigProblem] = []
     if config is not None:
         try:
             found = load_target(config, os.environ)
@@ -80,6 +83,10 @@ def _gather_facts(config: str | None) -> Facts:
             instances = [one for model in found.models for one in model.instances]
             cores = cores_of_instances(n_processors(), settings.doors)
             overloads = [text for text in (overload(instances, cores),) if text]
+            on_gpus = [one for one in instances if one.device != CPU]
+            needs_mps = settings.mps == ON or any(one.gpu_share for one in on_gpus)
+            if on_gpus and needs_mps and settings.mps != OFF and (text := missing_daemon()):
+                missing.append(ConfigProblem(f"mps: {text}", settings.mps == ON))
             threads = sorted({n_threads(one, instances, cores) for one in instances})
             notes.append(f"threads of numerical libraries in an instance: {', '.join(map(str, threads))}")
     fatal = [
@@ -88,7 +95,8 @@ def _gather_facts(config: str | None) -> Facts:
         *(False for _ in overloads),
     ]
     texts = [str(one).partition("\n")[0] for one in (*problems, *broken, *overloads)]
-    return gather_facts(settings, devices, config, list(map(ConfigProblem, texts, fatal)), notes)
+    problems_found = [*map(ConfigProblem, texts, fatal), *missing]
+    return gather_facts(settings, devices, config, problems_found, notes)
 
 
 def _shape_notes(configuration: Configuration) -> Iterator[str]:

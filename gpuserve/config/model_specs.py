@@ -86,7 +86,7 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
             if entry.openai:
                 source["adapter"] = openai.ADAPTER
             name = f"{group.device}#{numbers[group.device]}"
-            place = ANYWHERE, group.threads or 0, tuple(group.cpus), group.ranks
+            place = ANYWHERE, group.threads or 0, tuple(group.cpus), group.ranks, group.gpu_share
             instances.append(InstanceSpec(name, group.device, source, rate, *place))
             numbers[group.device] += 1
     return tuple(instances)

@@ -339,6 +339,9 @@ class DeclaredInstances:
         "Threads of numerical libraries in each process; null: OMP_NUM_THREADS, or a share of the cores.",
         least=1)
     cpus: tuple[int, ...] = option((), "CPUs on which the processes run; empty: all.", least=0)
+    gpu_share: float = option(0.0,
+        "Part of a GPU's multiprocessors on which a kernel of the process runs at most, by CUDA's MPS; "
+        "0: no limit.", least=0, most=1)
     resources: Resources = option(Resources(), "Resources of one process, for gpuserve export.")
     # fmt: on
 
@@ -363,6 +366,7 @@ class InstanceSpec:
     threads: int = 0
     cpus: tuple[int, ...] = ()
     ranks: int = 1
+    gpu_share: float = 0.0
 
     @property
     def devices(self) -> list[str]:

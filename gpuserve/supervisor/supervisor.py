@@ -15,6 +15,7 @@ from typing import Any, Final
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.core.event_log import OBSERVED_BY_FRONT, EventKind, EventLog
+from gpuserve.devices.mps import MpsDaemon
 from gpuserve.devices.placement import n_processors
 from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import RESTART_WORKER, InstanceSpec, ModelSpec
@@ -288,8 +289,8 @@ class Supervisor:
         events, lines = EventLog(), LogLines(reactor)
         start = partial(start_front, relay_output)
         front = FrontMonitor(reactor, listeners, live_settings, events, lines, start)
-        lifecycle = ServerLifecycle(events)
-        self._core = ServerCore(lifecycle, live_settings, reactor, listeners, front, events, lines)
+        lifecycle, mps = ServerLifecycle(events), MpsDaemon(settings.mps)
+        self._core = ServerCore(lifecycle, live_settings, reactor, listeners, front, events, lines, mps)
         self._declared = DeclaredModels(models)
         cores = cores_of_instances(n_processors(), settings.doors)
 
@@ -298,7 +299,7 @@ class Supervisor:
 
         follows_imports = watch is not None
         context = WorkerContext(
-            reactor, self, threads_of, live_settings, relay_output, {}, lines, follows_imports
+            reactor, self, threads_of, live_settings, relay_output, {}, lines, follows_imports, mps=mps
         )
         self._weights = context.weights
         self._weights.on_changed = self._send_weights
@@ -413,6 +414,7 @@ class Supervisor:
         self._core.front.kill()
         self._parts.ingress.close()
         self._parts.models.kill()
+        self._core.mps.close()
         self._core.front.close()
 
     def _fail_waiting(self, error: BaseException) -> None:

@@ -8,10 +8,8 @@ import importlib
 import json
 import mmap
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,6 +29,8 @@ from benchmarks.gpu.questions.asking import (
     status_of,
     stream_and_event,
 )
+from gpuserve.core.errors import StartupError
+from gpuserve.devices.mps import LOGS, MpsDaemon
 
 #: ``cudaDevAttr…``: HMM or ATS is there where the first is 1.
 _ATTRIBUTES: Final = {
@@ -244,25 +244,18 @@ def _beside_a_fault(environment: Mapping[str, str]) -> Answer:
 
 @contextmanager
 def _mps() -> Iterator[tuple[Mapping[str, str], str]]:
-    """An MPS server of our own for processes with this environment; else why there is none."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if control is None:
-        yield {}, "nvidia-cuda-mps-control is not installed"
+    """An MPS server of our own, or one that runs, for processes with this environment; else why there is
+    none.
+    """
+    daemon = MpsDaemon("on")
+    try:
+        environment = daemon.variables(0.0)
+    except StartupError as error:
+        yield {}, str(error)
         return
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
-        environment = {f"CUDA_MPS_{name}_DIRECTORY": folder for name in ("PIPE", "LOG")}
-        ours = {**os.environ, **environment}
-        started = subprocess.run(
-            [control, "-d"], env=ours, capture_output=True, text=True, timeout=10, check=False
-        )
-        if started.returncode:
-            yield {}, f"{control} ended with status {started.returncode}: {started.stderr.strip()}"
-            return
-        try:
-            yield environment, ""
-        finally:
-            subprocess.run(
-                [control], input="quit\n", env=ours, capture_output=True, text=True, timeout=10, check=False
-            )
-            for log in Path(folder).glob("*.log"):
-                sys.stderr.write(log.read_text(errors="replace")[-2000:])
+    try:
+        yield environment, ""
+        for log in Path(environment.get(LOGS, os.devnull)).glob("*.log"):
+            sys.stderr.write(log.read_text(errors="replace")[-2000:])
+    finally:
+        daemon.close()

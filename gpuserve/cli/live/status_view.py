@@ -71,6 +71,8 @@ def _server_lines(server: Mapping[str, Any], line_width: int | None) -> Iterator
         "config": server["config"] or _MISSING,
         **server["addresses"],
     }
+    if server.get("mps"):
+        facts["mps"] = server["mps"]
     width = max(map(len, facts))
     for name, value in facts.items():
         shown = str(value)

@@ -88,6 +88,7 @@ class ServerKeywords(TypedDict, total=False):
     rate_limit: Literal["off", "execution_count"]
     rate_limit_resources: Sequence[str]
     numa_affinity: bool
+    mps: Literal["auto", "on", "off"]
     min_healthy_devices: int
     min_ready_instances: int
     gpu_health_interval_s: Seconds

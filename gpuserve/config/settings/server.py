@@ -51,7 +51,7 @@ TERMINATED_LAME_DUCK_S: Final = 2.0
 #: Values of ``rate_limit``.
 OFF: Final = "off"
 EXECUTION_COUNT: Final = "execution_count"
-#: Values of ``dashboard``, besides ``OFF``.
+#: Values of ``dashboard`` and ``mps``, besides ``OFF``.
 LOCAL: Final = "local"
 ON: Final = "on"
 #: Values of ``access_log``, besides ``OFF``.
@@ -329,6 +329,10 @@ class ServerSettings:
         "amount that an instance needs.", read=read_resource)
     numa_affinity: bool = option(True,
         "Whether workers of a GPU are bound to the CPUs and the memory next to the GPU.")
+    mps: str = option(AUTO,
+        "Whether workers on GPUs use CUDA's MPS. auto: a control daemon that runs; the server starts one for "
+        "instances with gpu_share. on: always; the server starts a daemon if none runs. off: never.",
+        words=(AUTO, ON, OFF))
     min_healthy_devices: int = option(1,
         "Number of usable GPUs among those that models name from which on the server is ready, or all of "
         "them if they are fewer.", least=0, live="the readiness at once")

@@ -111,6 +111,7 @@ class OperatorStatus:
             },
             "doors": [dict(zip(_DOOR, door, strict=True)) for door in (census or _NO_CENSUS).doors],
             "config": self._config,
+            "mps": self._core.mps.text,
         }
 
 

@@ -6,12 +6,13 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
 from gpuserve.core.errors import GpuserveError, Internal, RequestError, Unavailable
 from gpuserve.core.event_log import EventLog
+from gpuserve.devices.mps import MpsDaemon
 from gpuserve.supervisor.control.reactor import Reactor
 from gpuserve.supervisor.processes.child_supervision import LogLines
 from gpuserve.supervisor.processes.front_monitor import FrontMonitor
@@ -32,6 +33,7 @@ class ServerCore:
     front: FrontMonitor
     events: EventLog
     lines: LogLines
+    mps: MpsDaemon = field(default_factory=MpsDaemon)
 
 
 _Result = TypeVar("_Result")

@@ -14,7 +14,6 @@ from gpuserve.core.errors import StartupError
 from gpuserve.core.event_log import EventKind
 from gpuserve.core.states import EventTable
 from gpuserve.supervisor.control import front_messages as messages
-from gpuserve.supervisor.control.reactor import Reactor
 from gpuserve.supervisor.processes.child_process import ChildProcess, spawn
 from gpuserve.supervisor.processes.lifecycle import InstanceState
 from gpuserve.supervisor.processes.server_core import ServerCore
@@ -81,7 +80,7 @@ class GpuFences:
         self._workers = workers
         self._gpus: tuple[tuple[str, str, str], ...] = ()
         self._suspicion = CudaSuspicion.WORKING
-        self._probe = CudaProbe(core.reactor, self._on_probed)
+        self._probe = CudaProbe(core, self._on_probed)
         self._is_closed = False
 
     def announce(self) -> None:
@@ -180,8 +179,8 @@ def _is_hopeless(worker: WorkerMonitor) -> bool:
 class CudaProbe:
     """A short-lived process that tries CUDA. ``on_result`` is called with whether CUDA worked."""
 
-    def __init__(self, reactor: Reactor, on_result: Callable[[bool], None]) -> None:
-        self._reactor = reactor
+    def __init__(self, core: ServerCore, on_result: Callable[[bool], None]) -> None:
+        self._reactor, self._mps = core.reactor, core.mps
         self._on_result = on_result
         self._process: ChildProcess | None = None
 
@@ -192,7 +191,10 @@ class CudaProbe:
     def start(self) -> None:
         """Start a process. A failed start has no result, because it says nothing about CUDA."""
         try:
-            process, _ = spawn(_PROBE_MODULE, channels=0, relay_output=False, shows_stacks=False)
+            environment = self._mps.variables(0.0)
+            process, _ = spawn(
+                _PROBE_MODULE, channels=0, environment=environment, relay_output=False, shows_stacks=False
+            )
         except StartupError:
             return
         self._process = process

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from gpuserve.config.settings.logs import log_with_text
 from gpuserve.config.settings.server import POLL
 from gpuserve.core.errors import StartupError
+from gpuserve.devices.mps import MpsDaemon
 from gpuserve.devices.names import CPU, gpu_name
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.model.threads import thread_variables
@@ -87,6 +88,7 @@ class WorkerContext:
     lines: LogLines | None = None
     follows_imports: bool = False
     weights: SharedWeights = field(default_factory=SharedWeights)
+    mps: MpsDaemon = field(default_factory=MpsDaemon)
 
 
 #: Messages that have no meaning once their worker is dead.
@@ -211,11 +213,13 @@ class WorkerMonitor:
         """Start all ranks, rank 0 last, because it inherits its links to the others."""
         context, links = self._context, list[socket.socket]()
         settings = context.settings.current
+        on_gpu = self.instance.device != CPU
+        mps = context.mps.variables(self.instance.gpu_share) if on_gpu else {}
         self._port = reserved_port() if len(self.ranks) > 1 else None
         try:
             for rank in reversed(self.ranks):
                 variables = rank_variables(rank.number, len(self.ranks), self._port)
-                process, (boot, link) = _launch(self, variables, links, context.relay_output)
+                process, (boot, link) = _launch(self, mps | variables, links, context.relay_output)
                 links.insert(0, link)
                 rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
                 channel = Channel(boot, wire.WORKER)
