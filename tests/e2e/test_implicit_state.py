@@ -226,7 +226,8 @@ def test_a_state_that_does_not_fit_its_file_is_refused(client: Any, model: str, 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @needs("torch")
-def test_a_torch_file_has_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["model.pt", "model.pt2"])
+def test_a_torch_file_has_state(tmp_path: Path, file: str) -> None:
     import torch
 
     class Total(torch.nn.Module):
@@ -235,8 +236,14 @@ def test_a_torch_file_has_state(tmp_path: Path) -> None:
 
     folder = tmp_path / "torch" / "1"
     folder.mkdir(parents=True)
-    torch.jit.script(Total()).save(folder / "model.pt")
+    if file == "model.pt":
+        torch.jit.script(Total()).save(folder / file)
+    else:
+        rows = torch.export.Dim("rows", max=4)
+        example = tuple(torch.zeros(2, 1, dtype=torch.int32) for _ in range(2))
+        torch.export.save(torch.export.export(Total(), example, dynamic_shapes=[{0: rows}] * 2), folder / file)
     text = config(4, ZERO, DELAYED).replace("onnxruntime", "pytorch")
+    text += 'parameters { key: "TRUST" value { string_value: "true" } }'
     names = {"INPUT_STATE": "INPUT__1", '"INPUT"': '"INPUT__0"'}
     names |= {"OUTPUT_STATE": "OUTPUT__1", '"OUTPUT"': '"OUTPUT__0"'}
     for name, other in names.items():
