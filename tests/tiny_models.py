@@ -98,7 +98,7 @@ def encoder(folder: Path) -> Path:
     return _saved(folder, BertModel(_bert()), word_tokenizer())
 
 
-def writer(folder: Path, positions: int = 96) -> Path:
+def writer(folder: Path, positions: int = 96, **generation: Any) -> Path:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     _seeded()
@@ -112,7 +112,9 @@ def writer(folder: Path, positions: int = 96) -> Path:
         eos_token_id=0,
         initializer_range=0.5,
     )
-    return _saved(folder, GPT2LMHeadModel(config), byte_tokenizer())
+    model = GPT2LMHeadModel(config)
+    model.generation_config.update(**generation)
+    return _saved(folder, model, byte_tokenizer())
 
 
 def image_classifier(folder: Path) -> Path:

@@ -241,7 +241,8 @@ def test_a_torch_file_has_state(tmp_path: Path, file: str) -> None:
     else:
         rows = torch.export.Dim("rows", max=4)
         example = tuple(torch.zeros(2, 1, dtype=torch.int32) for _ in range(2))
-        torch.export.save(torch.export.export(Total(), example, dynamic_shapes=[{0: rows}] * 2), folder / file)
+        program = torch.export.export(Total(), example, dynamic_shapes=[{0: rows}] * 2)
+        torch.export.save(program, folder / file)
     text = config(4, ZERO, DELAYED).replace("onnxruntime", "pytorch")
     text += 'parameters { key: "TRUST" value { string_value: "true" } }'
     names = {"INPUT_STATE": "INPUT__1", '"INPUT"': '"INPUT__0"'}

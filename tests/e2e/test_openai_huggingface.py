@@ -6,19 +6,23 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import openai
 import pytest
 import tiny_models
 from config_file import write_config
+from optional_packages import needs
 from serving import GPUSERVE, Addresses, serving
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.thorough
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 AS_TEXT = "system: Be brief.\nuser: Hi\nassistant:"
 
 
@@ -30,8 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Addresses]:
     tiny_models.writer(folder / "writer")
+    tiny_models.writer(folder / "batched", min_length=0)  # an option that only batches of generate honour
     tiny_models.encoder(folder / "encoder")
-    models = [{"name": one, "callable": f"./{one}", "openai": True} for one in ("writer", "encoder")]
+    names = ("writer", "batched", "encoder")
+    models = [{"name": one, "callable": f"./{one}", "openai": True} for one in names]
     with serving(GPUSERVE, "serve", str(write_config(folder, models, host="127.0.0.1"))) as addresses:
         yield addresses
 
@@ -40,6 +46,10 @@ def server(folder: Path) -> Iterator[Addresses]:
 def client(server: Addresses) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+def response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "wanted", "schema": schema}}
 
 
 def generated(folder: Path, prompt: str, count: int) -> str:
@@ -104,6 +114,29 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, folder:
     assert only.logprobs.top_logprobs == [{}] * 6
 
 
+@needs("llguidance")
+@pytest.mark.parametrize("model", ["writer", "batched"])
+def test_json_obeys_the_schema_of_its_request_beside_other_requests(
+    client: openai.OpenAI, model: str
+) -> None:
+    def ask(**more: Any) -> Any:
+        return client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=48, **more)
+
+    as_text = ask().choices[0].message.content
+    schema = {"type": "array", "items": {"enum": ["yes", "no"]}, "minItems": 1, "maxItems": 2}
+    with ThreadPoolExecutor() as pool:
+        texts = [pool.submit(ask) for _ in range(3)]
+        wanted = {"response_format": response_format(schema), "temperature": 1, "seed": 5, "n": 4}
+        answers = pool.submit(ask, **wanted).result().choices
+        assert [one.result().choices[0].message.content for one in texts] == [as_text] * 3
+    ended = [json.loads(one.message.content) for one in answers if one.finish_reason == "stop"]
+    assert ended, "all texts were cut at their limit"
+    for one in ended:
+        jsonschema.validate(one, schema)
+    stream = ask(response_format={"type": "json_object"}, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream).lstrip().startswith("{")
+
+
 def test_tokens_of_the_model_are_a_prompt(client: openai.OpenAI) -> None:
     tokens = tiny_models.byte_tokenizer()("It was")["input_ids"]
     by_tokens = client.completions.create(model="writer", prompt=tokens)
@@ -119,7 +152,16 @@ def test_tokens_of_the_model_are_a_prompt(client: openai.OpenAI) -> None:
     ("more", "said"),
     [
         ({"frequency_penalty": 1}, "frequency_penalty: this model does not honour it"),
-        ({"response_format": {"type": "json_object"}}, "response_format: this model does not honour it"),
+        pytest.param(
+            {"response_format": {"type": "json_object"}, "tools": TOOLS},
+            "response_format: expected none beside tools",
+            marks=needs("llguidance"),
+        ),
+        pytest.param(
+            {"response_format": response_format({"type": "no"})},
+            "response_format: the schema cannot be followed: Invalid type: no",
+            marks=needs("llguidance"),
+        ),
         ({"extra_body": {"top_k": -1}}, "Parameter 'top_k' must be an int of at least 0"),
     ],
 )

@@ -41,7 +41,7 @@ class TextGeneration:
     """A callable that answers a prompt with pieces of text, each in a response."""
 
     #: Members of requests of OpenAI's clients.
-    honours = ("tools", "logprobs")
+    honours = ("tools", "logprobs", "response_format")
 
     def __init__(self, settings: ModelSettings, _config: Mapping[str, Any]) -> None:
         self._writer = TextWriter(settings)

@@ -56,7 +56,13 @@ async def generate_tokens(
     prompt_of: Callable[[TextWriter, TextRequest], Awaitable[Prompt]],
 ) -> AsyncIterator[Any]:
     """Yield the generated text as tokens of an answer. Closing the generator ends the generation."""
-    prompt = await prompt_of(writer, request)
+    try:
+        matcher = await writer.grammars.matcher_of(getattr(request, "response_format", None))
+    except InvalidArgument as error:
+        raise BadRequest(str(error), "response_format") from None
+    if matcher is not None and getattr(request, "tools", None):
+        raise BadRequest("expected none beside tools", "response_format")
+    prompt = replace(await prompt_of(writer, request), matcher=matcher)
     yield Usage(prompt_tokens=len(prompt.tokens))
     pieces = writer.write(prompt)
     try:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.backends.huggingface.step_rows import StepRows, can_step
+from gpuserve.backends.huggingface.structured_outputs import JsonMask
 from gpuserve.core.errors import InvalidArgument
 
 STOP: Final = "stop"
@@ -51,13 +52,15 @@ class Sampling:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
     """The tokens of a prompt, the limit of new tokens, and how they are chosen. With ``n_likeliest`` each new
-    token is a piece of its own, with its log probability and those of so many likeliest tokens.
+    token is a piece of its own, with its log probability and those of so many likeliest tokens. ``matcher``
+    is the state of the answer in a grammar.
     """
 
     tokens: Sequence[int]
     max_new_tokens: int
     sampling: Sampling
     n_likeliest: int | None = None
+    matcher: Any = None
 
 
 class TextPiece(NamedTuple):
@@ -288,7 +291,7 @@ class PromptBatches:
         self._model = model
         self._decode = lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
         self._spell = lambda token: str(tokenizer.decode([token]))
-        self._config, self._ends, self._pad = _generation_config(model, tokenizer)
+        self._config, self.end_tokens, self._pad = _generation_config(model, tokenizer)
         self._rows = rows
         self._waiting: collections.deque[PromptRow] = collections.deque()
         self._more = threading.Condition()
@@ -299,7 +302,7 @@ class PromptBatches:
     def submit_prompts(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
         """Queue prompts, for one batch if they fit in one. They start at once if a thread is free."""
         rows = [
-            PromptRow(prompt, on_piece, TextOfTokens(self._decode), self._ends, self._spell)
+            PromptRow(prompt, on_piece, TextOfTokens(self._decode), self.end_tokens, self._spell)
             for prompt, on_piece in prompts
         ]
         with self._more:
@@ -333,7 +336,7 @@ class PromptBatches:
                 running.clear()
 
     def _chooser(self, row: PromptRow) -> Callable[[Any, Any], Any] | None:
-        sampler = _RowSampler(row.prompt.sampling, self._model.device)
+        sampler = _RowSampler(row, self._model.device)
         return None if sampler.is_plain else sampler.scores
 
     def _next_rows(self, most: int, *, waits: bool = True) -> list[PromptRow]:
@@ -404,19 +407,22 @@ class RowSampling:
     """
 
     def __init__(self, rows: Sequence[PromptRow], device: Any) -> None:
-        self._rows = [(row, _RowSampler(row.prompt.sampling, device)) for row in rows]
+        self._rows = [(row, _RowSampler(row, device)) for row in rows]
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         for at, (row, sampler) in enumerate(self._rows):
             row.note_scores(scores[at])
-            if not sampler.is_plain:
+            if not (sampler.is_plain or row.over):
                 scores[at] = sampler.scores(input_ids[at : at + 1], scores[at : at + 1])[0]
         return scores
 
 
 class _RowSampler:
-    def __init__(self, sampling: Sampling, device: Any) -> None:
+    def __init__(self, row: PromptRow, device: Any) -> None:
+        sampling = row.prompt.sampling
         self._processors = _logits_processors(sampling)
+        if row.prompt.matcher is not None:
+            self._processors.insert(0, JsonMask(row.prompt.matcher, row.fail))
         self._random_generator = _new_generator(sampling, device) if sampling.temperature else None
         self.is_plain = not self._processors and self._random_generator is None
 

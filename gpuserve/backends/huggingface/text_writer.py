@@ -18,6 +18,7 @@ from gpuserve.backends.huggingface.prompt_batches import (
     TextPiece,
     limited_prompt,
 )
+from gpuserve.backends.huggingface.structured_outputs import JsonGrammars
 
 #: Tokenizing a shorter prompt takes a few milliseconds at most.
 SHORT_CHARACTERS: Final = 16 << 10
@@ -40,6 +41,7 @@ class TextWriter:
         self._batches = PromptBatches(
             pipeline.model, self.tokenizer, rows=settings.prompts, batches=settings.batches
         )
+        self.grammars = JsonGrammars(self.tokenizer, self.vocabulary, self._batches.end_tokens)
 
     def text_prompt(self, text: str, options: Mapping[str, Any]) -> Prompt:
         """Return the prompt of a text, with the options of a request. Raise InvalidArgument."""

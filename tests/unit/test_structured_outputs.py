@@ -1,0 +1,100 @@
+"""Schemas of a ``response_format`` as masks of the next token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+import tiny_models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optional_packages import needs
+
+from gpuserve.backends.huggingface.structured_outputs import JsonGrammars, JsonMask
+from gpuserve.core.errors import InvalidArgument
+
+pytestmark = needs("torch", "transformers", "llguidance")
+END, VOCABULARY = 0, 300
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ok": {"type": "boolean"},
+        "kinds": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        "name": {"type": "string", "maxLength": 5},
+    },
+    "required": ["ok", "kinds", "name"],
+    "additionalProperties": False,
+}
+
+
+def grammars(end_tokens: Sequence[int] = (END,)) -> JsonGrammars:
+    return JsonGrammars(tiny_models.byte_tokenizer(), VOCABULARY, end_tokens)
+
+
+def matcher(schema: Any = SCHEMA) -> Any:
+    given = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return asyncio.run(grammars().matcher_of(given))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_the_scores_are_the_text_obeys_the_schema(seed: int) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    failures: list[Exception] = []
+    mask, tokens = JsonMask(matcher(), failures.append), [7, 8]
+    while tokens[-1] != END:
+        assert len(tokens) < 800, "white space has a limit"
+        scores = torch.randn(1, VOCABULARY, generator=generator)
+        tokens.append(int(mask(torch.tensor([tokens]), scores).argmax()))
+    text = tiny_models.byte_tokenizer().decode(tokens[2:-1])
+    jsonschema.validate(json.loads(text), SCHEMA)
+    assert not failures
+
+
+def test_a_row_whose_grammar_fails_ends_with_an_error() -> None:
+    import torch
+
+    failures: list[Exception] = []
+    mask = JsonMask(matcher(), failures.append)
+    for tokens in ([1], [1, 2]):
+        mask(torch.tensor([tokens]), torch.zeros(1, VOCABULARY))
+    (error,) = failures
+    assert str(error).startswith("the answer cannot follow the schema: ")
+
+
+@pytest.mark.parametrize("given", [None, {}, {"type": "text"}])
+def test_text_has_no_grammar(given: Any) -> None:
+    assert asyncio.run(grammars().matcher_of(given)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("json", "expected the type"),
+        ({"type": "yaml"}, "expected the type"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, '"json_schema" with a schema'),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}, "followed: Invalid type"),
+        ({"type": "json_schema", "json_schema": {"schema": {"not": {}}}}, "followed: Unimplemented keys"),
+    ],
+)
+def test_a_format_that_cannot_be_followed_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        asyncio.run(grammars().matcher_of(given))
+
+
+def test_a_model_without_an_end_token_cannot_end_json() -> None:
+    with pytest.raises(InvalidArgument, match="has no end token"):
+        asyncio.run(grammars(()).matcher_of({"type": "json_object"}))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InvalidArgument, match=r"pip install 'gpuserve\[structured-outputs\]'"):
+        asyncio.run(grammars().matcher_of({"type": "json_object"}))
