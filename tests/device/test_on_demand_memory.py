@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,35 @@ def test_a_model_over_several_gpus_counts_on_each(
         wait_until(lambda: min(taken()) >= TAKEN_NBYTES // 2, "the memory is measured")
         assert taken()[0] == taken()[1]
         assert server.infer("a", 1.0).output("y") == [2.0]
+        assert server.end() == 0
+
+
+def test_a_model_that_waits_for_one_gpu_leaves_the_other_to_later_ones(
+    two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in two_gpus.environ.items():
+        monkeypatch.setenv(name, value)
+    placed = {"busy": "cuda:0", "waits": "cuda:0", "elsewhere": "cuda:1"}
+    keys = {"callable": f"{MODELS / 'heavy.py'}:Heavy", "kwargs": {"folder": str(tmp_path)}}
+    keys |= {"on_demand": True, "memory_nbytes": 768 << 20}
+    models = [model(name=name, instances=[{"device": device}], **keys) for name, device in placed.items()]
+    loads, gate = tmp_path / "loads", tmp_path / "busy"
+    with Watched(config(tmp_path, *models, memory={"cuda": 1 << 30}), *QUICKLY) as server:
+        server.wait_ready()
+        gate.touch()
+        with ThreadPoolExecutor() as clients:
+            asked = [clients.submit(server.infer, "busy", 1.0)]
+            wait_until(loads.exists, "the first model is loaded")
+            asked.append(clients.submit(server.infer, "waits", 1.0))
+            wait_until(
+                lambda: server.metric("nv_inference_pending_request_count", model="waits") == 1,
+                "the second model is asked for",
+            )
+            asked.append(clients.submit(server.infer, "elsewhere", 1.0))
+            wait_until(lambda: len(loads.read_text().splitlines()) == 2, "the third model is loaded")
+            assert server.metric("nv_inference_pending_request_count", model="waits") == 1
+            gate.unlink()
+            assert [one.result().output("y") for one in asked] == [[2.0]] * 3
         assert server.end() == 0
 
 

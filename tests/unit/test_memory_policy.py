@@ -35,7 +35,7 @@ def test_the_least_recently_used_go_and_only_those_that_hold_what_is_short() -> 
 
 def test_none_goes_while_all_of_them_would_not_suffice_and_another_may_be_idle_later() -> None:
     here = [resident(1, 1.0), resident(2, 2.0, Use.HELD), resident(3, 3.0)]
-    assert plan_start({CPU: 3}, {CPU: 0}, here) == Plan(False)
+    assert plan_start({CPU: 3}, {CPU: 0}, here) == Plan(False, suffices=False)
     assert plan_start({CPU: 2}, {CPU: 0}, here) == Plan(False, (1, 3))
 
 

@@ -8,6 +8,7 @@ supervisor needs for its decisions, so that none of them has to arrive.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,8 @@ from gpuserve.supervisor.control import front_messages as messages
 #: Periods of reports while a cold model has requests, and otherwise.
 _WAITING_S: Final = 0.1
 _PERIOD_S: Final = 1.0
+#: Pause between reports of first requests: a burst for hundreds of cold models makes a few reports.
+_PAUSE_S: Final = 0.02
 #: Poll period for the last running requests of a model in use that gives way.
 _POLL_S: Final = 0.005
 
@@ -58,6 +61,7 @@ class OnDemandDrivers:
         #: Whether the latest report named a model.
         self._reported = False
         self._next_report: asyncio.TimerHandle | None = None
+        self._reported_at = -math.inf
         #: The times since when requests wait for a cold model.
         self._waiting_since: dict[int, float] = {}
 
@@ -114,12 +118,10 @@ class OnDemandDrivers:
         now = self._used_at[generation] = time.monotonic()
         if generation not in self._waiting_since and driver.workers.instances.asleep:
             self._waiting_since[generation] = now
-            self._report()
+            self._report_in(max(0.0, self._reported_at + _PAUSE_S - now))
 
     def _report(self) -> None:
         """Report the use of all models now, and then periodically."""
-        if self._next_report is not None:
-            self._next_report.cancel()
         now, rows = time.monotonic(), []
         for generation, driver in self._drivers.items():
             asleep = driver.workers.instances.asleep
@@ -134,9 +136,13 @@ class OnDemandDrivers:
                 rows.append((generation, now - self._used_at.setdefault(generation, now), unfinished))
         if rows or self._reported:  # the last of them may have expired
             self._notify_supervisor(messages.Usage(tuple(rows), self._gpu_memory()))
-        self._reported = bool(rows)
-        period_s = _WAITING_S if self._waiting_since else _PERIOD_S
-        self._next_report = asyncio.get_running_loop().call_later(period_s, self._report)
+        self._reported, self._reported_at = bool(rows), now
+        self._report_in(_WAITING_S if self._waiting_since else _PERIOD_S)
+
+    def _report_in(self, delay_s: float) -> None:
+        if self._next_report is not None:
+            self._next_report.cancel()
+        self._next_report = asyncio.get_running_loop().call_later(delay_s, self._report)
 
 
 def _unfinished(driver: OnDemandDriver) -> int:

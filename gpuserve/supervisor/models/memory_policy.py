@@ -41,16 +41,17 @@ class Resident(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan for a model that is to start: whether it starts now, and which models end or go to sleep
-    first.
+    """The plan for a model that is to start: whether it starts now, which models end or go to sleep first,
+    and whether there will be enough memory then.
     """
 
     starts: bool
     evicted: tuple[int, ...] = ()
     asleep: tuple[int, ...] = ()
+    suffices: bool = True
 
 
-_WAIT: Final = Plan(False)
+_WAIT: Final = Plan(False, suffices=False)
 
 
 def plan_start(wanted: Nbytes, free: Nbytes, residents: Iterable[Resident]) -> Plan:

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +64,8 @@ class OnDemandModels:
         #: The measured memory of an instance of each version of a model, awake and asleep.
         self._measured: dict[tuple[str, int], Nbytes] = {}
         self._asleep: dict[tuple[str, int], Nbytes] = {}
+        #: The memory of the largest instance that was measured awake, by device.
+        self._largest = Counter[str]()
         self._shown: messages.ResidentMemory | None = None
 
     def want(self, generation: Generation) -> None:
@@ -95,13 +97,14 @@ class OnDemandModels:
             self._wanted.setdefault(one, now)
         self._measure(dict(usage.gpu_memory))
         self.advance()
+        limits = self._limits()
         timeouts_s = {one.number: one.spec.idle_timeout_s for one in self._table.on_demand()}
-        for idle in [one for one in self._residents(_is_used) if one.use is Use.IDLE]:
+        for idle in [one for one in self._residents(_is_used, limits) if one.use is Use.IDLE]:
             if 0 < timeouts_s[idle.key] <= now - idle.used_at:
-                self._evict(idle.key, IDLE, sleeps=self._has_room_asleep(idle))
-        residents = sorted(self._residents(_is_used), key=lambda one: one.used_at)
+                self._evict(idle.key, IDLE, sleeps=self._has_room_asleep(idle, limits))
+        residents = sorted(self._residents(_is_used, limits), key=lambda one: one.used_at)
         # The latest used may exceed a limit alone.
-        self._evict_all(plan_start({}, self._free(self._limits()), residents[:-1]))
+        self._evict_all(plan_start({}, self._free(limits), residents[:-1]))
         self._show_memory()
 
     def worker_ready(self, generation: Generation) -> None:
@@ -176,52 +179,64 @@ class OnDemandModels:
         """Start the models that are to start and for which there is memory, and evict others for them."""
         limits = self._limits()
         free = self._free(limits)
-        for generation, since in list(self._wanted.items()):
-            if generation not in self._table or generation.state is GenerationState.STOPPING:
-                self._wanted.pop(generation, None)
-                continue
-            if generation.residence not in {Residence.COLD, Residence.ASLEEP}:
-                continue
+        found: dict[Callable[[Generation], bool], list[Resident]] = {}
+
+        def residents(is_held: Callable[[Generation], bool]) -> list[Resident]:
+            if is_held not in found:
+                found[is_held] = self._residents(is_held, limits)
+            return found[is_held]
+
+        blocked: list[Set[str]] = []  # the devices of each model for which even evictions do not suffice
+        is_measuring = any(
+            one.residence is Residence.STARTING and self._is_guess(one) for one in self._table.on_demand()
+        )
+        for generation, since in self._waiting():
             wanted: Nbytes = self._nbytes(generation, limits)
             if generation.residence is Residence.ASLEEP:
                 asleep = self._asleep_nbytes(generation)
                 wanted = {device: max(0, nbytes - asleep[device]) for device, nbytes in wanted.items()}
-            plan = self._plan(wanted, free, since, generation.number)
-            if limits and self._is_guess(generation) and any(map(self._is_guess, self._starting())):
+            concerned = {device for device, nbytes in wanted.items() if nbytes}
+            # What earlier models lack on other devices does not hold up this one.
+            left = {
+                device: nbytes if device in concerned else max(0, nbytes) for device, nbytes in free.items()
+            }
+            for device in concerned:  # a model that waits keeps its place before those that came later
+                free[device] -= wanted[device]
+            if any(devices <= concerned for devices in blocked):
+                continue  # for the earlier model alone nothing suffices
+            plan = _plan(wanted, left, since, generation.number, residents)
+            if not plan.suffices:
+                blocked.append(concerned)
+            is_guess = bool(limits) and self._is_guess(generation)
+            if is_guess and is_measuring:
                 plan = Plan(False)  # models of unknown size are measured one after the other
             self._evict_all(plan)
-            for device in free:  # a model that waits keeps its place before those that came later
-                free[device] -= wanted.get(device, 0)
             if plan.starts:
+                is_measuring |= is_guess
+                self._start(generation)
+            if plan.starts or plan.evicted or plan.asleep:
+                found.clear()
+
+    def _waiting(self) -> Iterator[tuple[Generation, float]]:
+        """Yield the models that are to start or to wake, and since when they are."""
+        for generation, since in list(self._wanted.items()):
+            if generation not in self._table or generation.state is GenerationState.STOPPING:
                 self._wanted.pop(generation, None)
-                generation.resident_at = time.monotonic()
-                if generation.residence is Residence.ASLEEP:
-                    generation.move_to(Residence.WAKING)
-                    for worker in generation.group.workers:
-                        worker.wake()
-                else:
-                    generation.move_to(Residence.STARTING)
-                    generation.group.start_or_retry()
+            elif generation.residence in {Residence.COLD, Residence.ASLEEP}:
+                yield generation, since
 
-    def _starting(self) -> list[Generation]:
-        return [one for one in self._table.on_demand() if one.residence is Residence.STARTING]
+    def _start(self, generation: Generation) -> None:
+        self._wanted.pop(generation, None)
+        generation.resident_at = time.monotonic()
+        if generation.residence is Residence.ASLEEP:
+            generation.move_to(Residence.WAKING)
+            for worker in generation.group.workers:
+                worker.wake()
+        else:
+            generation.move_to(Residence.STARTING)
+            generation.group.start_or_retry()
 
-    def _plan(self, wanted: Nbytes, free: Nbytes, since: float, number: int) -> Plan:
-        def residents(is_held: Callable[[Generation], bool]) -> list[Resident]:
-            return [one for one in self._residents(is_held) if one.key != number]
-
-        now = time.monotonic()
-        plan = plan_start(wanted, free, residents(_is_used))
-        if plan.starts or plan.evicted or plan.asleep or now - since < GIVE_WAY_S:
-            return plan
-
-        def must_stay(one: Generation) -> bool:
-            return _is_used(one) and now - one.resident_at < max(GIVE_WAY_S, one.load_s)
-
-        return plan_start(wanted, free, residents(must_stay))
-
-    def _residents(self, is_held: Callable[[Generation], bool]) -> list[Resident]:
-        limits = self._limits()
+    def _residents(self, is_held: Callable[[Generation], bool], limits: Nbytes) -> list[Resident]:
         found = []
         for one in self._table.on_demand():
             # While both generations of a model run, a reload may exceed the limits.
@@ -242,12 +257,12 @@ class OnDemandModels:
             found.append(Resident(one.number, nbytes, one.used_at, use, asleep))
         return found
 
-    def _has_room_asleep(self, one: Resident) -> bool:
+    def _has_room_asleep(self, one: Resident, limits: Nbytes) -> bool:
         """Return whether a model can sleep within the budget of the host."""
         if one.asleep is None:
             return False
         growth_nbytes = one.asleep.get(CPU, 0) - one.nbytes.get(CPU, 0)
-        return growth_nbytes <= self._free(self._limits()).get(CPU, growth_nbytes)
+        return growth_nbytes <= self._free(limits).get(CPU, growth_nbytes)
 
     def _evict_all(self, plan: Plan) -> None:
         for key in plan.evicted:
@@ -336,15 +351,14 @@ class OnDemandModels:
         """Return the bytes that a model takes or will take: declared or measured, or else as many for each
         instance as the largest instance that was measured.
         """
-        spec, largest = generation.spec, Counter[str]()
+        spec = generation.spec
         declared = spec.declared_nbytes
         counts = {
             **Counter(device for one in spec.instances for device in one.devices),
             CPU: len(spec.instances),
         }
         known = self._measured.get((spec.name, spec.version), {})
-        for other in self._measured.values() if not any(declared.values()) else ():
-            largest |= Counter(other)
+        largest = Counter[str]() if any(declared.values()) else self._largest
         return {
             device: max(
                 declared.get(device, 0),
@@ -393,6 +407,9 @@ class OnDemandModels:
                     found[device] = max(on_device)
             key, measured = (one.spec.name, one.spec.version), self._asleep if is_asleep else self._measured
             measured[key] = {**measured.get(key, {}), **found}
+        self._largest = Counter[str]()
+        for nbytes in self._measured.values():
+            self._largest |= Counter(nbytes)
 
     def _show_memory(self) -> None:
         """Send the front the memory of the resident models if it has changed."""
@@ -413,6 +430,27 @@ class OnDemandModels:
         if shown != self._shown:
             self._shown = shown
             self._core.front.send(shown)
+
+
+def _plan(
+    wanted: Nbytes,
+    free: Nbytes,
+    since: float,
+    number: int,
+    residents: Callable[[Callable[[Generation], bool]], list[Resident]],
+) -> Plan:
+    """Return the plan for the model ``number``, which waits since ``since``. ``residents`` returns the
+    resident models by a rule that says which of them are held.
+    """
+    plan = plan_start(wanted, free, [one for one in residents(_is_used) if one.key != number])
+    if plan.suffices or time.monotonic() - since < GIVE_WAY_S:
+        return plan
+    return plan_start(wanted, free, [one for one in residents(_must_stay) if one.key != number])
+
+
+def _must_stay(generation: Generation) -> bool:
+    resident_s = time.monotonic() - generation.resident_at
+    return _is_used(generation) and resident_s < max(GIVE_WAY_S, generation.load_s)
 
 
 def _is_used(generation: Generation) -> bool:
