@@ -1,1 +1,1 @@
-"""Parts that every room can use: state tables and the event log."""
+"""Parts that every room can use: state tables, the event log, and the limit of turns."""

@@ -12,12 +12,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
-import json
-import logging
-import os
 import resource
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -25,7 +21,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-logger = logging.getLogger(__name__)
+from gpuserve.core.turn_limit import report_turn
 
 #: The precision of the measurement.
 PERIOD_S: Final = 0.005
@@ -91,23 +87,14 @@ class _Event(ctypes.Structure):
     )
 
 
-def watch_event_loop(limit_s: float, path: str = "") -> None:
-    """Report turns of the running loop over the limit, to the log and, as lines of JSON, to ``path``."""
+def watch_event_loop(limit_s: float) -> None:
+    """Report turns of the running loop over the limit."""
     loop = asyncio.get_running_loop()
-    loop.call_soon(_start, loop, limit_s, path)
+    loop.call_soon(_start, loop, limit_s)
 
 
-def _start(loop: asyncio.AbstractEventLoop, limit_s: float, path: str) -> None:
-    def report(took_s: float, where: str) -> None:
-        text = "event loop turn took %.0f ms of CPU, expected at most %g ms:\n%s"
-        logger.warning(text, took_s * 1e3, limit_s * 1e3, where)
-        if path:
-            line = json.dumps({"process": sys.orig_argv[-3:], "took_s": took_s, "where": where})
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            os.write(fd, f"{line}\n".encode())
-            os.close(fd)
-
-    meter = TurnMeter(limit_s, loop.call_soon, report)
+def _start(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+    meter = TurnMeter(limit_s, loop.call_soon, lambda took_s, where: report_turn(took_s, limit_s, where))
 
     def on_signal(_: int, frame: FrameType | None) -> None:
         meter.sample(lambda: "".join(traceback.format_stack(frame, 12)))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
+from gpuserve.core.turn_limit import turn_limit_s
 from gpuserve_worker.protocol.stack_signals import show_on_signal
 
 if TYPE_CHECKING:
@@ -42,10 +43,6 @@ _KEPT_NBYTES: Final = 32 << 20
 #: How long the event loop waits for another thread that computes. With Python's default of 5 ms, each system
 #: call of the event loop while a thread parsed long JSON gave that thread 5 ms.
 _SWITCH_S: Final = 0.0001
-#: For tests: the CPU milliseconds that a turn of the event loop may take, and the file that lists longer
-#: turns.
-_TURN_LIMIT: Final = "GPUSERVE_TURN_LIMIT_MS"
-_TURN_FILE: Final = "GPUSERVE_TURN_FILE"
 
 
 class LongProcess(Protocol):
@@ -155,7 +152,7 @@ def apply_settings(settings: ServerSettings) -> None:
     from gpuserve.config.settings.logs import configure
 
     configure(settings.log_format, settings.log_settings())
-    if limit_ms := os.environ.get(_TURN_LIMIT):
+    if limit_s := turn_limit_s():
         from gpuserve.front.event_loop_watchdog import watch_event_loop
 
-        watch_event_loop(float(limit_ms) / 1e3, os.environ.get(_TURN_FILE, ""))
+        watch_event_loop(limit_s)

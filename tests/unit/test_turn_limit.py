@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gpuserve.front.event_loop_watchdog import PERIOD_S, TurnMeter
+from gpuserve.supervisor.control.reactor import Reactor
 
 LIMIT_S = 0.05
 
@@ -76,11 +80,11 @@ def test_many_short_calls_of_one_turn_are_reported_once_with_where_the_limit_was
 
 
 _PROGRAM = """
-import asyncio, sys, uvloop
+import asyncio, uvloop
 from gpuserve.front.event_loop_watchdog import watch_event_loop
 
 async def main():
-    watch_event_loop(0.05, sys.argv[1])
+    watch_event_loop(0.05)
     await asyncio.sleep(0)
     for _ in range(10):
         sum(range(500_000))
@@ -95,9 +99,31 @@ uvloop.run(main())
 
 def test_a_loop_tells_of_a_call_that_holds_the_interpreter(tmp_path: Path) -> None:
     path = tmp_path / "turns"
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, path], capture_output=True, text=True, check=True)
+    environ = {**os.environ, "GPUSERVE_TURN_FILE": str(path)}
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     (line,) = path.read_text().splitlines()
     turn = json.loads(line)
     assert turn["took_s"] > 0.05
     assert "in main" in turn["where"]
     assert "event loop turn took" in done.stderr
+
+
+def test_a_long_callback_of_the_supervisor_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "turns"
+    monkeypatch.setenv("GPUSERVE_TURN_FILE", str(path))
+    monkeypatch.setenv("GPUSERVE_TURN_LIMIT_MS", "5")
+    reactor = Reactor()
+
+    def plan_long() -> None:
+        sorted(range(500_000, 0, -1), key=int)
+
+    for call in (int, plan_long, reactor.stop):
+        reactor.call_soon_threadsafe(call)
+    reactor.run()
+    reactor.close()
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["took_s"] > 0.02
+    assert "plan_long" in json.loads(line)["where"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import os
 import select
 import selectors
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
+from gpuserve.core.turn_limit import report_turn, turn_limit_s
 from gpuserve_worker.protocol import datagram
 from gpuserve_worker.protocol.wire import MessageCodec
 
@@ -25,6 +27,8 @@ OnError: TypeAlias = Callable[[Exception], None]
 
 #: A descriptor whose callback failed is not watched for this time, because it may stay readable.
 REST_S: Final = 1.0
+#: No client waits for a turn of this loop, which may start several processes.
+_TURN_LIMIT_FACTOR: Final = 4
 #: The longest timeout of one ``select``; epoll refuses 25 days.
 _LONGEST_S: Final = 3600.0
 
@@ -34,6 +38,7 @@ class Reactor:
 
     def __init__(self, on_error: OnError | None = None) -> None:
         self._on_error = on_error
+        self._turn_limit_s = _TURN_LIMIT_FACTOR * (turn_limit_s() or math.inf)
         #: Descriptors that are not watched for a moment because their callbacks failed.
         self._resting: dict[int, Callback] = {}
         self._selector = selectors.DefaultSelector()
@@ -123,6 +128,7 @@ class Reactor:
 
     def _has_run(self, callback: Callback) -> bool:
         """Run a callback. Return False if it raised and ``on_error`` lets the loop go on."""
+        began_s = time.thread_time()
         try:
             callback()
         except Exception as error:
@@ -130,6 +136,8 @@ class Reactor:
                 raise
             self._on_error(error)
             return False
+        if (took_s := time.thread_time() - began_s) > self._turn_limit_s:
+            report_turn(took_s, self._turn_limit_s, repr(callback))
         return True
 
     def _rest(self, key: selectors.SelectorKey) -> None:
