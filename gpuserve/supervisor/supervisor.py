@@ -294,13 +294,17 @@ class Supervisor:
         self._declared = DeclaredModels(models)
         cores = cores_of_instances(n_processors(), settings.doors)
 
+        def instances() -> list[InstanceSpec]:
+            return self._parts.models.table.instances()
+
         def threads_of(instance: InstanceSpec) -> int:
-            return n_threads(instance, self._parts.models.table.instances(), cores)
+            return n_threads(instance, instances(), cores)
 
         follows_imports = watch is not None
         context = WorkerContext(
-            reactor, self, threads_of, live_settings, relay_output, {}, lines, follows_imports, mps=mps
-        )
+            reactor, self, threads_of, live_settings, relay_output, {}, lines, follows_imports,
+            mps=mps, instances=instances,
+        )  # fmt: skip
         self._weights = context.weights
         self._weights.on_changed = self._send_weights
         places = devices or ServerDevices()

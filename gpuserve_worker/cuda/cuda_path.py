@@ -53,7 +53,8 @@ def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
         return None
     try:
         number = int(init.device.partition(":")[2] or 0)
-        device = open_device(number, reporter.warning, init.lent_limit_nbytes, init.gpu_memory_nbytes)
+        limits = init.lent_limit_nbytes, init.gpu_memory_nbytes, init.locked_limit_nbytes
+        device = open_device(number, reporter.warning, *limits)
         if init.array == "cupy":
             _check_types(init, device)
         device.host.spare.make()  # no request waits yet

@@ -84,7 +84,8 @@ class Init(NamedTuple):
     "file", path)`` for each input. ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array``
     is the kind of input arrays: "numpy", "cupy" or "torch". The worker runs on ``cpus`` (empty: all) and
     allocates memory from ``numa_node`` (-1: any). It may page-lock ``lent_limit_nbytes`` of the host memory
-    that clients registered. If ``reports_imports``, the worker reports its imported files by ``Imported``.
+    that clients registered, and ``locked_limit_nbytes`` in all (0: no limit). If ``reports_imports``, the
+    worker reports its imported files by ``Imported``.
     ``max_active`` is the number of active requests of a stepped callable, 0 for other callables.
     ``gpu_memory_nbytes`` is the limit of the memory that the worker allocates on each of its GPUs, 0: none.
     ``rank`` is the number of the worker among the ``ranks`` processes of its instance (``ranks.py``).
@@ -118,6 +119,7 @@ class Init(NamedTuple):
     gpu_memory_nbytes: int = 0
     rank: int = 0
     ranks: int = 1
+    locked_limit_nbytes: int = 0
 
 
 class Stop(NamedTuple):
@@ -323,9 +325,12 @@ class Metrics(NamedTuple):
 
 
 class DeviceMemory(NamedTuple):
-    """The bytes that the worker holds on its device, as its allocators know them."""
+    """The bytes that the worker holds on its device, as its allocators know them, and the bytes of host
+    memory that the worker has page-locked.
+    """
 
     nbytes: int
+    locked_nbytes: int = 0
 
 
 class Yield(NamedTuple):

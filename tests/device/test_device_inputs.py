@@ -289,7 +289,7 @@ def test_a_refused_page_lock_is_logged_once_and_changes_nothing(stand_in: GpuMac
         while not isinstance(said[-1], wire.Ready):
             said.append(worker.hear(worker.boot))
         (record,) = [one for one in said if isinstance(one, wire.Log)]  # of the segment that is made ahead
-        assert "could not page-lock" in record.text
+        assert "are not page-locked" in record.text
         worker.attach(1)
         for number in range(3):
             array, tensor = large(worker, first=number)

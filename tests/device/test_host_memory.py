@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,8 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+import tritonclient.http
+from cuda_server import model, tensor
 from gpu_machine import GpuMachine, RealMachine
+from operated import MODELS, InBackground, config
+from processes import wait_until
 from test_device_inputs import on_gpu
+from watched_gpus import QUICKLY, Watched
 from worker_process import floats, output
 
 from gpuserve_worker.memory.segments import SEGMENT_NBYTES
@@ -60,6 +68,43 @@ def test_of_what_clients_lend_a_limit_is_locked(shared_gpu_machine: Machine) -> 
         "again": True,
         "locked": [False, True, True, True],
     }
+
+
+def test_of_all_memory_a_limit_is_locked(shared_gpu_machine: Machine) -> None:
+    assert look_at(shared_gpu_machine, "all_up_to_a_limit") == {
+        "first": [True, False],
+        "before": [True, True, False, False, 2],
+        "after": True,
+        "warned": 1,
+    }
+
+
+def doubled(address: str, row: Any) -> Any:
+    x = tritonclient.http.InferInput("x", row.shape, "FP32")
+    x.set_data_from_numpy(row)
+    with contextlib.closing(tritonclient.http.InferenceServerClient(address)) as client:
+        return client.infer("m", [x]).as_numpy("y")
+
+
+def test_workers_of_a_gpu_divide_the_limit_and_copy_the_rest_unlocked(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two has room for the segment that is made ahead, and for one more."""
+    for name, value in stand_in.environ.items():
+        monkeypatch.setenv(name, value)
+    x, y = tensor("x", "float32", -1, memory="gpu"), tensor("y", "float32", -1)
+    doubling = model("m", "", [x], [y], count=2, callable=f"{MODELS / 'limited.py'}:Wasteful")
+    limit = 2 * 2 * SEGMENT_NBYTES
+    with Watched(config(tmp_path, doubling, gpu_locked_nbytes=limit), *QUICKLY) as server:
+        server.wait_ready()
+        for nbytes in (SEGMENT_NBYTES // 2, 2 * SEGMENT_NBYTES, SEGMENT_NBYTES, 3 * SEGMENT_NBYTES):
+            row = np.arange(nbytes // 4, dtype=np.float32)[None]
+            answers = [InBackground(doubled, server.addresses["HTTP"], row) for _ in range(4)]
+            assert all(np.array_equal(one.result(), 2 * row) for one in answers)
+        server.wait_log("are not page-locked, so copies to and from the device are slower: gpu_locked_nbytes")
+        wait_until(lambda: server.metric("gpuserve_gpu_locked_host_bytes") > 0, "workers have reported")
+        assert server.metric("gpuserve_gpu_locked_host_bytes") <= limit
+        assert server.end() == 0
 
 
 def test_a_large_block_is_not_taken_by_who_needs_a_small_one(shared_gpu_machine: Machine) -> None:

@@ -142,7 +142,7 @@ def test_a_refusal_is_logged_once_and_changes_nothing(stand_in: GpuMachine, file
         register(worker, file)
         for seed in range(1, 6):
             ask(worker, file, seed)
-        assert "could not page-lock" in worker.log_record().text
+        assert "are not page-locked" in worker.log_record().text
         worker.boot.send(wire.Stop())
         assert worker.hear(worker.boot) is None  # and it was logged no second time
 

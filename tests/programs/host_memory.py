@@ -160,6 +160,23 @@ def lent_up_to_a_limit() -> dict[str, Any]:
     return {"first": first, "again": again, "locked": [locks.is_locked(one) for one in (*views, own)]}
 
 
+def all_up_to_a_limit() -> dict[str, Any]:
+    """Of arenas, of the worker's own blocks and of clients' memory together."""
+    warned: list[str] = []
+    device = open_device(warn=warned.append, lent_limit_nbytes=8 * NBYTES, locked_limit_nbytes=2 * NBYTES)
+    locks = device.host.locks
+    arena, lent, late = (mapped()[1] for _ in range(3))
+    locks.lock(arena)
+    first = [locks.lock_lent(one) for one in (lent, late)]
+    block = device.host.blocks.acquire(NBYTES)
+    device.host.wait()
+    before = [*map(locks.is_locked, (arena, lent, late, block.memory)), locks.locked_nbytes // NBYTES]
+    for one in (arena, late):  # the one is locked, the other is not
+        locks.unlock(one)
+    locks.lock_now(late)
+    return {"first": first, "before": before, "after": locks.is_locked(late), "warned": len(warned)}
+
+
 def blocks_of_their_size() -> dict[str, Any]:
     """A large block is for who needs it."""
     blocks = open_device().host.blocks

@@ -68,7 +68,7 @@ def test_the_tables_name_settings() -> None:
     # What is not the front's is the supervisor's.
     supervisors = {"drain_timeout_s", "lame_duck_s", "load_at_start", "load_timeout_s", "log_level"}
     supervisors |= {"max_output_lines_per_s", "max_output_nbytes_per_s", "shared_memory_locked_nbytes"}
-    supervisors |= {"memory", "repository_poll_s"}
+    supervisors |= {"gpu_locked_nbytes", "memory", "repository_poll_s"}
     assert set(ADJUSTED_HERE) == set(live_settings()) - supervisors
 
 

@@ -164,7 +164,7 @@ FLAGS: Final = (
     _setting("rate-limit", _TEXT, "rate_limit", words="execution_count off"),
     _setting("rate-limit-resource", _TEXT, "rate_limit_resources", repeated=True),
     _ineffective("pinned-memory-pool-byte-size", _INTEGER,
-        "shared memory is page-locked as it is used; shared_memory_locked_nbytes bounds that of clients"),
+        "shared memory is page-locked as it is used; gpu_locked_nbytes bounds it"),
     _ineffective("cuda-memory-pool-byte-size", _TEXT, _MEMORY, repeated=True),
     _ineffective("cuda-virtual-address-size", _TEXT, _MEMORY, repeated=True),
     _ineffective("min-supported-compute-capability", _NUMBER,

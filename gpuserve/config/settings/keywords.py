@@ -62,6 +62,7 @@ class ServerKeywords(TypedDict, total=False):
     max_inflation_ratio: int
     shared_memory_owners: Sequence[int]
     shared_memory_locked_nbytes: Bytes
+    gpu_locked_nbytes: Bytes
     memory: MemoryBudget
     response_cache_nbytes: Bytes
     http_header_forward_pattern: str

@@ -259,6 +259,10 @@ class ServerSettings:
     shared_memory_locked_nbytes: int = option(1 << 30,
         "Bytes of clients' system shared memory that each worker on a GPU may page-lock, so that the GPU "
         "copies from and to it directly. 0 locks none.", least=0, live="workers that start later")
+    gpu_locked_nbytes: int = option(0,
+        "Limit of the host memory that the workers on each GPU page-lock for faster copies, in bytes, "
+        "divided equally among those that run. 0: no limit.",
+        least=0, live="workers that start later")
     memory: MemoryBudget = option(MemoryBudget(),
         "Memory budgets of the models with on_demand.", live="the models at once")
     response_cache_nbytes: int = option(0,

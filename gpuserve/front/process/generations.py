@@ -292,8 +292,8 @@ class Generations:
                 link.exports.receive(message)
             case wire.Call() | wire.CancelCall() | wire.Return() | wire.Command():
                 self._calls.handle(link, message)
-            case wire.DeviceMemory(nbytes):
-                self._service.control.gpus.worker_reported(link, link.device, nbytes)
+            case wire.DeviceMemory(int(nbytes), int(locked_nbytes)):
+                self._service.control.gpus.worker_reported(link, link.device, nbytes, locked_nbytes)
             case wire.Metrics(changes):
                 self._callable_metrics.apply(owner, changes)
             case _:

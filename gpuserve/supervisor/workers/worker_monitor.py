@@ -76,7 +76,8 @@ class WorkerEvents(Protocol):
 class WorkerContext:
     """The context that all worker monitors share. ``lost_gpus`` has the reasons why workers cannot run on
     GPUs, by UUID. ``lines`` stores the output of workers. With ``follows_imports`` workers report the files
-    that they import. ``threads_of`` returns the number of threads of an instance beside all others.
+    that they import. ``threads_of`` returns the number of threads of an instance beside all others, and
+    ``instances`` all instances that run.
     """
 
     reactor: Reactor
@@ -89,6 +90,7 @@ class WorkerContext:
     follows_imports: bool = False
     weights: SharedWeights = field(default_factory=SharedWeights)
     mps: MpsDaemon = field(default_factory=MpsDaemon)
+    instances: Callable[[], Sequence[InstanceSpec]] = tuple
 
 
 #: Messages that have no meaning once their worker is dead.
@@ -507,6 +509,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, rank: int, context: WorkerCon
     """Return the message that tells a worker its model. A worker thread can use all GPUs of this process."""
     in_thread, placement = "object" in instance.source, instance.placement
     settings = context.settings.current
+    sharing = sum(not set(instance.devices).isdisjoint(one.devices) for one in context.instances())
     return wire.Init(
         wire.PROTOCOL,
         spec.name,
@@ -536,4 +539,5 @@ def _init(spec: ModelSpec, instance: InstanceSpec, rank: int, context: WorkerCon
         0 if in_thread else spec.gpu_memory_nbytes // len(instance.devices),
         rank,
         instance.ranks,
+        settings.gpu_locked_nbytes // max(1, sharing),
     )

@@ -63,7 +63,7 @@ class CudaSession:
         self._staging = staging
         self._device = device
         self._process_nbytes = device.runtime.process_nbytes
-        self._reported_nbytes = 0
+        self._reported = wire.DeviceMemory(0)
         self._report_due_s = 0.0
         self._opened = device.opened
         self.front = front
@@ -129,10 +129,10 @@ class CudaSession:
         if now < self._report_due_s:
             return
         self._report_due_s = now + _REPORT_S
-        nbytes = self._process_nbytes()
-        if nbytes != self._reported_nbytes:
-            self._reported_nbytes = nbytes
-            self.front.send(wire.DeviceMemory(nbytes))
+        memory = wire.DeviceMemory(self._process_nbytes(), self._device.host.locks.locked_nbytes)
+        if memory != self._reported:
+            self._reported = memory
+            self.front.send(memory)
 
     def close(self) -> None:
         """Close the memory that the front lent. No batch of the front runs any more."""

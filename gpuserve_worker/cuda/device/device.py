@@ -52,6 +52,7 @@ class CudaDevice:
         retained_nbytes: int,
         lent_limit_nbytes: int,
         warn: Callable[[str], None],
+        locked_limit_nbytes: int = 0,
     ) -> None:
         self.runtime = runtime
         self.number = number
@@ -61,7 +62,7 @@ class CudaDevice:
         self.progress = Progress(runtime, self.events)
         self.arrays = CudaArrays(runtime, self.events, number)
         self.buffers = Buffers(runtime, self.progress, retained_nbytes)
-        self.host = HostMemory(runtime, self.enter_concurrently, lent_limit_nbytes, warn)
+        self.host = HostMemory(runtime, self.enter_concurrently, lent_limit_nbytes, warn, locked_limit_nbytes)
         self.exports = ExportPool(runtime, retained_nbytes)
         self.opened = OpenedHandles(
             runtime, number, Background(self.enter_concurrently, "gs-handles"), OF_THIS_PROCESS
@@ -129,9 +130,11 @@ def open_device(
     warn: Callable[[str], None] = lambda _: None,
     lent_limit_nbytes: int = 0,
     limit_nbytes: int = 0,
+    locked_limit_nbytes: int = 0,
 ) -> CudaDevice:
     """Open a device of this process, usually the only one. ``warn`` logs warnings; at most
-    ``lent_limit_nbytes`` of clients' memory is page-locked. ``limit_nbytes`` limits the device memory of
+    ``lent_limit_nbytes`` of clients' memory is page-locked, and ``locked_limit_nbytes`` in all (0: no limit).
+    ``limit_nbytes`` limits the device memory of
     cupy's pool and of the worker itself, unless it is 0. Raise ``CudaUnavailable`` without cupy or a driver.
     """
     runtime = load_runtime()
@@ -143,4 +146,6 @@ def open_device(
     retained_nbytes = max(_RETAINED_NBYTES, total_nbytes // _RETAINED_PART)
     if limit_nbytes:
         retained_nbytes = min(retained_nbytes, limit_nbytes // _RETAINED_PART)
-    return CudaDevice(runtime, number, h2d, d2h, retained_nbytes, lent_limit_nbytes, warn)
+    return CudaDevice(
+        runtime, number, h2d, d2h, retained_nbytes, lent_limit_nbytes, warn, locked_limit_nbytes
+    )

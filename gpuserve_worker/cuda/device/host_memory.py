@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import math
 import mmap
 import queue
 import threading
@@ -166,8 +167,8 @@ class _Pages:
 
 class PageLocker:
     """A page locker of mappings, each of which begins on a page. Any thread may call any method; only
-    ``lock_now`` and ``unlock`` can block. At most ``lent_limit_nbytes`` of clients' memory are locked at
-    once.
+    ``lock_now`` and ``unlock`` can block. At most ``limit_nbytes`` are locked at once (0: no limit), and of
+    clients' memory at most ``lent_limit_nbytes``. Memory beyond the limits stays unlocked.
     """
 
     def __init__(
@@ -177,11 +178,13 @@ class PageLocker:
         uses: HostCopies,
         lent_limit_nbytes: int,
         warn: Callable[[str], None],
+        limit_nbytes: int = 0,
     ) -> None:
         self._runtime = runtime
         self._background = background
         self._uses = uses
         self._lent_left_nbytes = lent_limit_nbytes
+        self._left_nbytes = limit_nbytes or math.inf
         self._warn = warn
         self._warned = False
         self._known: dict[int, _Pages] = {}
@@ -206,6 +209,10 @@ class PageLocker:
             self._background.later(partial(self._lock_pages, pages))
         return pages is not None
 
+    @property
+    def locked_nbytes(self) -> int:
+        return sum(one.nbytes for one in tuple(self._known.values()) if one.stage is LockStage.LOCKED)
+
     def is_locked(self, memory: memoryview) -> bool:
         pages = self._known.get(address_of(memory))
         return pages is not None and pages.stage is LockStage.LOCKED
@@ -218,6 +225,7 @@ class PageLocker:
                 return
             stage = pages.stage
             pages.advance(LockStage.UNWANTED)
+            self._left_nbytes += pages.nbytes
             if pages.is_lent:
                 self._lent_left_nbytes += pages.nbytes
         with suppress(CudaError):  # the device is lost, and its locks with it
@@ -228,16 +236,19 @@ class PageLocker:
             pages.memory.release()
 
     def _add(self, memory: memoryview, *, is_lent: bool) -> _Pages | None:
-        """Add a mapping. Return None if it is known already, or is a client's and would exceed the limit."""
-        address = address_of(memory)
+        """Add a mapping. Return None if it is known already, or would exceed a limit."""
+        address, nbytes = address_of(memory), len(memory)
         with self._lock:
-            if address in self._known or (is_lent and len(memory) > self._lent_left_nbytes):
+            if address in self._known or (is_lent and nbytes > self._lent_left_nbytes):
                 return None
-            if is_lent:
-                self._lent_left_nbytes -= len(memory)
-            # A separate view, so that the release of the given one does not affect it.
-            pages = self._known[address] = _Pages(memory[:], address, is_lent=is_lent)
-        return pages
+            if nbytes <= self._left_nbytes:
+                self._left_nbytes -= nbytes
+                self._lent_left_nbytes -= nbytes if is_lent else 0
+                # A separate view, so that the release of the given one does not affect it.
+                pages = self._known[address] = _Pages(memory[:], address, is_lent=is_lent)
+                return pages
+        self._tell(nbytes, "gpu_locked_nbytes of the server leaves this process no more")
+        return None
 
     def _lock_pages(self, pages: _Pages) -> None:
         with self._lock:
@@ -261,16 +272,16 @@ class PageLocker:
         try:
             self._runtime.page_lock(pages.address, pages.nbytes)
         except CudaError as error:
-            self._tell(pages.nbytes, error)
+            self._tell(pages.nbytes, f"CUDA refused: {error}")
             return LockStage.REFUSED
         return LockStage.LOCKED
 
-    def _tell(self, nbytes: int, error: CudaError) -> None:
+    def _tell(self, nbytes: int, reason: str) -> None:
         if not self._warned:
             self._warned = True
             self._warn(
-                f"CUDA could not page-lock {nbytes} bytes of shared memory, so copies to and from the device "
-                f"are slower: {error}"
+                f"{nbytes} bytes of host memory are not page-locked, so copies to and from the device are "
+                f"slower: {reason}"
             )
 
 
@@ -348,10 +359,12 @@ class HostMemory:
         enter: Callable[[], None],
         lent_limit_nbytes: int,
         warn: Callable[[str], None],
+        locked_limit_nbytes: int = 0,
     ) -> None:
         self._background = Background(enter)
         self.uses = HostCopies(runtime)
-        self.locks = PageLocker(runtime, self._background, self.uses, lent_limit_nbytes, warn)
+        limits = lent_limit_nbytes, warn, locked_limit_nbytes
+        self.locks = PageLocker(runtime, self._background, self.uses, *limits)
         self.blocks = HostBlocks(self._background, self.locks)
         self.spare = SpareSegment(self.locks, self._background.later)
         self.later = self._background.later

@@ -131,7 +131,8 @@ class GpuMonitor:
 
 class _Worker(NamedTuple):
     """A worker of a model. ``pid`` is 0 if it is not visible here. Its allocators hold ``nbytes`` on
-    ``device``. ``limit_nbytes`` is its limit (``gpu_memory_nbytes``), until it was found to take more.
+    ``device``, and ``locked_nbytes`` of the host are page-locked for it. ``limit_nbytes`` is its limit
+    (``gpu_memory_nbytes``), until it was found to take more.
     """
 
     pid: int
@@ -139,6 +140,7 @@ class _Worker(NamedTuple):
     device: str = ""
     nbytes: int = 0
     limit_nbytes: int = 0
+    locked_nbytes: int = 0
 
 
 def names_of_gpus(load: Callable[[], Any]) -> dict[str, str]:
@@ -220,10 +222,14 @@ class GpuWatch:
     def worker_down(self, link: Hashable) -> None:
         self._workers.pop(link, None)
 
-    def worker_reported(self, link: Hashable, device: str, nbytes: int) -> None:
-        """Record a worker's own account, for containers in which NVML does not know its process id."""
-        if link in self._workers and isinstance(nbytes, int):
-            self._workers[link] = self._workers[link]._replace(device=device, nbytes=nbytes)
+    def worker_reported(self, link: Hashable, device: str, nbytes: int, locked_nbytes: int = 0) -> None:
+        """Record a worker's own account. Its bytes on the GPU count in containers in which NVML does not know
+        its process id.
+        """
+        if link in self._workers:
+            self._workers[link] = self._workers[link]._replace(
+                device=device, nbytes=nbytes, locked_nbytes=locked_nbytes
+            )
 
     # ---- queries ------------------------------------------------------------------------------
 
@@ -282,7 +288,18 @@ class GpuWatch:
     def families(self) -> list[Family]:
         now = time.monotonic()
         self._check_age(now)
-        return list(gpu_families(self._gpus, self.model_memory(), self._gpus.age_s(now)))
+        locked: Counter[str] = Counter()
+        for one in self._workers.values():
+            locked[one.device] += one.locked_nbytes
+        return [
+            *gpu_families(self._gpus, self.model_memory(), self._gpus.age_s(now)),
+            family(
+                "gpuserve_gpu_locked_host_bytes",
+                "gauge",
+                "Bytes of host memory that workers have page-locked for the GPU",
+                [(_labels(one), locked[one.device]) for one in self._gpus],
+            ),
+        ]
 
     def document(self) -> dict[str, Any]:
         now = time.monotonic()
