@@ -7,6 +7,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import doors
 import leaks
@@ -36,6 +37,13 @@ long_turns.tell_servers()
 # Servers of the tests take these two, and a shell that runs the tests in the background ignores them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file whose tests are all thorough where those do not run: it may import large libraries."""
+    if config.option.markexpr != "not thorough" or not collection_path.name.startswith("test_"):
+        return None
+    return b"\npytestmark = pytest.mark.thorough" in collection_path.read_bytes() or None
 
 
 def pytest_collection_finish() -> None:

@@ -122,6 +122,7 @@ def test_auto_is_the_gpu_with_the_most_free_memory(
         assert len(json.loads(status)["models"][0]["instances"]) == 5
 
 
+@pytest.mark.thorough
 def test_auto_without_a_gpu_is_the_cpu_unless_arrays_need_one(
     tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_process_uses_several_gpus_together_and_needs_all_of_them(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_gpus_of_one_process_must_differ(
     two_gpus: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +326,7 @@ def test_the_list_of_a_real_machine_or_the_stand_in(
     assert f"  {gpu['uuid']}\n" in out
 
 
+@pytest.mark.thorough
 def test_the_list_in_full(two_gpus: GpuMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(
         A,
@@ -436,6 +439,7 @@ def test_check_and_serve_say_what_was_found_and_what_is_missing(
         assert gpuserve("devices")[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_driver_that_hangs_ends_the_start(
     stand_in: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_torch_is_limited_when_the_callable_imports_it(stand_in: GpuMachine, tmp
         assert output(worker, worker.run([floats("x", [0.0])])).tolist() == [[0.25]]
 
 
+@pytest.mark.thorough
 def test_memory_past_the_limited_allocators_is_reported(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

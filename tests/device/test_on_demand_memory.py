@@ -60,6 +60,7 @@ def test_models_go_for_others_on_their_own_gpu(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_model_over_several_gpus_counts_on_each(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_errors_are_not_kept(cached: Server) -> None:
     assert ask(cached, "counts", 1.0) == [3]
 
 
+@pytest.mark.thorough
 def test_without_memory_the_model_is_run_each_time() -> None:
     with free_server() as server:
         server.bind("counts", Counts(), config=ModelConfig(response_cache=True), **FLOATS_IN_AND_OUT)

@@ -37,6 +37,7 @@ def attacks_of(table: str) -> list[str]:
     return [row.split(" | ")[0].strip("| ") for row in rows]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("names", "seconds", "flags"),
     [

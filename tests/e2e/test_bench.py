@@ -84,6 +84,7 @@ def test_open_loop(protocol: str, server: Addresses, tmp_path: Path) -> None:
     assert level["latency"]["count"] == level["sent"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", variants("grpc", "http"))
 def test_streams(protocol: str, server: Addresses, tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text('{"data": [{"x": [[20]]}]}')
@@ -153,6 +154,7 @@ def test_reports_and_a_baseline(server: Addresses, tmp_path: Path) -> None:
         assert f"| {title} ratio |" in again.stdout
 
 
+@pytest.mark.thorough
 def test_ctrl_c_shows_what_is_measured(server: Addresses) -> None:
     levels = ("--concurrency", "1:1000", "--duration", "0.3", "--warmup", "0")
     command = [GPUSERVE, "bench", "echo", "--url", server.grpc, "--shape", "x:4", *levels]
@@ -214,6 +216,7 @@ def test_a_wrong_option_is_one_sentence(arguments: tuple[str, ...], said: str, s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_not_there() -> None:
     for protocol in ("grpc", "http"):
         done = bench("echo", "--url", f"{protocol}://127.0.0.1:1")
@@ -223,6 +226,7 @@ def test_a_server_that_is_not_there() -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_missing_package_is_named(server: Addresses) -> None:
     program = (
         "import sys; sys.modules['hdrh'] = None; sys.modules['hdrh.histogram'] = None; "

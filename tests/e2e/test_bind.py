@@ -24,6 +24,7 @@ from bound import (
     infer,
     status,
 )
+from exploring import variants
 from processes import children, command_line, wait_ended
 
 from gpuserve import DynamicBatcher, ModelConfig, Request, Server, Tensor
@@ -95,6 +96,7 @@ def test_every_kind_of_callable(server: Server) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_each_model_runs_in_a_process_of_its_own(server: Server) -> None:
     pids = {"inputs": [FLOATS], "outputs": [Tensor((1,), np.int64)]}
     server.bind("one", tell_pid, **pids)
@@ -108,6 +110,7 @@ def test_each_model_runs_in_a_process_of_its_own(server: Server) -> None:
     assert len(workers) == 2
 
 
+@pytest.mark.thorough
 def test_a_list_is_one_worker_an_element_and_requests_go_to_whichever_has_room(server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gate:
         gate.settimeout(TIMEOUT_S)
@@ -139,8 +142,8 @@ def test_a_list_is_one_worker_an_element_and_requests_go_to_whichever_has_room(s
     assert len({pid for _, pid in answers}) == 2
 
 
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("attached", variants(False, True))
+@pytest.mark.parametrize("library", variants("numpy", "torch"))
 def test_instances_and_restarts_map_one_copy_of_an_array(
     server: Server, library: str, attached: bool
 ) -> None:
@@ -390,6 +393,7 @@ def test_a_generator_is_refused_for_a_model_with_one_answer(server: Server) -> N
         server.bind("m", generator, **FLOATS_IN_AND_OUT)
 
 
+@pytest.mark.thorough
 def test_one_that_a_class_makes_is_refused_at_the_start(server: Server) -> None:
     server.bind("m", MakesGenerators, **FLOATS_IN_AND_OUT)
     with pytest.raises(StartupError, match="the model is not decoupled"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from doors import DOORS
+from exploring import variants
 from processes import descendants, wait_until
 
 TIMEOUT_S = 60.0
@@ -131,7 +132,7 @@ def test_a_program_that_adds_a_relative_import_path(project: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("namespace", ["{'__name__': '__main__'}", "{'__name__': 'notebook'}", "{}"])
+@pytest.mark.parametrize("namespace", variants("{'__name__': '__main__'}", "{'__name__': 'notebook'}", "{}"))
 def test_cells_of_a_notebook(tmp_path: Path, namespace: str) -> None:
     program = tmp_path / "kernel.py"
     program.write_text(NOTEBOOK.replace("NAMESPACE", namespace))
@@ -192,7 +193,7 @@ def test_serve_blocks_until_it_is_told_to_end(
     assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.mark.parametrize("then", ["server.stop()", "sys.exit(3)"])
+@pytest.mark.parametrize("then", variants("server.stop()", "sys.exit(3)"))
 def test_a_handler_of_the_programs_own_stays(tmp_path: Path, then: str) -> None:
     """It may stop the server, or end the program, whose models end with it."""
     program = f"""
@@ -260,7 +261,9 @@ with free_server() as server:
     assert run("program.py", cwd=tmp_path) == ["served"]
 
 
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize(
+    "ending", variants("os.kill(os.getpid(), signal.SIGKILL)", "", "raise SystemExit(3)")
+)
 def test_a_program_that_ends_without_stop_leaves_nothing(tmp_path: Path, ending: str) -> None:
     program = f"""
 import os, signal

@@ -80,6 +80,7 @@ def _memfds() -> list[str]:
     return [line for line in maps.splitlines() if "memfd:gpuserve" in line]
 
 
+@pytest.mark.thorough
 def test_several_instances_are_several_threads(server: Server) -> None:
     both = threading.Barrier(2)
 
@@ -151,6 +152,7 @@ def test_stop_finishes_the_call_at_hand(server: Server) -> None:
     stopped.result()
 
 
+@pytest.mark.thorough
 def test_a_thread_that_ends_is_followed_by_another(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     threads: list[int] = []
 
@@ -168,6 +170,7 @@ def test_a_thread_that_ends_is_followed_by_another(server: Server, caplog: pytes
     assert worker_keeper.__name__ in {record.name for record in caplog.records}
 
 
+@pytest.mark.thorough
 def test_a_new_front_finds_the_same_thread(server: Server) -> None:
     locked = Locked()
     server.bind("locked", locked, **FLOATS_IN_AND_OUT, isolation="thread")

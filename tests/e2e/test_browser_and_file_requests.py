@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from exploring import variants
 from serving import GPUSERVE, JSON_LOG, serving
 
 CONFIG = """
@@ -46,7 +47,7 @@ JPEG = b"\xff\xd8 not really\x00"
 ORIGIN = "https://app.example"
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two ingress processes"])
+@pytest.fixture(scope="module", params=variants(1, 2), ids=["one process", "two ingress processes"])
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("files")
     (folder / "config.yaml").write_text(CONFIG.format(doors=request.param))
@@ -67,7 +68,7 @@ def ask(
         client.close()
 
 
-@pytest.mark.parametrize("size", [1, 9000, 300_000])
+@pytest.mark.parametrize("size", variants(300_000, 1, 9000))
 @pytest.mark.parametrize("kind", ["image/jpeg", "application/octet-stream"])
 def test_a_file_is_a_body_and_an_answer(address: str, size: int, kind: str) -> None:
     file = JPEG * (size // len(JPEG) + 1)

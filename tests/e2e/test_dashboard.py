@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from config_file import model, tensor, write_config
+from exploring import variants
 from operated import Client
 from serving import GPUSERVE, Addresses, serving
 
@@ -155,7 +156,7 @@ def test_too_many_pages_are_refused_and_one_that_goes_makes_room(server: Address
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("doors", [1, 2])
+@pytest.mark.parametrize("doors", variants(1, 2))
 def test_open_pages_are_no_reason_not_to_end(tmp_path: Any, doors: int) -> None:
     with contextlib.ExitStack() as pages:
         with serve(tmp_path, doors=doors) as addresses:  # which ends with 0 on SIGINT

@@ -26,6 +26,8 @@ from processes import command_line, descendants, measured, wait_until
 from serving import FREE_PORTS, GPUSERVE, JSON_LOG, Addresses, serving, wait_until_ready
 from tritonclient.utils import InferenceServerException
 
+pytestmark = pytest.mark.thorough
+
 Client = tritonclient.grpc.InferenceServerClient
 LARGE = 1 << 18
 #: In a message, and in an arena.

@@ -66,7 +66,11 @@ def test_quickstart_answers_the_curl_command_of_its_readme() -> None:
     "command",
     [
         pytest.param(serve("linear"), id="config"),
-        pytest.param([sys.executable, str(EXAMPLES / "linear" / "bind.py"), "cpu", "cpu"], id="bind"),
+        pytest.param(
+            [sys.executable, str(EXAMPLES / "linear" / "bind.py"), "cpu", "cpu"],
+            id="bind",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_linear_client_finds_every_answer_right(command: list[str]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from exploring import variants
 from serving import GPUSERVE, Addresses, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
 
@@ -96,7 +97,7 @@ def test_a_prompt_that_is_no_text_begins_a_story(stories: Addresses) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", ["parameters_and_headers", "strings_and_bytes", "ensemble", "calls_between_models"]
+    "example", variants("ensemble", "parameters_and_headers", "strings_and_bytes", "calls_between_models")
 )
 def test_a_client_prints_what_its_readme_says(example: str) -> None:
     arguments = ["ada"] if example == "parameters_and_headers" else []
@@ -104,6 +105,7 @@ def test_a_client_prints_what_its_readme_says(example: str) -> None:
         assert run_client(example, server, *arguments) == printed(example)
 
 
+@pytest.mark.thorough
 def test_images_come_and_go_through_shared_memory() -> None:
     with serving(*serve("shared_memory")) as server:
         right, faster = run_client("shared_memory", server)
@@ -121,6 +123,7 @@ def test_every_instance_answers() -> None:
     assert sum(int(share[2]) for share in shares if share) == 40
 
 
+@pytest.mark.thorough
 def test_a_model_learns_while_it_is_asked() -> None:
     with serving(*program("multi_model")) as server:
         lines = run_client("multi_model", server)
@@ -142,7 +145,7 @@ def test_a_header_over_http_reaches_the_model() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", variants("grpc", "http"))
 def test_a_header_goes_before_a_parameter_of_its_name(protocol: str) -> None:
     name, claimed = np.array([b"ada"], dtype=object), {"x-tenant": "somebody"}
     with (
@@ -184,6 +187,7 @@ def test_the_examples_are_checked_as_their_users_would() -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_forwarded_header_stands_over_a_key_of_the_body() -> None:
     with serving(*serve("parameters_and_headers")) as server:
         url = f"http://{server.http}/v2/models/greeting/generate"

@@ -12,6 +12,8 @@ from serving import GPUSERVE, JSON_LOG, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
 from test_examples_calls import printed
 
+pytestmark = pytest.mark.thorough
+
 
 def ran(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)

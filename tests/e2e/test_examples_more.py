@@ -13,6 +13,8 @@ from serving import GPUSERVE, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, post, run_client, serve
 from test_examples_calls import printed
 
+pytestmark = pytest.mark.thorough
+
 ASK_BY_HAND = """
 import json, sys
 import numpy as np

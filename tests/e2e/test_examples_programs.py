@@ -18,6 +18,8 @@ from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
 from test_examples_calls import printed, program
 from tritonclient.grpc import InferenceServerClient
 
+pytestmark = pytest.mark.thorough
+
 
 def test_a_pipeline_works_on_several_receipts_at_a_time() -> None:
     with serving(*serve("pipeline")) as server:

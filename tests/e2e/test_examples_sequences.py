@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 
+import pytest
 from serving import GPUSERVE, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
 from test_examples_calls import curl, printed
+
+pytestmark = pytest.mark.thorough
 
 
 def test_the_client_prints_what_the_readme_says() -> None:

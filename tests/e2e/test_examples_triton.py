@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
 from serving import GPUSERVE, JSON_LOG, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client
 from test_examples_calls import printed
+
+pytestmark = pytest.mark.thorough
 
 MODELS = str(EXAMPLES / "triton_repository" / "models")
 

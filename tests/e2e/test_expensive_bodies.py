@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import pytest
 from config_file import models, write_config
+from exploring import variants
 from sending import message
 from serving import GPUSERVE, Addresses, serving
 
@@ -68,7 +69,7 @@ def post(addresses: Addresses, path: str, body: bytes, **headers: str) -> int:
         connection.close()
 
 
-@pytest.mark.parametrize("nbytes", [64 << 10, 250 << 10, pytest.param(8 * MIB, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("nbytes", variants(250 << 10, 64 << 10, 8 * MIB))
 @pytest.mark.parametrize("way", ["unary", "gzip", "stream"])
 @pytest.mark.parametrize("shape", expensive.GRPC)
 def test_grpc(channel: Any, shape: str, way: str, nbytes: int) -> None:
@@ -82,7 +83,7 @@ def test_grpc(channel: Any, shape: str, way: str, nbytes: int) -> None:
         assert code_of(lambda: call(body, timeout=TIMEOUT_S, compression=compression)) in KNOWN
 
 
-@pytest.mark.parametrize("nbytes", [250 << 10, pytest.param(8 * MIB, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("nbytes", variants(250 << 10, 8 * MIB))
 @pytest.mark.parametrize("way", ["json", "gzip", "header", "generate"])
 @pytest.mark.parametrize("shape", expensive.JSON)
 def test_json(addresses: Addresses, shape: str, way: str, nbytes: int) -> None:
@@ -114,7 +115,7 @@ def test_json(addresses: Addresses, shape: str, way: str, nbytes: int) -> None:
     ],
 )
 @pytest.mark.parametrize("shape", ["keys", "values", "text", "arrays", "escapes"])
-@pytest.mark.parametrize("nbytes", [60 << 10, 1 * MIB, 4 * MIB])
+@pytest.mark.parametrize("nbytes", variants(1 * MIB, 60 << 10, 4 * MIB))
 def test_settings_and_loads(addresses: Addresses, path: str, shape: str, nbytes: int) -> None:
     body = {
         "keys": lambda: json.dumps({f"{i:x}": 1 for i in range(nbytes // 10)}),

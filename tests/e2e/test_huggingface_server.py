@@ -18,6 +18,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
+INSTANCES = {"mood": 2, "writer": 1}
 TEXTS = ("a good day", "the bad night", "Anna lives in Bonn", "great great great day")
 
 
@@ -30,9 +31,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Addresses]:
     tiny_models.text_classifier(folder / "mood")
     tiny_models.writer(folder / "writer")
-    two = [{"device": "cpu", "count": 2}]
-    shared = {"kwargs": {"shared_weights": True}, "instances": two}
-    models = [{"name": name, "callable": f"{name}/", **shared} for name in ("mood", "writer")]
+    models = [
+        {
+            "name": name,
+            "callable": f"{name}/",
+            "kwargs": {"shared_weights": True},
+            "instances": [{"device": "cpu", "count": count}],
+        }
+        for name, count in INSTANCES.items()
+    ]
     config = write_config(folder, models, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
@@ -92,8 +99,8 @@ def generated(folder: Path, prompt: str, count: int) -> str:
 def test_the_instances_have_one_copy_of_the_weights(server: Addresses) -> None:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         lines = page.read().decode().splitlines()
-    for name in ("mood", "writer"):
-        assert f'gpuserve_shared_weights_instances{{weights="{name}"}} 2.0' in lines
+    for name, count in INSTANCES.items():
+        assert f'gpuserve_shared_weights_instances{{weights="{name}"}} {count}.0' in lines
 
 
 def test_texts_have_the_classes_that_the_pipeline_gives(client: InferenceServerClient, folder: Path) -> None:

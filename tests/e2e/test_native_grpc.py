@@ -75,6 +75,7 @@ def large(nbytes: int) -> tuple[bytes, np.ndarray[Any, Any]]:
     return message("echo_FP32", 1, len(array), raw=array.tobytes()).SerializeToString(), array
 
 
+@pytest.mark.thorough
 def test_64_mib_both_ways(channel: Channel) -> None:
     body, array = large(64 * MIB)
     for _ in range(2):

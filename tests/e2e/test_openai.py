@@ -16,6 +16,7 @@ import openai
 import pytest
 from bound import free_server
 from config_file import write_config
+from exploring import variants
 from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
 
@@ -425,7 +426,7 @@ def successes(server: Addresses) -> int:
 # ---- bound by a program ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("isolation", ["process", "thread"])
+@pytest.mark.parametrize("isolation", variants("process", "thread"))
 def test_a_bound_callable(isolation: Any) -> None:
     class Bound:
         def chat(self, request: ChatRequest) -> str:

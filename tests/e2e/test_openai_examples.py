@@ -80,6 +80,7 @@ def test_llama_cpp_computes_the_answers_of_several_clients_together(tmp_path: Pa
         assert answer[-1].endswith("tokens")
 
 
+@pytest.mark.thorough
 def test_a_callable_is_served_by_its_path_alone() -> None:
     example = EXAMPLES / "openai_chat"
     with serving(GPUSERVE, "serve", f"{example}/parrot.py:Parrot", *JSON_LOG) as server:

@@ -99,6 +99,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_shared_state(ports: dict[str, int]) -> None:
     assert run("shared_state.py", ports) == [
         "False False",
@@ -111,6 +112,7 @@ def test_shared_state(ports: dict[str, int]) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_what_is_the_same(ports: dict[str, int]) -> None:
     assert run("same.py", ports) == [
         "1",
@@ -124,6 +126,7 @@ def test_what_is_the_same(ports: dict[str, int]) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_instances(ports: dict[str, int]) -> None:
     assert run("instances.py", ports) == ["[[10.0], [100.0]]"]
 
@@ -142,6 +145,7 @@ def test_streams(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     assert "decoupled" in refused
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     bool(PYTRITON),
     reason="PyTriton raises for a callable that runs an event loop, lists all models in the context, loses a "
@@ -172,6 +176,7 @@ def test_what_is_passed_on_as_it_is_given(ports: dict[str, int]) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_what_clients_refuse_and_leave_running(ports: dict[str, int]) -> None:
     asked = ["{'y': array([2.], dtype=float32)}", *["PyTritonClientInferenceServerError True"] * 3]
     assert run("clients.py", ports) == ["0.7.0", *asked, *asked, "runs to its end: True"]
@@ -202,6 +207,7 @@ def test_grouping(ports: dict[str, int]) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_configured(ports: dict[str, int]) -> None:
     first, second, batcher, refused = run("configured.py", ports)
     assert first == second == "{'OUTPUT_1': array([17.], dtype=float32)}"
@@ -223,6 +229,7 @@ def test_a_second_program_brings_a_model(ports: dict[str, int]) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_questions_by_a_tritonclient(ports: dict[str, int]) -> None:
     late = "Waiting for model Other/<latest> to be ready timed out."
     asked = [
@@ -273,6 +280,7 @@ def test_tritonclient_asks_until_the_program_is_stopped(
     assert "Infer function available as model: `/v2/models/AddSub`" in stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(PYTRITON), reason="PyTriton ends at once; its client waits for ever")
 def test_sigterm_after_run_finishes_what_is_under_way(ports: dict[str, int]) -> None:
     with (
@@ -290,6 +298,7 @@ def test_sigterm_after_run_finishes_what_is_under_way(ports: dict[str, int]) -> 
         assert process.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.thorough
 def test_endpoints_that_change_the_server_need_a_token(ports: dict[str, int]) -> None:
     with (
         serving("add_sub.py", "AddSub", ports),
@@ -341,7 +350,9 @@ def test_a_program_is_run_as_python_runs_it(tmp_path: Path) -> None:
     assert done(sys.executable, "-m", "gpuserve", "run", "program.py", "x")[0] == 7
 
 
-@pytest.mark.parametrize("arguments", [["pytriton", "check"], ["-m", "pytriton", "examples", "--no-zip"]])
+@pytest.mark.parametrize(
+    "arguments", variants(["pytriton", "check"], ["-m", "pytriton", "examples", "--no-zip"])
+)
 def test_pytritons_own_command(arguments: list[str]) -> None:
     done = subprocess.run(
         [GPUSERVE, "run", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False

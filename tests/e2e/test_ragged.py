@@ -136,7 +136,11 @@ def test_a_declaration_that_cannot_be(tmp_path: Path, change: tuple[str, str], t
 
 
 @pytest.mark.parametrize(
-    ("entry", "text"), [("", "FP32 [-1], ragged"), (", max_batch_size: 0", "FP32 [-1]\n")]
+    ("entry", "text"),
+    [
+        (", max_batch_size: 0", "FP32 [-1]\n"),
+        pytest.param("", "FP32 [-1], ragged", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_callable_that_declares_a_ragged_input_may_be_served_without_batches(
     tmp_path: Path, entry: str, text: str

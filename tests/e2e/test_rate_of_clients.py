@@ -139,6 +139,7 @@ def test_a_client_that_goes_on_is_served_at_the_rate(tmp_path: Path) -> None:
         assert server.metric("gpuserve_requests_rate_limited_total") == n_refused > 0
 
 
+@pytest.mark.thorough
 def test_each_request_of_a_stream_counts(slow: OperatedServer) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     tensor = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
@@ -155,6 +156,7 @@ def test_each_request_of_a_stream_counts(slow: OperatedServer) -> None:
     assert all(is_limit(one) for one in errors)
 
 
+@pytest.mark.thorough
 def test_a_token_is_a_client_wherever_it_comes_from(tmp_path: Path) -> None:
     rules = [{"groups": ["inference"], "token": TOKEN}]
     with served(tmp_path, *ONE, access_rules=rules, **SLOW) as server:
@@ -168,6 +170,7 @@ def test_a_token_is_a_client_wherever_it_comes_from(tmp_path: Path) -> None:
         assert server.metric("gpuserve_requests_rate_limited_total", client="token") == 1
 
 
+@pytest.mark.thorough
 def test_openai_clients_are_told_in_their_form(slow: OperatedServer) -> None:
     with slow.client() as client:
         answer = until_refused(lambda: client.get("/v1/models"), lambda answer: answer.status != 200)
@@ -176,6 +179,7 @@ def test_openai_clients_are_told_in_their_form(slow: OperatedServer) -> None:
     assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
 
 
+@pytest.mark.thorough
 def test_a_reload_changes_the_limit(tmp_path: Path) -> None:
     with operated(tmp_path, entry("m")) as operator:
         server = operator.server

@@ -27,6 +27,8 @@ from operated import OperatedServer
 from processes import children, command_line, wait_until
 from sending import entry, frame, message, sized
 
+pytestmark = pytest.mark.thorough
+
 MIB: Final = 1 << 20
 LIMIT_NBYTES: Final = 4 * MIB
 #: A tensor of so many FP32 lies in an arena.

@@ -22,6 +22,8 @@ from serving import GPUSERVE, unlikely_port
 from gpuserve import ModelConfig, Tensor
 from gpuserve.decorators import batch
 
+pytestmark = pytest.mark.thorough
+
 IMPORTS = """
 from typing import Dict, List
 import numpy as np

@@ -34,6 +34,7 @@ def test_run_returns_when_ready_and_again_does_nothing() -> None:
         assert server.is_alive()
 
 
+@pytest.mark.thorough
 def test_stop_may_come_at_any_time_and_often() -> None:
     server = free_server()
     server.stop()
@@ -71,6 +72,7 @@ def test_two_servers_in_one_process() -> None:
         assert ask(second, "m", 0.0) == [2]
 
 
+@pytest.mark.thorough
 def test_serve_in_another_thread_ends_with_stop() -> None:
     with free_server() as server:
         server.bind("m", adding(1), **FLOATS_IN_AND_OUT)
@@ -83,6 +85,7 @@ def test_serve_in_another_thread_ends_with_stop() -> None:
         assert not server.is_alive()
 
 
+@pytest.mark.thorough
 def test_serve_of_a_server_that_runs_only_waits() -> None:
     with free_server() as server:
         server.bind("m", adding(1), **FLOATS_IN_AND_OUT)
@@ -118,6 +121,7 @@ def test_a_port_that_is_taken_fails_the_start() -> None:
         assert not second.is_alive()
 
 
+@pytest.mark.thorough
 def test_a_name_is_bound_from_however_many_threads() -> None:
     with free_server() as server:
         server.run()

@@ -6,20 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import estimators
-import joblib
 import numpy as np
 import pytest
-import skops.io
 from config_file import write_config
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-FLOWERS = estimators.flowers()
+ONE = np.array([[5.1, 3.5, 1.4, 0.2]])
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    import joblib  # with its company it takes seconds, which whoever only collects this file need not wait
+    import skops.io
+
     folder = tmp_path_factory.mktemp("sklearn")
     skops.io.dump(estimators.classifier(), folder / "iris.skops")
     joblib.dump(estimators.rents(), folder / "rents.joblib")
@@ -30,7 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
                 "name": "iris",
                 "callable": "iris.skops",
                 "kwargs": {"shared_weights": True},
-                "instances": [{"device": "cpu", "count": 2}],
             },
             {"name": "rents", "callable": "rents.joblib", "kwargs": {"trust": True}},
         ],
@@ -56,22 +56,20 @@ def given(**arrays: Any) -> list[InferInput]:
 
 
 def test_a_classifier_answers_with_words_and_probabilities(client: InferenceServerClient) -> None:
-    estimator = estimators.classifier()
-    answer = client.infer("iris", given(X=FLOWERS[::30]))
-    assert [one.decode() for one in answer.as_numpy("predict")[:, 0]] == list(
-        estimator.predict(FLOWERS[::30])
-    )
-    assert np.allclose(answer.as_numpy("predict_proba"), estimator.predict_proba(FLOWERS[::30]), atol=1e-12)
+    estimator, flowers = estimators.classifier(), estimators.flowers()[::30]
+    answer = client.infer("iris", given(X=flowers))
+    assert [one.decode() for one in answer.as_numpy("predict")[:, 0]] == list(estimator.predict(flowers))
+    assert np.allclose(answer.as_numpy("predict_proba"), estimator.predict_proba(flowers), atol=1e-12)
 
 
 def test_only_the_outputs_that_are_asked_for_come(client: InferenceServerClient) -> None:
-    answer = client.infer("iris", given(X=FLOWERS[:1]), outputs=[InferRequestedOutput("predict")])
+    answer = client.infer("iris", given(X=ONE), outputs=[InferRequestedOutput("predict")])
     assert [one["name"] for one in answer.get_response()["outputs"]] == ["predict"]
 
 
 def test_the_likeliest_classes_come_by_name(client: InferenceServerClient) -> None:
     best = InferRequestedOutput("predict_proba", class_count=1)
-    ((found,),) = client.infer("iris", given(X=FLOWERS[:1]), outputs=[best]).as_numpy("predict_proba")
+    ((found,),) = client.infer("iris", given(X=ONE), outputs=[best]).as_numpy("predict_proba")
     assert found.decode().endswith(":0:setosa")
 
 

@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc
 from bound import Refused, free_server, infer
 from config_file import write_config
+from exploring import variants
 from models.stepped import HANGS, KILLS, RAISES, REFUSED, Counting
 from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
@@ -53,7 +54,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("record")
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=variants(1, 2))
 def server(request: pytest.FixtureRequest, record: Path) -> Iterator[Addresses]:
     models = [
         entry("counter", record),

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 from config_file import write_config
+from exploring import variants
 from processes import command_line, descendants, wait_until
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -30,7 +31,7 @@ TIMEOUT_S = 30.0
 pytestmark = pytest.mark.thorough
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=variants(1, 2))
 def server(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Addresses]:

@@ -110,6 +110,7 @@ def wait_said(server: OperatedServer, text: str) -> None:
     wait_until(lambda: said(server, text) > 0, f"the log says {text!r}")
 
 
+@pytest.mark.thorough
 def test_a_repository_is_followed_under_traffic(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     repository.mkdir()
@@ -186,6 +187,7 @@ def test_models_are_loaded_by_name_and_by_clients(repository: Path, tmp_path: Pa
     assert (server.returncode, stderr) == (0, b"")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", ["config", pytest.param("code", marks=pytest.mark.thorough)])
 def test_a_broken_model_ends_the_server_unless_it_is_told_to_go_on(repository: Path, wrong: str) -> None:
     wrong_tag, wrong_config = "1 / 0", CONFIG

@@ -101,6 +101,7 @@ def test_nothing_stays_behind_after_a_kill(config: Path) -> None:
     assert process.returncode == -signal.SIGKILL  # the rest is looked for after every test
 
 
+@pytest.mark.thorough
 def test_a_file_that_does_not_start(config: Path) -> None:
     config.write_text(config.read_text().replace(":echo\n", ":absent\n"))
     done = tune(config, *SHORT)

@@ -14,6 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from config_file import write_config
+from exploring import variants
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
 from test_examples import EXAMPLES, run_client
 from test_examples_calls import printed
@@ -228,7 +229,7 @@ COMPLAINTS = {
 }
 
 
-@pytest.mark.parametrize("which", COMPLAINTS)
+@pytest.mark.parametrize("which", variants(*COMPLAINTS))
 def test_what_cannot_be_served_is_told_in_a_sentence(tmp_path: Path, which: str) -> None:
     program, text = COMPLAINTS[which]
     (tmp_path / "model.py").write_text(program)

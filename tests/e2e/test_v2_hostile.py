@@ -22,6 +22,8 @@ from operated import OperatedServer
 from processes import wait_until
 from sending import DATA, FOUR, INFER, TIMEOUT_S, Sender, asking, assert_clear, entry, frame, message, sized
 
+pytestmark = pytest.mark.thorough
+
 LIMIT_NBYTES = 1 << 20
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 SERVED = {"echo_FP32", "echo_BYTES", "echo_BOOL", "echo_INT8", "echo_FP16", "cube", "optional", "flat_FP32"}

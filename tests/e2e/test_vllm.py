@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from commands import gpuserve
 from config_file import write_config
+from exploring import variants
 from optional_packages import needs
 from processes import wait_until
 from serving import GPUSERVE, JSON_LOG, Addresses, serving
 
 pytestmark = needs("pydantic")
 STAND_IN = Path(__file__).resolve().parents[1] / "vllm_stand_in"
+SLOW = pytest.mark.thorough
 
 
 def entry(folder: Path, **more: Any) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("vllm") / "record"
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=variants(1, 2))
 def server(request: pytest.FixtureRequest, record: Path) -> Iterator[Addresses]:
     record.unlink(missing_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -110,10 +112,16 @@ def test_the_engine_aborts_the_request_of_a_client_that_leaves(server: Addresses
     ("changes", "text"),
     [
         ({"openai": False}, "runtime vllm serves OpenAI's clients: expected openai: true"),
-        ({"callable": "double.py:double"}, "runtime goes with a folder of Hugging Face"),
-        ({"runtime": "vlm"}, "vllm"),
-        ({"runtime": None, "openai": False, "openai_names": ["x"]}, "has no effect without openai: true"),
-        ({}, "pip install vllm"),
+        pytest.param(
+            {"callable": "double.py:double"}, "runtime goes with a folder of Hugging Face", marks=SLOW
+        ),
+        pytest.param({"runtime": "vlm"}, "vllm", marks=SLOW),
+        pytest.param(
+            {"runtime": None, "openai": False, "openai_names": ["x"]},
+            "has no effect without openai: true",
+            marks=SLOW,
+        ),
+        pytest.param({}, "pip install vllm", marks=SLOW),
     ],
 )
 def test_a_wrong_runtime_is_refused(

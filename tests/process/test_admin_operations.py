@@ -92,6 +92,7 @@ def test_a_server_that_ends_answers_who_waits_for_an_operation(tmp_path: Path) -
         assert server.process.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.thorough
 def test_a_drain_at_its_timeout_tells_what_is_left(tmp_path: Path) -> None:
     fifo = tmp_path / "run"
     os.mkfifo(fifo)

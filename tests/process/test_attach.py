@@ -261,6 +261,7 @@ def test_a_killed_worker_of_an_attached_program_is_replaced(operated: OperatedSe
         assert successor != worker
 
 
+@pytest.mark.thorough
 def test_a_program_in_another_pid_namespace_is_known_by_the_ids_of_the_server(
     operated: OperatedServer, orders: Orders
 ) -> None:
@@ -280,6 +281,7 @@ def test_a_program_in_another_pid_namespace_is_known_by_the_ids_of_the_server(
         assert operated.infer("attached", 2.0).output("y") == [4.0]
 
 
+@pytest.mark.thorough
 def test_the_server_is_ready_without_the_models_of_others(operated: OperatedServer, orders: Orders) -> None:
     with Program(operated.addresses["HTTP"], orders, "m") as program:
         os.kill(program.process.pid, signal.SIGSTOP)  # so that no successor is started

@@ -158,6 +158,7 @@ def test_its_status_is_told_on_a_port_of_its_own(envoy: EnvoyInFront) -> None:
     assert fetched(envoy.status, "/quitquitquit")[0] == 404
 
 
+@pytest.mark.thorough
 def test_what_a_server_dies_with_is_answered_by_the_other(tmp_path: Path) -> None:
     with Scene(tmp_path) as scene:
         at = scene.envoy

@@ -58,6 +58,7 @@ def server() -> Iterator[Server]:
         yield one
 
 
+@pytest.mark.thorough
 def test_versions_of_a_program(server: Server) -> None:
     bind(server, "m", 2.0, 2)
     bind(server, "m", 1.0, 1)
@@ -120,6 +121,7 @@ def test_bound_models_are_unloaded_and_loaded(server: Server, isolation: str) ->
     assert control.infer("later").tag == 3.0
 
 
+@pytest.mark.thorough
 def test_a_bound_version_that_cannot_be_loaded(server: Server) -> None:
     bind(server, "m", 1.0)
     server.run()
@@ -156,6 +158,7 @@ def test_models_of_attached_programs_are_theirs(server: Server) -> None:
             bind(attached, "theirs", 6.0, 2)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_only_some_models_are_loaded_at_the_start() -> None:
     settings = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "model_control": "explicit"}
     with Server(**settings, load_at_start=("a",)) as server:

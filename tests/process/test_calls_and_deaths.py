@@ -175,6 +175,7 @@ def test_a_model_of_one_instance_that_asks_itself_is_refused(tmp_path: Path) -> 
         assert operated.end() == 0
 
 
+@pytest.mark.thorough
 def test_as_many_instances_as_calls_within_each_other_are_enough(tmp_path: Path) -> None:
     entries = entry("asking_hard.py:asks_itself", instances=[{"device": "cpu", "count": 3}])
     with server(tmp_path, entries) as operated:

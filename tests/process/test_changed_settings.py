@@ -57,6 +57,7 @@ def test_log_settings_act_in_the_supervisor_and_outlive_the_front(server: Operat
     server.wait_log("the front died")
 
 
+@pytest.mark.thorough
 def test_trace_settings_and_traces_outlive_the_front(server: OperatedServer, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     update(server, "/v2/models/m/trace/setting", trace_level=["TIMESTAMPS"])

@@ -9,12 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from exploring import variants
 from operated import TIMEOUT_S, Client, Orders, config, model
 from processes import children, wait_ended, wait_until
 from serving import GPUSERVE, unlikely_port
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-", "0<&-", "1>&-"])
+@pytest.mark.parametrize("closed", variants("0<&- 1>&- 2>&-", "2>&-", "0<&-", "1>&-"))
 def test_a_server_serves_with_closed_streams(tmp_path: Path, closed: str) -> None:
     port = unlikely_port()
     path = config(

@@ -31,6 +31,7 @@ def ensemble(name: str, asked: str) -> dict[str, Any]:
 # ---- models -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.thorough)])
 def test_no_request_is_lost_by_reloads(tmp_path: Path, times: int) -> None:
     with operated(tmp_path, entry("m", 0.0), entry("same")) as operator:
@@ -84,6 +85,7 @@ def test_a_broken_file_changes_nothing(tmp_path: Path) -> None:
         assert operator.client().infer("m").tag == 3.0
 
 
+@pytest.mark.thorough
 def test_a_module_that_never_comes_back_holds_only_its_reload_up(tmp_path: Path) -> None:
     """It is asked what it is, for its entry does not say it."""
     gate = fifo(tmp_path, "gate")
@@ -155,6 +157,7 @@ def test_an_ensemble_and_its_models_change_together(tmp_path: Path) -> None:
         operator.wait_said("config reload: model e is unloaded")
 
 
+@pytest.mark.thorough
 def test_what_clients_have_unloaded_or_loaded_is_left_to_them(tmp_path: Path) -> None:
     explicit = {"model_control": "explicit", "load_at_start": ["m", "n"]}
     with operated(tmp_path, entry("m"), entry("n"), entry("o"), **explicit) as operator:
@@ -227,6 +230,7 @@ def test_a_server_that_is_stopped_while_it_reloads(tmp_path: Path, number: signa
     assert operator.said("model a: the server has been stopped") == 1
 
 
+@pytest.mark.thorough
 def test_a_server_of_a_callable_asks_it_again(tmp_path: Path) -> None:
     module = tmp_path / "model.py"
     module.write_text("def f(requests):\n    return [{'y': one['x']} for one in requests]\n")
@@ -240,6 +244,7 @@ def test_a_server_of_a_callable_asks_it_again(tmp_path: Path) -> None:
         assert server.end(signal.SIGINT) == 0
 
 
+@pytest.mark.thorough
 def test_a_terminal_that_is_closed_ends_the_server(tmp_path: Path) -> None:
     path = write(tmp_path / "config.yaml", entry("m"), host="127.0.0.1")
     ours, theirs = os.openpty()

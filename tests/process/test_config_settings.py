@@ -77,6 +77,7 @@ def test_settings_of_the_front_hold_at_once(tmp_path: Path) -> None:
         assert server.metric("nv_inference_request_summary_us_count", model="m") == 0
 
 
+@pytest.mark.thorough
 def test_limits_of_connections_hold_for_those_that_are_open(tmp_path: Path) -> None:
     with operated(tmp_path, entry("m")) as operator:
         kept = http.client.HTTPConnection(operator.server.addresses["HTTP"], timeout=TIMEOUT_S)

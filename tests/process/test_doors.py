@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from commands import status
+from exploring import variants
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import children, command_line, measured, wait_ended, wait_until
 from steady_load import message
@@ -131,6 +132,7 @@ def test_a_door_that_is_killed_takes_its_connections_and_nothing_else(tmp_path: 
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_process_that_waits_takes_the_place_of_a_door_that_dies(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
@@ -160,6 +162,7 @@ def test_a_door_that_hangs_is_replaced(tmp_path: Path, orders: Orders) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_connection_waits_where_no_door_is_up(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
@@ -169,6 +172,7 @@ def test_a_connection_waits_where_no_door_is_up(tmp_path: Path, orders: Orders) 
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_door_that_is_stopped_gets_no_connections(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
@@ -180,6 +184,7 @@ def test_a_door_that_is_stopped_gets_no_connections(tmp_path: Path, orders: Orde
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_what_a_stopped_door_has_not_taken_is_anothers_when_it_is_killed(
     tmp_path: Path, orders: Orders
 ) -> None:
@@ -195,7 +200,8 @@ def test_what_a_stopped_door_has_not_taken_is_anothers_when_it_is_killed(
         assert server.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_the_end_of_a_server_is_the_end_of_its_doors(
     tmp_path: Path, orders: Orders, number: signal.Signals
 ) -> None:
@@ -222,6 +228,7 @@ def test_no_door_is_left_of_a_supervisor_that_is_killed(tmp_path: Path, orders: 
         assert wait_ended(doors, TIMEOUT_S) == []
 
 
+@pytest.mark.thorough
 def test_limits_of_connections_are_those_of_the_server(tmp_path: Path, orders: Orders) -> None:
     limits = {"max_connections": 6, "max_connections_per_address": 4}
     with operated(tmp_path, orders, **limits) as server:
@@ -342,6 +349,7 @@ def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
     return list(status(server.addresses["HTTP"])["server"]["doors"])
 
 
+@pytest.mark.thorough
 def test_a_door_is_killed_under_load(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         kill_under_load(server, 1, 2)

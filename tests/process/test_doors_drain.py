@@ -68,6 +68,7 @@ def test_clients_of_every_door_are_told_and_new_ones_are_not(tmp_path: Path, ord
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_what_a_door_holds_is_waited_for(tmp_path: Path, orders: Orders) -> None:
     with (
         operated(tmp_path, orders) as server,
@@ -100,6 +101,7 @@ def test_a_door_that_hangs_does_not_hold_up_the_end(tmp_path: Path, orders: Orde
             assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_door_that_dies_while_the_server_is_drained_comes_back_drained(
     tmp_path: Path, orders: Orders
 ) -> None:

@@ -167,6 +167,7 @@ def waiting(server: OperatedServer) -> float:
     return queued + server.metric("gpuserve_running_requests", model="m")
 
 
+@pytest.mark.thorough
 def test_a_large_request_that_the_front_had_is_unavailable(server: OperatedServer, orders: Orders) -> None:
     orders.shut()
     with server.client() as client:
@@ -183,6 +184,7 @@ def test_a_large_request_that_the_front_had_is_unavailable(server: OperatedServe
     wait_until(lambda: server.metric("gpuserve_arena_blocks", model="m") == 0, "its memory is free")
 
 
+@pytest.mark.thorough
 def test_grpc_connections_survive_and_what_the_front_had_is_answered(
     server: OperatedServer, orders: Orders
 ) -> None:
@@ -215,6 +217,7 @@ def large_message() -> bytes:
     return encoded
 
 
+@pytest.mark.thorough
 def test_without_a_front_nothing_is_ready_and_requests_wait_for_no_longer_than_they_may(
     server: OperatedServer,
 ) -> None:
@@ -243,6 +246,7 @@ TIMED = (
 )
 
 
+@pytest.mark.thorough
 def test_an_ingress_process_that_dies_without_a_front_is_replaced_when_one_is_there(
     server: OperatedServer,
 ) -> None:
@@ -263,6 +267,7 @@ def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
     return list(status(server.addresses["HTTP"])["server"]["doors"])
 
 
+@pytest.mark.thorough
 def test_models_settings_and_limits_are_those_of_the_new_front(tmp_path: Path, orders: Orders) -> None:
     limits = {"max_connections": 6, "max_connections_per_address": 4}
     with operated(tmp_path, orders, **limits, model_control="explicit") as server:
@@ -289,6 +294,7 @@ def wait_back_by(client: Client, server: OperatedServer, killed: int, *, ready: 
     wait_until(lambda: client.get(path).status == 200, "it is there")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_end_of_a_server_without_a_front_is_the_end_of_all(
     tmp_path: Path, orders: Orders, number: signal.Signals
@@ -303,6 +309,7 @@ def test_the_end_of_a_server_without_a_front_is_the_end_of_all(
         assert wait_ended(family, TIMEOUT_S) == []
 
 
+@pytest.mark.thorough
 def test_an_ingress_process_that_hangs_does_not_hold_up_the_next_front(server: OperatedServer) -> None:
     hanging, _ = doors_of(server)
     os.kill(hanging, signal.SIGSTOP)
@@ -449,6 +456,7 @@ def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
     wait_until(lambda: server.metric("gpuserve_arena_blocks", model="m") == 0, "no memory is in use")
 
 
+@pytest.mark.thorough
 def test_the_front_is_killed_under_load(server: OperatedServer) -> None:
     kill_under_load(server, 3, 4)
 

@@ -149,6 +149,7 @@ def test_renewed_certificates_are_those_of_every_door_and_of_those_that_come(sce
     assert all(scene.shown() in renewed for _ in range(4))
 
 
+@pytest.mark.thorough
 def test_connections_survive_the_front_and_certificates_renewed_without_one_are_used(scene: Scene) -> None:
     host, _, port = scene.server.addresses["HTTP"].rpartition(":")
     context = scene.context(scene.client)

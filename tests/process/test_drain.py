@@ -94,6 +94,7 @@ def test_an_idle_server_ends_at_once_whatever_connections_are_open(tmp_path: Pat
         assert not wait_ended(family, GONE_S)
 
 
+@pytest.mark.thorough
 def test_a_connection_that_never_asked_anything_holds_the_end_up_for_a_moment_only(
     tmp_path: Path, orders: Orders
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_program_with_a_server_in_it_that_is_killed(tmp_path: Path) -> None:
         assert not wait_ended(family, GONE_S)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_program_that_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     with program(tmp_path) as server:

@@ -291,6 +291,7 @@ def same(requests: Any) -> Any:
 # ---- ends -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_end_of_a_server_in_a_program_leaves_no_thread_behind() -> None:
     def tasks() -> int:
         return len(os.listdir("/proc/self/task"))

@@ -156,6 +156,7 @@ def ask_stream(client: grpc.InferenceServerClient, model: str, value: float) -> 
     client.async_stream_infer(model, [tensor])
 
 
+@pytest.mark.thorough
 def test_a_load_that_hangs_is_told_of_and_ended_with_its_stacks(tmp_path: Path) -> None:
     path = config(tmp_path, entry("m", "LoadsForever"), load_timeout_s=3)
     with OperatedServer(path) as server:

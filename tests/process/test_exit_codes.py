@@ -57,6 +57,7 @@ def test_the_traceback_is_in_a_text_log_too(tmp_path: Path, orders: Orders) -> N
     assert log.splitlines()[-1].startswith("model 'm': instance cpu#0 could not be started: ")
 
 
+@pytest.mark.thorough
 def test_no_port_says_ready_before_every_model_is_loaded(tmp_path: Path, orders: Orders) -> None:
     well = Orders(tmp_path / "well")
     orders.shut()
@@ -86,6 +87,7 @@ def test_no_port_says_ready_before_every_model_is_loaded(tmp_path: Path, orders:
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_model_that_takes_too_long_to_load(tmp_path: Path, orders: Orders) -> None:
     orders.shut()
     with OperatedServer(config(tmp_path, model("m", orders, "load_slowly"), load_timeout_s=0.5)) as server:

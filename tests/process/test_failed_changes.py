@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from commands import Ran, gpuserve
+from exploring import variants
 from operated import TIMEOUT_S, Client, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE, unlikely_port
@@ -123,7 +124,7 @@ def _config(server: OperatedServer) -> Path:
 
 
 @pytest.mark.parametrize(
-    "key", ["drain_timeout_s", "idle_timeout_s", "max_connections", "log_level", "max_arena_nbytes"]
+    "key", variants("drain_timeout_s", "idle_timeout_s", "max_connections", "log_level", "max_arena_nbytes")
 )
 def test_a_reload_with_a_number_beyond_all_bounds_is_refused(long_served: OperatedServer, key: str) -> None:
     path = _config(long_served)
@@ -142,19 +143,16 @@ def test_a_reload_with_a_number_beyond_all_bounds_is_refused(long_served: Operat
 @pytest.mark.parametrize(
     "command",
     [
-        ("reload",),
-        ("load", "other"),
-        ("unload", "other"),
-        ("scale", "m=2"),
-        ("reload", "m"),
-        ("logs",),
-        ("unload", "nothing"),
+        "scale m=2",
+        *(
+            pytest.param(other, marks=SLOW)
+            for other in ("reload", "load other", "unload other", "reload m", "logs", "unload nothing")
+        ),
     ],
-    ids=" ".join,
 )
 @pytest.mark.parametrize("spare", [0, pytest.param(1, marks=SLOW), pytest.param(4, marks=SLOW)])
 def test_an_operation_without_descriptors_loses_no_request(
-    long_served: OperatedServer, command: tuple[str, ...], spare: int
+    long_served: OperatedServer, command: str, spare: int
 ) -> None:
     path = _config(long_served)
     document = json.loads(path.read_text())
@@ -162,7 +160,7 @@ def test_an_operation_without_descriptors_loses_no_request(
     path.write_text(json.dumps(document))
     with long_served.client() as client, InferringSteadily(long_served) as load:
         with without_descriptors(long_served, long_served.pid, spare):
-            assert gpuserve(*command, server=long_served).status in {0, 1, 3, 4}
+            assert gpuserve(*command.split(), server=long_served).status in {0, 1, 3, 4}
             status = gpuserve("status", "--json", server=long_served)
             assert serves(long_served, client)
         assert (status.status, status.document["server"]["state"]) == (0, "SERVING")
@@ -187,6 +185,7 @@ def test_a_poll_without_descriptors_changes_nothing(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_front_without_descriptors_lives_through_its_housekeeping(tmp_path: Path) -> None:
     port = unlikely_port()
     path = config(tmp_path, model("m", Orders(tmp_path / "orders")), health_port=port)
@@ -235,6 +234,7 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.thorough
 def test_a_reload_that_hangs_keeps_no_other_command_waiting_without_a_word(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)

@@ -16,6 +16,7 @@ from benchmarks.gpu.served.serving import Model, serving, tensor
 _SECONDS = 0.1
 
 
+@pytest.mark.thorough
 def test_clients_stay_up_from_one_load_to_the_next(tmp_path: Path) -> None:
     x, y = tensor("x", "float32", -1), tensor("y", "float32", -1)
     findings, site = Findings(tmp_path / "found.json"), Site(tmp_path, Effort.small(), stand_in=True)

@@ -31,6 +31,7 @@ def blocks(server: OperatedServer) -> float:
     return server.metric("gpuserve_arena_blocks", model="m")
 
 
+@pytest.mark.thorough
 def test_a_block_is_free_again_when_the_callable_lets_go_of_it(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
         server.wait_ready()
@@ -70,6 +71,7 @@ def test_a_new_front_has_no_part_in_what_was_kept_from_the_old_one(tmp_path: Pat
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", variants(1, 3))
 def test_the_retry_of_a_callable_that_writes_to_its_input_sees_the_original(
     tmp_path: Path, orders: Orders, rows: int
@@ -131,6 +133,7 @@ def test_a_child_hides_no_death_and_ends_with_its_worker(tmp_path: Path, orders:
         assert not wait_ended(family, 2.0)
 
 
+@pytest.mark.thorough
 def test_a_child_in_a_session_of_its_own_is_the_users(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, "Releaser"))) as server:
         server.wait_ready()
@@ -141,6 +144,7 @@ def test_a_child_in_a_session_of_its_own_is_the_users(tmp_path: Path, orders: Or
         assert command_line(orders.child())
 
 
+@pytest.mark.thorough
 def test_a_child_inherits_nothing_of_ours(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, "Parent"))) as server:
         server.wait_ready()
@@ -175,6 +179,7 @@ def test_a_worker_that_breaks_the_protocol_takes_nothing_with_it(tmp_path: Path,
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_program_with_more_descriptors_than_select_can_take(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", MANY_DESCRIPTORS], capture_output=True, text=True, timeout=60, check=False

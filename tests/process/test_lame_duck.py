@@ -82,6 +82,7 @@ def test_one_of_two_servers_leaves_and_no_request_is_lost(tmp_path: Path, orders
     assert [one["msg"] for one in one.messages() if "served for 2 s more" in one["msg"]]
 
 
+@pytest.mark.thorough
 def test_ctrl_c_at_a_terminal_ends_at_once(tmp_path: Path, orders: Orders) -> None:
     ours, theirs = os.openpty()
     path, log = config(tmp_path, model("m", orders), host="127.0.0.1", lame_duck_s=None), tmp_path / "log"
@@ -131,6 +132,7 @@ def test_a_program_has_a_lame_duck_for_a_sigterm_alone(
     assert least_s <= time.monotonic() - started < least_s + 1.5
 
 
+@pytest.mark.thorough
 def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders) -> None:
     with leaving(tmp_path, orders, lame_duck_s=60) as server:
         server.wait_ready()
@@ -152,6 +154,7 @@ def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders) -> N
         assert server.end() == 0  # the second signal
 
 
+@pytest.mark.thorough
 def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders) -> None:
     with leaving(tmp_path, orders) as server:
         server.wait_ready()
@@ -182,6 +185,7 @@ def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders) ->
         assert server.process.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.thorough
 def test_connections_are_told_and_what_crosses_is_served(tmp_path: Path, orders: Orders) -> None:
     with leaving(tmp_path, orders, lame_duck_s=0.2) as server:
         server.wait_ready()

@@ -119,6 +119,7 @@ def test_a_request_that_kills_two_workers_fails_and_its_neighbours_are_answered(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_no_retry_where_the_model_forbids_it(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, retry_on_worker_death=False))) as server:
         server.wait_ready()
@@ -133,6 +134,7 @@ def test_no_retry_where_the_model_forbids_it(tmp_path: Path, orders: Orders) -> 
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("read_only", "status", "calls"), [(False, 503, 1), (True, 200, 2)])
 def test_a_body_that_lies_in_the_arena_is_retried_only_if_nobody_could_write_to_it(
     tmp_path: Path, orders: Orders, read_only: bool, status: int, calls: int

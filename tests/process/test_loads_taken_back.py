@@ -19,6 +19,7 @@ __all__ = ["clients_are_closed"]  # it is for every test here
 TAKEN_BACK = "model 'm': the load was cancelled by a later operation"
 
 
+@pytest.mark.thorough
 def test_a_load_that_hangs_is_taken_back_by_what_is_asked_for_after_it(tmp_path: Path) -> None:
     never = str(fifo(tmp_path, "never"))
     with operated(tmp_path, entry("m", 1.0), model_control="explicit") as operator:
@@ -52,6 +53,7 @@ def test_a_load_that_hangs_is_taken_back_by_what_is_asked_for_after_it(tmp_path:
         wait_until(lambda: not operator.server.workers, "nothing of it is left")
 
 
+@pytest.mark.thorough
 def test_a_model_that_hangs_when_it_is_asked_holds_only_its_own_load_up(tmp_path: Path) -> None:
     gate = fifo(tmp_path, "gate")
     (tmp_path / "new.py").write_text(f"open({str(gate)!r}).read()\n")

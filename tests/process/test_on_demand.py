@@ -178,6 +178,7 @@ def test_the_least_recently_used_model_goes_within_the_budget(tmp_path: Path) ->
         assert server.metric("gpuserve_resident_memory_bytes", model="a") == 0
 
 
+@pytest.mark.thorough
 def test_steps_of_an_ensemble_and_open_sequences_count_as_use(tmp_path: Path) -> None:
     tensors = {key: heavy(tmp_path, "x")[key] for key in ("inputs", "outputs")}
     step = {"model": "step", "inputs": {"x": "x"}, "outputs": {"y": "y", "pid": "pid"}}
@@ -200,6 +201,7 @@ def test_steps_of_an_ensemble_and_open_sequences_count_as_use(tmp_path: Path) ->
         wait_cold(server, "talk")
 
 
+@pytest.mark.thorough
 def test_models_of_unknown_size_are_measured_one_after_the_other(tmp_path: Path) -> None:
     models = [heavy(tmp_path, name, 40 * MIB) for name in "abc"]
     with serving(tmp_path, *models, memory={"host": "150MiB"}) as server:
@@ -246,6 +248,7 @@ def test_a_load_that_fails_is_told_to_its_requests_and_tried_again(tmp_path: Pat
         assert server.infer("m", 1.0).output("y") == [2.0]
 
 
+@pytest.mark.thorough
 def test_deaths_of_a_worker_and_of_the_front_during_a_cold_start(tmp_path: Path) -> None:
     with serving(tmp_path, heavy(tmp_path, "m"), heavy(tmp_path, "cold")) as server:
         (tmp_path / "m" / "closed").touch()
@@ -264,6 +267,7 @@ def test_deaths_of_a_worker_and_of_the_front_during_a_cold_start(tmp_path: Path)
         assert server.infer("cold", 1.0).output("y") == [2.0]
 
 
+@pytest.mark.thorough
 def test_a_drain_waits_for_a_cold_start(tmp_path: Path) -> None:
     with OperatedServer(config(tmp_path, heavy(tmp_path, "m"))) as server:
         server.wait_ready()
@@ -277,6 +281,7 @@ def test_a_drain_waits_for_a_cold_start(tmp_path: Path) -> None:
         assert server.process.wait(20) == 0
 
 
+@pytest.mark.thorough
 def test_operators_and_clients_change_cold_models(tmp_path: Path) -> None:
     models = [heavy(tmp_path, name) for name in "ab"]
     with serving(tmp_path, *models, model_control="explicit") as server:
@@ -307,6 +312,7 @@ def test_operators_and_clients_change_cold_models(tmp_path: Path) -> None:
         assert server.infer("a", 1.0).output("y") == [2.0]
 
 
+@pytest.mark.thorough
 def test_a_program_binds_models_on_demand_and_openai_clients_see_cold_ones() -> None:
     def double(x: Any) -> Any:
         return {"y": 2 * x}

@@ -10,6 +10,7 @@ import pytest
 from bound import FLOATS_IN_AND_OUT, free_server
 from bound import ask as infer
 from commands import ask, ask_and_hear, gpuserve, row
+from exploring import variants
 from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 
@@ -131,7 +132,10 @@ def test_nothing_is_scaled_where_one_cannot_be(
 
 
 @pytest.mark.parametrize(
-    "line", ["scale m", "scale m=0", f"scale m={10**30}", "scale m=1 m=2", "load", "drain --undo --timeout 1"]
+    "line",
+    variants(
+        "scale m", "scale m=0", f"scale m={10**30}", "scale m=1 m=2", "load", "drain --undo --timeout 1"
+    ),
 )
 def test_a_wrong_command_line(shared: OperatedServer, line: str) -> None:
     found = gpuserve(*line.split(), server=shared)
@@ -185,6 +189,7 @@ def test_a_model_that_the_file_has_got_meanwhile(tmp_path: Path) -> None:
         assert server.infer("new", 1.0).output("y") == [2.0]
 
 
+@pytest.mark.thorough
 def test_an_ensemble_brings_its_models_and_has_no_instances(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "orders")
     with OperatedServer(config(tmp_path, model("m", orders), ENSEMBLE, host="127.0.0.1")) as server:

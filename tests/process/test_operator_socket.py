@@ -15,6 +15,7 @@ from pathlib import Path
 import msgpack
 import pytest
 from commands import ask, row, status
+from exploring import variants
 from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE
@@ -244,7 +245,7 @@ def cpu_s(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("kind", ["operators", "programs"])
+@pytest.mark.parametrize("kind", variants("operators", "programs"))
 def test_a_name_that_somebody_else_has_ends_a_server_that_requires_it(tmp_path: Path, kind: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

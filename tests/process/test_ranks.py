@@ -399,12 +399,17 @@ def test_a_bound_callable_has_ranks_that_share_its_arrays() -> None:
     ("changes", "told"),
     [
         ({"instances": [{"ranks": 2, "device": "cuda:0"}]}, "a list of 2 GPUs as device, one for each rank"),
-        (
+        pytest.param(
             {"instances": [{"ranks": 2, "device": ["cuda:0", "cuda:1", "cuda:2"]}]},
             "given 'cuda:0+cuda:1+cuda:2'",
+            marks=pytest.mark.thorough,
         ),
-        ({"instances": [{"ranks": 0}]}, "ranks"),
-        ({"instances": [{"ranks": 2}], "decoupled": True}, "ranks does not go with decoupled"),
+        pytest.param({"instances": [{"ranks": 0}]}, "ranks", marks=pytest.mark.thorough),
+        pytest.param(
+            {"instances": [{"ranks": 2}], "decoupled": True},
+            "ranks does not go with decoupled",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_wrong_ranks_are_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], told: str) -> None:

@@ -127,6 +127,7 @@ def test_what_runs_is_finished_before_an_unload_is_answered(tmp_path: Path) -> N
         assert len(server.workers) == 1
 
 
+@pytest.mark.thorough
 def test_what_does_not_end_is_refused_at_last(tmp_path: Path) -> None:
     run = fifo(tmp_path, "run")
     with operated(tmp_path, entry("m", 1.0, run_fifo=str(run)), drain_timeout_s=0.2) as server:
@@ -139,6 +140,7 @@ def test_what_does_not_end_is_refused_at_last(tmp_path: Path) -> None:
         unloading.result()
 
 
+@pytest.mark.thorough
 def test_a_body_that_arrives_during_a_reload_is_answered_by_the_new_workers(tmp_path: Path) -> None:
     with operated(tmp_path, entry("m", 1.0)) as server:
         head = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,262144],'
@@ -249,6 +251,7 @@ def test_a_worker_that_dies_while_it_finishes_is_replaced_for_that(tmp_path: Pat
         unloading.result()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_server_that_is_stopped_while_a_model_loads(tmp_path: Path, number: signal.Signals) -> None:
     gate = fifo(tmp_path, "gate")

@@ -77,6 +77,7 @@ def files(runtime: Path) -> set[str]:
     return {one.name for one in runtime.iterdir()} if runtime.exists() else set()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_who_has_the_abstract_names_hinders_nobody(runtime: Path, tmp_path: Path) -> None:
     port = free_port()

@@ -141,6 +141,7 @@ def test_what_runs_is_finished_before_its_worker_ends(tmp_path: Path, orders: Or
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("retries", variants(True, False))
 def test_what_does_not_finish_in_time(tmp_path: Path, orders: Orders, retries: bool) -> None:
     entry = model("m", orders, retry_on_worker_death=retries, **one_by_one_on(2))

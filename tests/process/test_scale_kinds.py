@@ -216,6 +216,7 @@ def test_workers_that_are_threads_come_and_go() -> None:
         assert [one.result() for one in both] == [[2.0], [2.0]]
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_scaled_is_left_as_it_is(tmp_path: Path, orders: Orders) -> None:
     with started(tmp_path, model("m", orders), model("other", orders)) as server:
         server.wait_ready()

@@ -160,8 +160,10 @@ def test_connections_wait_while_the_service_restarts(manager: Manager) -> None:
     [
         ("grpc:http", (), 0),
         ("", ("--http-port", "1"), "has no role: expected a port of the settings"),
-        ("http:http", (), "is a second one for http"),
-        ("", ("--transport", "grpcio"), "cannot use an inherited listener"),
+        pytest.param("http:http", (), "is a second one for http", marks=pytest.mark.thorough),
+        pytest.param(
+            "", ("--transport", "grpcio"), "cannot use an inherited listener", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_listeners_have_the_role_of_their_name_or_port(

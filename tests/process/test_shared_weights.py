@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from commands import ask as operate
 from commands import status
 from operated import MODELS, InBackground, OperatedServer, Orders, config, model
@@ -93,6 +94,7 @@ def test_weights_are_loaded_once_and_freed_with_their_last_instance(tmp_path: Pa
         wait_until(lambda: len(shared(server)) == 1, "the earlier version is freed")
 
 
+@pytest.mark.thorough
 def test_a_loader_that_dies_is_followed_by_another_instance(tmp_path: Path) -> None:
     with operated(tmp_path, "a", copy_on_write=True) as server:
         written = server.infer("a", -3.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from commands import ask
+from exploring import variants
 from operated import MODELS, InBackground
 from processes import wait_until
 from test_on_demand import heavy, loads, post, residences, serving
@@ -45,8 +46,8 @@ def test_an_idle_model_sleeps_and_wakes_in_its_process(tmp_path: Path) -> None:
         assert server.metric("gpuserve_cold_start_duration_seconds_count", model="m") == 3
 
 
-@pytest.mark.parametrize("method", ["sleep", "wake"])
-@pytest.mark.parametrize("how", ["raises", "hangs", "dies"])
+@pytest.mark.parametrize("method", variants("wake", "sleep"))
+@pytest.mark.parametrize("how", variants("raises", "hangs", "dies"))
 def test_a_failure_on_the_way_ends_the_instance_as_a_crash_would(
     tmp_path: Path, method: str, how: str
 ) -> None:

@@ -98,7 +98,9 @@ def test_a_server_that_is_stopped_while_a_model_is_bound_to_it(tmp_path: Path) -
         assert not server.is_alive()
 
 
-@pytest.mark.parametrize(("call", "status"), [("serve", 0), ("run", -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("call", "status"), [("serve", 0), pytest.param("run", -signal.SIGINT, marks=pytest.mark.thorough)]
+)
 def test_ctrl_c_while_a_program_loads_its_model(tmp_path: Path, call: str, status: int) -> None:
     loading = tmp_path / "loading"
     program = tmp_path / "program.py"

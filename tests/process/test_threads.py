@@ -47,6 +47,7 @@ def test_instances_share_the_cores_and_new_ones_too(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_what_the_user_sets_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
     monkeypatch.setenv("MKL_NUM_THREADS", "5")

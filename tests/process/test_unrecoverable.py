@@ -62,6 +62,7 @@ def test_the_client_gets_the_text_and_the_server_ends_with_6(tmp_path: Path, ord
         wait_until(lambda: last_of(server) == told, "the last line is read", TIMEOUT_S)
 
 
+@pytest.mark.thorough
 def test_other_models_finish_and_its_own_queue_is_refused_at_once(tmp_path: Path, orders: Orders) -> None:
     other = Orders(tmp_path / "other")
     one = model("m", orders, callable=CALLABLE, max_batch_size=1)
@@ -165,6 +166,7 @@ def test_it_is_asked_for_in_bind() -> None:
         assert server.is_alive()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isolation", variants("thread", "process"))
 def test_an_attachment_ends_and_the_server_goes_on(isolation: Literal["process", "thread"]) -> None:
     with free_server() as server:

@@ -487,7 +487,7 @@ def test_a_padded_batch_never_exceeds_the_limit_of_elements_and_is_not_smaller_t
 
 
 @pytest.mark.parametrize("delay_us", [0, 1000])
-def test_a_request_costs_the_same_with_ten_thousand_shapes(delay_us: int) -> None:
+def test_a_request_costs_the_same_with_thousands_of_shapes(delay_us: int) -> None:
     def calls_per_request(n_shapes: int) -> float:
         model = Model(max_batch_size=2, delay_us=delay_us)
         calls = 0
@@ -506,4 +506,4 @@ def test_a_request_costs_the_same_with_ten_thousand_shapes(delay_us: int) -> Non
             sys.setprofile(None)
         return calls / (3 * n_shapes)
 
-    assert calls_per_request(10_000) < 1.3 * calls_per_request(100)
+    assert calls_per_request(2_000) < 1.3 * calls_per_request(100)

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def report(*levels: LevelResult, **more: object) -> BenchReport:
 
 
 @pytest.mark.thorough
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=300))
 def test_percentiles_are_those_of_the_values(latencies_s: list[float]) -> None:
     found = LatencyHistogram()

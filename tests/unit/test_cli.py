@@ -187,10 +187,10 @@ def test_check_imports_in_another_process(capfd: pytest.CaptureFixture[str]) -> 
     ("attribute", "more"),
     [
         ("Typed", ""),
-        ("Typed", "openai: true"),
-        ("typed", ""),
+        pytest.param("Typed", "openai: true", marks=pytest.mark.thorough),
+        pytest.param("typed", "", marks=pytest.mark.thorough),
         ("Untyped", "openai: true"),
-        ("untyped", "openai: true"),
+        pytest.param("untyped", "openai: true", marks=pytest.mark.thorough),
     ],
 )
 def test_check_takes_callables_for_openai_without_a_call(tmp_path: Path, attribute: str, more: str) -> None:
@@ -202,7 +202,12 @@ def test_check_takes_callables_for_openai_without_a_call(tmp_path: Path, attribu
 
 
 @pytest.mark.parametrize(
-    ("attribute", "kind"), [("stream", "generator"), ("Streaming", "generator"), ("astream", "async")]
+    ("attribute", "kind"),
+    [
+        ("stream", "generator"),
+        pytest.param("Streaming", "generator", marks=pytest.mark.thorough),
+        pytest.param("astream", "async", marks=pytest.mark.thorough),
+    ],
 )
 def test_check_refuses_a_generator_for_a_model_that_is_not_decoupled(
     attribute: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from exploring import examples
+from exploring import examples, variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from overloaded import Outcome, poisson, simulate
@@ -161,7 +161,7 @@ def run(
     return outcome.in_time / (min(1, load) * capacity_hz * seconds), outcome
 
 
-@pytest.mark.parametrize("spread", [0, 0.1, 0.3])
+@pytest.mark.parametrize("spread", variants(0.1, 0, 0.3))
 @pytest.mark.parametrize(("instances", "rows"), [(1, 1), (2, 1), (4, 1), (1, 8), (4, 8), (2, 16)])
 def test_under_overload_what_runs_is_in_time(instances: int, rows: int, spread: float) -> None:
     least = {1.2: 0.95, 2: 0.95, 5: 0.9}

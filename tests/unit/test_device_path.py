@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from device_scene import ON_GPU, Gpus, ensemble, on_gpu
 from ensemble_scene import LARGE, SMALL, Scene, play
+from exploring import examples
 from graphs import MEMBERS, ensembles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ def kinds(runs: list[wire.Run]) -> set[type]:
     return {type(one) for one in parts}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ensembles(), st.lists(st.tuples(STEPS, st.booleans()), max_size=25))
 def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
     spec: ModelSpec, steps: list[Any]

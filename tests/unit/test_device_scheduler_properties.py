@@ -155,7 +155,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
 
 TestDevices = DeviceMachine.TestCase
-TestDevices.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDevices.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 EVENTS = st.lists(st.sampled_from(["submit", "submit", "submit", "end", "up", "down", "later"]), max_size=60)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ensemble_scene import LARGE, SMALL, Scene, play
+from exploring import examples
 from graphs import MEMBERS, ensembles, tensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -45,7 +46,7 @@ async def act(scene: Scene, one: tuple[Any, ...]) -> None:
             scene.take_back(number)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ensembles(), st.lists(st.tuples(STEPS, st.booleans()), max_size=25))
 def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
     spec: ModelSpec, steps: list[Any]
@@ -61,7 +62,7 @@ def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
     play(spec, story)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(ensembles(), st.sampled_from([SMALL, LARGE]), st.data())
 def test_the_outputs_asked_for_are_right(spec: ModelSpec, width: int, data: st.DataObject) -> None:
     names = [one.name for one in spec.outputs]
@@ -77,7 +78,7 @@ def test_the_outputs_asked_for_are_right(spec: ModelSpec, width: int, data: st.D
     play(spec, story)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(ensembles(), st.lists(STEPS, max_size=12))
 def test_all_is_free_when_the_front_closes_in_the_middle(spec: ModelSpec, steps: list[Any]) -> None:
     async def run() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from driver_scene import PHASES, SPEC, Scene
+from exploring import examples
 from hypothesis import given, settings
 from test_gather_properties import (
     KINDS,
@@ -63,7 +64,7 @@ def fetched(made: Plane, payload: Any) -> bytes:
             return found
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(parts_of_a_batch)
 def test_a_batch_for_a_device_is_the_concatenation_of_its_parts(parts: list[Part]) -> None:
     async def main() -> None:

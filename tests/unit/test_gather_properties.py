@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_process import raised
@@ -194,7 +195,7 @@ part_of_a_batch = st.builds(Part, st.sampled_from(KINDS), st.integers(1, 3), st.
 parts_of_a_batch = st.lists(part_of_a_batch, min_size=1, max_size=6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(parts_of_a_batch, st.sampled_from([1, 7, 900, 6000]), st.sampled_from(DATATYPES), st.booleans())
 def test_a_batch_is_the_concatenation_of_its_requests(
     parts: list[Part], inner: int, datatype: str, read_only: bool

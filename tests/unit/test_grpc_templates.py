@@ -19,7 +19,7 @@ def test_a_request_is_what_the_parser_makes_of_it(body: bytes) -> None:
     check(body)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(plain_requests())
 def test_the_usual_request_has_a_template(body: bytes) -> None:
     assert request_by_template(body) is not None

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from typing import Annotated, Any, Literal
 
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi import check_openapi
@@ -299,7 +300,7 @@ def test_examples_are_taken_by_the_codecs(model: ModelSpec) -> None:
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=12)  # the validator takes a while
+@settings(deadline=None, max_examples=examples(30))  # the validator takes a while
 @given(SPECS)
 def test_any_model_makes_a_valid_document(model: ModelSpec) -> None:
     check_openapi(described(model))

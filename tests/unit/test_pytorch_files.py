@@ -18,6 +18,7 @@ from gpuserve_worker.inference.model_context import ModelContext, enter_model
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.thorough
 
 DYNAMIC = torch.export.Dim("batch", max=16)
 

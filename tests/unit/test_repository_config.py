@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exploring import examples
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,7 +150,7 @@ def messages(draw: st.DrawFn) -> Any:
     return message
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(messages(), st.booleans())
 def test_every_value_is_found_where_protobuf_wrote_it(message: Any, as_one_line: bool) -> None:
     text = text_format.MessageToString(message, as_one_line=as_one_line, use_short_repeated_primitives=True)

@@ -25,7 +25,10 @@ from gpuserve.model.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
 from gpuserve.model.spec import RateLimiter as Rate
 
 FEW = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(100),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -160,7 +163,7 @@ TestRetiring.settings = FEW
 TestRetiringSequences = RetiringSequenceMachine.TestCase
 TestRetiringSequences.settings = FEW
 TestRetiringDevices = RetiringDeviceMachine.TestCase
-TestRetiringDevices.settings = settings(FEW, max_examples=40)
+TestRetiringDevices.settings = settings(FEW, max_examples=examples(100))
 
 
 def test_a_retired_instance_finishes_and_gets_nothing() -> None:

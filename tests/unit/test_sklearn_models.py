@@ -21,6 +21,7 @@ from gpuserve.backends.model_files import ModelFileError
 from gpuserve.backends.sklearn import SklearnModel
 from gpuserve.core.errors import InvalidArgument
 
+pytestmark = pytest.mark.thorough
 Saved = Callable[[Any], str]
 FLOWERS = estimators.flowers()
 

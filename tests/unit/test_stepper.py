@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -265,7 +266,7 @@ def test_a_wrong_number_or_kind_of_results_fails_the_request(results: Any) -> No
 _MOVES = ("arrive", "short", "bad", "turn", "cancel", "credit", "poison", "cure")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(_MOVES), st.integers(0, 7)), max_size=60),
     st.integers(1, 6),
