@@ -63,7 +63,7 @@ def measured(figure: str) -> None:
     sys.stdout.write(f"{figure}\n")
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> float:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> float:
     """Look again and again until a condition holds that nobody announces. The seconds that it took.
 
     Raises:
@@ -76,7 +76,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20
     return time.monotonic() - started
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Let others of this event loop have their turns until a condition holds that nobody announces."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

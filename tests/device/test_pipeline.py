@@ -103,6 +103,7 @@ def test_nothing_is_told_early_of_one_batch_at_a_time(shared_gpu_machine: Machin
             assert isinstance(worker.run([tensor], batch_id=number), wire.Done)
 
 
+@pytest.mark.thorough
 def test_the_times_are_those_of_each_batch_however_much_they_overlap(
     stand_in: GpuMachine, tmp_path: Path
 ) -> None:

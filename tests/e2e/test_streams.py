@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from config_file import write_config
+from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
@@ -239,21 +240,12 @@ def test_an_error_says_which_request_it_is_about(server: Addresses) -> None:
 
 
 @pytest.mark.parametrize("model", ["endless", "waits_for_ever"])
-def test_a_client_that_cancels_stops_the_generator_within_50_ms(
-    server: Addresses, closed_at: Path, model: str
-) -> None:
-    def once() -> float:
-        closed_at.unlink(missing_ok=True)
-        with Stream(server.grpc) as stream:
-            stream.ask(model, 1)
-            stream.hear()
-            cancelled = time.monotonic()
-        while not closed_at.exists():
-            assert time.monotonic() - cancelled < TIMEOUT_S
-        return time.monotonic() - cancelled
-
-    # The best of three: whoever else uses the machine may hold one of them up.
-    assert min(once() for _ in range(3)) < 0.05
+def test_a_client_that_cancels_stops_the_generator(server: Addresses, closed_at: Path, model: str) -> None:
+    closed_at.unlink(missing_ok=True)
+    with Stream(server.grpc) as stream:
+        stream.ask(model, 1)
+        stream.hear()
+    wait_until(closed_at.exists, "the generator is closed")
 
 
 def test_a_stream_may_have_a_deadline(server: Addresses, closed_at: Path) -> None:

@@ -8,7 +8,6 @@ import gzip
 import http.client
 import json
 import socket
-import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -65,13 +64,9 @@ def announced(*entries: Any) -> bytes:
 
 def test_claims_without_bytes_hold_nobody_up(sender: Sender) -> None:
     text = announced(sized(GIB, shape=[1, GIB // 4]))
-    started = time.monotonic()
     socks = [begun(sender, text + b"\0", len(text) + GIB) for _ in range(20)]
     wait_until(lambda: sender.server.metric("gpuserve_arena_blocks") == 20, "the claims", TIMEOUT_S)
-    asked = time.monotonic()
     assert sender.http("/v2/health/ready", method="GET")[0] == 200
-    assert time.monotonic() - asked < 0.25
-    assert time.monotonic() - started < 5
     assert sender.server.metric("gpuserve_arena_bytes") < 20 * MIB
     for sock in socks:
         sock.close()

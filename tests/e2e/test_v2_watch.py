@@ -16,7 +16,7 @@ from processes import wait_until
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 #: How long the front waits for connections that do not end by themselves; a watch is none of them.
-CLOSE_TIMEOUT_S = 3.0
+CLOSE_TIMEOUT_S = 15.0
 
 
 @pytest.fixture

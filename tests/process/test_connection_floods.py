@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -93,9 +92,7 @@ def test_a_flood_of_connections_leaves_the_others_served(server: OperatedServer)
     front, workers, before = server.front, server.workers, n_files(server)
     with flood(server):
         for _ in range(3):
-            began = time.monotonic()
             assert echoed_nbytes(server) == LARGE_NBYTES  # by a segment of each side, which is a descriptor
-            assert time.monotonic() - began < 2.0
         assert n_files(server) < N_FILES * 3 / 4
         assert server.metric("gpuserve_connections") > N_FILES / 4
         assert server.metric("gpuserve_connections_refused_total", reason="address") > N_ATTACKERS / 2

@@ -92,6 +92,7 @@ def test_it_asks_nobody_for_a_certificate_or_a_token(tmp_path: Path, orders: Ord
         assert get(address, "/v2/health/live") == 200
 
 
+@pytest.mark.thorough
 def test_it_answers_while_every_callable_hangs_and_the_front_is_busy(tmp_path: Path, orders: Orders) -> None:
     settings = {"health_port": 0, "host": "127.0.0.1"}
     with OperatedServer(config(tmp_path, model("m", orders), **settings)) as server:

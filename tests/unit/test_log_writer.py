@@ -65,7 +65,7 @@ def test_nobody_reads_and_nobody_waits(pipe: tuple[int, int], made: Callable[...
     for _ in range(1000):
         writer.write(LINE)
     writer.flush(0.05)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 10
 
     taken = b""
     while accounted(taken) < 1000:
