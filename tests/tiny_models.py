@@ -117,6 +117,53 @@ def writer(folder: Path, positions: int = 96, **generation: Any) -> Path:
     return _saved(folder, model, byte_tokenizer())
 
 
+#: How ``caller`` writes a tool call.
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant:",
+    "fields": {
+        "content": {"content": "text"},
+        "tool_calls": {
+            "open": "<call>",
+            "close": "</call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+    },
+}
+
+
+def caller_tokenizer() -> Any:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<call>", "</call>"]})
+    tokenizer.response_template = RESPONSE_TEMPLATE
+    return tokenizer
+
+
+def caller(folder: Path, text: str, prompt: str) -> Path:
+    """A model that writes ``text`` after any prompt that is as long as ``prompt``."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = caller_tokenizer()
+    tokens = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    first, size = len(tokenizer(prompt)["input_ids"]), 256
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=size, n_embd=size, n_layer=1, n_head=2, bos_token_id=0,
+        eos_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if "ln" not in name:
+                one.zero_()
+        model.transformer.wpe.weight.copy_(torch.eye(size))  # a position says which token comes next
+        for position, token in enumerate(tokens, first - 1):
+            model.lm_head.weight[token, position] = 1
+    return _saved(folder, model, tokenizer)
+
+
 def image_classifier(folder: Path) -> Path:
     from transformers import ViTConfig, ViTForImageClassification
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil

@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.thorough
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+CALL = '<call>{"name": "weather", "arguments": {"city": "Bonn"}}</call>'
 AS_TEXT = "system: Be brief.\nuser: Hi\nassistant:"
 
 
@@ -36,7 +37,8 @@ def server(folder: Path) -> Iterator[Addresses]:
     tiny_models.writer(folder / "writer")
     tiny_models.writer(folder / "batched", min_length=0)  # an option that only batches of generate honour
     tiny_models.encoder(folder / "encoder")
-    names = ("writer", "batched", "encoder")
+    tiny_models.caller(folder / "caller", f"Wait. {CALL}", AS_TEXT)
+    names = ("writer", "batched", "encoder", "caller")
     models = [{"name": one, "callable": f"./{one}", "openai": True} for one in names]
     with serving(GPUSERVE, "serve", str(write_config(folder, models, host="127.0.0.1"))) as addresses:
         yield addresses
@@ -114,6 +116,25 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, folder:
     assert only.logprobs.top_logprobs == [{}] * 6
 
 
+def test_tool_calls_are_read_out_of_the_text(client: openai.OpenAI) -> None:
+    def ask(**more: Any) -> Any:
+        return client.chat.completions.create(model="caller", messages=MESSAGES, tools=TOOLS, **more)
+
+    (choice,) = ask().choices
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Bonn"})
+    assert (choice.message.content, choice.finish_reason) == ("Wait. ", "tool_calls")
+    *chunks, last = list(ask(stream=True))
+    calls = [one for chunk in chunks for one in chunk.choices[0].delta.tool_calls or []]
+    assert [(one.index, one.function.name) for one in calls] == [(0, "weather")]
+    assert last.choices[0].finish_reason == "tool_calls"
+    without = ask(tool_choice="none").choices[0]
+    assert without.message.content == "Wait. " + CALL.removeprefix("<call>").removesuffix("</call>")
+    assert without.finish_reason == "stop"
+    with pytest.raises(openai.BadRequestError, match="logprobs: expected none beside tools"):
+        ask(logprobs=True)
+
+
 @needs("llguidance")
 @pytest.mark.parametrize("model", ["writer", "batched"])
 def test_json_obeys_the_schema_of_its_request_beside_other_requests(
@@ -152,6 +173,7 @@ def test_tokens_of_the_model_are_a_prompt(client: openai.OpenAI) -> None:
     ("more", "said"),
     [
         ({"frequency_penalty": 1}, "frequency_penalty: this model does not honour it"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice: a call cannot be promised"),
         pytest.param(
             {"response_format": {"type": "json_object"}, "tools": TOOLS},
             "response_format: expected none beside tools",

@@ -7,6 +7,7 @@
     generation         texts written token by token
     text_writer        the model and the tokenizer of generation
     step_rows          rows that join and leave between steps
+    tool_calls         tool calls in the text of a model
     structured_outputs JSON by the schema of a request
     prompt_batches     the threads of generation: batches, sampling, decoding
     openai_requests    requests of OpenAI's clients as prompts

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 from gpuserve.backends.huggingface.prompt_batches import Prompt, read_parameters
 from gpuserve.backends.huggingface.text_writer import TextWriter
+from gpuserve.backends.huggingface.tool_calls import ToolCallReader, response_template_of
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, Token, Usage
 
@@ -27,7 +28,7 @@ async def chat_prompt(writer: TextWriter, request: ChatRequest) -> Prompt:
         messages = [{**one.model_dump(exclude_none=True), "content": one.text} for one in request.messages]
         try:
             text = writer.tokenizer.apply_chat_template(
-                messages, tools=request.tools, tokenize=False, add_generation_prompt=True
+                messages, tools=_usable_tools(request), tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # the template is a program of the folder, and may refuse anything
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -60,16 +61,34 @@ async def generate_tokens(
         matcher = await writer.grammars.matcher_of(getattr(request, "response_format", None))
     except InvalidArgument as error:
         raise BadRequest(str(error), "response_format") from None
-    if matcher is not None and getattr(request, "tools", None):
+    tools = _usable_tools(request)
+    if matcher is not None and tools:
         raise BadRequest("expected none beside tools", "response_format")
     prompt = replace(await prompt_of(writer, request), matcher=matcher)
+    template, reader = response_template_of(writer.tokenizer, writer.model) if tools else None, None
+    if isinstance(request, ChatRequest) and template is not None:
+        if request.logprobs:
+            raise BadRequest("expected none beside tools", "logprobs")
+        prompt = replace(prompt, with_special=True)
+        parser = writer.tokenizer.get_response_parser(template, prefix=list(prompt.tokens), tools=tools)
+        reader = ToolCallReader(parser, is_parallel=request.parallel_tool_calls is not False)
     yield Usage(prompt_tokens=len(prompt.tokens))
     pieces = writer.write(prompt)
     try:
         async for piece in pieces:
-            yield Token(*piece)
+            for value in reader.read(piece) if reader is not None else [Token(*piece)]:
+                yield value
     finally:
         await pieces.aclose()
+
+
+def _usable_tools(request: Any) -> list[dict[str, Any]] | None:
+    """Return the tools that a model may call. Raise ``BadRequest`` if the client wants a call in any case."""
+    if not isinstance(request, ChatRequest) or not request.tools or request.tool_choice == "none":
+        return None
+    if request.tool_choice not in (None, "auto"):
+        raise BadRequest('a call cannot be promised: expected "auto" or "none"', "tool_choice")
+    return request.tools
 
 
 def _sampled_prompt(

@@ -53,7 +53,7 @@ class Sampling:
 class Prompt:
     """The tokens of a prompt, the limit of new tokens, and how they are chosen. With ``n_likeliest`` each new
     token is a piece of its own, with its log probability and those of so many likeliest tokens. ``matcher``
-    is the state of the answer in a grammar.
+    is the state of the answer in a grammar. ``with_special``: special tokens are part of the text.
     """
 
     tokens: Sequence[int]
@@ -61,6 +61,7 @@ class Prompt:
     sampling: Sampling
     n_likeliest: int | None = None
     matcher: Any = None
+    with_special: bool = False
 
 
 class TextPiece(NamedTuple):
@@ -289,8 +290,8 @@ class PromptBatches:
 
     def __init__(self, model: Any, tokenizer: Any, *, rows: int, batches: int) -> None:
         self._model = model
-        self._decode = lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
-        self._spell = lambda token: str(tokenizer.decode([token]))
+        self._decode_text = lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
+        self._decode: Callable[[list[int]], str] = lambda tokens: str(tokenizer.decode(tokens))
         self._config, self.end_tokens, self._pad = _generation_config(model, tokenizer)
         self._rows = rows
         self._waiting: collections.deque[PromptRow] = collections.deque()
@@ -302,7 +303,13 @@ class PromptBatches:
     def submit_prompts(self, prompts: Sequence[tuple[Prompt, OnPiece]]) -> list[PromptRow]:
         """Queue prompts, for one batch if they fit in one. They start at once if a thread is free."""
         rows = [
-            PromptRow(prompt, on_piece, TextOfTokens(self._decode), self.end_tokens, self._spell)
+            PromptRow(
+                prompt,
+                on_piece,
+                TextOfTokens(self._decode if prompt.with_special else self._decode_text),
+                self.end_tokens,
+                lambda token: self._decode([token]),
+            )
             for prompt, on_piece in prompts
         ]
         with self._more:

@@ -33,6 +33,7 @@ class TextWriter:
         pipeline = load_pipeline(settings, "text-generation")
         self.tokenizer = pipeline.tokenizer
         self.shared_tokens = SharedTokens()
+        self.model = pipeline.model
         self._config = pipeline.model.generation_config
         self._longest = getattr(pipeline.model.config, "max_position_embeddings", None)
         #: Every token is a number below this limit.
