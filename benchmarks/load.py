@@ -168,10 +168,13 @@ class GrpcStreamLoad(GrpcLoad):
 
 @dataclass(frozen=True, slots=True)
 class HttpLoad(Load):
-    """wrk: one request in flight on each of ``connections``, HTTP/1.1, in the server's own API."""
+    """wrk: one request in flight on each of ``connections``, HTTP/1.1, in the server's own API. With
+    ``close`` each request has a connection of its own.
+    """
 
     payload: Payload
     connections: int
+    close: bool = field(default=False, kw_only=True)
     program: ClassVar[str] = "wrk"
     package: ClassVar[str] = "wrk"
     apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_BINARY, Api.HTTP_JSON, Api.BYTES, Api.PLAIN_JSON)
@@ -195,6 +198,7 @@ class HttpLoad(Load):
         body = folder / "http.bin"
         body.write_bytes(request.body)
         headers = [word for header in request.headers.items() for word in header]
+        headers += ["Connection", "close"] if self.close else []
         return _WRK_SCRIPT, request.path, [str(body), *headers]
 
 

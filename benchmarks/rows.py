@@ -178,6 +178,13 @@ ROWS = (
     _option_row(Option.COMPRESSED, "compressed responses", _at_least(2.0, without=0.6)),
     _option_row(Option.FORWARDED, "one header forwarded", _at_least(2.0, without=0.95)),
     Row("http-64-64", "HTTP binary 64 B, 64 connections", HttpLoad(_SMALL, 64), THROUGHPUT, _HTTP_GOALS),
+    Row(
+        "http-64-64-close",
+        "HTTP binary 64 B, 64 in flight, a connection for each request",
+        HttpLoad(_SMALL, 64, close=True),
+        THROUGHPUT,
+        _at_least(triton=1.2),
+    ),
     _json_row(16, connections=64, at_least=1.5),
     _json_row(1000, connections=16, at_least=3.0),
     # An image of 224 x 224 pixels in three colours.

@@ -156,18 +156,18 @@ def test_this_server_and_plain_triton_run_every_row() -> None:
     assert rows_of(SERVERS["triton"]) == everything
 
 
-JSON_ROWS = {"json-16", "json-1000", "json-150528"}
+HTTP_ROWS = {"http-64-64", "http-64-64-close", "json-16", "json-1000", "json-150528"}
 
 
 def test_a_server_without_v2_runs_http_rows_only() -> None:
-    assert rows_of(SERVERS["mosec"]) == {"http-64-64"} | JSON_ROWS
-    assert rows_of(SERVERS["litserve"]) == {"http-64-64"} | JSON_ROWS
+    assert rows_of(SERVERS["mosec"]) == HTTP_ROWS
+    assert rows_of(SERVERS["litserve"]) == HTTP_ROWS
 
 
 def test_a_server_runs_no_row_that_its_protocol_or_its_limits_leave_out() -> None:
     unary = {"grpc-64-1", "grpc-64-8x16", "grpc-64-1x128", "grpc-1m-1", "grpc-1m-8", "bytes-64x32"}
     unary |= {"grpc-4k", "grpc-64k", "grpc-256k", "rows-32"}
-    assert rows_of(SERVERS["mlserver"]) == unary | {"http-64-64"} | JSON_ROWS
+    assert rows_of(SERVERS["mlserver"]) == unary | HTTP_ROWS
     assert rows_of(SERVERS["nghttpd"]) == unary | {"grpc-64m-1"}
     plain = {row.name for row in ROWS if row.load.option is None}
     assert rows_of(SERVERS["pytriton"]) == {name for name in plain if not name.startswith("shm")}

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import uvloop
 
 from gpuserve import Server
 from gpuserve.config.load import load_file
 from gpuserve.config.settings.server import GRPCIO, NATIVE
 from gpuserve.core.errors import ConfigError
 from gpuserve.front.net.admission import Admission, Limits
+from gpuserve.front.net.async_requests import AsyncRequests
 from gpuserve.front.net.exchange import ConnectionEndpoints
-from gpuserve.front.net.server import Connections
+from gpuserve.front.net.server import Connections, NativeServer
+
+uvloop.new_event_loop().close()  # libuv opens a pipe for signals with the first loop, and keeps the pipe
 
 
 def config(tmp_path: Path, transport: str) -> str:
@@ -74,3 +80,27 @@ def test_who_has_most_of_too_many_half_requests_is_closed() -> None:
     asyncio.run(check())
     assert sum(one.abort.called for one in many) == 3
     assert not other.abort.called
+
+
+def test_a_turn_of_the_event_loop_accepts_several_connections() -> None:
+    """With one a turn, 64 clients that connect for each request get batches of one request."""
+    n_clients = 64
+
+    async def count_turns() -> int:
+        with socket.create_server(("127.0.0.1", 0), backlog=n_clients) as listener:
+            admission = Admission()
+            connections = Connections(admission)
+            handlers = {os.dup(listener.fileno()): mock.Mock()}
+            server = NativeServer(handlers, AsyncRequests(), connections, admission)
+            await server.start()
+            clients = [socket.create_connection(listener.getsockname()) for _ in range(n_clients)]
+            n_turns = 0
+            while len(connections.members) < n_clients:
+                await asyncio.sleep(0)
+                n_turns += 1
+            for client in clients:
+                client.close()
+            await server.stop()
+        return n_turns
+
+    assert uvloop.run(count_turns()) < n_clients / 4

@@ -110,9 +110,11 @@ class Admission:
             return self._refuse("descriptors", f"only {self.n_descriptors} descriptors are for connections")
         if self.n_open >= self.limits.max_connections:
             return self._refuse("connections", f"max_connections is {self.limits.max_connections}")
-        if source and self._by_address[source] >= self._n_of_address:
+        n_of_source = self._by_address.get(source, 0)
+        if source and n_of_source >= self._n_of_address:
             return self._refuse("address", f"{address} has {self._n_of_address}, the most of one address")
-        self.readmit(address)
+        self.n_open += 1
+        self._by_address[source] = n_of_source + 1
         return True
 
     def readmit(self, address: str | None) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -153,6 +152,9 @@ FIRST_BYTES_TIMEOUT_S: Final = 30.0
 #: The time limit for requests in flight when a connection has reached its maximum age.
 AGE_GRACE_S: Final = 3600.0
 
+#: The endpoints of a connection before its transport is known.
+_NO_ENDPOINTS: Final = ConnectionEndpoints(None, ("", None), tls=False)
+
 ProtocolFactory: TypeAlias = "Callable[[Connection], ConnectionProtocol]"
 
 
@@ -182,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self.admission = admission or Admission()
         self.limits = self.admission.limits
-        self.endpoints = ConnectionEndpoints(None, ("", None), tls=False)
+        self.endpoints = _NO_ENDPOINTS
         #: Whether output should pause because much is unsent; ``ConnectionProtocol.drained`` ends the pause.
         self.full = False
         #: The bytes that the client has not read, and for how long they have not moved, as of the last check.
@@ -190,8 +192,8 @@ class Connection(asyncio.BufferedProtocol):
         self.stuck_s = 0.0
         #: The incomplete requests as of the last ``check``; one with a long head counts as several.
         self.n_incomplete = 0
-        self._stuck_timer = ChangeTimer()
-        self._answer_rate = MinimumRate()
+        #: The timers of ``check``, made by the first check: many connections end before.
+        self._timers: tuple[ChangeTimer, MinimumRate] | None = None
         self._http1 = http1
         self._http2 = http2
         self._budget = budget
@@ -486,10 +488,11 @@ class Connection(asyncio.BufferedProtocol):
         """Close a connection whose client reads its responses too slowly."""
         sent_nbytes, backlog_nbytes = protocol.sent
         self.backlog_nbytes = backlog_nbytes
-        self.stuck_s = self._stuck_timer.unchanged_s((sent_nbytes, backlog_nbytes > 0), now)
+        stuck_timer, answer_rate = self._timers = self._timers or (ChangeTimer(), MinimumRate())
+        self.stuck_s = stuck_timer.unchanged_s((sent_nbytes, backlog_nbytes > 0), now)
         awaited = sent_nbytes if backlog_nbytes else None
         limits = self.limits
-        if self._answer_rate.is_slow(now, awaited, limits.answer_grace_s, limits.min_answer_rate):
+        if answer_rate.is_slow(now, awaited, limits.answer_grace_s, limits.min_answer_rate):
             self.count_late("answer")
             self.abort()
 
@@ -532,7 +535,7 @@ def _endpoints_of(transport: asyncio.BaseTransport) -> ConnectionEndpoints:
     sock = transport.get_extra_info("socket")
     peer: Any = transport.get_extra_info("peername")
     name: Any = transport.get_extra_info("sockname")
-    if sock is not None and sock.family == socket.AF_UNIX:
+    if not isinstance(name, tuple):  # a unix socket
         return ConnectionEndpoints(None, (str(name), None), tls, sock)
     client = peer and (peer[0], peer[1])
     return ConnectionEndpoints(client, (name[0], name[1]), tls, sock, source_of(client and client[0]))

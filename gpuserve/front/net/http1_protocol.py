@@ -209,8 +209,23 @@ _STAGES: Final = StepTable(
 )
 
 
+class _Timers:
+    """The timers of ``Http1.check``."""
+
+    __slots__ = ("body_rate", "quiet", "sending", "stage")
+
+    def __init__(self) -> None:
+        self.stage = ChangeTimer()
+        self.quiet = ChangeTimer()
+        self.sending = ChangeTimer()
+        self.body_rate = MinimumRate()
+
+
 class Http1:
     """HTTP/1 on one connection (a ``ConnectionProtocol``). Input, output and timeouts move one stage."""
+
+    #: The body of the current request in the stages ``BODY`` and ``DRAIN``.
+    _body: h1.RequestBody
 
     def __init__(self, connection: Connection, handler: RequestHandler) -> None:
         self.connection = connection
@@ -219,7 +234,6 @@ class Http1:
         #: The current request, until answered, and the receiver of its body.
         self._exchange: Http1Exchange | None = None
         self._receiver: BodyReceiver | None = None
-        self._body: h1.RequestBody = h1.request_body(0)
         #: Whether the client waits for ``100 Continue`` before it sends the body.
         self._awaits_continue = False
         self._unconsumed_nbytes = 0
@@ -239,10 +253,8 @@ class Http1:
         self._body_nbytes = 0
         self._n_requests = 0
         self._written_nbytes = 0
-        self._stage_timer = ChangeTimer()
-        self._quiet_timer = ChangeTimer()
-        self._sending_timer = ChangeTimer()
-        self._body_rate = MinimumRate()
+        #: Made by the first ``check``: many connections end before.
+        self._timers: _Timers | None = None
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -504,17 +516,18 @@ class Http1:
 
     def check(self, now: float) -> None:
         connection, limits = self.connection, self.connection.limits
+        timers = self._timers = self._timers or _Timers()
         unsent = connection.unsent_nbytes
         sending = bool(unsent), self._written_nbytes - unsent
-        if self._sending_timer.unchanged_s(sending, now) > _SENDING_S and unsent:
+        if timers.sending.unchanged_s(sending, now) > _SENDING_S and unsent:
             connection.abort()
             self.lost()
             return
         part = self._stage, self._n_requests, bool(self._buffered), bool(unsent)
-        stage_s = self._stage_timer.unchanged_s(part, now)
-        quiet_s = self._quiet_timer.unchanged_s((self._stage, self._n_fed, self._paused), now)
+        stage_s = timers.stage.unchanged_s(part, now)
+        quiet_s = timers.quiet.unchanged_s((self._stage, self._n_fed, self._paused), now)
         body_nbytes = self._body_nbytes if self._stage is Stage.BODY and not self._paused else None
-        is_slow = self._body_rate.is_slow(now, body_nbytes, limits.body_grace_s, limits.min_body_rate)
+        is_slow = timers.body_rate.is_slow(now, body_nbytes, limits.body_grace_s, limits.min_body_rate)
         match self._stage:
             case Stage.HEAD if self._buffered and not connection.full and stage_s > limits.head_timeout_s:
                 text = f"the request head did not come within {limits.head_timeout_s:g} s"

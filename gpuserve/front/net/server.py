@@ -9,7 +9,7 @@ import os
 import random
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -164,8 +164,9 @@ class Connections:
         protocols = partial(Http1, handler=handler), partial(Http2, handler=handler)
 
         def factory(release_place: Callable[[], None] | None = None) -> Connection:
-            # Connections that were made together should not end together.
-            age_s = self._max_age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # nosec B311
+            age_s = self._max_age_s
+            if age_s != math.inf:  # connections that were made together should not end together
+                age_s *= random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # nosec B311
             return Connection(
                 *protocols, self._budget, self.members, self._loop, age_s, self._admission, release_place
             )
@@ -256,6 +257,11 @@ class Connections:
 
 #: Turns of the event loop in which asyncio accepts a socket, or makes the connection of an accepted one.
 _ACCEPT_TURNS: Final = 3
+#: asyncio servers of one listener. libuv accepts one connection of each in a turn of the event loop, and a
+#: turn for each connection makes batches of one request.
+_ACCEPTORS: Final = 16
+#: At most one server for so many descriptors that the process may have.
+_ACCEPTOR_DESCRIPTORS: Final = 256
 
 
 class NativeServer(ProtocolServer):
@@ -286,7 +292,7 @@ class NativeServer(ProtocolServer):
         self._servers: list[asyncio.Server | TlsListener] = []
 
     async def start(self) -> None:
-        self._servers = [await self._listen(*one) for one in self._listeners.items()]
+        self._servers = [server for one in self._listeners.items() for server in await self._listen(*one)]
         self._connections.open()
 
     async def stop_accepting(self) -> None:
@@ -326,13 +332,14 @@ class NativeServer(ProtocolServer):
         await self._connections.close()
         await self._requests.stop()
 
-    async def _listen(self, fd: int, handler: RequestHandler) -> asyncio.Server | TlsListener:
-        listener, factory = duplicate_listener(fd), self._connections.connection_factory(handler)
+    async def _listen(self, fd: int, handler: RequestHandler) -> Sequence[asyncio.Server | TlsListener]:
+        factory = self._connections.connection_factory(handler)
         if self._tls is not None:
             handshakes = TlsHandshakes(factory, self._admission, tls_context(self._tls))
             self._connections.pending.append(handshakes)
-            return TlsListener(listener, handshakes, self._admission)
-        is_unix = listener.family == socket.AF_UNIX
+            return [TlsListener(duplicate_listener(fd), handshakes, self._admission)]
+        n_acceptors = min(_ACCEPTORS, 1 + self._admission.n_descriptors // _ACCEPTOR_DESCRIPTORS)
+        listeners = [duplicate_listener(fd) for _ in range(n_acceptors)]
+        is_unix = listeners[0].family == socket.AF_UNIX
         create: Any = self._loop.create_unix_server if is_unix else self._loop.create_server
-        server: asyncio.Server = await create(factory, sock=listener, backlog=BACKLOG)
-        return server
+        return [await create(factory, sock=one, backlog=BACKLOG) for one in listeners]
