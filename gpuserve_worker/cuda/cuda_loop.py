@@ -6,7 +6,7 @@ at a time, as in ``execution/loop.py``. During a call, two more threads handle t
     reply thread                     batch k-1: wait for its outputs; Done
 
 With one batch at a time the loop's own thread does all of this, and wakes no other. The other threads are
-used if a batch was waiting at the end of the previous one (``_is_busy``), or if this thread would block on
+used if a batch was waiting when the previous one returned (``_is_busy``), or if this thread would block on
 the device.
 
 A batch that is too large for the device's memory runs again in halves. If the process loses its device, the
@@ -28,7 +28,7 @@ from gpuserve_worker.cuda.pipeline import Job, Jobs
 from gpuserve_worker.cuda.recovery import CudaRecovery, is_out_of_memory
 from gpuserve_worker.execution.batch_inputs import BatchInputs, BatchPart, join_answers
 from gpuserve_worker.execution.device_path import Model, Stopwatch
-from gpuserve_worker.execution.execution import Execution, is_deferred, only_result, try_result
+from gpuserve_worker.execution.execution import AT_HAND, Execution, is_deferred, only_result, try_result
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.link_receiver import BatchReceiver
 from gpuserve_worker.execution.session import FrontSession
@@ -61,7 +61,8 @@ class CudaLoop:
         self._calls = DeviceCalls(model, device, self._execution, self._jobs, recovery)
         self._staging_thread = StagingThread(device, self._reception, self._jobs, self._end)
         self._reply_thread = ReplyThread(device, self._finish_behind, self._end)
-        #: Whether a batch was waiting when the previous one ended.
+        #: Whether a batch was waiting when the previous one returned. One that comes later may be the answer
+        #: of a client to the reply, which needs no second thread.
         self._is_busy = False
         #: Number of consecutive single batches.
         self._alone = 0
@@ -105,8 +106,6 @@ class CudaLoop:
         self._device.close()
 
     def _next_job(self) -> Job | None:
-        self._reception.receive_waiting()
-        self._is_busy = bool(self._jobs)
         self._alone = 0 if self._is_busy or self._jobs.leaving else self._alone + 1
         return self._reception.next_batch()
 
@@ -144,15 +143,16 @@ class CudaLoop:
         nbytes = _nbytes(answers)
         del answers  # outputs may be views of the inputs, whose lease must end
         self._reception.receive_waiting()
+        was_busy, self._is_busy = self._is_busy, bool(self._jobs)
         self._jobs.returned(job, nbytes)
-        if self._has_others(job):
+        if was_busy or self._has_others(job):
             self._reply_thread.enqueue(job)
         else:
             self._finish(job)
 
     def _has_others(self, job: Job) -> bool:
         """Return whether this thread has, or may soon have, other work than waiting for a batch."""
-        if self._is_busy or self._jobs or self._jobs.leaving > 1:
+        if self._is_busy or self._jobs.leaving > 1:
             return True
         try:
             return self._alone < _QUIET and not job.watch.has_computed()
@@ -266,7 +266,9 @@ class DeviceCalls:
                 self.last_watch = job.watch
             self._execution.start(job.session, run)
             batch = inputs.detach_batch()
-            result = only_result(self._call(batch))
+            result = self._call(batch)
+            if type(result) not in AT_HAND:
+                result = only_result(result)
             self._device.enter()  # the callable may have selected another device
             job.watch.returned()
             del batch  # the default stream is ordered after all work that reads its arrays
@@ -387,4 +389,8 @@ class ReplyThread(threading.Thread):
 
 def _nbytes(answers: BatchAnswers) -> int:
     responses = [answers.whole] if answers.each is None else answers.each
-    return sum([one.nbytes for outputs in responses if isinstance(outputs, list) for one in outputs])
+    nbytes = 0
+    for outputs in responses:
+        for one in outputs if isinstance(outputs, list) else ():
+            nbytes += one.nbytes
+    return nbytes

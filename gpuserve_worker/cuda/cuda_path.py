@@ -134,21 +134,25 @@ class CudaStopwatch(Stopwatch):
         self._computed = self._ticket = 0
         self._has_returned = False
         self._staged_ns = self._left_ns = 0
-        self._record(_TAKEN, device.h2d)
+        if self._events:
+            self._record(_TAKEN, device.h2d)
 
     def staged(self) -> None:
         self._staged_ns = perf_counter_ns()
-        self._record(_ARRIVED, self._device.h2d)
+        if self._events:
+            self._record(_ARRIVED, self._device.h2d)
 
     def called(self) -> None:
-        super().called()
-        self._record(_START, DEFAULT_STREAM)
+        self.called_ns = self.returned_ns = perf_counter_ns()
+        if self._events:
+            self._record(_START, DEFAULT_STREAM)
 
     def returned(self) -> None:
-        super().returned()
+        self.returned_ns = perf_counter_ns()
         self._has_returned = True
         self._device.arrays.join()  # so that work of other streams is included
-        self._record(_END, DEFAULT_STREAM)
+        if self._events:
+            self._record(_END, DEFAULT_STREAM)
 
     def mark_computed(self) -> tuple[int, int]:
         event = self._computed or self._device.events.acquire()
@@ -158,14 +162,15 @@ class CudaStopwatch(Stopwatch):
 
     def leaving(self) -> None:
         self._left_ns = perf_counter_ns()
-        self._record(_LANDED, self._device.d2h)
+        if self._events:
+            self._record(_LANDED, self._device.d2h)
 
     def has_computed(self) -> bool:
         if not self._computed:
             if not self._has_returned:
                 return True
             self.mark_computed()  # its reply failed before: raises if the device is lost
-        if self._device.progress.is_complete(self._ticket):
+        if self._ticket <= self._device.progress.completed:
             return True
         is_complete = self._device.runtime.is_complete(self._computed)
         if is_complete:
@@ -200,8 +205,6 @@ class CudaStopwatch(Stopwatch):
                 self._device.events.release_event(event, timing=True)
 
     def _record(self, which: int, stream: int) -> None:
-        if not self._events:
-            return
         event = self._events[which] = self._events[which] or self._device.events.acquire(timing=True)
         self._device.runtime.record(event, stream)
 

@@ -38,8 +38,8 @@ from gpuserve_worker.protocol.wire import BatchReply, Computed, Run
 ANNOUNCED_NBYTES: Final = 1 << 20
 
 
-class BatchStage(enum.Enum):
-    """The stage of a batch between its message and its reply."""
+class BatchStage(enum.StrEnum):
+    """The stage of a batch between its message and its reply. Strings hash without a call of Python."""
 
     RECEIVED = "its message has come"
     ARRIVING = "its inputs are on their way to the device"
@@ -87,70 +87,71 @@ class Pipeline(Generic[_Batch]):
     """The batches of one worker that have not ended, oldest first."""
 
     def __init__(self) -> None:
-        #: RECEIVED or ARRIVING.
-        self._waiting: deque[_Batch] = deque()
+        #: Batches in RECEIVED or ARRIVING.
+        self.waiting: deque[_Batch] = deque()
         self._computing: _Batch | None = None
-        self._leaving: deque[_Batch] = deque()
+        #: Batches in LEAVING.
+        self.departing: deque[_Batch] = deque()
 
     def __len__(self) -> int:
         """Return the number of batches that wait to be called."""
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
     def leaving(self) -> int:
-        return len(self._leaving)
+        return len(self.departing)
 
     def is_only_possible_cause(self, batch: _Batch) -> bool:
         """Return whether only this batch can have caused a fault of the device."""
-        suspects = [*self._leaving, self._computing]
+        suspects = [*self.departing, self._computing]
         return [one for one in suspects if one is not None and not one.is_cleared] == [batch]
 
     def receive(self, batch: _Batch) -> None:
-        self._waiting.append(batch)
+        self.waiting.append(batch)
 
     def next_to_stage(self) -> _Batch | None:
-        return next((one for one in self._waiting if one.stage is BatchStage.RECEIVED), None)
+        return next((one for one in self.waiting if one.stage is BatchStage.RECEIVED), None)
 
     def next_to_call(self) -> _Batch | None:
         """Return the oldest waiting batch if no other is being called. It may still have to be staged."""
-        return self._waiting[0] if self._waiting and self._computing is None else None
+        return self.waiting[0] if self.waiting and self._computing is None else None
 
     def staged(self, batch: _Batch) -> None:
         batch.advance(BatchStage.ARRIVING)
 
     def called(self, batch: _Batch) -> None:
         """Record the call of a batch. Raise ``IllegalStep`` if it is not the next one."""
-        if self.next_to_call() is not batch:
+        if self._computing is not None or not self.waiting or self.waiting[0] is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is called out of turn")
         batch.advance(BatchStage.COMPUTING)
-        self._computing = self._waiting.popleft()
+        self._computing = self.waiting.popleft()
 
     def returned(self, batch: _Batch, nbytes: int) -> None:
         """Record the end of a call, successful or not, and the number of bytes to copy back."""
         batch.advance(BatchStage.LEAVING)
         batch.nbytes = nbytes
         self._computing = None
-        self._leaving.append(batch)
+        self.departing.append(batch)
 
     def answered(self, batch: _Batch) -> None:
-        if not self._leaving or self._leaving[0] is not batch:
+        if not self.departing or self.departing[0] is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is answered out of turn")
         batch.advance(BatchStage.ENDED)
-        self._leaving.popleft()
+        self.departing.popleft()
 
     def computed(self, batch: _Batch) -> _Batch | None:
         """Record that the work of a batch ended without error. Return the batch if the front is to free its
         slot now: when the copy takes a while and batches with slots of their own follow.
         """
         batch.is_cleared = True
-        if not self._leaving or self._leaving[0] is not batch or batch.nbytes < ANNOUNCED_NBYTES:
+        if not self.departing or self.departing[0] is not batch or batch.nbytes < ANNOUNCED_NBYTES:
             return None
-        behind = len(self._waiting) + (self._computing is not None) + len(self._leaving) - 1
+        behind = len(self.waiting) + (self._computing is not None) + len(self.departing) - 1
         return batch if behind else None
 
     def drop_waiting(self) -> list[_Batch]:
-        dropped = list(self._waiting)
-        self._waiting.clear()
+        dropped = list(self.waiting)
+        self.waiting.clear()
         for batch in dropped:
             batch.advance(BatchStage.DROPPED)
         return dropped
@@ -177,27 +178,30 @@ class Jobs:
         self._device = device
         self._execution = execution
         self._pipeline: Pipeline[Job] = Pipeline()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        #: Number of threads that wait for ``_changed``.
+        self._draining = 0
         #: Held while the transfer of inputs is started.
         self._staging = threading.Lock()
         self._is_over = False
 
     def __len__(self) -> int:
-        return len(self._pipeline)
+        return len(self._pipeline.waiting)
 
     @property
     def leaving(self) -> int:
-        return self._pipeline.leaving
+        return len(self._pipeline.departing)
 
     def enqueue(self, session: FrontSession, run: Run) -> None:
-        with self._changed:
+        with self._lock:
             self._pipeline.receive(Job(session, run))
 
     def cancel(self, batch_id: int, position: int) -> None:
         """Do nothing: the inputs may be in transfer to the device, so the batch runs."""
 
     def clear(self) -> None:
-        with self._changed:
+        with self._lock:
             for job in self._pipeline.drop_waiting():
                 job.inputs = None
 
@@ -209,20 +213,20 @@ class Jobs:
 
     def stage_waiting(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 job = self._pipeline.next_to_stage()
             if job is None or not self._stage(job, ahead=True):
                 return
 
     def dequeue(self) -> Job | None:
         """Return the next batch to call, with its inputs in transfer, or None."""
-        with self._changed:
+        with self._lock:
             job = self._pipeline.next_to_call()
         if job is None:
             return None
         if job.stage is BatchStage.RECEIVED:
             self._stage(job, ahead=False)
-        with self._changed:
+        with self._lock:
             if job.stage is not BatchStage.ARRIVING:
                 job.inputs = None
                 return None
@@ -230,33 +234,36 @@ class Jobs:
         return job
 
     def returned(self, job: Job, nbytes: int) -> None:
-        with self._changed:
+        with self._lock:
             self._pipeline.returned(job, nbytes)
 
     def computed(self, job: Job) -> None:
         """Record that a batch's work on the device ended without error, and tell the front if that helps."""
-        with self._changed:
+        with self._lock:
             announced = self._pipeline.computed(job)
         if announced is not None:
             announced.session.send(Computed((announced.batch_id,)))
 
     def answer(self, job: Job, reply: BatchReply) -> None:
         job.session.reply(reply)
-        with self._changed:
+        with self._lock:
             self._pipeline.answered(job)
-            self._changed.notify_all()
+            if self._draining:
+                self._changed.notify_all()
 
     def is_only_possible_cause(self, job: Job) -> bool:
-        with self._changed:
+        with self._lock:
             return self._pipeline.is_only_possible_cause(job)
 
     def drain(self) -> None:
         """Wait until all called batches are answered, or until ``abort``."""
-        with self._changed:
+        with self._lock:
+            self._draining += 1
             self._changed.wait_for(lambda: self._is_over or not self._pipeline.leaving)
+            self._draining -= 1
 
     def abort(self) -> None:
-        with self._changed:
+        with self._lock:
             self._is_over = True
             self._changed.notify_all()
 
@@ -279,7 +286,7 @@ class Jobs:
                 if ahead:
                     return False
                 job.problem = error
-            with self._changed:
+            with self._lock:
                 if job.stage is BatchStage.RECEIVED:
                     job.inputs = inputs
                     self._pipeline.staged(job)

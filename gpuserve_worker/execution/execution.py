@@ -28,7 +28,7 @@ from gpuserve_worker.inference.failure import (
     log_text,
     log_traceback,
 )
-from gpuserve_worker.inference.inference_request import Batch, accepts_batch
+from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, accepts_batch
 from gpuserve_worker.inference.outputs import BatchAnswers, OutputError, OutputRules
 from gpuserve_worker.inference.ragged import RaggedTensor, ragged_names, split_ragged
 from gpuserve_worker.memory.arena import OutOfMemory
@@ -36,6 +36,9 @@ from gpuserve_worker.memory.client_regions import RegionError
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.payloads import WireRequest, requests_as_tuples
 from gpuserve_worker.protocol.wire import YIELD_WINDOW, WireFailure
+
+#: Result types of most callables, which need neither awaiting nor iterating.
+AT_HAND: Final = (BatchedOutputs, list)
 
 
 def is_deferred(result: Any) -> bool:

@@ -25,11 +25,11 @@ from typing import Final
 
 from gpuserve_worker.execution.batch_inputs import BatchPart
 from gpuserve_worker.execution.device_path import Model, Recovery, Stopwatch
-from gpuserve_worker.execution.execution import Execution, only_result, try_result
+from gpuserve_worker.execution.execution import AT_HAND, Execution, only_result, try_result
 from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.link_receiver import BatchReceiver
 from gpuserve_worker.execution.session import FrontSession, InputReader
-from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs, Request
+from gpuserve_worker.inference.inference_request import Batch, Request
 from gpuserve_worker.inference.outputs import BatchAnswers
 from gpuserve_worker.inference.running_requests import enter_requests, leave_requests
 from gpuserve_worker.memory.arena import Arena
@@ -38,8 +38,6 @@ from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.wire import WireFailure
 
-#: Result types of most callables, which need neither awaiting nor iterating.
-_AT_HAND: Final = (BatchedOutputs, list)
 #: The reply to a batch that took less may wait for the reply of the next one, which is expected to be as
 #: short.
 _SHORT_NS: Final = 200_000
@@ -168,7 +166,7 @@ class Loop:
                 if self._model.rank is None:  # other ranks learn of no cancellation
                     self._backlog.running = run.batch_id, requests
                 result = self._model.call(requests)
-            if type(result) not in _AT_HAND:
+            if type(result) not in AT_HAND:
                 result = only_result(result)
             watch.returned()
             return execution.check(session, result, run, inputs)

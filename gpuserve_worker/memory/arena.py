@@ -397,8 +397,9 @@ class Arena:
         number, offset = found
         self._allocated += 1
         self._block_nbytes += size
-        if self._locks is not None:
-            self._recent = _RecentUse(max(self._recent[0], self._block_nbytes), max(self._recent[1], size))
+        peak_nbytes, largest_nbytes = self._recent
+        if self._locks is not None and (self._block_nbytes > peak_nbytes or size > largest_nbytes):
+            self._recent = _RecentUse(max(peak_nbytes, self._block_nbytes), max(largest_nbytes, size))
         view = self._segments[number].view[offset : offset + nbytes]
         return Block(number, offset, nbytes, view, self)
 

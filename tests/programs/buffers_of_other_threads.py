@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from gpuserve_worker.cuda.device.arrays import BufferLease
 from gpuserve_worker.cuda.device.device import CudaDevice, open_device
 
 
@@ -16,7 +17,7 @@ def drop(device: CudaDevice, arrays: list[Any]) -> None:
 def main() -> None:
     device = open_device()
     buffer = device.buffers.acquire(1000)
-    memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
+    memory = device.arrays.memory(buffer.address, buffer.nbytes, BufferLease(device.buffers, buffer))
     arrays = [device.arrays.over(memory, 0, "FP32", (10,), "cupy")]
     del memory
     thread = threading.Thread(target=drop, args=(device, arrays))

@@ -24,7 +24,7 @@ from gpuserve_worker.cuda.copies.ipc_regions import (
     wait_copies,
 )
 from gpuserve_worker.cuda.copies.output_copies import DeviceWriter
-from gpuserve_worker.cuda.device.arrays import ALIGNMENT, Buffer
+from gpuserve_worker.cuda.device.arrays import ALIGNMENT, Buffer, BufferLease
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.host_memory import HostBlock, Span, address_of
 from gpuserve_worker.cuda.device.ipc_memory import OpenedMemory
@@ -91,7 +91,8 @@ class CudaSession:
     ) -> tuple[dict[str, Any], StagedInputs | None]:
         arrays, arrival = self._staging.stage(self, run, failures)
         if arrival is not None:
-            self.wait_inputs_read(run.batch_id)  # the inputs of the first attempt
+            if run.batch_id in self._arrivals:
+                self.wait_inputs_read(run.batch_id)  # the inputs of the first attempt
             self._arrivals[run.batch_id] = arrival
         return arrays, arrival
 
@@ -172,9 +173,11 @@ class Piece(NamedTuple):
     @property
     def is_staged(self) -> bool:
         source = self.source
+        if isinstance(source, bytes):
+            return True
         if self.device_place is not None or self.is_locked or device_loan(source) is not None:
             return False
-        return isinstance(source, bytes) or self.nbytes <= SMALL_NBYTES or _kind(source) == REGION
+        return self.nbytes <= SMALL_NBYTES or _kind(source) == REGION
 
 
 class StagedInputs:
@@ -194,7 +197,8 @@ class StagedInputs:
         #: Copies to static inputs, with what keeps their sources alive: (to, source, nbytes, owner).
         self.static_copies: list[tuple[int, int, int, object]] = []
         device.runtime.record(self._arrived, device.h2d)
-        device.host.uses.begin(self._arrived, spans)
+        if spans:
+            device.host.uses.begin(self._arrived, spans)
 
     def admit(self) -> None:
         for stream in self._device.arrays.streams() if self._arrived else ():
@@ -211,7 +215,7 @@ class StagedInputs:
         if not event:
             return
         device = self._device
-        if self._ticket is None or not device.progress.is_complete(self._ticket):
+        if self._ticket is None or self._ticket > device.progress.completed:
             with suppress(CudaError):  # no copy runs after an error; the next user of the device sees it
                 if not device.runtime.is_complete(event):
                     device.runtime.wait(event)
@@ -261,8 +265,10 @@ class Staging:
         if not self._names:
             return front.inputs.arrays(run.batch_id, run.inputs), None
         ours = [one for one in run.inputs if one[0] in self._names]
-        others = tuple([one for one in run.inputs if one[0] not in self._names])
-        arrays: dict[str, Any] = front.inputs.arrays(run.batch_id, others)
+        arrays: dict[str, Any] = {}
+        if len(ours) < len(run.inputs):
+            others = tuple([one for one in run.inputs if one[0] not in self._names])
+            arrays = front.inputs.arrays(run.batch_id, others)
         if self._uses_in_place and session.regions.any_open:
             ours = self._use_in_place(ours, arrays, lambda one: self._in_region(one, session.regions))
         if session.exchange.has_loans and not self._static_rows:
@@ -271,6 +277,8 @@ class Staging:
         if not ours:
             return arrays, None
         brought, arrival = self.start_transfer(session, ours, failures)
+        if not arrays:
+            return brought, arrival
         arrays |= brought
         return {one[0]: arrays[one[0]] for one in run.inputs}, arrival
 
@@ -353,7 +361,7 @@ class Staging:
                 for one in pieces
             ]
         buffer = device.buffers.acquire(nbytes)
-        memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
+        memory = device.arrays.memory(buffer.address, buffer.nbytes, BufferLease(device.buffers, buffer))
         copying = _Copying(device, session, buffer, failures)
         try:
             for run in runs(pieces):

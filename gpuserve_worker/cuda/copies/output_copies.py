@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -43,14 +42,22 @@ _Response: TypeAlias = tuple[WireTensor, ...] | WireFailure | None
 
 
 class _Landing(NamedTuple):
-    """A placeholder of a payload until its bytes have arrived: those of a block, which then go into the
-    message or, if there is a ``place``, into a client's region. ``is_placed``: they go to the region
-    directly, and the block, if any, is only kept meanwhile.
+    """A placeholder of a payload until its bytes have arrived: those of a block, which then go into a
+    client's region. ``is_placed``: they go to the region directly, and the block, if any, is only kept
+    meanwhile.
     """
 
     block: Block | None
-    place: Place | None
+    place: Place
     is_placed: bool = False
+
+
+class _InlineLanding(NamedTuple):
+    """A placeholder of a payload that goes into the message: ``nbytes`` of ``block``, at ``address``."""
+
+    block: Block
+    address: int
+    nbytes: int
 
 
 class _Copied(NamedTuple):
@@ -158,8 +165,11 @@ class DeviceWriter(OutputWriter):
         super().__init__(arena, regions)
         self._device_regions = device_regions
         self._exchange = exchange
-        #: Exports of the write in progress.
+        #: Exports of the write in progress, and its landings of outputs that go into the message.
         self._exported: list[Exported] = []
+        self._inline: list[_InlineLanding] = []
+        #: Blocks for such landings, with their addresses: most batches need one.
+        self._inline_blocks: list[tuple[Block, int]] = []
         self._device = device
         self._array = device.runtime.cupy.ndarray, _Copied
         self._under_way = _UnderWay()
@@ -178,7 +188,8 @@ class DeviceWriter(OutputWriter):
         After an error all blocks are freed.
         """
         device = self._device
-        outputs = list(_outputs(answers))
+        outputs = answers.whole if answers.each is None else list(_outputs(answers))
+        assert outputs is not None, "one of the two fields is set"
         if not any(map(self._is_on_device, outputs)) and not self._meets_device_regions(answers, requests):
             if mark_computed is not None:
                 mark_computed()
@@ -205,21 +216,19 @@ class DeviceWriter(OutputWriter):
         """
         device = self._device
         replaced: list[Any] = []
-        kept = [
-            (one.parts, index)
-            for one in outputs
-            if one.is_kept
-            for index, part in enumerate(one.parts)
-            if isinstance(part, self._array) and part.nbytes
-        ]
+        kept, end = [], 0
+        for one in outputs:
+            if one.is_kept:
+                for index, part in enumerate(one.parts):
+                    if isinstance(part, self._array) and part.nbytes:
+                        kept.append((one.parts, index, end))
+                        end += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
         if not kept:
             return replaced, None
-        sizes = [-(-parts[index].nbytes // ALIGNMENT) * ALIGNMENT for parts, index in kept]
-        buffer = device.buffers.acquire(sum(sizes))
-        lease = device.buffers.lease(buffer)
-        for (parts, index), offset in zip(kept, accumulate(sizes, initial=0), strict=False):
-            part = parts[index]
-            to = buffer.address + offset
+        buffer = device.buffers.acquire(end)
+        lease = BufferLease(device.buffers, buffer)
+        for parts, index, offset in kept:
+            part, to = parts[index], buffer.address + offset
             device.runtime.copy(to, part.data.ptr, part.nbytes, Copy.DEVICE_TO_DEVICE, DEFAULT_STREAM)
             parts[index] = _Copied(to, part.nbytes, part.size)
             replaced.append(part)
@@ -238,6 +247,20 @@ class DeviceWriter(OutputWriter):
             if responses is not None:
                 responses = tuple([self._completed_response(one) for one in responses])
             return Written(outputs, responses, written.parameters)
+
+    def shrink(self) -> None:
+        with self._lock:
+            self._free_inline_blocks()
+        super().shrink()
+
+    def close(self) -> None:
+        with self._lock:
+            self._free_inline_blocks()
+        super().close()
+
+    def _free_inline_blocks(self) -> None:
+        while self._inline_blocks:
+            self._arena.free(self._inline_blocks.pop()[0])
 
     def abandon(self, written: Written) -> None:
         responses: Sequence[_Response] = (written.outputs, *(written.responses or ()))
@@ -272,14 +295,27 @@ class DeviceWriter(OutputWriter):
     def _payload(self, output: CheckedOutput, inline: Budget, taken: list[Block]) -> Payload:
         if not output.nbytes or not self._is_on_device(output):
             return as_bytes(output) if inline.consume(output.nbytes) else self._in_block(output, taken)
-        block = self._begun(output, taken)
         if inline.consume(output.nbytes):
-            landing: Any = _Landing(block, None)
+            landing: Any = self._begun_inline(output)
             return landing  # type: ignore[no-any-return]
+        block = self._begun(output, taken)
         return Ref(block.segment, block.offset, output.nbytes)
+
+    def _begun_inline(self, output: CheckedOutput) -> _InlineLanding:
+        if self._inline_blocks:
+            block, address = self._inline_blocks.pop()
+        else:
+            block = self._arena.allocate(INLINE_NBYTES)
+            address = address_of(block.view)
+        landing = _InlineLanding(block, address, output.nbytes)
+        self._inline.append(landing)
+        self._under_way.spans.append((address, output.nbytes))
+        self._start_to_host(output, block.view, address)
+        return landing
 
     def _write(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> Written:
         self._exported.clear()
+        self._inline.clear()
         return super()._write(answers, requests)
 
     def _response(
@@ -306,7 +342,8 @@ class DeviceWriter(OutputWriter):
         used = filled_place(output, place)
         payload: Any = used
         if region is None and self._regions.is_locked(used.region):
-            self._start_to_host(output, self._regions.view(used))
+            memory = self._regions.view(used)
+            self._start_to_host(output, memory, self._under_way.use(memory))
             payload = _Landing(None, used, is_placed=True)
         elif region is None:
             payload = _Landing(self._begun(output, taken), used)
@@ -357,11 +394,11 @@ class DeviceWriter(OutputWriter):
 
     def _begun(self, output: CheckedOutput, taken: list[Block]) -> Block:
         block = self._block(output, taken)
-        self._start_to_host(output, block.view)
+        self._start_to_host(output, block.view, self._under_way.use(block.view))
         return block
 
-    def _start_to_host(self, output: CheckedOutput, memory: memoryview) -> None:
-        address, position = self._under_way.use(memory), 0
+    def _start_to_host(self, output: CheckedOutput, memory: memoryview, address: int) -> None:
+        position = 0
         for part in output.parts:
             if not isinstance(part, self._array):
                 _put(part, output.dtype, memory, position)
@@ -373,8 +410,8 @@ class DeviceWriter(OutputWriter):
     def _abandon(self, taken: list[Block]) -> None:
         with suppress(CudaError):  # after an error no copy is running
             self._device.runtime.synchronize_stream(self._device.d2h)
-        for place in self._exported:
-            self._release(place)
+        for payload in (*self._exported, *self._inline):
+            self._release(payload)
         super()._abandon(taken)
 
     def _completed_response(self, response: _Response) -> _Response:
@@ -389,19 +426,23 @@ class DeviceWriter(OutputWriter):
 
     def _completed_tensor(self, tensor: WireTensor) -> WireTensor:
         landing: Any = tensor.payload
-        if not isinstance(landing, _Landing):
-            return tensor
-        place = landing.place
-        if place is None:
-            assert landing.block is not None, "what goes into the message has been copied to a block"
-            payload: Payload = bytes(landing.block.view)
+        payload: Payload
+        if type(landing) is _InlineLanding:
+            payload = bytes(landing.block.view[: landing.nbytes])
+        elif isinstance(landing, _Landing):
+            payload = landing.place
+            _put_in_place(landing, self._regions[payload.region], payload)
         else:
-            _put_in_place(landing, self._regions[place.region], place)
-            payload = place
+            return tensor
         self._release(landing)
-        return tensor._replace(payload=payload)
+        return WireTensor(tensor.name, tensor.datatype, tensor.shape, payload)
 
     def _release(self, payload: Any) -> None:
+        if type(payload) is _InlineLanding:
+            self._inline_blocks.append((payload.block, payload.address))
+            if self._closed:
+                self._free_inline_blocks()
+            return
         if isinstance(payload, _Landing):
             if payload.block is None:
                 return

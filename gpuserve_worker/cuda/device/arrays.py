@@ -42,15 +42,15 @@ class SizedCache(Generic[_Item]):
 
     def pop(self, nbytes: int) -> _Item | None:
         """Return the smallest item that is large enough, the longest unused first, or None."""
-        most = max(nbytes, 1) * self._slack
-        fitting = [one for one in self._entries if nbytes <= one[0] <= most]
-        if not fitting:
+        found, least_nbytes = -1, (nbytes or 1) * self._slack + 1
+        for position, (size, _) in enumerate(self._entries):
+            if nbytes <= size < least_nbytes:
+                found, least_nbytes = position, size
+        if found < 0:
             return None
-        entry = min(fitting, key=lambda one: one[0])
-        self._entries.remove(entry)
-        self.nbytes -= entry[0]
+        self.nbytes -= least_nbytes
         self._least_nbytes = min(self._least_nbytes, self.nbytes)
-        return entry[1]
+        return self._entries.pop(found)[1]
 
     def surplus(self) -> list[_Item]:
         return self._drop(self.limit_nbytes)
@@ -115,11 +115,9 @@ class Buffers:
                 self._progress.poll()
                 self._sort_in()
                 buffer = self._shelf.pop(size)
-            self._free(self._shelf.surplus())
+            if self._shelf.nbytes > self._shelf.limit_nbytes:
+                self._free(self._shelf.surplus())
         return buffer if buffer is not None else self._new(size)
-
-    def lease(self, buffer: Buffer) -> BufferLease:
-        return BufferLease(self, buffer)
 
     def recycle(self, buffer: Buffer, ticket: int | None = None) -> None:
         """Queue a buffer for reuse after its last array was deleted. The device may use the buffer until the
@@ -155,7 +153,8 @@ class Buffers:
         self.trim()
 
     def _sort_in(self) -> None:
-        while self._returned and self._progress.is_complete(self._returned[0][0]):
+        completed = self._progress.completed
+        while self._returned and self._returned[0][0] <= completed:
             _, buffer = self._returned.popleft()
             self._shelf.put(buffer.nbytes, buffer)
 
@@ -247,8 +246,10 @@ class CudaArrays:
         return streams
 
     def join(self) -> None:
+        """Order the default stream after this thread's computing streams."""
         for stream in self.streams():
-            self._follow(stream)
+            if stream:
+                self._follow(stream)
 
     def read(self, value: Any) -> Any:
         """Return a device value as a CuPy array over the same memory, and order the default stream after the

@@ -99,8 +99,7 @@ class HostCopies:
 
     def begin(self, event: int, spans: Sequence[Span]) -> None:
         """Record copies from and to ``spans``, which the event follows."""
-        if spans:
-            self._spans[event] = spans
+        self._spans[event] = spans
 
     def end(self, event: int) -> None:
         """Forget an event that is complete, before its next use."""
@@ -321,6 +320,8 @@ class HostBlocks:
         """Return a block for reuse. The copies from it must have ended."""
         with self._lock:
             self._shelf.put(len(block.memory), block)
+            if self._shelf.nbytes <= self._shelf.limit_nbytes:
+                return
             surplus = self._shelf.surplus()
         self._unlock_later(surplus)
 

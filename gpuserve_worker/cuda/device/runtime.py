@@ -99,9 +99,13 @@ def _raising(call: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+#: The calls of each batch, which translate errors by themselves: a wrapper costs as much as the call.
+_FREQUENT: Final = frozenset({"__init__", "copy", "is_complete", "record", "stream_wait_event", "use_device"})
+
+
 def _all_raising(cls: type[_Class]) -> type[_Class]:
     for name, method in list(vars(cls).items()):
-        if isinstance(method, FunctionType) and name != "__init__":
+        if isinstance(method, FunctionType) and name not in _FREQUENT:
             setattr(cls, name, _raising(method))
     return cls
 
@@ -119,6 +123,7 @@ class Runtime:
         self._cuda = cupy.cuda.runtime
         self._driver = driver
         self._query_event = query_event
+        self._error = cupy.cuda.runtime.CUDARuntimeError
         #: The size of each allocation of this class, by address.
         self._allocated: dict[int, int] = {}
         #: The limit of ``process_nbytes``, 0 without one.
@@ -131,7 +136,10 @@ class Runtime:
 
     def use_device(self, number: int) -> None:
         """Select a device in the calling thread, and initialise it at the first call."""
-        self._cuda.setDevice(number)
+        try:
+            self._cuda.setDevice(number)
+        except self._error as error:
+            raise CudaError(error.status, str(error)) from None
 
     def tolerate_captures(self) -> None:
         """Let this thread work during captures of others; else its waits and allocations break them."""
@@ -188,7 +196,10 @@ class Runtime:
 
     def copy(self, to: int, source: int, nbytes: int, kind: Copy, stream: int) -> None:
         """Enqueue a copy in the stream. Returns at once if the host's pages are locked."""
-        self._cuda.memcpyAsync(to, source, nbytes, int(kind), stream)
+        try:
+            self._cuda.memcpyAsync(to, source, nbytes, kind, stream)
+        except self._error as error:
+            raise CudaError(error.status, str(error)) from None
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
         self._cuda.memsetAsync(address, 0, nbytes, stream)
@@ -219,7 +230,10 @@ class Runtime:
 
     def stream_wait_event(self, stream: int, event: int) -> None:
         """Order later work of the stream after the event's last recording. The host does not block."""
-        self._cuda.streamWaitEvent(stream, event)
+        try:
+            self._cuda.streamWaitEvent(stream, event)
+        except self._error as error:
+            raise CudaError(error.status, str(error)) from None
 
     def destroy_stream(self, stream: int) -> None:
         self._cuda.streamDestroy(stream)
@@ -231,12 +245,15 @@ class Runtime:
         return int(self._cuda.eventCreateWithFlags(flags))
 
     def record(self, event: int, stream: int) -> None:
-        self._cuda.eventRecord(event, stream)
+        try:
+            self._cuda.eventRecord(event, stream)
+        except self._error as error:
+            raise CudaError(error.status, str(error)) from None
 
     def is_complete(self, event: int) -> bool:
         """Return whether an event is complete. Raise errors of the work before it."""
-        status = int(self._query_event(event))
-        if status != _NOT_READY:
+        status = self._query_event(event)
+        if status not in (_SUCCESS, _NOT_READY):
             self._check(status)
         return status == _SUCCESS
 
@@ -304,7 +321,7 @@ class Events:
 
 class Progress:
     """The progress of the default stream as far as it is known, for any thread. Work that is enqueued now is
-    complete when ``is_complete(progress.next_ticket)``; no call of CUDA is needed to ask.
+    complete when ``completed`` has reached ``next_ticket``; no call of CUDA is needed to ask.
     """
 
     def __init__(self, runtime: Runtime, events: Events) -> None:
@@ -312,7 +329,8 @@ class Progress:
         self._events = events
         self._lock = threading.Lock()
         self._issued = 0
-        self._completed = 0
+        #: The last ticket whose work is known to be complete.
+        self.completed = 0
         #: The ticket and the event of ``poll``.
         self._polled: tuple[int, int] | None = None
 
@@ -330,10 +348,7 @@ class Progress:
 
     def complete(self, ticket: int) -> None:
         """Note that the event of a ticket, or of a later one, is complete."""
-        self._completed = max(self._completed, ticket)
-
-    def is_complete(self, ticket: int) -> bool:
-        return ticket <= self._completed
+        self.completed = max(self.completed, ticket)
 
     def poll(self) -> None:
         """Ask CUDA for the progress. Raise errors of earlier work."""
