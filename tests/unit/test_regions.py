@@ -404,6 +404,8 @@ def test_a_worker_that_dies_meanwhile() -> None:
     ("handle", "device", "nbytes", "text"),
     [
         (bytes(63), 0, 8, "a cudaIpcMemHandle_t of 64 bytes, got 63"),
+        (b"\2e" + bytes(28), 0, 8, "memory of PyTorch's expandable segments: start the client with "),
+        (b"\2c" + bytes(64), 0, 8, "got the 66 bytes of PyTorch's, whose last 64 are one"),
         (HANDLE, -1, 8, "'device_id'"),
         (HANDLE, 0, 0, "'byte_size'"),
         (HANDLE, 3, 8, "GPUs not supported"),

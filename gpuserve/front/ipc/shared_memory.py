@@ -345,10 +345,18 @@ def _check_kind(region: RegisteredRegion, kind: RegionKind) -> None:
         )
 
 
+_PLAIN_SEGMENTS: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
+
+
 def _check_cuda(name: str, raw_handle: bytes, device_id: int, nbytes: int) -> None:
     problem = ""
     if len(raw_handle) != HANDLE_NBYTES:
         given = f"got {len(raw_handle)}"
+        # PyTorch puts a version and the kind of the memory before a handle (CUDACachingAllocator).
+        if raw_handle[1:2] == b"e":
+            given = f"got memory of PyTorch's expandable segments: start the client with {_PLAIN_SEGMENTS}"
+        elif raw_handle[1:2] == b"c" and len(raw_handle) == HANDLE_NBYTES + 2:
+            given = f"got the {len(raw_handle)} bytes of PyTorch's, whose last {HANDLE_NBYTES} are one"
         problem = f"expected 'raw_handle' to be a cudaIpcMemHandle_t of {HANDLE_NBYTES} bytes, {given}"
     elif device_id < 0:
         problem = f"expected 'device_id' to be at least 0, got {shown_dim(device_id)}"
