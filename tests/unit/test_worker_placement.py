@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -60,6 +61,28 @@ def test_memory_of_the_node_is_preferred() -> None:
     if refused:
         pytest.skip(f"not in this container: {refused}")
     assert policies == ["prefer:0"]
+
+
+#: Has the kernel refuse the system call with EPERM, as the default profiles of container runtimes do.
+FORBIDDING = """
+import ctypes, struct
+rules = (0x20, 0, 0, 0), (0x15, 0, 1, {number}), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
+program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in rules))
+filters = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(program)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, filters) == 0
+"""
+
+
+def test_a_seccomp_profile_that_forbids_it_is_told_with_the_remedy() -> None:
+    number = {"x86_64": 238, "aarch64": 237}[platform.machine()]
+    (refused,), _, policies = placed((), 0, first=FORBIDDING.format(number=number))
+    assert refused == (
+        "the worker cannot prefer the memory of its GPU's NUMA node 0: Operation not permitted; a container "
+        "needs the capability SYS_NICE, or a seccomp profile with set_mempolicy"
+    )
+    assert policies == ["default"]
 
 
 def test_a_node_that_is_not_there_is_told() -> None:
