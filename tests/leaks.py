@@ -25,7 +25,8 @@ from processes import children, command_line, wait_ended, wait_until
 MARK = "LEAK_CHECK_MARK"
 #: What shared memory and sockets are called that a test makes itself; its mark comes next.
 _OF_TESTS = "gpuserve-test-"
-PATIENCE_S = 3.0
+#: How long what a test has ended may take to be gone.
+PATIENCE_S = float(os.environ.get("LEAK_PATIENCE_S", "15"))
 _SHM = Path("/dev/shm")
 #: CUDA's own, which it leaves there for a process that was killed: by whose user and by which process.
 _OF_CUDA = re.compile(r"cuda\.shm\.[0-9a-f]+\.[0-9a-f]+\.[0-9]+")

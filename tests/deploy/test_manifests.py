@@ -52,6 +52,7 @@ def different() -> list[dict[str, Any]]:
     return list(found.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", [OLDEST, ".".join(kubernetes_validate.latest_version().split(".")[:2])])
 def test_kubernetes_knows_every_key(different: list[dict[str, Any]], version: str) -> None:
     own = [one for one in different if _is_of_kubernetes(one)]

@@ -97,6 +97,7 @@ def test_only_the_inputs_that_say_so_are_on_the_gpu(shared_gpu_machine: Machine,
         assert output(worker, done).tolist() == [[float(memory == "gpu")]]
 
 
+@pytest.mark.thorough
 def test_every_type_of_number(shared_gpu_machine: Machine) -> None:
     specs = tuple((datatype, datatype, (-1,), False, "gpu") for datatype in NUMERIC)
     outputs = tuple(one[:3] for one in specs)
@@ -112,6 +113,7 @@ def test_every_type_of_number(shared_gpu_machine: Machine) -> None:
             assert np.array_equal(given, arrays[tensor[0]]), tensor
 
 
+@pytest.mark.thorough
 def test_byte_strings_stay_on_the_host_beside_others(shared_gpu_machine: Machine) -> None:
     specs = (("s", "BYTES", (1,), False, "cpu"), X)
     outputs = (("s", "BYTES", (1,)), ("x", "FP32", (-1,)))
@@ -124,6 +126,7 @@ def test_byte_strings_stay_on_the_host_beside_others(shared_gpu_machine: Machine
         assert worker.read(done.outputs[0][3]) == b"\x02\0\0\0hi"
 
 
+@pytest.mark.thorough
 def test_empty_tensors_and_scalars(shared_gpu_machine: Machine) -> None:
     with on_gpu(shared_gpu_machine, "unchanged", outputs=(("x", "FP32", (-1,)),)) as worker:
         empty = wire.WireTensor("x", "FP32", (2, 0), b"")
@@ -187,6 +190,7 @@ def test_the_time_in_the_callable_is_that_of_the_device(stand_in: GpuMachine) ->
         assert done.compute_input_ns + done.compute_output_ns < 45_000_000
 
 
+@pytest.mark.thorough
 def test_parts_that_nobody_has_joined(shared_gpu_machine: Machine) -> None:
     arrays = [noise(1, 4, seed=1), noise(2, 4, seed=2), noise(3, 4, seed=3)]
     wide = [noise(rows, LARGE // 4, seed=rows) for rows in (2, 1, 3)]
@@ -211,6 +215,7 @@ def test_a_tensor_of_another_size_than_its_shape_ends_the_worker(shared_gpu_mach
         assert "input 'x' of shape (1, 3) has 8 bytes" in worker.error_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["waits", "doubled"])
 def test_callables_that_await(shared_gpu_machine: Machine, path: str) -> None:
     with on_gpu(shared_gpu_machine, path, concurrency=4) as worker:
@@ -233,23 +238,27 @@ def test_decorators_that_look_at_values(shared_gpu_machine: Machine, path: str, 
         assert np.allclose(output(worker, done), expected)
 
 
+@pytest.mark.thorough
 def test_padded_batches(shared_gpu_machine: Machine) -> None:
     with on_gpu(shared_gpu_machine, "padded", preferred_batch_sizes=(8,)) as worker:
         done = worker.run([floats("x", [1], [2], [3])], (1, 2))
         assert output(worker, done).tolist() == [[8], [16], [24]]
 
 
+@pytest.mark.thorough
 def test_defaults_of_inputs_that_are_left_out_are_on_the_gpu(shared_gpu_machine: Machine) -> None:
     with on_gpu(shared_gpu_machine, "filled", inputs=(X, K)) as worker:
         assert output(worker, worker.run([floats("x", [1, 2])])).tolist() == [[3, 6]]
 
 
+@pytest.mark.thorough
 def test_warm_ups_are_on_the_gpu_as_well(shared_gpu_machine: Machine) -> None:
     warmup = (("w", 2, 3, (("x", "FP32", (4,), "random", ""),)),)
     with on_gpu(shared_gpu_machine, "Warmed", warmup=warmup) as worker:
         assert output(worker, worker.run([floats("x", [1])])).tolist() == [[3]]
 
 
+@pytest.mark.thorough
 def test_numpy_callables_on_a_gpu_worker(shared_gpu_machine: Machine) -> None:
     plain = {"array": "numpy", "inputs": (("x", "FP32", (-1,), False, "cpu"),)}
     for path in ("numpy_doubled", "numpy_to_device"):

@@ -98,6 +98,7 @@ def test_an_answer_on_another_device_is_refused(any_two_gpus: Machine) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "text"),
     [
@@ -156,6 +157,7 @@ def test_an_input_that_is_the_answer_and_is_kept_is_copied_before_it_is_written_
             assert np.array_equal(output(worker, worker.answer()), array)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["on_own_stream", "double_on_own_stream", "capsule_on_own_stream"])
 def test_a_callable_may_compute_on_a_stream_of_its_own(gpu_machine: Machine, form: str) -> None:
     gpu_machine.slow(kernel_s=0.01, copy_bytes_per_s=2e7)
@@ -167,6 +169,7 @@ def test_a_callable_may_compute_on_a_stream_of_its_own(gpu_machine: Machine, for
             assert np.array_equal(output(worker, worker.answer()), array * 2)
 
 
+@pytest.mark.thorough
 def test_a_kept_buffer_is_copied_before_another_stream_writes_to_it(gpu_machine: Machine) -> None:
     gpu_machine.slow(copy_bytes_per_s=2e7)
     with on_gpu(gpu_machine, "Answers", kwargs={"form": "kept_on_own_stream"}) as worker:
@@ -177,6 +180,7 @@ def test_a_kept_buffer_is_copied_before_another_stream_writes_to_it(gpu_machine:
             assert np.array_equal(output(worker, worker.answer()), array * 2)
 
 
+@pytest.mark.thorough
 def test_an_answer_without_axes_is_cast_without_one(shared_gpu_machine: Machine) -> None:
     inputs, outputs = ((*X[:4], "gpu"),), (("y", "FP32", ()),)
     changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "max_batch_size": 0}
@@ -187,6 +191,7 @@ def test_an_answer_without_axes_is_cast_without_one(shared_gpu_machine: Machine)
         assert answers_of(worker, done) == [3]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["counts_up", "counts_up_async"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_streams_of_answers(shared_gpu_machine: Machine, path: str, width: int) -> None:
@@ -295,6 +300,7 @@ def test_static_inputs_begin_at_one_address(gpu_machine: Machine) -> None:
     assert len(addresses) == 1
 
 
+@pytest.mark.thorough
 def test_a_graph_that_is_captured_once_reads_every_batch(shared_gpu_machine: Machine) -> None:
     arrays = [noise(rows, LARGE // 4, seed=number) for number, rows in enumerate((1, 4, 1, 4, 4, 1))]
     with on_gpu(shared_gpu_machine, "ReplaysGraphs", static_inputs=True, max_batch_size=4) as worker:
@@ -304,6 +310,7 @@ def test_a_graph_that_is_captured_once_reads_every_batch(shared_gpu_machine: Mac
             assert np.array_equal(values(worker, worker.answer().outputs[0]), array * 2)
 
 
+@pytest.mark.thorough
 def test_casts_are_compiled_at_the_warm_up(stand_in: GpuMachine) -> None:
     outputs = (("y", "FP32", (-1,)), ("calls", "INT64", (2,)))
     warmup = (("w", 1, 1, (("x", "FP32", (2,), "random", ""),)),)

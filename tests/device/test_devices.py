@@ -135,6 +135,7 @@ def test_auto_without_a_gpu_is_the_cpu_unless_arrays_need_one(
     assert "device 'auto' of a model with CuPy arrays needs a GPU: " in err
 
 
+@pytest.mark.thorough
 def test_a_process_uses_several_gpus_together_and_needs_all_of_them(
     two_gpus: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ def test_a_front_that_is_replaced_takes_its_regions_along(
             assert "memfd:client" not in Path(f"/proc/{worker.process.pid}/maps").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit", [None, 5 << 20])
 def test_the_limit_is_a_setting_of_the_server(
     shared_gpu_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None

@@ -141,6 +141,7 @@ def test_answers_may_be_kept_in_the_order_of_their_requests(
         assert asyncio.run(ask_in_order(server, tmp_path, [1, 2])) == order
 
 
+@pytest.mark.thorough
 def test_an_answer_that_nobody_waits_for_holds_nobody_up(tmp_path: Path) -> None:
     async def leave_and_ask(server: Server) -> None:
         async with grpc_aio.InferenceServerClient(server.addresses["grpc"]) as client:

@@ -357,6 +357,7 @@ def test_models_are_bound_to_a_running_server(server: Server) -> None:
     assert status(server, "/v2/health/ready") == 200
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_loaded_leaves_the_server_and_its_name_free(server: Server) -> None:
     class Broken:
         def __init__(self) -> None:

@@ -240,6 +240,7 @@ with free_server() as server:
     assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.thorough
 def test_a_signal_while_a_model_loads_ends_serve(tmp_path: Path) -> None:
     program = """
 import os, signal
@@ -300,6 +301,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_the_program_is_not_touched(tmp_path: Path) -> None:
     """No handler of signals or logging is left behind, and the current directory is the user's."""
     program = """

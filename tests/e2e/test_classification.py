@@ -113,6 +113,7 @@ def test_the_config_names_the_file(server: Addresses) -> None:
     assert told == ["labels.txt", ""]
 
 
+@pytest.mark.thorough
 def test_labels_of_a_bound_model() -> None:
     @batch
     def echo(x: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 from gpuserve import ModelConfig, Request, Server, Tensor
 
 LIMIT_S = 0.5
-CAUGHT_S = 1.0
+CAUGHT_S = 10.0
 LIMITED = ModelConfig(max_batch_size=4, execution_timeout_s=LIMIT_S)
 
 

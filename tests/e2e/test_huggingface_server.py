@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import tiny_models
 from config_file import write_config
+from exploring import variants
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
-INSTANCES = {"mood": 2, "writer": 1}
 TEXTS = ("a good day", "the bad night", "Anna lives in Bonn", "great great great day")
 
 
@@ -27,8 +27,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("huggingface")
 
 
+@pytest.fixture(scope="module", params=variants(1, 2))
+def count(request: pytest.FixtureRequest) -> int:
+    """How many instances each model has."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Addresses]:
+def server(folder: Path, count: int) -> Iterator[Addresses]:
     tiny_models.text_classifier(folder / "mood")
     tiny_models.writer(folder / "writer")
     models = [
@@ -38,7 +44,7 @@ def server(folder: Path) -> Iterator[Addresses]:
             "kwargs": {"shared_weights": True},
             "instances": [{"device": "cpu", "count": count}],
         }
-        for name, count in INSTANCES.items()
+        for name in ("mood", "writer")
     ]
     config = write_config(folder, models, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
@@ -96,10 +102,10 @@ def generated(folder: Path, prompt: str, count: int) -> str:
     return text
 
 
-def test_the_instances_have_one_copy_of_the_weights(server: Addresses) -> None:
+def test_the_instances_have_one_copy_of_the_weights(server: Addresses, count: int) -> None:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         lines = page.read().decode().splitlines()
-    for name, count in INSTANCES.items():
+    for name in ("mood", "writer"):
         assert f'gpuserve_shared_weights_instances{{weights="{name}"}} {count}.0' in lines
 
 

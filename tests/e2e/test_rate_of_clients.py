@@ -126,6 +126,7 @@ def test_grpc_trailers_say_when_to_retry(tmp_path: Path, transport: str) -> None
         assert live(b"", timeout=TIMEOUT_S) == b"\x08\x01"
 
 
+@pytest.mark.thorough
 def test_a_client_that_goes_on_is_served_at_the_rate(tmp_path: Path) -> None:
     with served(tmp_path, *ONE, max_requests_per_s=20, max_request_burst=1) as server:
         began, n_refused, n_served = time.monotonic(), 0, 0

@@ -62,6 +62,7 @@ def test_a_server_is_run_again_with_its_models() -> None:
         assert (ask(server, "m", 1.0), ask(server, "n", 1.0)) == ([2], [3])
 
 
+@pytest.mark.thorough
 def test_two_servers_in_one_process() -> None:
     with free_server() as first, free_server() as second:
         for server, amount in ((first, 1), (second, 2)):

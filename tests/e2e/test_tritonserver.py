@@ -158,6 +158,7 @@ def test_a_repository_is_followed_under_traffic(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_models_are_loaded_by_name_and_by_clients(repository: Path, tmp_path: Path) -> None:
     put(repository, "later", "2.0")
     put(repository, "broken", "0.0", "backend: 7")

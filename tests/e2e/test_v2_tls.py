@@ -240,6 +240,7 @@ def test_connections_without_a_handshake_are_counted_and_hold_nobody_up(
 # ---- some ports, renewal, mistakes --------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_tls_on_one_port_alone(files: Files, tmp_path: Path) -> None:
     with serve(tmp_path, **files.settings(tls_ports=["grpc"])) as addresses:
         assert is_ready(addresses.grpc, files.trusted)
@@ -250,6 +251,7 @@ def test_tls_on_one_port_alone(files: Files, tmp_path: Path) -> None:
                 assert connection.getresponse().status == 200
 
 
+@pytest.mark.thorough
 def test_a_renewed_certificate_is_for_new_connections(files: Files, tmp_path: Path) -> None:
     mine = Pair(tmp_path / "c.pem", tmp_path / "k.pem")
     files.server.copy_to(mine)

@@ -173,6 +173,7 @@ def test_a_server_is_found_by_each_of_its_ports(server: Server, form: str) -> No
     assert not attached.is_connected()
 
 
+@pytest.mark.thorough
 def test_a_killed_program_leaves_at_once_and_may_come_back(operated: OperatedServer, orders: Orders) -> None:
     url = operated.addresses["HTTP"]
     orders.shut()

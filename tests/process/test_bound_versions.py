@@ -107,6 +107,7 @@ def test_a_model_that_is_unbound_is_gone(server: Server) -> None:
     assert (control.infer("m").tag, control.states("m")) == (4.0, {"1": "READY"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isolation", variants("thread", "process"))
 def test_bound_models_are_unloaded_and_loaded(server: Server, isolation: str) -> None:
     bind(server, "m", 1.0, isolation=isolation)
@@ -141,6 +142,7 @@ def test_a_bound_version_that_cannot_be_loaded(server: Server) -> None:
     assert control.infer("m").tag == 2.0
 
 
+@pytest.mark.thorough
 def test_models_of_attached_programs_are_theirs(server: Server) -> None:
     server.run()
     with Server.attach(server.addresses["http"], timeout_s=5.0) as attached:

@@ -44,6 +44,7 @@ def log_settings(operator: Operator) -> Any:
         return json.loads(client.get("/v2/logging").body)
 
 
+@pytest.mark.thorough
 def test_settings_of_the_front_hold_at_once(tmp_path: Path) -> None:
     two = entry("m", instances=[{"device": "cpu", "count": 2}])
     with operated(tmp_path, two) as operator:

@@ -123,6 +123,7 @@ def test_who_begins_and_does_not_go_on_is_left(server: OperatedServer) -> None:
     assert {reason: found[reason] - before[reason] for reason in COUNTS} == COUNTS
 
 
+@pytest.mark.thorough
 def test_answers_that_nobody_reads_are_not_held(server: OperatedServer) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(3):

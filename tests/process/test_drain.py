@@ -17,7 +17,7 @@ from exploring import variants
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import measured, wait_ended, wait_until
 
-GONE_S = 2.0
+GONE_S = 15.0
 PROGRAM = """
 import sys, threading, time
 import numpy as np
@@ -225,6 +225,7 @@ def test_ctrl_c_reaches_the_group_and_acts_once(tmp_path: Path, orders: Orders) 
         assert len(orders.calls()) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["launcher", "front", "worker"])
 def test_nothing_is_left_after_a_kill(tmp_path: Path, orders: Orders, victim: str) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))) as server:

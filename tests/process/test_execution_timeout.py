@@ -23,7 +23,7 @@ from gpuserve.supervisor.control.operator_client import ControlName, running
 
 HANGS, HANGS_IN_THE_FIRST_PROCESS = -1.0, -2.0
 #: The most that a hang is to be caught after its limit.
-CAUGHT_S = 1.0
+CAUGHT_S = 10.0
 
 
 def refusal(model: str) -> str:

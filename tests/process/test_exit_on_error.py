@@ -23,6 +23,7 @@ def lenient(folder: Path, *models: dict[str, Any], **settings: Any) -> OperatedS
     return OperatedServer(path)
 
 
+@pytest.mark.thorough
 def test_the_others_are_served_until_it_is_loaded(tmp_path: Path) -> None:
     second = entry("good", 2.0, version=2, broken=str(tmp_path / "broken"))
     with lenient(tmp_path, entry("good"), second) as server:

@@ -168,6 +168,7 @@ def test_an_operation_without_descriptors_loses_no_request(
     assert load.lost == []
 
 
+@pytest.mark.thorough
 def test_a_poll_without_descriptors_changes_nothing(tmp_path: Path) -> None:
     settings = {"model_control": "poll", "repository_poll_s": 0.05}
     path = config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)

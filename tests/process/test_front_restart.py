@@ -50,6 +50,7 @@ def test_a_new_front_has_the_old_ports_and_the_old_workers(tmp_path: Path, order
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_callable_keeps_its_state_over_fronts(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))) as server:
         server.wait_ready()

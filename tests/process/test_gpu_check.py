@@ -232,6 +232,7 @@ def test_questions_for_which_there_is_no_time_are_told_and_not_asked(tmp_path: P
     assert told == {"it was not asked: the time of its section was spent"}
 
 
+@pytest.mark.thorough
 def test_device_tests_are_told_as_they_end(tmp_path: Path) -> None:
     file = tmp_path / "test_them.py"
     file.write_text(_TESTS)

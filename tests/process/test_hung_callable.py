@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 __all__ = ["clients_are_closed"]  # it is for every test here
 
 
+@pytest.mark.thorough
 def test_what_waits_behind_a_hung_call_is_answered_by_the_model_that_is_loaded_anew(tmp_path: Path) -> None:
     run, config = tmp_path / "run", tmp_path / "config.yaml"
     os.mkfifo(run)

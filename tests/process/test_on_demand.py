@@ -235,6 +235,7 @@ def test_models_in_use_take_turns_if_their_memory_does_not_suffice_for_both(tmp_
         assert all(one.result() > 0 for one in busy)
 
 
+@pytest.mark.thorough
 def test_a_load_that_fails_is_told_to_its_requests_and_tried_again(tmp_path: Path) -> None:
     with serving(tmp_path, heavy(tmp_path, "m"), heavy(tmp_path, "other")) as server:
         (tmp_path / "m" / "broken").touch()

@@ -108,6 +108,7 @@ def test_of_several_versions_one_that_fails_lets_none_in(tmp_path: Path) -> None
         wait_until(lambda: len(server.workers) == 1, "nothing of the load is left")
 
 
+@pytest.mark.thorough
 def test_what_runs_is_finished_before_an_unload_is_answered(tmp_path: Path) -> None:
     run = fifo(tmp_path, "run")
     with operated(tmp_path, entry("m", 1.0, run_fifo=str(run)), entry("other")) as server:

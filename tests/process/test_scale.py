@@ -117,6 +117,7 @@ def test_a_worker_that_cannot_be_loaded_leaves_the_model_as_it_was(tmp_path: Pat
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_what_runs_is_finished_before_its_worker_ends(tmp_path: Path, orders: Orders) -> None:
     with started(tmp_path, model("m", orders, **one_by_one_on(3))) as server:
         server.wait_ready()

@@ -45,6 +45,7 @@ def begin(server: OperatedServer) -> dict[str, int]:
     return pids
 
 
+@pytest.mark.thorough
 def test_sequences_are_finished_where_they_are(tmp_path: Path) -> None:
     with of_sequences(tmp_path) as server:
         pids = begin(server)

@@ -123,6 +123,7 @@ def test_the_server_reports_its_states_and_resets_the_watchdog(manager: Manager)
         assert process.wait(END_TIMEOUT_S) == 0
 
 
+@pytest.mark.thorough
 def test_connections_wait_while_the_service_restarts(manager: Manager) -> None:
     """Each request has a connection of its own, and four are in flight at a time."""
     over, answers, failures = threading.Event(), itertools.count(), []

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
 from operated import MODELS, OperatedServer, config
 from serving import GPUSERVE
 
@@ -17,6 +18,7 @@ from gpuserve_worker.protocol.stack_signals import STACKS_SIGNAL
 N_SIGNALS: Final = 3000
 
 
+@pytest.mark.thorough
 def test_a_worker_whose_threads_run_survives_being_asked_for_stacks(tmp_path: Path) -> None:
     tensor = {"dtype": "float32", "shape": [-1]}
     entry = {

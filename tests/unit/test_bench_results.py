@@ -207,6 +207,7 @@ def test_markdown_and_csv() -> None:
     assert json.loads(report_to_json(made))["interrupted"] is True
 
 
+@pytest.mark.thorough
 def test_a_page_fetches_nothing_and_escapes() -> None:
     made = replace(report(result(), result(replace(CLOSED, value=16))), model="<script>")
     program = (

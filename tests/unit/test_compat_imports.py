@@ -138,6 +138,7 @@ def test_decorators_do_not_bring_a_server_into_a_worker() -> None:
     assert not [name for name in loaded if name.startswith(("gpuserve.supervisor", "gpuserve.front"))]
 
 
+@pytest.mark.thorough
 def test_nothing_but_gpuserve_run_knows_of_the_map() -> None:
     package = HERE.parent.parent / "gpuserve"
     for file in package.rglob("*.py"):

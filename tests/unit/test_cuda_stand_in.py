@@ -130,6 +130,7 @@ def compute(machine: GpuMachine, count: int) -> float:
         return max(json.loads(one.communicate(timeout=TIMEOUT_S)[0])["took_s"] for one in processes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mps", [False, True])
 def test_processes_compute_in_turns_unless_they_are_clients_of_mps(slow: GpuMachine, mps: bool) -> None:
     slow.change(mps=mps)
@@ -137,6 +138,7 @@ def test_processes_compute_in_turns_unless_they_are_clients_of_mps(slow: GpuMach
     assert (together_s > 1.6 * alone_s) is not mps
 
 
+@pytest.mark.thorough
 def test_memory_is_counted_over_all_processes_and_comes_back_with_their_end(machine: GpuMachine) -> None:
     total, held, each = GPU_0.memory, 100 << 20, GPU_0.context_memory
     with start(machine, "hold", str(held)) as process:

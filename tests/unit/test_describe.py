@@ -153,6 +153,7 @@ def test_children_answer_in_order_and_a_crash_is_an_answer(
     assert third.declared["max_batch_size"] == 8
 
 
+@pytest.mark.thorough
 def test_the_load_of_one_model_asks_no_other(tmp_path: Path) -> None:
     entries = ["name: a, callable: 'models.py:stream'", "name: b, callable: 'others.py:plain'"]
     tensors = "plain.inputs = plain.outputs = [Tensor(({size},), 'FP32')]"

@@ -118,7 +118,7 @@ def test_the_fixture_fails_the_test_that_leaks_and_no_other(tmp_path: Path) -> N
     (tmp_path / "test_two.py").write_text(
         "import os\n\ndef test_leaks():\n    os.open(os.devnull, 0)\n\ndef test_clean():\n    assert True\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "LEAK_PATIENCE_S": "0.1"}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
