@@ -161,6 +161,8 @@ def _start_hook(name: str, model: Model, reporter: Reporter, reply: Callable[[fl
         started_s = time.monotonic()
         try:
             model.path.enter_concurrently()
+            if model.rank is not None:
+                model.rank.wait_idle()
             getattr(model.call, name)()
             if name == _SLEEP:
                 model.path.release_memory()

@@ -58,6 +58,9 @@ class Rank:
     def after_reply(self, reply: wire.BatchReply) -> None:
         """Wait until the other ranks have returned from the batch."""
 
+    def wait_idle(self) -> None:
+        """Wait until the other ranks have returned from all batches of rank 0."""
+
     def close(self) -> None:
         """Let the other ranks end, because there are no further batches."""
 
@@ -80,6 +83,8 @@ class Leader(Rank):
         self._links = links
         self._reporter = reporter
         self._started: deque[_Started] = deque()
+        #: Notified when a batch has ended in all ranks.
+        self._ended = threading.Condition()
         #: The leases of answered batches whose inputs a follower keeps, by rank and batch.
         self._kept: dict[tuple[int, int], Any] = {}
 
@@ -109,7 +114,7 @@ class Leader(Rank):
         for rank, link in enumerate(self._links, start=1):
             if self._failed(rank, link, started, deadline) is not True:
                 end_rank(self._reporter, f"rank 0 raised an exception, and rank {rank} did not")
-        self._started.remove(started)
+        self._end(started)
         self._send(wire.Agreed(reply.batch_id))
 
     def after_reply(self, reply: wire.BatchReply) -> None:
@@ -119,7 +124,16 @@ class Leader(Rank):
         for rank, link in enumerate(self._links, start=1):
             if self._failed(rank, link, started):
                 end_rank(self._reporter, f"rank {rank} raised an exception, and rank 0 did not")
-        self._started.remove(started)
+        self._end(started)
+
+    def _end(self, started: _Started) -> None:
+        with self._ended:
+            self._started.remove(started)
+            self._ended.notify_all()
+
+    def wait_idle(self) -> None:
+        with self._ended:
+            self._ended.wait_for(lambda: not self._started)
 
     def close(self) -> None:
         for link in self._links:

@@ -120,6 +120,37 @@ class Ranked:
         (self.directory / f"closed-{self.group.rank}").touch()
 
 
+class Dozing(Ranked):
+    """As ``Ranked``, and can sleep. Other ranks return later than rank 0, and no rank may sleep before.
+    A rank whose number is in a file ``refuses`` raises in ``sleep``.
+    """
+
+    is_running = False
+
+    def __call__(self, requests: Any) -> Any:
+        self.is_running = True
+        answers = super().__call__(requests)
+        if self.group.rank:
+            time.sleep(0.3)
+        self.is_running = False
+        return answers
+
+    def sleep(self) -> None:
+        assert not self.is_running, "a call runs"
+        refuses = self.directory / "refuses"
+        if refuses.exists() and int(refuses.read_text()) == self.group.rank:
+            raise OSError("no sleep")
+        self._note("sleep")
+
+    def wake(self) -> None:
+        self.group.sum(1.0)  # all ranks wake at once
+        self._note("wake")
+
+    def _note(self, what: str) -> None:
+        with (self.directory / f"naps-{self.group.rank}").open("a") as naps:
+            naps.write(f"{what} ")
+
+
 def first_value(requests: Any) -> Any:
     """Answers without a collective."""
     return [{"y": request["x"][:, :1]} for request in requests]

@@ -216,6 +216,53 @@ def test_a_reload_replaces_all_ranks(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+def dozing(directory: Path) -> dict[str, Any]:
+    idle = {"on_demand": True, "idle_timeout_s": 0.1}
+    return entry(directory, callable=f"{MODEL}:Dozing", **idle)
+
+
+def wait_residence(server: OperatedServer, state: str) -> None:
+    def residence() -> Any:
+        return status(server.addresses["HTTP"])["models"][0]["residence"]
+
+    wait_until(lambda: residence() == state, f"the model is {state}")
+
+
+def test_all_ranks_sleep_after_their_last_batch_and_wake_together(tmp_path: Path) -> None:
+    with OperatedServer(written(tmp_path, dozing(tmp_path))) as server:
+        server.wait_ready()
+        assert infer(server, [1]).output("y") == [SUM]
+        before = pids(tmp_path)
+        for naps in (1, 2):
+            wait_residence(server, "ASLEEP")
+            assert instance(server)["pids"] == tuple(before)
+            assert infer(server, [2]).output("y") == [2 * SUM]
+            for rank in range(RANKS):
+                assert (tmp_path / f"naps-{rank}").read_text() == "sleep wake " * naps
+        assert pids(tmp_path) == before
+        wait_residence(server, "ASLEEP")
+        os.kill(before[2], signal.SIGKILL)
+        wait_residence(server, "COLD")
+        assert not wait_ended(before, 5.0)
+        assert infer(server, [1]).output("y") == [SUM]
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_cannot_sleep_ends_all(tmp_path: Path, rank: int) -> None:
+    (tmp_path / "refuses").write_text(f"{rank}")
+    with OperatedServer(written(tmp_path, dozing(tmp_path))) as server:
+        server.wait_ready()
+        assert infer(server, [1]).output("y") == [SUM]
+        before = pids(tmp_path)
+        server.wait_log("sleep of the inference callable of model 'm' raised OSError: no sleep")
+        wait_residence(server, "COLD")
+        assert not wait_ended(before, 5.0)
+        (tmp_path / "refuses").unlink()
+        assert infer(server, [1]).output("y") == [SUM]
+        assert server.end() == 0
+
+
 def test_ranks_that_still_load_end_at_once(tmp_path: Path) -> None:
     with OperatedServer(written(tmp_path, entry(tmp_path, kwargs={"load_s": 60.0}))) as server:
         server.wait_log("loading")

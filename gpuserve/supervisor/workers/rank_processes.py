@@ -35,7 +35,8 @@ class RankProcess:
     _on_broken: Callable[[RankProcess, str], None]
     child: MonitoredChild | None = None
     load: LoadWatchdog | None = None
-    is_ready: bool = False
+    #: The message that the process sent when it was loaded or awake; None while it loads, sleeps or wakes.
+    ready: wire.Ready | None = None
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
         if self.child is not None and not self.child.send(message, fds):

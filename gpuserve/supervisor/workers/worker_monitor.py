@@ -95,9 +95,10 @@ class WorkerContext:
 
 #: Messages that have no meaning once their worker is dead.
 _OF_THE_LIVING: Final = (wire.Ready, wire.Slept, wire.WantWeights, wire.Weights, wire.WeightsFailed)
-#: The phases of a worker that was just started, and of one that was asleep.
+#: The phases of a worker that was just started, that was asleep, and that is to sleep.
 STARTING: Final = "starting"
 _WAKING: Final = "waking"
+_GOING_TO_SLEEP: Final = "going to sleep"
 #: The limit of the callable's ``sleep`` and ``wake``, unless ``load_timeout_s`` is less.
 SLEEP_TIMEOUT_S: Final = 120.0
 #: Restart back-off, in seconds, if it is long enough to be reported.
@@ -126,9 +127,7 @@ class WorkerMonitor:
         self._link: socket.socket | None = None
         #: The loopback port of ``MASTER_PORT``, if there are several ranks.
         self._port: socket.socket | None = None
-        #: The message that the present worker sent when it was loaded.
-        self._loaded = wire.Ready(0.0, 1)
-        #: Whether the callable of the present worker has returned from ``sleep``.
+        #: Whether the callable of the present worker has returned from ``sleep``, in all ranks.
         self.has_slept = False
         self._last_words = ""
         self._load_failed = False
@@ -190,26 +189,38 @@ class WorkerMonitor:
 
     @property
     def can_sleep(self) -> bool:
-        """Whether the callable can sleep now. Several ranks would have to agree on it, and cannot."""
+        """Whether the callable can sleep now, in all ranks."""
         is_ready = self.lifecycle.state is InstanceState.READY
-        return is_ready and self._loaded.can_sleep and len(self.ranks) == 1
+        return is_ready and all(one.ready is not None and one.ready.can_sleep for one in self.ranks)
 
     def sleep(self) -> None:
-        """Let the callable sleep, which ``can_sleep``. The front has taken the instance out of rotation."""
+        """Let the callable sleep, which ``can_sleep``. The front has taken the instance out of rotation. Rank
+        0 goes first, when the others have returned from the last batch.
+        """
         self.has_slept = False
-        self._rest(InstanceEvent.SLEEP, wire.Sleep(), "going to sleep", "not asleep")
+        self._move(InstanceEvent.SLEEP, _GOING_TO_SLEEP)
+        self._rest(self.ranks[:1], wire.Sleep(), _GOING_TO_SLEEP, "not asleep")
 
     def wake(self) -> None:
         """Wake the callable. ``Ready`` follows as after a load."""
-        self._rest(InstanceEvent.WAKE, wire.Wake(), _WAKING, "not awake")
+        self._move(InstanceEvent.WAKE, _WAKING)
+        self._rest(self.ranks, wire.Wake(), _WAKING, "not awake")
 
-    def _rest(self, event: InstanceEvent, message: wire.Message, phase: str, unreached: str) -> None:
-        (rank,) = self.ranks
-        self._move(event, phase)
-        rank.send(message)
+    def _rest(self, ranks: Sequence[RankProcess], message: wire.Message, phase: str, unreached: str) -> None:
         timeout_s = min(self._context.settings.current.load_timeout_s or SLEEP_TIMEOUT_S, SLEEP_TIMEOUT_S)
-        if rank.child is not None:
-            self._watch_load(rank, timeout_s, phase, unreached)
+        for rank in ranks:
+            rank.send(message)
+            if rank.child is not None:
+                self._watch_load(rank, timeout_s, phase, unreached)
+
+    def _on_slept(self, rank: RankProcess) -> None:
+        rank.end_load()
+        rank.ready = None
+        if not rank.number:
+            self._rest(self.ranks[1:], wire.Sleep(), _GOING_TO_SLEEP, "not asleep")
+        if all(one.ready is None for one in self.ranks):
+            self.has_slept = True
+            self._context.events.instance_slept(self)
 
     def _launch(self) -> None:
         """Start all ranks, rank 0 last, because it inherits its links to the others."""
@@ -225,7 +236,7 @@ class WorkerMonitor:
                 links.insert(0, link)
                 rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
                 channel = Channel(boot, wire.WORKER)
-                rank.is_ready = False
+                rank.ready = None
                 rank.child = MonitoredChild(
                     process, channel, rank.fields, context.reactor, rate, context.lines
                 )
@@ -243,7 +254,8 @@ class WorkerMonitor:
         """Return the loaded worker for a front; None if there is none."""
         if self.lifecycle.state is not InstanceState.READY or self._link is None or self.child is None:
             return None
-        process, loaded = self.child.process, self._loaded
+        process, loaded = self.child.process, self.ranks[0].ready
+        assert loaded is not None, "the instance is ready"
         fds = (self._link.fileno(), process.pidfd)
         pid, *followers = [one.process.pid for one in self.children]
         return LiveInstance(self.instance.name, pid, loaded.slots, loaded.load_s, *fds, tuple(followers))
@@ -368,10 +380,8 @@ class WorkerMonitor:
                 did = "woke" if self.has_slept else "loaded"
                 logger.info("%s in %.2f s", did, load_s, extra=rank.fields)
                 self._on_ready(rank, message)
-            case wire.Slept() if self.lifecycle.state is InstanceState.ASLEEP:
-                rank.end_load()
-                self.has_slept = True
-                self._context.events.instance_slept(self)
+            case wire.Slept() if self.lifecycle.state is InstanceState.ASLEEP and rank.ready is not None:
+                self._on_slept(rank)
             case wire.Ready() | wire.Slept() | wire.Unrecoverable() if (
                 self.lifecycle.state is InstanceState.STOPPING
             ):
@@ -398,14 +408,11 @@ class WorkerMonitor:
                 raise wire.WireError(f"{type(message).__name__} in state {self.lifecycle.state.name}")
 
     def _on_ready(self, rank: RankProcess, message: wire.Ready) -> None:
-        rank.is_ready = True
+        rank.ready = message
         rank.end_load()
         self._context.weights.worker_ready(rank)
-        self.has_slept = False
-        if not rank.number:
-            self._loaded = message
-        if all(one.is_ready for one in self.ranks):
-            self.device_failures = 0
+        if all(one.ready is not None for one in self.ranks):
+            self.device_failures, self.has_slept = 0, False
             self._move(InstanceEvent.LOADED)
             self._context.events.instance_ready(self)
 
