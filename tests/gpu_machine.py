@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 from cuda_stand_in.cuda_simulation import machine as simulated
 from cuda_stand_in.cuda_simulation.machine import VARIABLE, Gpu, Machine, Mig
 
@@ -97,9 +96,6 @@ class GpuMachine:
         """An Xid that the driver reports."""
         simulated.queue_xid(self._directory, uuid, xid)
 
-    def need_powers(self) -> None:
-        """The test changes the machine: here it can."""
-
 
 class RealMachine:
     """The machine that the tests run on. Changes nothing."""
@@ -117,7 +113,3 @@ class RealMachine:
 
     def slow(self, **values: Any) -> None:
         """Do nothing."""
-
-    def need_powers(self) -> None:
-        """The test changes the machine: it is skipped."""
-        pytest.skip("a real GPU cannot be changed by a test")

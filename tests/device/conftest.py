@@ -10,7 +10,7 @@ from gpu_machine import GPU_0, GPU_1, GpuMachine, RealMachine, real_gpu
 
 @pytest.fixture
 def gpu_machine(tmp_path: Path) -> GpuMachine | RealMachine:
-    """A machine with one GPU. A test that changes it calls ``gpu_machine.need_powers()`` first."""
+    """A machine with one GPU, of which a test may change only how fast it is (``slow``)."""
     return RealMachine() if real_gpu() else GpuMachine(tmp_path / "gpus", [GPU_0])
 
 

@@ -1,4 +1,6 @@
-"""Inputs as torch tensors: on the CPU wherever torch is installed, on a GPU where there is a real one."""
+"""Inputs as torch tensors: on the CPU, on a real GPU, and on the stand-in, where they are tensors of the CPU
+over its memory, with real DLPack capsules.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from gpuserve_worker.protocol.tensor import BF16, numpy_dtype
 pytestmark = pytest.mark.thorough
 
 Machine = GpuMachine | RealMachine
+INPUT = ("x", "FP32", (-1,), False, "gpu")
 
 
 @functools.cache
@@ -31,8 +34,8 @@ def torch_reaches_a_gpu() -> bool:
 
 def torch_model(machine: Machine, device: str, path: str, **changes: Any) -> wire.Init:
     pytest.importorskip("torch")
-    if device != "cpu" and not (isinstance(machine, RealMachine) and torch_reaches_a_gpu()):
-        pytest.skip("torch reaches real GPUs only")
+    if device != "cpu" and isinstance(machine, RealMachine) and not torch_reaches_a_gpu():
+        pytest.skip("torch does not reach the GPU")
     return model(f"torch_inputs.py:{path}", device=device, array="torch", **changes)
 
 
@@ -62,7 +65,7 @@ def test_torch_makes_its_tensors_contiguous_and_casts_them(dtype: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_padded_batches_and_gradients(shared_gpu_machine: Machine, device: str) -> None:
-    changes: dict[str, Any] = {"inputs": (("x", "FP32", (-1,), False, "gpu"),), "preferred_batch_sizes": (4,)}
+    changes: dict[str, Any] = {"inputs": (INPUT,), "preferred_batch_sizes": (4,)}
     with loaded(
         torch_model(shared_gpu_machine, device, "doubled", **changes), environ=shared_gpu_machine.environ
     ) as worker:
@@ -70,3 +73,16 @@ def test_padded_batches_and_gradients(shared_gpu_machine: Machine, device: str) 
         array = np.arange(LARGE // 4, dtype=np.float32).reshape(2, -1)
         tensor = worker.in_arena("x", "FP32", array.shape, array.tobytes())
         assert np.array_equal(output(worker, worker.run([tensor], (2,), batch_id=2)), array * 2)
+
+
+def test_cupy_compiles_no_kernel_for_strided_tensors_of_another_type(shared_gpu_machine: Machine) -> None:
+    outputs = (("y", "FP32", (-1,)), ("launched", "INT64", (1,)))
+    init = torch_model(shared_gpu_machine, "cuda:0", "strided", inputs=(INPUT,), outputs=outputs)
+    with loaded(init, environ=shared_gpu_machine.environ) as worker:
+        for number in range(3):
+            array = np.arange(4 * LARGE // 4, dtype=np.float32).reshape(4, -1) % 128 + number
+            tensor = worker.in_arena("x", "FP32", array.shape, array.tobytes())
+            done = worker.run([tensor], (4,), batch_id=number + 1)
+            assert isinstance(done, wire.Done), done
+            assert np.array_equal(values(worker, done.outputs[0]), array)
+            assert not values(worker, done.outputs[1], np.dtype(np.int64)).any()

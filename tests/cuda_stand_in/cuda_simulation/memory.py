@@ -224,6 +224,15 @@ class AddressTable:
             found = self._allocations[self._starts[place]]
         return found if address + nbytes <= found.end else None
 
+    def of_content(self, pointer: int) -> int | None:
+        """The address of a byte of a block, by where this process has it mapped."""
+        with self._lock:
+            for one in self._allocations.values():
+                offset = pointer - one.block.content.ctypes.data
+                if 0 <= offset < one.block.content.nbytes:
+                    return one.block.address + offset
+        return None
+
 
 class OwnMemory:
     """What this process has allocated: small ones in blocks that they share, each on one device."""

@@ -18,6 +18,7 @@ from cupy.cuda.memory import MemoryPointer, alloc
 from cupy.cuda.stream import get_current_stream
 
 _KINDS = "biufc"
+_BFLOAT16 = "bfloat16"
 _INTERFACE_VERSION = 3
 _LEGACY_STREAM = 1
 
@@ -250,7 +251,7 @@ def from_host(values: np.ndarray[Any, Any]) -> ndarray:
 def check_dtype(dtype: Any) -> np.dtype[Any]:
     """Raises ValueError: cupy has no such arrays."""
     wanted = np.dtype(dtype)
-    if wanted.kind not in _KINDS:
+    if wanted.kind not in _KINDS and wanted.name != _BFLOAT16:
         raise ValueError(f"Unsupported dtype {wanted}")
     return wanted
 

@@ -1,11 +1,18 @@
-"""DLPack between arrays of the stand-in. The capsule is an object of Python: nothing outside can read it."""
+"""DLPack between arrays of the stand-in, whose capsules are objects of Python that nothing outside can read,
+and from torch's tensors of the CPU that stand for those on a GPU (``torch_on_stand_in``), whose capsules are
+real.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+from cuda_simulation.adopted import Adopted
+
 from cupy.cuda.device import Device
+from cupy.cuda.memory import MemoryPointer, UnownedMemory
 from cupy.cuda.stream import ExternalStream, get_current_stream
 
 CPU: Final = 1
@@ -48,7 +55,30 @@ def from_dlpack(array: Any, *, device: Any = None, copy: bool | None = None) -> 
     if kind != CUDA:
         raise TypeError(f"Unsupported array type: {kind}")
     with Device(device_id):
-        return _taken(_asked_of(array, get_current_stream().ptr or _LEGACY_STREAM, copy))
+        capsule = _asked_of(array, get_current_stream().ptr or _LEGACY_STREAM, copy)
+        return _taken(capsule) if isinstance(capsule, PyCapsule) else _adopted(capsule, device_id)
+
+
+@dataclass
+class _Producer:
+    """Who gives numpy a real capsule of the CPU."""
+
+    capsule: Any
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU, 0
+
+
+def _adopted(capsule: Any, device_id: int) -> Any:
+    from cupy._array import ndarray
+
+    host = np.from_dlpack(_Producer(capsule))
+    memory = Adopted(host)
+    pointer = MemoryPointer(UnownedMemory(memory.address, memory.nbytes, memory, device_id), memory.offset)
+    return ndarray(host.shape, host.dtype, pointer, host.strides)
 
 
 def _asked_of(producer: Any, stream: int, copy: bool | None) -> Any:

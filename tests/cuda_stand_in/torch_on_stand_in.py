@@ -1,0 +1,58 @@
+"""Torch on the stand-in: tensors of the CPU, over the memory of the device or not, which say that they are on
+the GPU. Their DLPack capsules are real. ``install`` has ``torch.from_dlpack`` give them.
+
+Torch computes at once on the CPU, so each operation first waits for all work of the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+from cuda_simulation.context import current
+
+_CUDA = 2
+_real_from_dlpack = torch.from_dlpack
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor that is on the GPU, for whoever asks."""
+
+    __module__ = "torch"
+    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cupy.cuda.runtime.deviceSynchronize()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CUDA, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor).__dlpack__()
+
+
+class _OfDevice(np.ndarray[Any, Any]):
+    """Device memory where this process has it mapped. ``array`` keeps it."""
+
+    array: Any
+
+
+def _from_dlpack(array: Any) -> Any:
+    if not isinstance(array, cupy.ndarray):
+        return _real_from_dlpack(array)
+    context = current()
+    memory = context.accessible(array.data.ptr, array.nbytes, context.device) if array.size else None
+    host = _OfDevice(array.shape, array.dtype, memory)
+    host.array = array
+    return _real_from_dlpack(host).as_subclass(DeviceTensor)
+
+
+def install() -> None:
+    """Have torch take arrays of the stand-in."""
+    torch.from_dlpack = _from_dlpack
