@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from gpuserve.front.net.admission import Limits
+from recording_way import RecordedWay
+
 from gpuserve.front.net.exchange import (
     AnswerHead,
-    ConnectionEndpoints,
     Exchange,
     Piece,
     Release,
@@ -26,23 +26,15 @@ OK = OK_HEAD + b"ok"
 OK_ANSWER = AnswerHead(200, ())
 
 
-class RecordingWay:
+class RecordingWay(RecordedWay):
     """Where a connection would write to."""
 
     def __init__(self, client: tuple[str, int] = ("127.0.0.1", 5), *, hurried: bool = False) -> None:
-        #: Every turn is over after the least that can be taken.
-        self.hurried = hurried
-        self.waits = False
-        self.endpoints = ConnectionEndpoints(client, ("127.0.0.1", 80), tls=False)
-        self.full = False
-        self.limits = Limits()
-        self.late: list[str] = []
+        super().__init__(client, tls=False, hurried=hurried)
         self.unsent_nbytes = 0
         self.raw = b""
         self.n_writes = 0
         self.releases: list[Release] = []
-        self.reading = True
-        self.said: list[str] = []
 
     @property
     def sent(self) -> bytes:
@@ -59,28 +51,6 @@ class RecordingWay:
         self.write(b"".join(pieces))
         if release is not None:
             self.releases.append(release)
-
-    def count_late(self, reason: str) -> None:
-        self.late.append(reason)
-
-    def defers(self) -> bool:
-        self.waits = self.hurried
-        return self.hurried
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def end_writing(self) -> None:
-        self.said.append("end")
-
-    def close(self) -> None:
-        self.said.append("close")
-
-    def abort(self) -> None:
-        self.said.append("abort")
 
 
 class RecordingSink:

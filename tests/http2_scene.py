@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from http2_peer import Frame, Peer
+from recording_way import RecordedWay
 
-from gpuserve.front.net.admission import Admission, Limits
-from gpuserve.front.net.exchange import ConnectionEndpoints, Exchange, Piece, Release, RequestHandler
+from gpuserve.front.net.admission import Admission
+from gpuserve.front.net.exchange import Exchange, Piece, Release, RequestHandler
 from gpuserve.front.net.http2_protocol import Http2
 from gpuserve.front.net.http2_streams import Stream
 
@@ -18,22 +19,14 @@ READ_NBYTES = 256 << 10
 Answer: TypeAlias = "Callable[[BodyReceiver, bool], None]"
 
 
-class RecordingWay:
+class RecordingWay(RecordedWay):
     """Where a connection would write to: what is sent is with the kernel at once, unless ``limit_nbytes`` of
     it wait for ``take``.
     """
 
     def __init__(self, limit_nbytes: int | None = None, *, tls: bool = False, hurried: bool = False) -> None:
-        #: Every turn is over after the least that can be taken.
-        self.hurried = hurried
-        self.waits = False
-        self.endpoints = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=tls)
-        self.full = False
-        self.limits = Limits()
+        super().__init__(("127.0.0.1", 5), tls=tls, hurried=hurried)
         self.admission = Admission(self.limits)
-        self.late: list[str] = []
-        self.reading = True
-        self.said: list[str] = []
         self.drained: Callable[[], None] = lambda: None
         self._limit_nbytes = limit_nbytes
         self._unsent = b""
@@ -86,28 +79,6 @@ class RecordingWay:
         releases, self._releases = self._releases, []
         for release in releases:
             release()
-
-    def count_late(self, reason: str) -> None:
-        self.late.append(reason)
-
-    def defers(self) -> bool:
-        self.waits = self.hurried
-        return self.hurried
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def end_writing(self) -> None:
-        self.said.append("end")
-
-    def close(self) -> None:
-        self.said.append("close")
-
-    def abort(self) -> None:
-        self.said.append("abort")
 
 
 class BodyReceiver:

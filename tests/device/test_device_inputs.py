@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from config_file import DATATYPES
 from gpu_machine import GpuMachine, RealMachine
 from worker_process import LARGE, WorkerProcess, floats, large, loaded, model, output, values
 
@@ -22,20 +23,7 @@ Machine = GpuMachine | RealMachine
 
 X = ("x", "FP32", (-1,), False, "gpu")
 K = ("k", "FP32", (1,), True, "gpu")
-NUMERIC = (
-    "BOOL",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "FP16",
-    "FP32",
-    "FP64",
-)
+NUMERIC = [one for one in DATATYPES if one not in {"BF16", "BYTES"}]
 
 
 def device_model(path: str, **changes: Any) -> wire.Init:

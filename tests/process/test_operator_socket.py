@@ -29,9 +29,9 @@ from gpuserve.supervisor.control.operator_protocol import (
     OPERATOR_VOCABULARY,
     PROTOCOL,
     CommandKeepAlive,
-    CommandOutcome,
     CommandProgress,
     OperatorCommand,
+    VerbOutcome,
 )
 from gpuserve.supervisor.operator.operator_verbs import ASK_TIMEOUT_S, MAX_ASK_NBYTES, MAX_CLIENTS
 
@@ -84,7 +84,7 @@ def test_nonsense_ends_that_client_and_nothing_else(server: OperatedServer, what
         sock.send(NONSENSE[what])
         assert is_let_go(sock)
         other.send(OPERATOR_VOCABULARY.encode(OperatorCommand(PROTOCOL, "status", {})))
-        assert isinstance(OPERATOR_VOCABULARY.decode(other.recv(1 << 17)), CommandOutcome)
+        assert isinstance(OPERATOR_VOCABULARY.decode(other.recv(1 << 17)), VerbOutcome)
         assert is_let_go(other)
 
 
@@ -111,7 +111,7 @@ def test_more_clients_than_there_may_be_wait_for_the_others(server: OperatedServ
             assert server.infer("m", 1.0).output("y") == [2.0]
             assert not select.select([sock], [], [], 0.0)[0]
             held.close()
-            assert isinstance(OPERATOR_VOCABULARY.decode(sock.recv(1 << 17)), CommandOutcome)
+            assert isinstance(OPERATOR_VOCABULARY.decode(sock.recv(1 << 17)), VerbOutcome)
     assert status(server.addresses["gRPC"])["server"]["pid"] == server.pid
 
 

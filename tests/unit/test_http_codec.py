@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as client
+from config_file import DATATYPES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,19 +24,7 @@ from gpuserve.front.requests.inference import InferRequest, InferResponse, Outpu
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of, encode_bytes
 
-JSON_DATATYPES = [
-    "BOOL",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "FP32",
-    "FP64",
-]
+JSON_DATATYPES = [one for one in DATATYPES if one not in {"FP16", "BF16", "BYTES"}]
 EVERYTHING = OutputForm(everything=True)
 INSTANCES = (InstanceSpec("m_0", "cpu", {}),)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from config_file import DATATYPES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,19 +18,7 @@ from gpuserve.front.protocols.http.infer_json import OutputForm
 from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.json_values import MAX_JSON_NBYTES
 
-JSON_DATATYPES = [
-    "BOOL",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "FP32",
-    "FP64",
-]
+JSON_DATATYPES = [one for one in DATATYPES if one not in {"FP16", "BF16", "BYTES"}]
 
 
 def an_input(**changes: Any) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from gpuserve.supervisor.control.operator_protocol import (
     OPERATOR_VOCABULARY,
     PROTOCOL,
     CommandKeepAlive,
-    CommandOutcome,
     CommandProgress,
     OperatorCommand,
     VerbOutcome,
@@ -107,8 +106,8 @@ def _receive_outcome(sock: socket.socket, progress: Callable[[str], None], timeo
                 progress(text)
             case CommandKeepAlive():
                 pass
-            case CommandOutcome(str(code), str(text), dict(result)):
-                return VerbOutcome(code, text, result)
+            case VerbOutcome(str(), str(), dict()) as outcome:
+                return outcome
             case other:
                 raise WireError(f"{type(other).__name__} is no answer")
 

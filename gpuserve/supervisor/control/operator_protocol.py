@@ -3,7 +3,7 @@ verb, because the peer is not trusted. Messages are framed as in ``front_message
 one command::
 
     command -> server   OperatorCommand
-    server -> command   CommandProgress and CommandKeepAlive (any number), CommandOutcome
+    server -> command   CommandProgress and CommandKeepAlive (any number), VerbOutcome
 """
 
 from __future__ import annotations
@@ -38,25 +38,17 @@ class CommandKeepAlive(NamedTuple):
     """A message every ``KEEP_ALIVE_PERIOD_S``, so that clients detect a server that hangs."""
 
 
-class CommandOutcome(NamedTuple):
-    """The end of a verb: the fields of a ``VerbOutcome``."""
-
-    code: str
-    text: str
-    result: dict[str, Any]
-
-
-OPERATOR_VOCABULARY: Final = MessageCodec(
-    {1: OperatorCommand, 20: CommandProgress, 21: CommandOutcome, 22: CommandKeepAlive}
-)
-
-
 class VerbOutcome(NamedTuple):
     """A verb's outcome: ``code`` ("": success), ``text`` (a sentence or ""), ``result`` (plain data)."""
 
     code: str = ""
     text: str = ""
     result: dict[str, Any] = {}  # noqa: RUF012 - never modified
+
+
+OPERATOR_VOCABULARY: Final = MessageCodec(
+    {1: OperatorCommand, 20: CommandProgress, 21: VerbOutcome, 22: CommandKeepAlive}
+)
 
 
 #: Receives lines of progress.

@@ -28,7 +28,6 @@ from gpuserve.supervisor.control.operator_protocol import (
     OPERATOR_VOCABULARY,
     PROTOCOL,
     CommandKeepAlive,
-    CommandOutcome,
     CommandProgress,
     OnOutcome,
     OnProgress,
@@ -385,7 +384,7 @@ class ControlClient:
                 self.close()
 
     def _answer(self, outcome: VerbOutcome) -> None:
-        self._send(CommandOutcome(*outcome))
+        self._send(outcome)
         self.close()
 
     def _keep_alive(self) -> None:
@@ -393,7 +392,7 @@ class ControlClient:
             self._send(CommandKeepAlive())
             self._reactor.call_later(KEEP_ALIVE_PERIOD_S, self._keep_alive)
 
-    def _send(self, message: CommandProgress | CommandKeepAlive | CommandOutcome) -> None:
+    def _send(self, message: CommandProgress | CommandKeepAlive | VerbOutcome) -> None:
         if not self._is_closed:
             try:
                 datagram.send(self._sock, OPERATOR_VOCABULARY.encode(message))
