@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gpuserve.core.errors import RequestError, Unavailable
 from gpuserve.front.ipc.gather import free_body
+from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending_request import PendingRequest
@@ -105,13 +106,14 @@ class CallableRequests:
         try:
             if call.waits and self._calls_own_model(caller, call):
                 self._check_not_stuck(caller, call, request)
-            pending = self._service.inference.submit(request, pass_on)
+            on_answer = partial(self._on_answer, caller, call.call_id)
+            pending = self._service.inference.submit(request, pass_on, on_answer)
         except RequestError as error:
             caller.stuck.discard(call.call_id)
             end_call(caller.link, call.call_id, error)
             return
-        caller.pending[call.call_id] = pending
-        pending.answer.add_done_callback(lambda _: self._on_answer(caller, call, pending))
+        if not pending.is_over:  # a cached answer has been sent already
+            caller.pending[call.call_id] = pending
 
     def _calls_own_model(self, caller: _CallingWorker, call: wire.Call) -> bool:
         if call.model != caller.driver.spec.name:
@@ -150,22 +152,15 @@ class CallableRequests:
         names = driver.workers.instances.in_rotation()
         return [one for one in self._callers.values() if one.driver is driver and one.link.instance in names]
 
-    def _on_answer(self, caller: _CallingWorker, call: wire.Call, pending: PendingRequest) -> None:
-        caller.stuck.discard(call.call_id)
-        if caller.pending.pop(call.call_id, None) is None:  # cancelled, or the worker is gone
-            is_there = not pending.answer.cancelled() and pending.answer.exception() is None
-            if is_there and (response := pending.answer.result()) is not None:
-                response.close()
-            return
-        error = pending.answer.exception()
-        if isinstance(error, RequestError):
-            end_call(caller.link, call.call_id, error)
-        elif error is not None:
-            raise error
-        elif (response := pending.answer.result()) is None:
-            end_call(caller.link, call.call_id)
+    def _on_answer(
+        self, caller: _CallingWorker, call_id: int, pending: PendingRequest, answer: Answer
+    ) -> None:
+        caller.stuck.discard(call_id)
+        caller.pending.pop(call_id, None)
+        if isinstance(answer, InferResponse):
+            _send_answer(caller, call_id, answer, final=True, held=False)
         else:
-            _send_answer(caller, call.call_id, response, final=True, held=False)
+            end_call(caller.link, call_id, answer)
 
 
 def _all_stuck_error(model: str, count: int) -> Unavailable:
