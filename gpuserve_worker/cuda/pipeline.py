@@ -178,7 +178,8 @@ class Jobs:
         self._device = device
         self._execution = execution
         self._pipeline: Pipeline[Job] = Pipeline()
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection inside may delete what receives messages, and so batches.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         #: Number of threads that wait for ``_changed``.
         self._draining = 0
