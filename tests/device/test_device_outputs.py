@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gpu_machine import GpuMachine, RealMachine
+from serving import REPOSITORY
 from test_device_inputs import X, device_model, in_segments, noise, on_gpu
 from worker_process import LARGE, WorkerProcess, floats, large, loaded, output, values
 
@@ -301,16 +305,21 @@ def test_static_inputs_begin_at_one_address(gpu_machine: Machine) -> None:
 
 
 @pytest.mark.thorough
-def test_a_graph_that_is_captured_once_reads_every_batch(shared_gpu_machine: Machine) -> None:
+def test_the_graph_of_the_docs_is_captured_once_and_reads_every_batch(
+    shared_gpu_machine: Machine, tmp_path: Path
+) -> None:
+    page = (REPOSITORY / "docs/how-to/instances.md").read_text()
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "begin_capture" in one]
+    (tmp_path / "graphs.py").write_text(textwrap.dedent(code))
     arrays = [noise(rows, LARGE // 4, seed=number) for number, rows in enumerate((1, 4, 1, 4, 4, 1))]
-    with on_gpu(shared_gpu_machine, "ReplaysGraphs", static_inputs=True, max_batch_size=4) as worker:
+    source = {"path": "graphs.py:Graphs", "base_dir": str(tmp_path), "kwargs": {}}
+    with on_gpu(shared_gpu_machine, "Graphs", source=source, static_inputs=True, max_batch_size=4) as worker:
         for number, array in enumerate(arrays):
             worker.start([in_segments(worker, array)], (len(array),), batch_id=number)
         for array in arrays:
-            assert np.array_equal(values(worker, worker.answer().outputs[0]), array * 2)
+            assert np.allclose(values(worker, worker.answer().outputs[0]), np.tanh(array), rtol=1e-5)
 
 
-@pytest.mark.thorough
 def test_casts_are_compiled_at_the_warm_up(stand_in: GpuMachine) -> None:
     outputs = (("y", "FP32", (-1,)), ("calls", "INT64", (2,)))
     warmup = (("w", 1, 1, (("x", "FP32", (2,), "random", ""),)),)

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "OpenAI(": "tests/e2e/test_openai.py asks with that client",
     "cuda_shared_memory.create": "it needs a GPU; tests/device/test_cuda_regions.py has one",
     "torch.cuda.CUDAGraph(": "it needs a GPU",
+    ".begin_capture()": "it needs a GPU; tests/device/test_device_outputs.py serves it",
     "pin_memory()": "it needs a GPU; tests/device/test_on_demand_memory.py has a model that sleeps",
     "Server.attach(": "tests/process/test_attach.py attaches programs",
     "gpuserve.events(": "tests/process/test_event_stream.py listens",

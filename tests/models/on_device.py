@@ -52,29 +52,6 @@ class StaticAddresses:
         return {"y": x * 2, "address": np.full((len(x), 1), x.data.ptr, np.int64)}
 
 
-class ReplaysGraphs:
-    """Answers by a graph that is captured once for each number of rows, from its input to its output."""
-
-    def __init__(self) -> None:
-        import cupy
-
-        self._cupy = cupy
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._graphs: dict[int, Any] = {}
-
-    @batch
-    def __call__(self, x: Any) -> dict[str, Any]:
-        if len(x) not in self._graphs:
-            y = x * 2  # which compiles the kernel
-            with self._stream:
-                self._stream.begin_capture()
-                self._cupy.multiply(x, 2, out=y)
-                self._graphs[len(x)] = self._stream.end_capture(), y
-        graph, y = self._graphs[len(x)]
-        graph.launch()
-        return {"y": y}
-
-
 class CountsCalls:
     """Answers with the questions after events and the other calls of CUDA since its last call."""
 
