@@ -23,6 +23,7 @@ from gpuserve_worker.inference.model_calls import OutgoingCalls
 from gpuserve_worker.inference.model_context import ModelContext, enter_model
 from gpuserve_worker.inference.stepping import is_stepped, max_active_of
 from gpuserve_worker.inference.warmup import batches, warmups
+from gpuserve_worker.memory import device_copies
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import TensorSpec
 from gpuserve_worker.protocol.wire import PROTOCOL, Init, Ready, Slept
@@ -138,8 +139,11 @@ def close_model(model: Model, reporter: Reporter) -> None:
         reporter.error(text, log_traceback(error))
 
 
-def can_sleep(model: Model) -> bool:
-    return all(callable(getattr(model.call, one, None)) for one in (_SLEEP, _WAKE))
+def ready(model: Model, load_s: float) -> Ready:
+    """Return the message of a loaded or woken model."""
+    hooks = [callable(getattr(model.call, one, None)) for one in (_SLEEP, _WAKE)]
+    has_copies = device_copies.are_there() and not any(hooks)
+    return Ready(load_s, model.slots, all(hooks) or has_copies, moves_to_host=not has_copies)
 
 
 def start_sleep(model: Model, boot: Link, reporter: Reporter) -> None:
@@ -149,7 +153,7 @@ def start_sleep(model: Model, boot: Link, reporter: Reporter) -> None:
 
 def start_wake(model: Model, boot: Link, reporter: Reporter) -> None:
     """Wake the model, in a thread of its own, and reply to the supervisor."""
-    _start_hook(_WAKE, model, reporter, lambda took_s: boot.send(Ready(took_s, model.slots, True)))
+    _start_hook(_WAKE, model, reporter, lambda took_s: boot.send(ready(model, took_s)))
 
 
 def _start_hook(name: str, model: Model, reporter: Reporter, reply: Callable[[float], None]) -> None:
@@ -163,7 +167,7 @@ def _start_hook(name: str, model: Model, reporter: Reporter, reply: Callable[[fl
             model.path.enter_concurrently()
             if model.rank is not None:
                 model.rank.wait_idle()
-            getattr(model.call, name)()
+            getattr(model.call, name, device_copies.drop if name == _SLEEP else device_copies.restore)()
             if name == _SLEEP:
                 model.path.release_memory()
         except BaseException as error:  # the user's code may raise anything

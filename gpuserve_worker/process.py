@@ -14,11 +14,11 @@ from gpuserve_worker.execution import lifecycle
 from gpuserve_worker.execution.lifecycle import ImportWatch, Reporter, SupervisorReceiver
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.loading import (
-    can_sleep,
     close_model,
     is_unusable,
     load_model,
     new_loop,
+    ready,
     start_sleep,
     start_wake,
     warm_up,
@@ -27,7 +27,7 @@ from gpuserve_worker.memory.shared_weights import open_port
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import SealedMemory, split
 from gpuserve_worker.protocol.stack_signals import block_forced_signal, show_on_signal
-from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
+from gpuserve_worker.protocol.wire import Init, LoadFailed
 
 
 def run() -> int:
@@ -81,7 +81,7 @@ def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int
     supervision.on_stop = loop.stop
     supervision.on_sleep = partial(start_sleep, model, boot, reporter)
     supervision.on_wake = partial(start_wake, model, boot, reporter)
-    boot.send(Ready(time.monotonic() - started_s, model.slots, can_sleep(model)))
+    boot.send(ready(model, time.monotonic() - started_s))
     try:
         loop.run()
     finally:

@@ -68,6 +68,9 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
         copy_on_write: whether arrays may be written. A written page is then the instance's own. Otherwise
             numpy raises ``ValueError``; torch has no read-only tensors, so its tensors are always
             copy-on-write.
+        device: a device such as "cuda:0" to which ``load`` copies the torch tensors of its result. A model
+            with ``on_demand`` whose callable has no ``sleep`` and ``wake`` gives these copies back while it
+            sleeps; what was written to them is lost then. "cpu": no copy.
 
     Raises:
         OSError: one of ``files`` does not exist.
@@ -80,9 +83,11 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
         files: Iterable[str | PathLike[str]] = (),
         version: str = "",
         copy_on_write: bool = False,
+        device: str = "cpu",
     ) -> None:
         self._key = f"{name}\n{fingerprint(files, version)}"
         self._writable = copy_on_write
+        self._device = device
         self._n_loads = 0
 
     def __enter__(self) -> Self:
@@ -102,12 +107,13 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
             load: a function whose result can be pickled, such as a dict of arrays or a whole model.
 
         Raises:
+            TypeError: ``device`` is given, and the result has no torch tensors.
             Exception: whatever ``load`` or the pickling of its result raises. The next instance then loads.
         """
         self._n_loads += 1
         key = self._key if self._n_loads == 1 else f"{self._key}\n{self._n_loads}"
         if not _PORTS:
-            return load(*args, **kwargs)
+            return self._on_device(load(*args, **kwargs))
         (port,) = _PORTS
         shared = port.request(key)
         if shared is None:
@@ -119,7 +125,15 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
                 raise
             port.publish(key, shared)
         opened: Loaded = shared.open(writable=self._writable)
-        return opened
+        return self._on_device(opened)
+
+    def _on_device(self, loaded: Loaded) -> Loaded:
+        if self._device == "cpu":
+            return loaded
+        from gpuserve_worker.memory.device_copies import on_device  # most weights stay on the host
+
+        copied: Loaded = on_device(loaded, self._device, remember=bool(_PORTS))
+        return copied
 
 
 def seal_object(value: Any) -> SealedObject:

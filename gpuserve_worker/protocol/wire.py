@@ -148,12 +148,15 @@ class Phase(NamedTuple):
 
 class Ready(NamedTuple):
     """The callable is loaded or awake, after ``load_s`` seconds. The worker accepts ``slots`` concurrent
-    batches. ``can_sleep``: the callable has the methods ``sleep`` and ``wake``.
+    batches. ``can_sleep``: the callable has the methods ``sleep`` and ``wake``, or has none of them and
+    copies of shared weights on its device. ``moves_to_host``: asleep, it takes memory of the host for what it
+    frees on its device.
     """
 
     load_s: float
     slots: int
     can_sleep: bool = False
+    moves_to_host: bool = True
 
 
 class LoadFailed(NamedTuple):

@@ -37,7 +37,7 @@ MESSAGES: list[wire.Message] = [
     wire.Wake(),
     wire.Slept(),
     wire.Phase("loading"),
-    wire.Ready(0.25, 4),
+    wire.Ready(0.25, 4, True, False),
     wire.WantWeights("encoder/1"),
     wire.LoadWeights("encoder/1"),
     wire.Weights("encoder/1", ((0, 64), (64, 4096))),

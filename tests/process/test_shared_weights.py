@@ -110,3 +110,34 @@ def test_a_loader_that_dies_is_followed_by_another_instance(tmp_path: Path) -> N
         assert loads(tmp_path) == 3
         (row,) = shared(server)
         assert list(row["instances"]) == ["a/cpu#0", "a/cpu#1"]
+
+
+def anonymous_nbytes(pid: int) -> int:
+    """The memory of a process that is its own."""
+    fields = Path(f"/proc/{pid}/status").read_text().split("RssAnon:")[1]
+    return int(fields.split()[0]) << 10
+
+
+@pytest.mark.thorough
+def test_copies_on_a_device_go_while_the_model_sleeps_without_code_of_the_callable(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    write_weights(tmp_path, 1.0)
+    on_demand = {"on_demand": True, "idle_timeout_s": 0.2, "kwargs": {"folder": str(tmp_path)}}
+    given = model("a", Orders(tmp_path), callable=f"{MODELS / 'shared.py'}:OnDevice", **on_demand)
+    with OperatedServer(config(tmp_path, given)) as server:
+        server.wait_ready()
+
+        def residence() -> str:
+            return str(status(server.addresses["HTTP"])["models"][0]["residence"])
+
+        (pid,) = server.infer("a", 1.0).output("pid")
+        for _ in range(2):
+            wait_until(lambda: residence() == "ASLEEP", "the model sleeps")
+            asleep_nbytes = anonymous_nbytes(pid)
+            answer = server.infer("a", 1.0)
+            assert (answer.output("pid"), answer.output("y")) == ([pid], [1.0])
+            assert answer.output("calls") == [NBYTES // 4]
+            assert anonymous_nbytes(pid) - asleep_nbytes > 0.9 * NBYTES
+        assert loads(tmp_path) == 1
+        assert len(shared(server)) == 1
+        assert server.end() == 0

@@ -342,7 +342,8 @@ class OnDemandModels:
         awake = self._nbytes(generation, {**dict.fromkeys(counts, 0), CPU: 0})
         for device, count in counts.items():
             found[device] = min(awake[device], count * known.get(device, CONTEXT_NBYTES))
-        moved_nbytes = sum(awake[device] - found[device] for device in counts)
+        moves = any(worker.moves_to_host for worker in generation.group.workers)
+        moved_nbytes = sum(awake[device] - found[device] for device in counts) if moves else 0
         host_nbytes = known.get(CPU, 0) * len(spec.instances) or awake[CPU]
         found[CPU] = max(host_nbytes, awake[CPU] + moved_nbytes if counts else 0)
         return found

@@ -127,6 +127,8 @@ class WorkerMonitor:
         self._link: socket.socket | None = None
         #: The loopback port of ``MASTER_PORT``, if there are several ranks.
         self._port: socket.socket | None = None
+        #: Whether the callable takes memory of the host while it sleeps for what it frees on GPUs.
+        self.moves_to_host = True
         #: Whether the callable of the present worker has returned from ``sleep``, in all ranks.
         self.has_slept = False
         self._last_words = ""
@@ -376,7 +378,9 @@ class WorkerMonitor:
                 rank.enter_phase(name)
                 if not rank.number:
                     self._context.events.instance_changed(self, name)
-            case wire.Ready(float(load_s), int(), bool()) if self.lifecycle.state is InstanceState.LOADING:
+            case wire.Ready(float(load_s), int(), bool(), bool()) if (
+                self.lifecycle.state is InstanceState.LOADING
+            ):
                 did = "woke" if self.has_slept else "loaded"
                 logger.info("%s in %.2f s", did, load_s, extra=rank.fields)
                 self._on_ready(rank, message)
@@ -408,7 +412,7 @@ class WorkerMonitor:
                 raise wire.WireError(f"{type(message).__name__} in state {self.lifecycle.state.name}")
 
     def _on_ready(self, rank: RankProcess, message: wire.Ready) -> None:
-        rank.ready = message
+        rank.ready, self.moves_to_host = message, message.moves_to_host
         rank.end_load()
         self._context.weights.worker_ready(rank)
         if all(one.ready is not None for one in self.ranks):
