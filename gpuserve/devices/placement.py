@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +14,11 @@ from gpuserve.devices.names import BY_BUS, ORDER_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from gpuserve.devices.inventory import VisibleDevice
+
+logger = logging.getLogger(__name__)
+
+#: Number of the system call ``get_mempolicy`` by machine; the C library has no wrapper.
+_GET_MEMPOLICY: Final = {"x86_64": 239, "aarch64": 236}
 
 #: Files of the control group in a container, v2 and v1: CPU time in microseconds, and the period.
 _V2_QUOTA: Final = "sys/fs/cgroup/cpu.max"
@@ -61,8 +69,29 @@ def placement_on(devices: Sequence[VisibleDevice], *, numa_affinity: bool) -> Pl
     gpus = [one.gpu for one in devices]
     cpus = sorted({cpu for gpu in gpus for cpu in gpu.cpus}) if all(gpu.cpus for gpu in gpus) else ()
     nodes = {gpu.numa_node for gpu in gpus}
-    is_one_node = len(nodes) == 1 and min(nodes) >= 0
+    is_one_node = len(nodes) == 1 and min(nodes) >= 0 and _may_choose_memory()
     return Placement(uuids, visible, tuple(cpus), tuple(nodes) if is_one_node else ())
+
+
+@functools.cache
+def _may_choose_memory() -> bool:
+    """Return whether workers may prefer the memory of a NUMA node, and log once if they may not. The default
+    seccomp profiles of container runtimes forbid all calls of memory policies together.
+    """
+    import ctypes  # most servers have no GPU
+    import platform
+
+    number = _GET_MEMPOLICY.get(platform.machine())
+    libc = ctypes.CDLL(None, use_errno=True)
+    if number is None or libc.syscall(ctypes.c_long(number), *5 * (ctypes.c_void_p(),)) == 0:
+        return True
+    if ctypes.get_errno() != errno.EPERM:
+        return True
+    logger.info(
+        "workers cannot prefer the memory of their GPU's NUMA node: a container needs the capability "
+        "SYS_NICE, or a seccomp profile that allows set_mempolicy"
+    )
+    return False
 
 
 def n_processors(root: str = "") -> float:

@@ -9,7 +9,6 @@ and the standard streams; nothing here depends on them after ``prepare_process``
 from __future__ import annotations
 
 import ctypes
-import errno
 import faulthandler
 import functools
 import io
@@ -288,10 +287,6 @@ def _module_files() -> list[str]:
 _SYSCALL: Final = {"x86_64": 238, "aarch64": 237}
 #: Memory comes from the preferred node, and from others when that is full.
 _MPOL_PREFERRED: Final = 1
-#: The default seccomp profiles of container runtimes allow the call only to processes with this capability.
-_MEMPOLICY_REMEDY: Final = (
-    "; a container needs the capability SYS_NICE, or a seccomp profile with set_mempolicy"
-)
 _WORD_BITS: Final = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
@@ -340,9 +335,7 @@ def _prefer_memory_of(numa_node: int) -> str:
     bits = ctypes.c_ulong(len(words) * _WORD_BITS + 1)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(ctypes.c_long(number), ctypes.c_int(_MPOL_PREFERRED), words, bits) != 0:
-        code = ctypes.get_errno()
-        remedy = _MEMPOLICY_REMEDY if code == errno.EPERM else ""
-        why = f"{os.strerror(code)}{remedy}"
+        why = os.strerror(ctypes.get_errno())
         return f"the worker cannot prefer the memory of its GPU's NUMA node {numa_node}: {why}"
     return ""
 

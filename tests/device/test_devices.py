@@ -96,7 +96,7 @@ def test_each_worker_sees_its_own_gpu_and_calls_it_cuda_0(
         assert found["cuda:0#0"]["cpus"] == [cpus[0]]
         assert found["cuda:1#0"]["cpus"] == [cpus[-1]]
         assert found["cuda:1#0"]["preferred"] == []
-        refused = any("NUMA node 0" in one["msg"] for one in server.messages())
+        refused = any("NUMA node" in one["msg"] for one in server.messages())
         assert found["cuda:0#0"]["preferred"] == ([] if refused else ["prefer:0"])
         assert (found["cpu#0"]["visible"], found["cpu#0"]["cpus"]) == (None, list(cpus))
         assert json.loads(server.infer("m", 1.0).output("seen")[0])["pid"] in server.workers

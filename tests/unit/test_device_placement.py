@@ -96,9 +96,11 @@ def test_a_gpu_in_parts_counts_as_its_parts() -> None:
 
 def test_a_worker_sees_its_gpu_and_stays_beside_it() -> None:
     (instance,) = placed(devices(GPU_A), "cuda:0")
-    assert instance.placement == Placement((A,), A, (4, 5), (1,))
+    nodes = instance.placement.numa_nodes
+    assert nodes in {(1,), ()}, "a container may forbid to choose memory"
+    assert instance.placement == Placement((A,), A, (4, 5), nodes)
     assert instance.placement.environment() == {"CUDA_VISIBLE_DEVICES": A, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert instance.placement.numa_node == 1
+    assert instance.placement.numa_node == (1 if nodes else -1)
 
 
 def test_affinity_is_switched_off_or_not_known() -> None:

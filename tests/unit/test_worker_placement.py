@@ -63,7 +63,7 @@ def test_memory_of_the_node_is_preferred() -> None:
     assert policies == ["prefer:0"]
 
 
-#: Has the kernel refuse the system call with EPERM, as the default profiles of container runtimes do.
+#: Has the kernel refuse a system call with EPERM, as the default profiles of container runtimes do.
 FORBIDDING = """
 import ctypes, struct
 rules = (0x20, 0, 0, 0), (0x15, 0, 1, {number}), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
@@ -75,14 +75,31 @@ assert libc.prctl(22, 2, filters) == 0
 """
 
 
-def test_a_seccomp_profile_that_forbids_it_is_told_with_the_remedy() -> None:
-    number = {"x86_64": 238, "aarch64": 237}[platform.machine()]
-    (refused,), _, policies = placed((), 0, first=FORBIDDING.format(number=number))
-    assert refused == (
-        "the worker cannot prefer the memory of its GPU's NUMA node 0: Operation not permitted; a container "
-        "needs the capability SYS_NICE, or a seccomp profile with set_mempolicy"
-    )
-    assert policies == ["default"]
+#: The places of two workers beside a GPU of node 1.
+PLACING = """
+import logging
+logging.basicConfig(level=logging.INFO)
+from gpuserve.devices.inventory import visible_devices
+from gpuserve.devices.machine import Gpu
+from gpuserve.devices.placement import placement_on
+devices = visible_devices([Gpu(0, "GPU-a", numa_node=1, cpus=(4, 5))], None)
+for _ in range(2):
+    placement = placement_on(devices, numa_affinity=True)
+    print(placement.numa_node, placement.cpus)
+"""
+
+
+@pytest.mark.parametrize("is_forbidden", [False, True])
+def test_memory_policies_that_seccomp_forbids_are_told_once_with_the_remedy(is_forbidden: bool) -> None:
+    number = {"x86_64": 239, "aarch64": 236}[platform.machine()]
+    program = (FORBIDDING.format(number=number) if is_forbidden else "") + PLACING
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    if not is_forbidden and "seccomp" in done.stderr:
+        pytest.skip("this container forbids memory policies")
+    assert done.stdout == 2 * f"{-1 if is_forbidden else 1} (4, 5)\n", done.stderr
+    remedy = "a container needs the capability SYS_NICE, or a seccomp profile that allows set_mempolicy"
+    assert done.stderr.count(remedy) == is_forbidden
 
 
 def test_a_node_that_is_not_there_is_told() -> None:
