@@ -47,6 +47,7 @@ class CallableQuestion:
         by_types: Whether to read the types of the callable for values that it does not declare otherwise.
         inputs: The names of the declared inputs, None if they are not declared.
         openai: Whether the model is declared to be for OpenAI's clients: an adapter calls the callable.
+        ranks: The largest number of processes of an instance.
     """
 
     path: str
@@ -57,6 +58,7 @@ class CallableQuestion:
     by_types: bool = True
     inputs: tuple[str, ...] | None = None
     openai: bool = False
+    ranks: int = 1
 
 
 @dataclass(frozen=True)

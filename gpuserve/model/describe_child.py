@@ -24,7 +24,7 @@ from gpuserve.model.openai_declaration import has_openai_method, is_for_openai
 from gpuserve.model.self_description import declaration, target_kind
 from gpuserve.model.signature import call_problem
 from gpuserve_worker.execution.lifecycle import die_with_parent
-from gpuserve_worker.inference.callable_loading import YIELDING, LoadError, locate, module_at
+from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, LoadError, locate, module_at
 from gpuserve_worker.inference.stepping import is_stepped
 
 
@@ -110,6 +110,7 @@ def _answer(
     by_types: bool,
     inputs: list[str] | None,
     openai: bool,
+    ranks: int,
 ) -> dict[str, Any]:
     """Return the declaration of the callable, which is located as a worker locates it, or the error."""
     try:
@@ -119,7 +120,7 @@ def _answer(
         adapted = openai or is_for_openai(target)
         problem = (
             _mismatch(path, target, kwargs, adapted)
-            or _wrong_kind(path, target, decoupled)
+            or _wrong_kind(path, target, decoupled, ranks)
             or (None if adapted else call_problem(target, path, kwargs, inputs))
         )
         if problem:
@@ -160,9 +161,12 @@ def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any], adapted: bool) 
     return None
 
 
-def _wrong_kind(path: str, target: Any, decoupled: bool | None) -> str | None:
+def _wrong_kind(path: str, target: Any, decoupled: bool | None, ranks: int) -> str | None:
     """Return the error in the way the callable responds, or None. ``decoupled`` None: not determined yet."""
     kind = target_kind(target)
+    if ranks > 1 and (is_stepped(target) or kind is not CallableKind.PLAIN):
+        what = "a stepped callable" if is_stepped(target) else kind.value
+        return f"{path!r} is {what}, and ranks needs a plain callable, which runs one batch at a time"
     if kind not in YIELDING or decoupled is not False:
         return None
     return (

@@ -151,6 +151,18 @@ class Dozing(Ranked):
             naps.write(f"{what} ")
 
 
+async def awaits(requests: Any) -> Any:
+    return first_value(requests)
+
+
+class Steps:
+    def admit(self, request: Any) -> Any:
+        return request
+
+    def step(self, active: Any) -> Any:
+        return []
+
+
 def first_value(requests: Any) -> Any:
     """Answers without a collective."""
     return [{"y": request["x"][:, :1]} for request in requests]

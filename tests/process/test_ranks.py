@@ -457,10 +457,20 @@ def test_a_bound_callable_has_ranks_that_share_its_arrays() -> None:
             "ranks does not go with decoupled",
             marks=pytest.mark.thorough,
         ),
+        pytest.param(
+            {"instances": [{"ranks": 2}], "max_active": 4},
+            "ranks does not go with max_active",
+            marks=pytest.mark.thorough,
+        ),
+        ({"callable": f"{MODEL}:awaits"}, "is an async function, and ranks needs a plain callable"),
+        ({"callable": f"{MODEL}:Steps"}, "is a stepped callable, and ranks needs a plain callable"),
     ],
 )
 def test_wrong_ranks_are_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    file = written(tmp_path, entry(tmp_path, **changes))
+    given = entry(tmp_path, **changes)
+    if "callable" in changes:
+        del given["kwargs"]
+    file = written(tmp_path, given)
     done = subprocess.run([GPUSERVE, "check", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert told in done.stdout + done.stderr
