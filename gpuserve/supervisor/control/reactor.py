@@ -28,7 +28,7 @@ OnError: TypeAlias = Callable[[Exception], None]
 #: A descriptor whose callback failed is not watched for this time, because it may stay readable.
 REST_S: Final = 1.0
 #: No client waits for a turn of this loop, which may start several processes.
-_TURN_LIMIT_FACTOR: Final = 4
+_TURN_LIMIT_FACTOR: Final = 3
 #: The longest timeout of one ``select``; epoll refuses 25 days.
 _LONGEST_S: Final = 3600.0
 
