@@ -95,7 +95,7 @@ def test_a_long_prompt_is_computed_in_pieces_beside_rows_that_go_on(kind: str) -
 
     n_steps = -(-1200 // PIECE_TOKENS)
     made = model(kind, max_position_embeddings=2048)
-    going, left, long, short = Row([3, 1], 12), Row([1] * 900, 9), Row([], 5), Row([7, 7, 7], 4)
+    going, left, long, short = Row([3, 1], 300), Row([1] * 900, 9), Row([], 5), Row([7, 7, 7], 4)
     long.tokens = [(5 * at) % 64 for at in range(1200)]
     running = StepRows(made)
     with torch.inference_mode():
@@ -112,7 +112,7 @@ def test_a_long_prompt_is_computed_in_pieces_beside_rows_that_go_on(kind: str) -
         while running.all_rows:
             running.step()
     assert (left.made, len(short.made)) == ([], 4)
-    for row, count in ((going, 12), (long, 5), (short, 4)):
+    for row, count in ((going, 300), (long, 5), (short, 4)):
         assert row.made == alone(made, row, count)
 
 

@@ -1,7 +1,7 @@
 """Rows of generated text that join and leave between steps, over the KV cache of transformers.
 
-The tokens of each row are at the right end of the cache, and a mask hides the columns before them. A row
-joins when its prompt has been computed beside the others, and its part of the cache goes when it ends. A long
+Each row has a slot of the cache (``slot_cache.py``), and a mask hides the places behind its tokens. A row
+joins when its prompt has been computed beside the others; when it ends, the last row gets its slot. A long
 prompt is computed in pieces, one before each step, so that the other rows go on.
 """
 
@@ -79,7 +79,6 @@ class StepRows:
         self._long: deque[tuple[Row, Choose | None]] = deque()
         self._piece_cache: Any = None
         self._cache: Any = None
-        self._mask: Any = None
         self._tokens: list[list[int]] = []
 
     @property
@@ -106,8 +105,9 @@ class StepRows:
         tokens = [[0] * gap + one for gap, one in zip(gaps, prompts, strict=True)]
         mask = torch.tensor([[0] * gap + [1] * (longest - gap) for gap in gaps], device=device)
         cache = DynamicCache(config=self._model.config)
-        scores = self._compute(torch.tensor(tokens, device=device), mask, cache)
-        self._merge(rows, choices, mask, cache, scores)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        scores = self._compute(torch.tensor(tokens, device=device), mask, positions, cache)
+        self._merge(rows, choices, cache, scores)
 
     def _compute_piece(self) -> None:
         """Compute the next piece of the first long prompt, whose row joins with its last piece."""
@@ -120,30 +120,40 @@ class StepRows:
         cache = self._piece_cache
         start = cache.get_seq_length()
         tokens = torch.tensor([row.tokens[start : start + PIECE_TOKENS]], device=self._model.device)
-        mask = torch.ones(1, start + tokens.shape[1], dtype=torch.long, device=self._model.device)
-        scores = None if row.over else self._compute(tokens, mask, cache)
-        if row.over or mask.shape[1] == len(row.tokens):
+        end = start + tokens.shape[1]
+        places = torch.arange(end, device=self._model.device)[None]
+        mask = torch.ones_like(places)
+        scores = None if row.over else self._compute(tokens, mask, places[:, start:], cache)
+        if row.over or end == len(row.tokens):
             self._long.popleft()
             self._piece_cache = None
             if not row.over:
-                self._merge([row], [choose], mask, cache, scores)
+                self._merge([row], [choose], cache, scores)
 
-    def _merge(
-        self, rows: Sequence[Row], choices: Sequence[Choose | None], mask: Any, cache: Any, scores: Any
-    ) -> None:
+    def _merge(self, rows: Sequence[Row], choices: Sequence[Choose | None], cache: Any, scores: Any) -> None:
         """Add rows whose prompts are computed, and the tokens that follow from the scores."""
-        if self.rows:
-            self._mask = _joined(self._mask, mask, 1)
-            for ours, new in zip(self._cache.layers, cache.layers, strict=True):
-                ours.keys = _joined(ours.keys, new.keys, 2)
-                ours.values = _joined(ours.values, new.values, 2)
-        else:
-            self._cache, self._mask = cache, mask
+        from transformers import DynamicCache
+
+        from gpuserve.backends.huggingface.slot_cache import SlotLayer
+
+        if self._cache is None:
+            self._cache = DynamicCache()
+            self._cache.layers = [SlotLayer() for _ in cache.layers]
         first = len(self.rows)
         self.rows += rows
         self._choices += choices
         self._tokens += [list(one.tokens) for one in rows]
+        self._fit(cache)
+        for ours, new in zip(self._cache.layers, cache.layers, strict=True):
+            for at, row in enumerate(rows):
+                ours.copy(first + at, new, at, slice(-len(row.tokens), None))
         self._add(first, scores)
+
+    def _fit(self, like: Any) -> None:
+        """Fit the slots to the rows and their next tokens. The tensors are like those of a cache."""
+        width = max(map(len, self._tokens))
+        for ours, one in zip(self._cache.layers, like.layers, strict=True):
+            ours.fit(len(self.rows), width, one)
 
     def step(self) -> None:
         """Compute a piece of a long prompt, and the next token of each row."""
@@ -153,9 +163,15 @@ class StepRows:
             self._compute_piece()
         if not self.rows:
             return
-        last = torch.tensor([[one[-1]] for one in self._tokens], device=self._model.device)
-        self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
-        self._add(0, self._compute(last, self._mask, self._cache))
+        self._fit(self._cache)
+        device = self._model.device
+        last = torch.tensor([[one[-1]] for one in self._tokens], device=device)
+        places = torch.tensor([len(one) - 1 for one in self._tokens], device=device)
+        width, rows = max(map(len, self._tokens)), torch.arange(len(self.rows), device=device)
+        for layer in self._cache.layers:
+            layer.rows, layer.places, layer.width = rows, places, width
+        mask = (torch.arange(width, device=device) <= places[:, None]).long()
+        self._add(0, self._compute(last, mask, places[:, None], self._cache))
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -165,11 +181,10 @@ class StepRows:
 
     def _clear_cache(self) -> None:
         self.rows, self._choices, self._tokens = [], [], []
-        self._cache = self._mask = None
+        self._cache = None
 
-    def _compute(self, tokens: Any, mask: Any, cache: Any) -> Any:
+    def _compute(self, tokens: Any, mask: Any, positions: Any, cache: Any) -> Any:
         """Return the scores of the token after the last one of each row."""
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         found = self._model(
             input_ids=tokens,
             attention_mask=mask,
@@ -192,32 +207,19 @@ class StepRows:
         for at, token in enumerate(scores.argmax(-1).tolist(), first):
             self._tokens[at].append(token)
             self.rows[at].add_token(token)
-        stays = [at for at, one in enumerate(self.rows) if not one.over]
-        if not stays:
+        for at in reversed(range(len(self.rows))):
+            if self.rows[at].over:
+                self._remove(at)
+        if not self.rows:
             self._clear_cache()
-        elif len(stays) < len(self.rows):
-            self._keep(stays)
 
-    def _keep(self, stays: Sequence[int]) -> None:
-        """Remove the other rows, and the columns that only they had."""
-        import torch
-
-        self.rows = [self.rows[at] for at in stays]
-        self._choices = [self._choices[at] for at in stays]
-        self._tokens = [self._tokens[at] for at in stays]
-        index = torch.tensor(stays, device=self._mask.device)
-        unused = int((self._mask[index].cumsum(1) == 0).sum(1).min())
-        self._mask = self._mask[index][:, unused:]
-        for one in self._cache.layers:
-            one.keys, one.values = one.keys[index][:, :, unused:], one.values[index][:, :, unused:]
-
-
-def _joined(ours: Any, new: Any, axis: int) -> Any:
-    """Return the rows of both tensors, of the longer length on an axis, with zeros at its beginning."""
-    shape = list(ours.shape)
-    shape[0] += new.shape[0]
-    shape[axis] = max(ours.shape[axis], new.shape[axis])
-    whole = ours.new_zeros(shape)
-    for rows, one in ((whole[: len(ours)], ours), (whole[len(ours) :], new)):
-        rows.narrow(axis, shape[axis] - one.shape[axis], one.shape[axis]).copy_(one)
-    return whole
+    def _remove(self, at: int) -> None:
+        """Remove a row; the last one gets its slot."""
+        last = len(self.rows) - 1
+        if at < last:
+            for layer in self._cache.layers:
+                layer.copy(at, layer, last, slice(len(self._tokens[last]) - 1))
+        lists: tuple[list[Any], ...] = (self.rows, self._choices, self._tokens)
+        for each in lists:
+            each[at] = each[-1]
+            each.pop()
