@@ -4,19 +4,14 @@ others or when idle.
 The front reports how each of these models is used (``Usage``): once a second, ten times a second while a cold
 model has requests, and at once when a cold model gets its first request. So a report that is lost with a
 front, or crosses a decision, is made up for by the next. To evict a model, the supervisor asks the front to
-take its instances out of rotation, and stops them when the front has done so. Measured memory is that of the
-last report, and is remembered while a model is cold.
+take its instances out of rotation, and stops them when the front has done so.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from pathlib import Path
+from collections.abc import Callable, Iterator, Set
 from typing import Any, Final
 
 from gpuserve.core.event_log import EventKind
@@ -29,7 +24,7 @@ from gpuserve.supervisor.models.generations import (
     Residence,
 )
 from gpuserve.supervisor.models.memory_policy import Nbytes, Plan, Resident, Use, plan_start
-from gpuserve.supervisor.processes.lifecycle import InstanceState
+from gpuserve.supervisor.models.model_memory import ModelMemory
 from gpuserve.supervisor.processes.server_core import ServerCore
 from gpuserve.supervisor.workers.worker_group import stop_timeout_s
 from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor
@@ -41,8 +36,6 @@ logger = logging.getLogger(__name__)
 #: counts as used for as long as it took to load, but no longer than this, after its latest request: otherwise
 #: models in steady use would be loaded in turn between their requests.
 GIVE_WAY_S: Final = 2.0
-#: The memory of a GPU that a sleeping process has left, a CUDA context, before it was measured.
-CONTEXT_NBYTES: Final = 512 << 20
 #: The states of models that will be loaded or awake, and of those whose memory gets free.
 _COMING: Final = {Residence.STARTING, Residence.WAKING}
 _GOING: Final = {Residence.DRAINING, Residence.SUSPENDING, Residence.STOPPING}
@@ -61,11 +54,7 @@ class OnDemandModels:
         self._is_changing = is_changing
         #: The generations that are to start, and since when, in this order.
         self._wanted: dict[Generation, float] = {}
-        #: The measured memory of an instance of each version of a model, awake and asleep.
-        self._measured: dict[tuple[str, int], Nbytes] = {}
-        self._asleep: dict[tuple[str, int], Nbytes] = {}
-        #: The memory of the largest instance that was measured awake, by device.
-        self._largest = Counter[str]()
+        self._memory = ModelMemory(core.settings, table)
         self._shown: messages.ResidentMemory | None = None
 
     def want(self, generation: Generation) -> None:
@@ -75,8 +64,8 @@ class OnDemandModels:
 
     def document(self) -> dict[str, Any]:
         """Return the budgets and the bytes that are taken, by device, for the server status."""
-        limits = self._limits()
-        free = self._free(limits)
+        limits = self._memory.limits()
+        free = self._memory.free(limits)
         return {one: {"limit_nbytes": limit, "nbytes": limit - free[one]} for one, limit in limits.items()}
 
     # ---- events -------------------------------------------------------------------------------
@@ -95,16 +84,16 @@ class OnDemandModels:
             del self._wanted[one]  # its requests were cancelled, or their deadlines have expired
         for one in waiting:
             self._wanted.setdefault(one, now)
-        self._measure(dict(usage.gpu_memory))
+        self._memory.measure(dict(usage.gpu_memory))
         self.advance()
-        limits = self._limits()
+        limits = self._memory.limits()
         timeouts_s = {one.number: one.spec.idle_timeout_s for one in self._table.on_demand()}
         for idle in [one for one in self._residents(_is_used, limits) if one.use is Use.IDLE]:
             if 0 < timeouts_s[idle.key] <= now - idle.used_at:
                 self._evict(idle.key, IDLE, sleeps=self._has_room_asleep(idle, limits))
         residents = sorted(self._residents(_is_used, limits), key=lambda one: one.used_at)
         # The latest used may exceed a limit alone.
-        self._evict_all(plan_start({}, self._free(limits), residents[:-1]))
+        self._evict_all(plan_start({}, self._memory.free(limits), residents[:-1]))
         self._show_memory()
 
     def worker_ready(self, generation: Generation) -> None:
@@ -113,7 +102,7 @@ class OnDemandModels:
             generation.move_to(Residence.RESIDENT)
             now = generation.used_at = time.monotonic()
             generation.load_s, generation.resident_at = now - generation.resident_at, now
-            self._measure({})
+            self._memory.measure({})
             self.advance()
             if generation.is_loading:
                 return  # the end of the operation is recorded
@@ -145,7 +134,7 @@ class OnDemandModels:
         name, version, reason = generation.spec.name, generation.spec.version, generation.evicted_for
         logger.info("model %s: put its instances to sleep: %s", name, _REASONS[reason])
         self._core.events.record(EventKind.MODEL_ASLEEP, model=name, version=version, reason=reason)
-        self._measure({})
+        self._memory.measure({})
         self.advance()
 
     def on_asleep(self, number: int, *, is_asleep: bool) -> None:
@@ -177,8 +166,8 @@ class OnDemandModels:
 
     def advance(self) -> None:
         """Start the models that are to start and for which there is memory, and evict others for them."""
-        limits = self._limits()
-        free = self._free(limits)
+        limits = self._memory.limits()
+        free = self._memory.free(limits)
         found: dict[Callable[[Generation], bool], list[Resident]] = {}
 
         def residents(is_held: Callable[[Generation], bool]) -> list[Resident]:
@@ -188,12 +177,13 @@ class OnDemandModels:
 
         blocked: list[Set[str]] = []  # the devices of each model for which even evictions do not suffice
         is_measuring = any(
-            one.residence is Residence.STARTING and self._is_guess(one) for one in self._table.on_demand()
+            one.residence is Residence.STARTING and self._memory.is_guess(one)
+            for one in self._table.on_demand()
         )
         for generation, since in self._waiting():
-            wanted: Nbytes = self._nbytes(generation, limits)
+            wanted: Nbytes = self._memory.nbytes(generation, limits)
             if generation.residence is Residence.ASLEEP:
-                asleep = self._asleep_nbytes(generation)
+                asleep = self._memory.asleep_nbytes(generation)
                 wanted = {device: max(0, nbytes - asleep[device]) for device, nbytes in wanted.items()}
             concerned = {device for device, nbytes in wanted.items() if nbytes}
             # What earlier models lack on other devices does not hold up this one.
@@ -207,7 +197,7 @@ class OnDemandModels:
             plan = _plan(wanted, left, since, generation.number, residents)
             if not plan.suffices:
                 blocked.append(concerned)
-            is_guess = bool(limits) and self._is_guess(generation)
+            is_guess = bool(limits) and self._memory.is_guess(generation)
             if is_guess and is_measuring:
                 plan = Plan(False)  # models of unknown size are measured one after the other
             self._evict_all(plan)
@@ -242,18 +232,18 @@ class OnDemandModels:
             # While both generations of a model run, a reload may exceed the limits.
             if one.residence is Residence.COLD or self._is_changing(one.spec.name):
                 continue
-            use, nbytes, asleep = Use.IDLE, self._taken(one, limits), None
+            use, nbytes, asleep = Use.IDLE, self._memory.taken(one, limits), None
             if one.residence in _GOING or one.is_retiring:
                 use = Use.LEAVING
                 if one.keeps_processes and one.residence is not Residence.STOPPING:
-                    kept = self._asleep_nbytes(one)
+                    kept = self._memory.asleep_nbytes(one)
                     nbytes = {device: nbytes[device] - kept[device] for device in nbytes}
             elif one.residence is Residence.ASLEEP:
                 use = Use.ASLEEP
             elif one.residence in _COMING or is_held(one):
                 use = Use.HELD
             elif one.group.can_sleep:
-                asleep = self._asleep_nbytes(one)
+                asleep = self._memory.asleep_nbytes(one)
             found.append(Resident(one.number, nbytes, one.used_at, use, asleep))
         return found
 
@@ -262,7 +252,7 @@ class OnDemandModels:
         if one.asleep is None:
             return False
         growth_nbytes = one.asleep.get(CPU, 0) - one.nbytes.get(CPU, 0)
-        return growth_nbytes <= self._free(limits).get(CPU, growth_nbytes)
+        return growth_nbytes <= self._memory.free(limits).get(CPU, growth_nbytes)
 
     def _evict_all(self, plan: Plan) -> None:
         for key in plan.evicted:
@@ -306,121 +296,15 @@ class OnDemandModels:
         self._core.events.record(EventKind.MODEL_EVICTED, model=name, version=version, reason=reason)
         self.advance()
 
-    # ---- memory -------------------------------------------------------------------------------
-
-    def _limits(self) -> dict[str, int]:
-        devices = {one for spec in self._table.specs() for each in spec.instances for one in each.devices}
-        return self._core.settings.current.memory.limits(devices)
-
-    def _free(self, limits: Nbytes) -> dict[str, int]:
-        """Return the bytes that the workers of all models leave of the limits."""
-        taken: Counter[str] = Counter()
-        for one in self._table if limits else ():
-            if not one.is_cold:
-                taken.update(self._taken(one, limits))
-        return {device: limit - taken[device] for device, limit in limits.items()}
-
-    def _taken(self, generation: Generation, limits: Nbytes) -> Nbytes:
-        """Return the bytes that a model takes now. On its way to sleep or back it may take as many as before
-        and after.
-        """
-        awake = self._nbytes(generation, limits)
-        if generation.residence not in {Residence.SUSPENDING, Residence.ASLEEP, Residence.WAKING}:
-            return awake
-        asleep = self._asleep_nbytes(generation)
-        if generation.residence is Residence.ASLEEP:
-            return {device: asleep[device] for device in limits}
-        return {device: max(nbytes, asleep[device]) for device, nbytes in awake.items()}
-
-    def _asleep_nbytes(self, generation: Generation) -> Counter[str]:
-        """Return the bytes that a model takes asleep: measured, and on the host at least all that its GPUs
-        get free, because the driver's page-locked memory is not in the kernel's figure for a process.
-        """
-        spec, found = generation.spec, Counter[str]()
-        counts = Counter(device for one in spec.instances for device in one.devices if device != CPU)
-        known = self._asleep.get((spec.name, spec.version), {})
-        awake = self._nbytes(generation, {**dict.fromkeys(counts, 0), CPU: 0})
-        for device, count in counts.items():
-            found[device] = min(awake[device], count * known.get(device, CONTEXT_NBYTES))
-        moves = any(worker.moves_to_host for worker in generation.group.workers)
-        moved_nbytes = sum(awake[device] - found[device] for device in counts) if moves else 0
-        host_nbytes = known.get(CPU, 0) * len(spec.instances) or awake[CPU]
-        found[CPU] = max(host_nbytes, awake[CPU] + moved_nbytes if counts else 0)
-        return found
-
-    def _nbytes(self, generation: Generation, limits: Nbytes) -> Nbytes:
-        """Return the bytes that a model takes or will take: declared or measured, or else as many for each
-        instance as the largest instance that was measured.
-        """
-        spec = generation.spec
-        declared = spec.declared_nbytes
-        counts = {
-            **Counter(device for one in spec.instances for device in one.devices),
-            CPU: len(spec.instances),
-        }
-        known = self._measured.get((spec.name, spec.version), {})
-        largest = Counter[str]() if any(declared.values()) else self._largest
-        return {
-            device: max(
-                declared.get(device, 0),
-                counts.get(device, 0) * known.get(device, largest[device]),
-            )
-            for device in limits
-        }
-
-    def _is_guess(self, generation: Generation) -> bool:
-        """Return whether the memory of a model is neither declared nor measured."""
-        spec = generation.spec
-        return not any(spec.declared_nbytes.values()) and (spec.name, spec.version) not in self._measured
-
-    def _measure(self, gpu_memory: Mapping[int, int]) -> None:
-        """Measure the memory of the loaded models. ``gpu_memory`` has the bytes on GPUs by process."""
-        if not self._limits():
-            return
-        present = {(spec.name, spec.version) for spec in self._table.specs()}
-        self._measured = {key: one for key, one in self._measured.items() if key in present}
-        self._asleep = {key: one for key, one in self._asleep.items() if key in present}
-        # The front polls the GPUs: its figure may be older than a change of residence.
-        settled_at = time.monotonic() - 2 * self._core.settings.current.gpu_health_interval_s
-        for one in self._table:
-            is_asleep = one.residence is Residence.ASLEEP
-            if one.spec.on_demand and not (is_asleep or one.residence is Residence.RESIDENT):
-                continue
-            state = InstanceState.ASLEEP if is_asleep else InstanceState.READY
-            lives = [
-                (worker.instance.devices, [child.process.pid for child in worker.children])
-                for worker in one.group.workers
-                if worker.lifecycle.state is state
-            ]
-            # A worker thread has no process of its own.
-            alive = [(devices, pids) for devices, pids in lives if pids and pids != [os.getpid()]]
-            if not alive:
-                continue
-            found = {CPU: host_nbytes(pid for _, pids in alive for pid in pids) // len(alive)}
-            used = {device for devices, _ in alive for device in devices} - {CPU}
-            for device in used if one.moved_at <= settled_at else ():
-                on_device = [
-                    sum(gpu_memory.get(pid, 0) for pid in pids) // len(devices)
-                    for devices, pids in alive
-                    if device in devices
-                ]
-                if any(on_device):
-                    found[device] = max(on_device)
-            key, measured = (one.spec.name, one.spec.version), self._asleep if is_asleep else self._measured
-            measured[key] = {**measured.get(key, {}), **found}
-        self._largest = Counter[str]()
-        for nbytes in self._measured.values():
-            self._largest |= Counter(nbytes)
-
     def _show_memory(self) -> None:
         """Send the front the memory of the resident models if it has changed."""
-        limits = self._limits()
+        limits = self._memory.limits()
         shown = messages.ResidentMemory(
             tuple(
                 (one.spec.name, one.spec.version, device, nbytes)
                 for one in self._table.on_demand()
                 if one.residence is not Residence.COLD
-                for device, nbytes in self._taken(one, limits).items()
+                for device, nbytes in self._memory.taken(one, limits).items()
             ),
             tuple(
                 (one.spec.name, one.spec.version)
@@ -457,16 +341,3 @@ def _must_stay(generation: Generation) -> bool:
 def _is_used(generation: Generation) -> bool:
     idle_s = time.monotonic() - generation.used_at
     return generation.is_used or idle_s < min(generation.load_s, GIVE_WAY_S)
-
-
-def host_nbytes(pids: Iterable[int]) -> int:
-    """Return the bytes on the host that the processes of one model take: their private memory, and once the
-    memory that they share. Pages of files, which the kernel can drop, do not count.
-    """
-    private = shared = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):  # the process may have just ended
-            fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            private += int(fields.get("RssAnon", "0 kB").split()[0]) * 1024
-            shared = max(shared, int(fields.get("RssShmem", "0 kB").split()[0]) * 1024)
-    return private + shared
