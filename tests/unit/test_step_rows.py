@@ -106,6 +106,7 @@ def test_a_long_prompt_is_computed_in_pieces_beside_rows_that_go_on(kind: str) -
             assert not long.made
             if at == 2:
                 running.join([short], [None])  # does not wait for the long prompt
+                assert len(short.made) == 1
             running.step()
             assert len(going.made) == at + 2
         assert len(long.made) == 2
