@@ -27,8 +27,9 @@ def library_of(array: Any) -> str:
     """Return the name of an array's library; "numpy" for other objects."""
     if isinstance(array, np.ndarray | np.generic):
         return "numpy"
-    name = type(array).__module__.partition(".")[0]
-    return name if name in {_CUPY, _TORCH} else "numpy"
+    # With the bases: the class may be the user's own, or torchvision's.
+    names = (one.__module__.partition(".")[0] for one in type(array).__mro__)
+    return next((name for name in names if name in {_CUPY, _TORCH}), "numpy")
 
 
 def on_host(array: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decorating import complete, model, rows, serving, worker_batch
+from optional_packages import needs
 
 from gpuserve.decorators import (
     BatchError,
@@ -213,6 +214,21 @@ def test_group_by_values_of_an_async_function() -> None:
         return [x + k]
 
     assert complete(call(keyed(2, 1, 2))).arrays["OUTPUT_1"].tolist() == [[2], [2], [4]]
+
+
+@needs("torch")
+def test_tensors_of_a_subclass_are_tensors_of_torch() -> None:
+    import torch
+
+    class Features(torch.Tensor):
+        """As torchvision's Image is."""
+
+    def call(x: Any) -> Any:
+        return {"y": torch.tensor(x, requires_grad=True).as_subclass(Features)}
+
+    answer = group_by_values("x")(call)(x=np.array([[3.0], [1.0]], np.float32))
+    assert isinstance(answer["y"], torch.Tensor)
+    assert answer["y"].tolist() == [[3.0], [1.0]]
 
 
 def yielding(x: Any, k: Any) -> Any:
