@@ -75,6 +75,7 @@ def test_a_row_with_an_option_is_run_with_it_and_without_it(tmp_path: Path) -> N
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(300)
 def test_every_row_without_an_option_is_run(tmp_path: Path) -> None:
     found = {name for name, one in ran(_TIMED, tmp_path) if one == "gpuserve"}
     assert found == {row.name for row in _TIMED if load.missing(row.load) is None}
