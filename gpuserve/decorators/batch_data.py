@@ -27,7 +27,7 @@ def library_of(array: Any) -> str:
     """Return the name of an array's library; "numpy" for other objects."""
     if isinstance(array, np.ndarray | np.generic):
         return "numpy"
-    # With the bases: the class may be the user's own, or torchvision's.
+    # The bases count too: torchvision and users have subclasses of torch.Tensor.
     names = (one.__module__.partition(".")[0] for one in type(array).__mro__)
     return next((name for name in names if name in {_CUPY, _TORCH}), "numpy")
 
