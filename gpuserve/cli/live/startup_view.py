@@ -203,7 +203,8 @@ _NOT_IN_JSON: Final = frozenset({"FP16", "BF16"})
 #: The parameters of a sequence of one request.
 _SEQUENCE: Final = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 _NUMPY_NAMES: Final = {
-    "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32",
+    "BOOL": "bool", "FP16": "np.float16", "FP32": "np.float32", "FP64": "np.float64",
+    "BF16": "ml_dtypes.bfloat16",
 }  # fmt: skip
 
 
@@ -211,39 +212,34 @@ def client_command(addresses: Mapping[str, str], model: ModelSpec, access: str =
     """Return a command that sends a model one request, by curl or Python; None without an address. If curl
     needs options for ``access``, there is none by Python.
     """
+    http, grpc = addresses.get("http"), addresses.get("grpc")
     if model.openai:  # only the worker knows which endpoints a model has
-        if "http" not in addresses:
-            return None
         chat = {"model": model.name, "messages": [{"role": "user", "content": "hello"}]}
-        return f"curl -s{access} {addresses['http']}/v1/chat/completions -d {shlex.quote(json.dumps(chat))}"
+        return http and f"curl -s{access} {http}/v1/chat/completions -d {shlex.quote(json.dumps(chat))}"
     batch = [1] if model.max_batch_size else []
     tensors = [
         (one, batch + [1 if dim == -1 else dim for dim in one.shape])
         for one in model.inputs
         if not one.optional
     ]
-    small = sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS
-    if "http" in addresses and small and not model.decoupled and any(_is_file(spec) for spec, _ in tensors):
-        return _form_command(addresses["http"], model, tensors, access)
-    in_json = not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors)
-    if model.decoupled:
-        return _stream_command(addresses, model, tensors, access, as_curl=small and in_json)
-    if "http" in addresses and small and in_json:
-        return _curl_command(addresses["http"], model, tensors, access)
-    protocol = next((one for one in ("grpc", "http") if one in addresses), None)
-    return (
-        None if protocol is None or access else _python_command(protocol, addresses[protocol], model, tensors)
-    )
+    url = f"{http}/v2/models/{model.name}"
+    if http and sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS:
+        if not model.decoupled and any(_is_file(spec) for spec, _ in tensors):
+            return f"curl -s{access} {url}/infer{_form(model, tensors)}"
+        if not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors):
+            verb, option = ("generate_stream", "-sN") if model.decoupled else ("infer", "-s")
+            body = json.dumps(_json_request(model, tensors), ensure_ascii=False)
+            return f"curl {option}{access} {url}/{verb} -d {shlex.quote(body)}"
+    address = grpc or (None if model.decoupled else http)  # over HTTP only curl prints a stream
+    return None if access or address is None else _python_command(address, model, tensors)
 
 
 def _is_file(spec: TensorSpec) -> bool:
     return media_type_of(spec).startswith(("image/", "audio/"))
 
 
-def _form_command(
-    address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]], access: str
-) -> str:
-    """Return a command for a model that takes files; an answer that is one file becomes a file."""
+def _form(model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]]) -> str:
+    """Return curl's options for a model that takes files; an answer that is one file becomes a file."""
     form = ""
     for spec, shape in tensors:
         value = example_element(spec)
@@ -256,71 +252,34 @@ def _form_command(
         is_image = media_type_of(model.outputs[0]).startswith("image/")
         kind, name = ("image/png", "answer.png") if is_image else ("audio/wav", "answer.wav")
         form += f" -H 'accept: {kind}' -o {name}"
-    return f"curl -s{access} {address}/v2/models/{model.name}/infer{form}"
+    return form
 
 
-def _curl_command(
-    address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]], access: str
-) -> str:
-    inputs = []
-    for spec, shape in tensors:
-        data = [example_element(spec)] * element_count(shape)
-        inputs.append({"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": data})
-    document: dict[str, Any] = {"inputs": inputs}
-    if model.in_sequences:
-        document["parameters"] = _SEQUENCE
-    body = json.dumps(document, ensure_ascii=False)
-    return f"curl -s{access} {address}/v2/models/{model.name}/infer -d {shlex.quote(body)}"
+def _json_request(model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]]) -> dict[str, Any]:
+    data = [[example_element(spec)] * element_count(shape) for spec, shape in tensors]
+    if model.decoupled:
+        values = {
+            spec.name: one if len(one) > 1 else one[0] for (spec, _), one in zip(tensors, data, strict=True)
+        }
+        return values | (_SEQUENCE if model.in_sequences else {})
+    inputs = [
+        {"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": one}
+        for (spec, shape), one in zip(tensors, data, strict=True)
+    ]
+    return {"inputs": inputs} | ({"parameters": _SEQUENCE} if model.in_sequences else {})
 
 
-def _stream_command(
-    addresses: Mapping[str, str],
-    model: ModelSpec,
-    tensors: Sequence[tuple[TensorSpec, list[int]]],
-    access: str,
-    *,
-    as_curl: bool,
-) -> str | None:
-    """Return a command for a model that streams responses; over HTTP only curl prints a stream."""
-    if "http" in addresses and as_curl:
-        document: dict[str, Any] = {}
-        for spec, shape in tensors:
-            elements = [example_element(spec)] * element_count(shape)
-            document[spec.name] = elements[0] if len(elements) == 1 else elements
-        if model.in_sequences:
-            document |= _SEQUENCE
-        body = json.dumps(document, ensure_ascii=False)
-        url = f"{addresses['http']}/v2/models/{model.name}/generate_stream"
-        return f"curl -sN{access} {url} -d {shlex.quote(body)}"
-    if "grpc" not in addresses or access:
-        return None
-    method = "infer_batch" if model.max_batch_size else "infer_sample"
+def _python_command(address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]]) -> str:
+    kind, shown = ("DecoupledModelClient", ", sep='\\n'") if model.decoupled else ("ModelClient", "")
+    url = address if "://" in address else f"grpc://{address}"
     inputs = ", ".join(f"{spec.name!r}: {_array(spec, shape)}" for spec, shape in tensors)
+    method = "infer_batch" if model.max_batch_size else "infer_sample"
     more = f"parameters={_SEQUENCE}, " if model.in_sequences else ""
-    url = addresses["grpc"] if "://" in addresses["grpc"] else f"grpc://{addresses['grpc']}"
     statements = [
-        "import numpy as np; from gpuserve.client import DecoupledModelClient",
-        f"client = DecoupledModelClient({url!r}, {model.name!r})",
-        f"print(*client.{method}({more}**{{{inputs}}}), sep='\\n')",
+        f"import ml_dtypes, numpy as np; from gpuserve.client import {kind}",
+        f"client = {kind}({url!r}, {model.name!r})",
+        f"print({'*' if shown else ''}client.{method}({more}**{{{inputs}}}){shown})",
         "client.close()",
-    ]
-    return f"python3 -c {shlex.quote('; '.join(statements))}"
-
-
-def _python_command(
-    protocol: str, address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, list[int]]]
-) -> str:
-    made = [f"triton.InferInput({spec.name!r}, {shape}, {spec.datatype!r})" for spec, shape in tensors]
-    statements = [f"import numpy as np, tritonclient.{protocol} as triton", f"inputs = [{', '.join(made)}]"]
-    statements += [
-        f"inputs[{index}].set_data_from_numpy({_array(spec, shape)})"
-        for index, (spec, shape) in enumerate(tensors)
-    ]
-    shown = f"result.as_numpy({model.outputs[0].name!r})" if model.outputs else "result.get_response()"
-    more = "".join(f", {key}={value!r}" for key, value in _SEQUENCE.items()) if model.in_sequences else ""
-    statements += [
-        f"result = triton.InferenceServerClient({_arguments(address)}).infer({model.name!r}, inputs{more})",
-        f"print({shown})",
     ]
     return f"python3 -c {shlex.quote('; '.join(statements))}"
 
@@ -328,10 +287,4 @@ def _python_command(
 def _array(spec: TensorSpec, shape: list[int]) -> str:
     if spec.datatype == BYTES:
         return f"np.full({shape}, {example_element(spec)!r}.encode(), dtype=object)"
-    return f"np.ones({shape}, np.{_NUMPY_NAMES.get(spec.datatype, spec.datatype.lower())})"
-
-
-def _arguments(address: str) -> str:
-    """Return the arguments of tritonclient's constructor, whose address has no scheme."""
-    scheme, _, bare = address.rpartition("://")
-    return f"{bare!r}, ssl=True" if scheme.endswith("s") else repr(bare)
+    return f"np.ones({shape}, {_NUMPY_NAMES.get(spec.datatype, f'np.{spec.datatype.lower()}')})"
