@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -11,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.core.errors import ControlError, InvalidArgument
-from gpuserve.core.event_log import FREQUENT, EventKind, topic
+from gpuserve.core.event_log import FREQUENT, HELLO, EventKind, topic
 from gpuserve.supervisor.control.operator_client import ask
 from gpuserve.supervisor.control.operator_protocol import near
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 
 _KINDS: Final = {one.value: one for one in EventKind}
+#: Time limit of the server's confirmation; a healthy server answers sooner.
+_HELLO_TIMEOUT_S: Final = 10.0
+#: Events queued here for a slow program; the server queues as many. Further events are lost.
+_MAX_QUEUED: Final = 1000
 
 
 def events(
@@ -70,24 +75,30 @@ class EventStream:
         model: str | None = None,
         past: bool = False,
     ) -> None:
+        import zmq  # `import gpuserve` must stay light
+
         self._kinds = frozenset(one.value for one in kinds)
         self._model = model
         self._past: deque[dict[str, Any]] = deque()
         self._last_past_number = 0
-        self._is_closed = False
+        self._is_closed = self._has_server_ended = False
         address = _ask_events(server)["address"]
-        from gpuserve.cli.live.event_subscription import Subscription  # pyzmq: `import *` must stay light
-
-        self._subscription = Subscription(address, [topic(one, model or "") for one in kinds])
-        if past:
-            try:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.RCVHWM, _MAX_QUEUED)
+        self._socket.set(zmq.RECONNECT_IVL, -1)  # another server may take over the address
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            self._subscribe(address, [topic(one, model or "") for one in kinds])
+            if past:
                 for event in _ask_events(server)["events"]:  # those since the subscription among them
                     self._last_past_number = max(self._last_past_number, event["number"])
                     if event["kind"] in self._kinds and self._matches_model(event):
                         self._past.append(event)
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def __iter__(self) -> EventStream:
         return self
@@ -111,7 +122,7 @@ class EventStream:
     @property
     def is_over(self) -> bool:
         """True if no more events arrive: the server has ended, or the stream was closed."""
-        return self._is_closed or (self._subscription.is_over and not self._past)
+        return self._is_closed or (self._has_server_ended and not self._past)
 
     def next(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next event, or None at the end or after ``timeout_s``."""
@@ -120,13 +131,16 @@ class EventStream:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
-            self._subscription.wait(left_s)
+            self._wait(left_s)
         return event
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._subscription.close()
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(0)
+            self._context.term()
 
     def __enter__(self) -> EventStream:
         return self
@@ -137,23 +151,65 @@ class EventStream:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_subscription"):
+        if hasattr(self, "_monitor"):
             self.close()
 
     def _matches_model(self, event: dict[str, Any]) -> bool:
         return self._model is None or event.get("model") == self._model
 
+    def _subscribe(self, address: str, topics: Iterable[bytes]) -> None:
+        """Subscribe, and wait for the server's answer to a greeting: by then it knows all subscriptions."""
+        self._socket.connect(address)
+        for name in topics:
+            self._socket.subscribe(name)
+        hello = HELLO + os.urandom(8).hex().encode()
+        self._socket.subscribe(hello)
+        deadline = time.monotonic() + _HELLO_TIMEOUT_S
+        while True:
+            message = self._receive_message()
+            if message is not None and message[0] == hello:  # earlier events are among the past ones
+                self._socket.unsubscribe(hello)
+                return
+            left_s = deadline - time.monotonic()
+            if self._has_server_ended or left_s <= 0:
+                raise ControlError("the server does not accept subscribers to its events")
+            if message is None:
+                self._wait(left_s)
+
+    def _receive_message(self) -> list[bytes] | None:
+        """Return the next message, or None if none has arrived."""
+        import zmq
+        from zmq.utils.monitor import recv_monitor_message
+
+        if not self._socket.poll(0):
+            if not self._monitor.poll(0):
+                return None
+            recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            self._has_server_ended = True
+            if not self._socket.poll(0):  # no event arrived right before the end
+                return None
+        return self._socket.recv_multipart(zmq.NOBLOCK)
+
     def _receive(self) -> dict[str, Any] | None:
         if self._past:
             return self._past.popleft()
-        while not self._is_closed and (data := self._subscription.receive()) is not None:
-            event: dict[str, Any] = json.loads(data)
+        while not self._is_closed and (message := self._receive_message()) is not None:
+            event: dict[str, Any] = json.loads(message[-1])
             if not event or not self._matches_model(event):
                 continue
             # Frequent kinds are numbered on their own.
             if event["number"] > self._last_past_number or _KINDS[event["kind"]] in FREQUENT:
                 return event
         return None
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for a message or the server's end, ``timeout_s`` at most."""
+        import zmq
+
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        poller.poll(None if math.isinf(timeout_s) else math.ceil(timeout_s * 1000))
 
     async def _readable(self) -> None:
         import asyncio
@@ -165,7 +221,7 @@ class EventStream:
             if not ready.done():
                 ready.set_result(None)
 
-        descriptors = self._subscription.descriptors()
+        descriptors = (self._socket.fileno(), self._monitor.fileno())  # readable once for each arrival
         for fd in descriptors:
             loop.add_reader(fd, wake)
         try:
