@@ -5,6 +5,7 @@ metrics (``MetricPort``).
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -81,22 +82,23 @@ class ReceiveLock:
 
     def receive_until(self, ready: Callable[[], bool], receive: Callable[[], None]) -> None:
         """Block until ``ready``, which a message may cause; ``receive`` receives one message."""
+        while not ready():
+            if self.try_acquire():
+                try:
+                    if not ready():
+                        receive()
+                finally:
+                    self.release()
+            else:
+                self._wait_release(ready)
+
+    def _wait_release(self, ready: Callable[[], bool]) -> None:
         with self._changed:
             self._waiting += 1  # before the lock is checked, so that its release notifies this thread
-        try:
-            while not ready():
-                if self.try_acquire():
-                    try:
-                        if not ready():
-                            receive()
-                    finally:
-                        self.release()
-                else:
-                    with self._changed:
-                        if self._turn.locked() and not ready():
-                            self._changed.wait()
-        finally:
-            with self._changed:
+            try:
+                if self._turn.locked() and not ready():
+                    self._changed.wait()
+            finally:
                 self._waiting -= 1
 
 
@@ -119,7 +121,9 @@ class LinkReceiver(ABC):
 
     @abstractmethod
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Receive until ``ready`` or until the peer is gone. Any thread may call this."""
+        """Receive until ``ready``. Any thread may call this. The end of the link ends every call, so that a
+        thread that waits for one is ready then.
+        """
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -184,7 +188,7 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
                 finally:
                     self.turn.release()
             else:
-                self.wait(lambda: bool(self._backlog) or self.stopping)
+                self.wait(lambda: bool(self._backlog) or self.stopping or self.ended)
         return None
 
     def receive(self) -> None:
@@ -238,7 +242,7 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
         self.session.close()
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        self.turn.receive_until(lambda: self.ended or ready(), self.receive)
+        self.turn.receive_until(ready, self.receive)
 
     def _take(self, message: wire.Message, fds: list[int]) -> None:
         match message:
@@ -335,7 +339,7 @@ class LinkCallPort:
             request.version,
             inputs,
             request.requested_outputs,
-            dict(request.parameters),
+            request.parameters,
             request.timeout_s,
             request.stream,
             waits,
@@ -363,6 +367,10 @@ class LinkCallPort:
             self.return_lease(reply.lease)
 
 
+#: ``np.dtype.name``, by which ``datatype_of`` finds a datatype, is six calls of Python.
+_datatype: Final = functools.lru_cache(maxsize=32)(datatype_of)
+
+
 def _tensor(model: str, name: Any, value: Any, reader: DeviceReader | None) -> CheckedOutput:
     """Return a call's input in writable host memory; raise ``ModelCallError`` if it is no tensor."""
     if not isinstance(name, str):
@@ -370,7 +378,7 @@ def _tensor(model: str, name: Any, value: Any, reader: DeviceReader | None) -> C
         raise ModelCallError("INVALID_ARGUMENT", text)
     try:
         array = _array(value, reader)
-        datatype = datatype_of(np.dtype(object) if array.dtype.kind in "SU" else array.dtype)
+        datatype = _datatype(np.dtype(object) if array.dtype.kind in "SU" else array.dtype)
         if datatype != BYTES:
             return CheckedOutput(name, datatype, array.shape, array.nbytes, array.dtype, [array])
         encoded = encode_bytes(array.ravel().tolist())

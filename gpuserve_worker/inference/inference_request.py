@@ -186,7 +186,9 @@ class Batch:
 
     def _cut(self) -> Iterator[Request]:
         start = 0
-        ragged = {name: iter(self.arrays[name]) for name in self.ragged.inputs if name in self.arrays}
+        ragged = {}
+        if self.ragged.inputs:
+            ragged = {name: iter(self.arrays[name]) for name in self.ragged.inputs if name in self.arrays}
         for rows, parameters, requested, *more in self.requests:
             stop = start + rows
             data = self.arrays

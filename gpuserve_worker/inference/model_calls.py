@@ -70,7 +70,7 @@ class CallRequest(NamedTuple):
     version: str
     inputs: Mapping[str, Any]
     requested_outputs: tuple[str, ...]
-    parameters: Mapping[str, Any]
+    parameters: dict[str, Any]
     timeout_s: float
     stream: bool
     blocks: bool
@@ -105,22 +105,26 @@ def call_request(
     sequence_end: bool = False,
 ) -> CallRequest:
     """Return a validated call. Raise ``ModelCallError`` for an invalid argument."""
-    _check(isinstance(model, str), "the name of a model that is called", "a str", model)
-    _check(isinstance(inputs, Mapping), f"the inputs of a call to model {model!r}", "arrays by name", inputs)
+    if not isinstance(model, str):
+        raise _invalid("the name of a model that is called", "a str", model)
+    if not isinstance(inputs, (dict, Mapping)):  # of an ABC alone, the check is a call of Python
+        raise _invalid(f"the inputs of a call to model {model!r}", "arrays by name", inputs)
     asked = tuple(requested_outputs) if not isinstance(requested_outputs, str) else (requested_outputs,)
     for name in asked:
-        _check(isinstance(name, str), f"an output asked of model {model!r}", "a str", name)
-    given = dict(parameters or {})
+        if not isinstance(name, str):
+            raise _invalid(f"an output asked of model {model!r}", "a str", name)
+    given = dict(parameters) if parameters else {}
     for name, value in given.items():
-        what = f"parameter {name!r} of a call to model {model!r}"
-        _check(isinstance(name, str) and is_parameter(name) and is_parameter(value), what, PARAMETER, value)
+        if not (isinstance(name, str) and is_parameter(name) and is_parameter(value)):
+            raise _invalid(f"parameter {name!r} of a call to model {model!r}", PARAMETER, value)
     limit_s = 0.0 if timeout_s is None else timeout_s
-    is_limit = timeout_s is None or (isinstance(limit_s, int | float) and 0 < limit_s < math.inf)
-    _check(is_limit, f"timeout_s of a call to model {model!r}", "a positive number", timeout_s)
-    _check(isinstance(request_id, str), f"request_id of a call to model {model!r}", "a str", request_id)
-    is_id = isinstance(sequence_id, str) or (type(sequence_id) is int and 0 <= sequence_id < 1 << 64)
-    what = f"sequence_id of a call to model {model!r}"
-    _check(is_id, what, "a str, or an int of 64 bits that is not negative", sequence_id)
+    if timeout_s is not None and not (isinstance(limit_s, int | float) and 0 < limit_s < math.inf):
+        raise _invalid(f"timeout_s of a call to model {model!r}", "a positive number", timeout_s)
+    if not isinstance(request_id, str):
+        raise _invalid(f"request_id of a call to model {model!r}", "a str", request_id)
+    if not (isinstance(sequence_id, str) or (type(sequence_id) is int and 0 <= sequence_id < 1 << 64)):
+        expected = "a str, or an int of 64 bits that is not negative"
+        raise _invalid(f"sequence_id of a call to model {model!r}", expected, sequence_id)
     sequence = (sequence_id, bool(sequence_start), bool(sequence_end)) if sequence_id else None
     return CallRequest(
         model, str(version), inputs, asked, given, float(limit_s), stream, blocks, request_id, sequence
@@ -129,16 +133,16 @@ def call_request(
 
 def command(verb: str, model: str, **parameters: str | bool) -> ModelCommand:
     """Return a validated command. Raise ``ModelCallError`` for an invalid argument."""
-    _check(isinstance(model, str), f"the name of a model to {verb}", "a str", model)
+    if not isinstance(model, str):
+        raise _invalid(f"the name of a model to {verb}", "a str", model)
     for name, value in parameters.items():
-        _check(isinstance(value, str | bool), f"{name} of model {model!r}", "a str, or a bool", value)
+        if not isinstance(value, str | bool):
+            raise _invalid(f"{name} of model {model!r}", "a str, or a bool", value)
     return ModelCommand(verb, model, parameters)
 
 
-def _check(fits: bool, what: str, expected: str, given: Any) -> None:
-    if not fits:
-        shown = repr(given)[:_SHOWN]
-        raise ModelCallError("INVALID_ARGUMENT", f"{what}: expected {expected}, got {shown}")
+def _invalid(what: str, expected: str, given: Any) -> ModelCallError:
+    return ModelCallError("INVALID_ARGUMENT", f"{what}: expected {expected}, got {repr(given)[:_SHOWN]}")
 
 
 _NO_SERVER: Final = "no other model can be asked before a server calls this callable"
@@ -194,9 +198,8 @@ class ModelCall:
         self._ended = False
         self._on_reply: Callable[[], None] = _nothing
 
-    @property
-    def ready(self) -> bool:
-        """True if a reply can be returned, or none will come."""
+    def is_ready(self) -> bool:
+        """Return whether a reply can be returned, or none will come."""
         return bool(self._replies) or self._ended
 
     def add(self, reply: CallReply) -> None:
@@ -205,8 +208,7 @@ class ModelCall:
         self._on_reply()
 
     def next_reply(self) -> CallReply:
-        if not self.ready:
-            self._port.wait(lambda: self.ready)
+        self._port.wait(self.is_ready)
         return self._next()
 
     async def next_reply_async(self) -> CallReply:
@@ -218,10 +220,10 @@ class ModelCall:
         """Wait until the next reply can be returned, while the event loop continues."""
         import asyncio
 
-        if self.ready:
+        if self.is_ready():
             return
         if not self._port.wakes():
-            await asyncio.to_thread(self._port.wait, lambda: self.ready)
+            await asyncio.to_thread(self._port.wait, self.is_ready)
             return
         came = asyncio.Event()
         self._on_reply = came.set

@@ -213,7 +213,9 @@ class OutputRules:
 
     def _parameters(self, elements: Sequence[Any], answers: Sequence[Any]) -> tuple[dict[str, Any], ...]:
         """Return the parameters of each response, or () if the callable set none."""
-        if type(elements) is BatchedOutputs or not any(isinstance(one, Response) for one in elements):
+        if type(elements) is BatchedOutputs or {*map(type, elements)} == {dict}:
+            return ()
+        if not any(isinstance(one, Response) for one in elements):
             return ()
         pairs = zip(elements, answers, strict=True)
         return tuple(
@@ -251,7 +253,8 @@ class OutputRules:
         return found
 
     def _elements(self, result: Any, count: int) -> Sequence[Any]:
-        if not isinstance(result, Sequence) or isinstance(result, (str, bytes, bytearray, memoryview)):
+        # A check of an ABC is a call of Python, so most results do not get there.
+        if type(result) is not list and (not isinstance(result, Sequence) or isinstance(result, _TEXTS)):
             raise OutputError(
                 f"The inference callable of model {self._model!r} must return a list with one mapping of "
                 f"output names to arrays for each request, but returned {type(result).__name__}"
@@ -265,21 +268,23 @@ class OutputRules:
         return result
 
     def _element(self, element: Any, request: WireRequest) -> list[CheckedOutput] | WireFailure | None:
-        if isinstance(element, OutputError):
-            raise element
-        if isinstance(element, Exception):
-            return failure_of(element)
-        if element is None and self._decoupled:
-            return None
-        is_request = isinstance(element, Request)
-        data = element.data if is_request else element
-        if isinstance(data, Response):
-            _check_parameters(self._model, data)
-        if not isinstance(data, Mapping):
-            raise OutputError(
-                f"Each response of the inference callable of model {self._model!r} must be a mapping of "
-                f"output names to arrays, but one is {type(element).__name__}"
-            )
+        data, is_request = element, False
+        if type(element) is not dict:
+            if isinstance(element, OutputError):
+                raise element
+            if isinstance(element, Exception):
+                return failure_of(element)
+            if element is None and self._decoupled:
+                return None
+            is_request = isinstance(element, Request)
+            data = element.data if is_request else element
+            if isinstance(data, Response):
+                _check_parameters(self._model, data)
+            if not isinstance(data, Mapping):
+                raise OutputError(
+                    f"Each response of the inference callable of model {self._model!r} must be a mapping of "
+                    f"output names to arrays, but one is {type(element).__name__}"
+                )
         requested = request[2]
         # A response of a stream may have other rows than its request: for example the next few words.
         rows = request[0] if self._batching and self._complete else None

@@ -342,6 +342,9 @@ def as_bytes(output: CheckedOutput) -> bytes:
     parts = output.parts
     if output.datatype == BYTES:
         return b"".join(parts)
+    if len(parts) == 1 and parts[0].dtype == output.dtype:
+        data: bytes = parts[0].tobytes()
+        return data
     if all(part.dtype == output.dtype for part in parts):
         return b"".join([part.tobytes() for part in parts])
     memory = bytearray(output.nbytes)

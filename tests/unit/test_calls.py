@@ -92,7 +92,7 @@ def ask(calls: OutgoingCalls) -> ModelCall:
 def test_answers_are_told_apart(calls: OutgoingCalls) -> None:
     first, second = ask(calls), ask(calls)
     assert calls.reply(second.call_id, outputs(2))
-    assert not first.ready
+    assert not first.is_ready()
     assert calls.reply(first.call_id, outputs(1))
     assert [one.next_reply().outputs for one in (first, second)] == [{"y": [1.0]}, {"y": [2.0]}]
 

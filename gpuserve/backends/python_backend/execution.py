@@ -74,8 +74,9 @@ class ReturningModel(ExecutedModel):
     """A model whose ``execute`` returns a response for each request, or sends the response."""
 
     def __call__(self, requests: Sequence[Request]) -> list[Any]:
-        sent = threading.Event()
-        responses = BatchResponseQueue(len(requests), self._outputs, sent.set, decoupled=False)
+        sent = threading.Lock()  # released once for each time that no answer was found; costs less than Event
+        sent.acquire()
+        responses = BatchResponseQueue(len(requests), self._outputs, sent.release, decoupled=False)
         received = self._receive(requests, responses)
         try:
             returned = self._execute(received)
@@ -88,8 +89,7 @@ class ReturningModel(ExecutedModel):
             _fail_unfinished(received, responses, error)
             received = []
         while (answers := responses.all_answers()) is None:
-            sent.wait()
-            sent.clear()
+            sent.acquire()
         return answers
 
 

@@ -17,7 +17,7 @@ from gpuserve.backends.python_backend.responses import (
     is_request_cancelled,
     parameters_json,
 )
-from gpuserve.backends.python_backend.tensors import Tensor, array_of, received_tensor
+from gpuserve.backends.python_backend.tensors import Tensor, arrays_of, received_tensor
 from gpuserve_worker.inference.inference_request import Request
 from gpuserve_worker.inference.model_calls import (
     CallReply,
@@ -95,11 +95,11 @@ class InferenceRequest:
     ) -> None:
         if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
-        required = {
-            "inputs": inputs, "requested_output_names": requested_output_names, "model_name": model_name
-        }  # fmt: skip
-        if missing := [name for name, given in required.items() if given is _REQUIRED or given is None]:
-            raise TypeError(f"an InferenceRequest needs {', '.join(missing)}")
+        for name, given in (
+            ("inputs", inputs), ("requested_output_names", requested_output_names), ("model_name", model_name)
+        ):  # fmt: skip
+            if given is _REQUIRED or given is None:
+                raise TypeError(f"an InferenceRequest needs {name}")
         if isinstance(requested_output_names, str | bytes):
             raise TypeError("the requested_output_names of an InferenceRequest are a list of str")
         self._request_id = text_of(request_id, "the request_id of an InferenceRequest")
@@ -120,7 +120,7 @@ class InferenceRequest:
         self._timeout_us = operator.index(timeout)
         self._preferred_memory = preferred_memory
         self._trace = trace or InferenceTrace()
-        self._parameters = checked_parameters(parameters)
+        self._parameters = checked_parameters(parameters) if parameters else {}
 
     def inputs(self) -> list[Tensor]:
         return self._inputs or []
@@ -201,9 +201,6 @@ class InferenceRequest:
     def set_release_flags(self, flags: int) -> None:
         raise TritonModelException("only a request that came to execute() can be released or rescheduled")
 
-    def _parameter_map(self) -> Mapping[str, Any]:
-        return self._parameters
-
     def _stream(self, *, blocks: bool) -> ResponseIterator:
         try:
             return ResponseIterator(*self._call_model(stream=True, blocks=blocks))
@@ -211,18 +208,18 @@ class InferenceRequest:
             return ResponseIterator(None, None, _failed_response(error))
 
     def _call_model(self, *, stream: bool, blocks: bool) -> tuple[OutgoingCalls, ModelCall]:
-        version, flags, timeout_us = self.model_version(), self.flags(), self.timeout()
+        flags = self._flags
         request = call_request(
-            self.model_name(),
-            {one.name(): array_of(one) for one in self.inputs()},
+            self._model_name,
+            arrays_of(self._inputs or ()),
             stream=stream,
             blocks=blocks,
-            version="" if version < 0 else version,
-            requested_outputs=sorted(self.requested_output_names()),
-            parameters=self._parameter_map(),
-            timeout_s=timeout_us * _US if timeout_us else None,
-            request_id=self.request_id(),
-            sequence_id=self.correlation_id(),
+            version="" if self._model_version < 0 else self._model_version,
+            requested_outputs=sorted(set(self._requested)),
+            parameters=self._parameters,
+            timeout_s=self._timeout_us * _US if self._timeout_us else None,
+            request_id=self._request_id,
+            sequence_id=self._correlation_id,
             sequence_start=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
             sequence_end=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
         )
@@ -285,9 +282,6 @@ class ReceivedRequest(InferenceRequest):
     def parameters(self) -> str:
         return parameters_json(self._origin.parameters)
 
-    def _parameter_map(self) -> Mapping[str, Any]:
-        return self._origin.parameters or {}
-
     def preferred_memory(self) -> PreferredMemory | None:
         return None
 
@@ -320,6 +314,20 @@ class ReceivedRequest(InferenceRequest):
     def reset_release_flags(self) -> None:
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         self._inputs = None  # control inputs may change
+
+    def _call_model(self, *, stream: bool, blocks: bool) -> tuple[OutgoingCalls, ModelCall]:
+        repeated = InferenceRequest(
+            self.request_id(),
+            self.correlation_id(),
+            self.inputs(),
+            [*self.requested_output_names()],
+            self.model_name(),
+            self.model_version(),
+            self.flags(),
+            self.timeout(),
+            parameters=self._origin.parameters,
+        )
+        return repeated._call_model(stream=stream, blocks=blocks)
 
 
 class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):

@@ -85,9 +85,9 @@ def to_worker_answer(response: InferenceResponse, declared: Collection[str]) -> 
     return outputs if response._parameters is None else Response(outputs, response._parameters)
 
 
-def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def checked_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters. Raise ``TritonModelException`` if a protocol cannot carry one of them."""
-    given = dict(parameters or {})
+    given = dict(parameters)
     for key, value in given.items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -123,9 +123,9 @@ def received_tensor(name: str, value: Any) -> Tensor:
     return tensor
 
 
-def array_of(tensor: Tensor) -> Any:
-    """Return the array of a tensor, of whichever library."""
-    return tensor._value
+def arrays_of(tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Return the arrays of tensors by name, of whichever library."""
+    return {one._name: one._value for one in tensors}
 
 
 def get_input_tensor_by_name(inference_request: Any, name: str) -> Tensor | None:

@@ -64,7 +64,10 @@ class BatchMessages:
         )
         run = run_message(batch.batch_id, rows, requests, gathered, may_wait=batch.may_wait)
         if self._spec.request_details:
-            run = _with_details(run, requests)
+            for request in requests:
+                if request.id or request.priority or request.timeout_s:
+                    run = _with_details(run, requests)
+                    break
         if self.request_id is not None:
             run = run._replace(request_ids=tuple(map(self.request_id, requests)))
         if traced_id is not None:

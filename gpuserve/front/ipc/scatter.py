@@ -244,7 +244,7 @@ def select_outputs(
     spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]
 ) -> list[OutputTensor] | RequestError:
     """Return the outputs that a request asks for, in that order; an error if one is missing."""
-    if request.outputs:
+    if request.outputs and request.outputs != tuple([one.name for one in outputs]):
         by_name = {one.name: one for one in outputs}
         missing = [name for name in request.outputs if name not in by_name]
         if missing:

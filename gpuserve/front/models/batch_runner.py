@@ -253,6 +253,9 @@ class BatchRunner:
                 self._metrics.instance(link.instance).oom_splits += 1
             case wire.Released(batch_ids):
                 self.in_flight.free_lent(link, batch_ids)
+            case wire.Call():
+                self._on_other(link, message)
+                return message.waits  # nothing more comes from this worker before the answer
             case _:
                 self._on_other(link, message)
         return False
@@ -273,18 +276,18 @@ class BatchRunner:
             answers = self._messages.unpack(link, flight.batch, done)
         else:
             answers = self._messages.unpack(link, flight.batch, done)
-        self._count(flight, done, answers)
         # An instance without a batch waits for the requests that follow these answers.
-        portion = _portion_of(answers[0]) if answers else _PORTION
+        portion = _portion_of(answers[0]) if len(answers) > 1 else _PORTION
         if self._undelivered or (len(answers) > portion and (link.in_flight or portion < _PORTION)):
             if not self._undelivered:
                 self._loop.call_soon(self._deliver_portion)
             self._undelivered.extend(zip(flight.requests, answers, strict=True))
-            return
-        release_inputs, deliver = self._answers.release_inputs, self._answers.deliver
-        for pending, answer in zip(flight.requests, answers, strict=True):
-            release_inputs(pending)
-            deliver(pending, answer)
+        else:
+            release_inputs, deliver = self._answers.release_inputs, self._answers.deliver
+            for pending, answer in zip(flight.requests, answers, strict=True):
+                release_inputs(pending)
+                deliver(pending, answer)
+        self._count(flight, done, answers)  # last, while a worker reads the answer to its call
 
     def _deliver_portion(self, most: int = 0) -> None:
         """Deliver ``most`` answers, 0 for as many as one turn of the event loop has time for."""
@@ -301,7 +304,7 @@ class BatchRunner:
                 self.pump_soon()
 
     def _count(self, flight: InFlightBatch, done: wire.Done, answers: Sequence[object]) -> None:
-        """Count the requests of a batch, before their answers are delivered."""
+        """Count the requests of a batch, in the turn of the event loop that delivers their answers."""
         batch = flight.batch
         phases = done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
         self._metrics.executed(batch.instance, batch.rows, flight.sent_at, phases, batch.requests, answers)

@@ -92,8 +92,9 @@ class RunProgress:
         if self.state is not RunState.RUNNING or step not in self._running:
             raise IllegalTransition(f"step {step.number} of a request that is {self.state.name} does not run")
         self._running.remove(step)
+        made = {ours for _, ours in step.writes}
         for missing in self._waiting.values():
-            missing.difference_update(ours for _, ours in step.writes)
+            missing.difference_update(made)
         if not (self._running or self._waiting):
             self.state = _RUNS.step(self.state, RunState.COMPLETE)
 

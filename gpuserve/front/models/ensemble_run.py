@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from gpuserve.front.ipc.worker_memory import (
 from gpuserve.front.models.ensemble_plan import EnsemblePlan, PlannedStep, RunProgress, RunState
 from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.model_workers import ModelWorkers
-from gpuserve.front.models.pending_request import OnResponse, PendingRequest
+from gpuserve.front.models.pending_request import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.requests.inference import (
     Data,
@@ -99,31 +98,39 @@ class EnsembleRun:
 
     def _send(self, step: PlannedStep) -> None:
         try:
-            request = self._step_request(step)
+            driver = self._members.find(step)
+            request = self._step_request(step, driver)
             on_response = partial(self._respond, step) if self._is_streamed(step) else None
-            pending = self._members.submit(request, on_response)
+            pending = self._members.submit(driver, request, on_response, partial(self._answered, step))
         except RequestError as error:
             self._fail(error)
             return
-        self._running[step.number] = pending
-        pending.answer.add_done_callback(partial(self._answered, step))
+        if not pending.is_over:  # a cached answer has been received already
+            self._running[step.number] = pending
 
-    def _step_request(self, step: PlannedStep) -> InferRequest:
+    def _step_request(self, step: PlannedStep, driver: Driver) -> InferRequest:
         """Return the request of a step, which owns its inputs. Raises DeadlineExceeded if no time is left."""
         whole = self._pending.request
         timeout_s = self._time_left_s()
         inputs = self._inputs.pop(step.number)
-        placements = {
-            theirs: whole.placements[ours] for theirs, ours in step.writes if ours in whole.placements
-        }
-        in_regions = [one.data for one in inputs if isinstance(one.data, RegionSlice)]
+        placements = {}
+        if whole.placements:
+            placements = {
+                theirs: whole.placements[ours] for theirs, ours in step.writes if ours in whole.placements
+            }
+        in_regions, on_device = [], []
+        for one in inputs:
+            if isinstance(one.data, RegionSlice):
+                in_regions.append(one.data)
+            elif isinstance(one.data, LentExport):
+                on_device.append(one.data)
         request = InferRequest(
             step.model,
             step.version,
             whole.id,
             whole.parameters,
             inputs,
-            self._members.requested_outputs(step),
+            requested_outputs(driver, step),
             timeout_s,
             whole.priority,
             placements=placements,
@@ -132,9 +139,9 @@ class EnsembleRun:
         )
         request.depth = whole.depth + 1
         request.reception, request.sender = self._reception, whole.sender
-        request.kept = self._members.kept_outputs(step, self._plan)
-        on_device = [one.data for one in inputs if isinstance(one.data, LentExport)]
-        request.near = max(on_device, key=lambda one: one.nbytes).device if on_device else ""
+        request.kept = self._members.kept_outputs(driver, step, self._plan)
+        if on_device:
+            request.near = max(on_device, key=lambda one: one.nbytes).device
         return request
 
     def _time_left_s(self) -> float | None:
@@ -150,9 +157,10 @@ class EnsembleRun:
         """Return whether each response of a step is one of the request: the step makes all outputs, and no
         step reads them.
         """
+        if self._pending.on_response is None:
+            return False
         made = {ours for _, ours in step.writes}
-        is_last = not any(self._plan.readers[ours] for ours in made)
-        return self._pending.on_response is not None and is_last and made >= {*self._plan.outputs}
+        return made >= {*self._plan.outputs} and not any(self._plan.readers[ours] for ours in made)
 
     # ---- answers in -----------------------------------------------------------------------
 
@@ -171,29 +179,25 @@ class EnsembleRun:
         assert self._pending.on_response is not None, "the step is streamed"
         self._pending.on_response(self._response([response], response.close))
 
-    def _answered(self, step: PlannedStep, answer: asyncio.Future[Any]) -> None:
-        if self._running.pop(step.number, None) is None:  # it was cancelled
-            if not answer.cancelled() and answer.exception() is None and answer.result() is not None:
-                answer.result().close()
-            return
-        error = answer.exception()
-        if isinstance(error, RequestError):
-            self._fail(error)
-        elif error is not None:
-            raise error
-        elif answer.result() is None:
+    def _answered(self, step: PlannedStep, _: PendingRequest, answer: Outcome) -> None:
+        self._running.pop(step.number, None)
+        if isinstance(answer, RequestError):
+            self._fail(answer)
+        elif answer is None:
             self._progress.done(step)
             self._on_end(self._pending, None)
-        elif (absent := self._missing_output(step, answer.result())) is not None:
-            answer.result().close()
+        elif (absent := self._missing_output(step, answer)) is not None:
+            answer.close()
             self._fail(absent)
         else:
-            self._accept_response(step, answer.result())
+            self._accept_response(step, answer)
 
     def _missing_output(self, step: PlannedStep, response: InferResponse) -> RequestError | None:
         """Return the error if a step left out an output that the client named; later steps may lack it."""
-        there = {one.name for one in response.outputs}
         asked = self._pending.request.outputs
+        if not asked:
+            return None
+        there = {one.name for one in response.outputs}
         for theirs, ours in step.writes:
             if theirs not in there and ours in asked:
                 return Internal(f"model {step.model!r} gave no output {theirs!r}, which is {ours!r} here")
@@ -289,10 +293,21 @@ class EnsembleMembers:
         except (NotFound, Unavailable):
             return False
 
-    def submit(self, request: InferRequest, on_response: OnResponse | None) -> PendingRequest:
+    def find(self, step: PlannedStep) -> Driver:
+        """Return the driver of a step's model. Raises Unavailable if there is none."""
+        try:
+            return self._models(step.model, step.version)
+        except NotFound as error:  # not the client's fault
+            raise Unavailable(str(error)) from None
+
+    def submit(
+        self, driver: Driver, request: InferRequest, on_response: OnResponse | None, on_answer: OnAnswer
+    ) -> PendingRequest:
         """Submit a step, regions pinned until its end. If refused, free its body and raise RequestError."""
         try:
-            driver = self._find(request)
+            if request.depth > MAX_DEPTH:
+                raise Unimplemented(f"there are more than {MAX_DEPTH} ensembles within one another")
+            check_readable(driver, request)
             if driver.spec.decoupled and on_response is None:
                 raise Unimplemented(
                     f"model {driver.spec.name!r} is decoupled, and a step needs one response to each request"
@@ -303,39 +318,19 @@ class EnsembleMembers:
         if not driver.spec.decoupled:
             on_response = None
         if not request.regions:
-            return driver.submit(request, on_response)
+            return driver.submit(request, on_response, on_answer)
         self._regions.pin_for_step(request)
         try:
-            return driver.submit(request, on_response)
+            return driver.submit(request, on_response, on_answer)
         except BaseException:
             self._regions.unpin(request)
             raise
 
-    def _find(self, request: InferRequest) -> Driver:
-        try:
-            driver = self._models(request.model_name, request.model_version)
-        except NotFound as error:  # not the client's fault
-            raise Unavailable(str(error)) from None
-        if request.depth > MAX_DEPTH:
-            raise Unimplemented(f"there are more than {MAX_DEPTH} ensembles within one another")
-        check_readable(driver, request)
-        return driver
-
-    def requested_outputs(self, step: PlannedStep) -> tuple[str, ...]:
-        """Return the outputs that a step requests by name: none if its model may leave some out, because a
-        named output is required.
-        """
-        driver = self._driver(step)
-        if driver is not None and not driver.spec.strict:
-            return ()
-        return tuple([theirs for theirs, _ in step.writes])
-
     # ---- on devices -----------------------------------------------------------------------
 
-    def kept_outputs(self, step: PlannedStep, plan: EnsemblePlan) -> tuple[str, ...]:
+    def kept_outputs(self, owner: Driver, step: PlannedStep, plan: EnsemblePlan) -> tuple[str, ...]:
         """Return the outputs that a step's worker should keep on its device, by their names in its model."""
-        owner = self._driver(step)
-        if owner is None or owner.workers is None or owner.spec.response_cache:
+        if owner.workers is None or owner.spec.response_cache:
             return ()  # a cache needs the bytes
         if not owner.workers.device_inputs.instances:
             return ()
@@ -372,6 +367,13 @@ class EnsembleMembers:
             return self._models(step.model, step.version)
         except RequestError:  # reported when the step is sent
             return None
+
+
+def requested_outputs(driver: Driver, step: PlannedStep) -> tuple[str, ...]:
+    """Return the outputs that a step requests by name: none if its model may leave some out, because a named
+    output is required.
+    """
+    return tuple([theirs for theirs, _ in step.writes]) if driver.spec.strict else ()
 
 
 def can_read(driver: Driver, name: str) -> bool:

@@ -98,9 +98,9 @@ class CallableRequests:
         except RequestError as error:
             end_call(caller.link, call.call_id, error)
             return
-        # A request that a model accepted before a drain is finished and may call models; a thread that merely
+        # A batch that a worker received before a drain is finished and may call models; a thread that merely
         # goes on may not.
-        request.depth = int(caller.driver.unfinished > 0)
+        request.depth = int(caller.link.in_flight > 0)
         # Responses of a stream are held to the end of their leases, so that streams have credit.
         pass_on = partial(_send_answer, caller, call.call_id, final=False, held=True) if call.stream else None
         try:
@@ -174,10 +174,11 @@ def _send_answer(
     caller: _CallingWorker, call_id: int, response: InferResponse, *, final: bool, held: bool
 ) -> None:
     tensors = []
+    is_lent = False
     for one in response.outputs:
-        payload = _payload(caller.link, response, one)
+        payload = one.data if type(one.data) is bytes else _payload(caller.link, response, one)
+        is_lent = is_lent or isinstance(payload, wire.Loan)
         tensors.append(wire.WireTensor(one.name, one.datatype, one.shape, payload))
-    is_lent = any(isinstance(one.payload, wire.Loan) for one in tensors)
     lease = caller.lend(response) if is_lent or held else 0
     caller.link.send(wire.Answer(call_id, lease, tuple(tensors), dict(response.parameters), None, final))
     if not lease:
