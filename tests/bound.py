@@ -37,7 +37,14 @@ class Refused(Exception):
 def free_server(**settings: Any) -> Server:
     """A server on free ports that ends quickly."""
     return Server(
-        **{"http_port": 0, "grpc_port": 0, "metrics_port": 0, "lame_duck_s": 0, "doors": DOORS, **settings}
+        **{
+            "http_port": 0,
+            "grpc_port": 0,
+            "metrics_port": 0,
+            "lame_duck_s": 0,
+            "ingress_processes": DOORS,
+            **settings,
+        }
     )
 
 

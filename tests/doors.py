@@ -19,7 +19,7 @@ def tell_commands() -> None:
 
 
 #: For a server whose limits are looked at one by one: each of several doors has a part of them.
-ONE: Final = ("--doors", "1")
+ONE: Final = ("--ingress-processes", "1")
 
 
 def with_doors(gauge: str) -> tuple[str, ...]:

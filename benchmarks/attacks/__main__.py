@@ -193,7 +193,7 @@ def _server(given: argparse.Namespace, setting: Setting, group: Group | None) ->
         return
     with (
         tempfile.TemporaryDirectory(prefix="attack-") as folder,
-        attacked(Path(folder), setting, given.doors, group) as (one, config),
+        attacked(Path(folder), setting, given.ingress_processes, group) as (one, config),
     ):
         ports = (one.ports.http, one.ports.grpc, one.ports.metrics)
         yield Victim(*(("127.0.0.1", port) for port in ports), one.pid, str(config))
@@ -214,7 +214,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--attacks", type=_names, metavar="NAME,...", help="default: all of them")
     add("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
     add("--p99-ms", type=float, default=p99_ms, help="of the client; default: %(default)g")
-    add("--doors", type=int, default=1, metavar="N", help="ingress processes; default: 1, none")
+    add("--ingress-processes", type=int, default=1, metavar="N", help="ingress processes; default: 1, none")
     cpus = "CPUs of the server, by a control group; below 1, limits of p99 are divided by it"
     add("--cpu", type=float, default=0.0, metavar="N", help=cpus)
     add("--json", type=Path, metavar="FILE", help="write the results there as well")

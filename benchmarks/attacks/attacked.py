@@ -69,7 +69,7 @@ class Attacked(GpuServe):
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         server = {
-            **{"host": "127.0.0.1", "doors": self._doors},
+            **{"host": "127.0.0.1", "ingress_processes": self._doors},
             **{"http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.metrics},
             **{"health_port": Ports.free().http, "tls_ports": ["metrics"]},
             **dict(zip(("tls_certfile", "tls_keyfile"), map(str, self._pair), strict=True)),

@@ -6,8 +6,8 @@ communicates with the workers directly. Their common part is ``ModelHost`` (``mo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Unpack
+from collections.abc import Sequence
+from typing import Final, Unpack
 
 from gpuserve.api.model_host import ModelHost, Runner
 from gpuserve.config.settings.checks import checked_settings
@@ -15,7 +15,7 @@ from gpuserve.config.settings.keywords import ServerKeywords
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.model.build import ensemble_spec
 from gpuserve.model.declaration import Step, Tensor
-from gpuserve.model.options import nearest
+from gpuserve.model.options import by_own_names, nearest
 from gpuserve.model.placement import ServerDevices
 from gpuserve.model.rules import check_members
 from gpuserve.model.spec import ModelSpec
@@ -95,11 +95,11 @@ class Server(ModelHost):
     def __init__(self, settings: ServerSettings | None = None, **overrides: Unpack[ServerKeywords]) -> None:
         super().__init__()
         known = [field.name for field in dataclasses.fields(ServerSettings)]
-        for name in overrides:
+        given = by_own_names(ServerSettings, overrides)  # durations may be texts until they are checked
+        for name in given:
             if name not in known:
                 meant = nearest(name, known) or f", expected one of {', '.join(known)}"
                 raise TypeError(f"Server has no setting {name!r}{meant}")
-        given: Mapping[str, Any] = overrides  # durations may be texts until they are checked
         self._settings = checked_settings(dataclasses.replace(settings or ServerSettings(), **given))
         self._devices = ServerDevices(numa_affinity=self._settings.numa_affinity)
 

@@ -355,7 +355,7 @@ def _config_findings(
     broken = [one for error in configuration.broken.values() for one in error.problems]
     found += _problem_findings(broken, is_fatal=settings.exit_on_error)
     instances = [one for model in configuration.models for one in model.instances]
-    cores = cores_of_instances(n_processors(), settings.doors)
+    cores = cores_of_instances(n_processors(), settings.ingress_processes)
     if text := overload(instances, cores):
         found.append(_warning("config", text))
     on_gpus = [one for one in instances if one.device != CPU]

@@ -27,6 +27,7 @@ from gpuserve.model.options import (
     fitted,
     key_and_value,
     nearest,
+    other_names,
     quantity_pattern,
     rows,
 )
@@ -352,9 +353,8 @@ def keys_of(table: Any, *left_out: str) -> dict[str, Key]:
 
 
 def spellings_of(table: Any) -> dict[str, str]:
-    """Return Triton's names of a table's options that are keys of the same mapping, with our names."""
-    spelled = {row.option.triton: row.name for row in rows(table).values()}
-    return {theirs: name for theirs, name in spelled.items() if theirs and "." not in theirs}
+    """Return other names of a table's options that are keys of the same mapping, with our names."""
+    return {other: name for other, name in other_names(table).items() if "." not in other}
 
 
 def _key(row: OptionRow) -> Key:

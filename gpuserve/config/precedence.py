@@ -105,6 +105,7 @@ def _path_of(rest: str, model_names: Sequence[str]) -> list[Path] | str:
     if section == "MODELS" and key:
         return _model_paths(key, model_names)
     path: Path = tuple(step.lower() for step in rest.split(_SEPARATOR))
+    path = (*path[:-1], schema.canonical_key(path))
     if section == "SERVER" and key and schema.kind_at(path) is not None:
         return [path]
     known = [variable_name(("server", name)) for name in schema.keys_at(("server",))]

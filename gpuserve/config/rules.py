@@ -46,8 +46,8 @@ def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
         yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
     if tls_problem := tls_pairing_problem(*(server.get(key) for key in FILE_KEYS)):
         yield Violation(("server", tls_problem[0]), tls_problem[1])
-    if problem := ingress_processes_problem(server.get("doors"), server.get("transport")):
-        yield Violation(("server", "doors"), problem)
+    if problem := ingress_processes_problem(server.get("ingress_processes"), server.get("transport")):
+        yield Violation(("server", "ingress_processes"), problem)
     trace, defaults = mapping(server.get("trace")), TraceSettings()
     if lacks_trace_file(*(trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file"))):
         yield Violation(("server", "trace"), NO_FILE)

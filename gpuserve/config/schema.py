@@ -186,7 +186,7 @@ def keys_at(path: Path) -> tuple[str, ...]:
 
 
 def canonical_key(path: Path) -> str:
-    """Return our name of the last key of a path, which may be Triton's or PyTriton's name."""
+    """Return our name of the last key of a path, which may be Triton's, PyTriton's or a former name."""
     *parents, key = path
     kind = kind_at(tuple(parents))
     return kind.entry.spellings.get(str(key), str(key)) if isinstance(kind, EntryOf) else str(key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
-from gpuserve.config.settings.values import AUTO, doors_of
+from gpuserve.config.settings.values import AUTO, auto_ingress_processes
 from gpuserve.devices.names import CPU, EVERY_GPU, devices_of, number_of
 from gpuserve.export.manifest_templates import Reasoned
 from gpuserve.model.rules import mapping
@@ -311,13 +311,13 @@ def _ingress_processes(configuration: Configuration, groups: Sequence[InstanceGr
     """Return the number of ingress processes in a pod, 0 if the front has the connections. ``auto``, as the
     file may say, depends on the pod's cores, not on those of this machine.
     """
-    processes: int = configuration.settings.doors
+    processes: int = configuration.settings.ingress_processes
     document = configuration.sources.document
     in_file = {} if document is None else mapping(mapping(document.data).get("server"))
-    if in_file.get("doors") == AUTO:
+    if in_file.get("ingress_processes") == AUTO:
         other_cpus, previous = FRONT_CPUS + _worker_cpus(groups), 0
         # The cores of ingress processes count as well, and so may allow more of them.
-        while (processes := doors_of(other_cpus + previous)) > max(1, previous):
+        while (processes := auto_ingress_processes(other_cpus + previous)) > max(1, previous):
             previous = processes
     return processes if processes > 1 else 0
 

@@ -38,6 +38,7 @@ class Option:
         words: The texts that the option can have. For a number: words that stand for numbers, by ``read``.
         triton: The option's name in Triton's model configuration and in PyTriton, if it has one. Files may
             use either name.
+        former: An earlier name of the option, which stays accepted.
         nullable: Whether None (in a file: null) stands for the default.
         read: A function that turns a value into a text, or a word into its number, or raises ValueError.
         secret: Whether the value is never printed.
@@ -54,6 +55,7 @@ class Option:
     some: bool = False
     words: tuple[str, ...] = ()
     triton: str = ""
+    former: str = ""
     nullable: bool = False
     read: Callable[[Any], Any] | None = None
     secret: bool = False
@@ -146,23 +148,33 @@ def key_and_value(hint: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def spelled(table: Any) -> Any:
-    """Accept Triton's names of a table's options too, in the constructor and as attributes; a decorator."""
+def other_names(table: Any) -> dict[str, str]:
+    """Return the other names of a table's options, Triton's and former ones, with the names of the table."""
     options = [(one.name, one.metadata[_KEY]) for one in dataclasses.fields(table) if _KEY in one.metadata]
-    own = {found.triton: name for name, found in options}
+    pairs = [(other, name) for name, found in options for other in (found.triton, found.former)]
+    return {other: name for other, name in pairs if other not in {"", name}}
+
+
+def by_own_names(table: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by the table's names of its options. Raise TypeError if one is given by two names."""
+    own = other_names(table)
+    usual = {own.get(name, name): one for name, one in values.items()}
+    if len(usual) < len(values):
+        raise TypeError(f"an option of {table.__name__} is given by both of its names")
+    return usual
+
+
+def spelled(table: Any) -> Any:
+    """Accept the other names of a table's options too, in the constructor and as attributes; a decorator."""
     make = table.__init__
 
     @functools.wraps(make)
     def init(self: Any, *values: Any, **named: Any) -> None:
-        usual = {own.get(name, name): one for name, one in named.items()}
-        if len(usual) < len(named):
-            raise TypeError(f"an option of {table.__name__} is given by both of its names")
-        make(self, *values, **usual)
+        make(self, *values, **by_own_names(table, named))
 
     table.__init__ = init
-    for theirs, name in own.items():
-        if theirs not in {"", name}:
-            setattr(table, theirs, _other_name(name))
+    for other, name in other_names(table).items():
+        setattr(table, other, _other_name(name))
     return table
 
 
@@ -326,7 +338,7 @@ def declared(
     values = _values(table, given, where, written)
     made: dict[str, Any] = {}
     for name, row in rows(table).items():
-        for spelling in (name, row.option.triton):
+        for spelling in (name, row.option.triton, row.option.former):
             if spelling and spelling in values:
                 made[name] = checked(row, values[spelling], f"{where}{spelling}", written)
                 break
@@ -449,8 +461,7 @@ _SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "dims": ("shape",),
     "path": ("callable",),
     "model": ("callable",),
-    "ingress": ("doors",),
-    "ingress_processes": ("doors",),
+    "ingress": ("ingress_processes",),
     "cert": ("tls_certfile",),
     "token": ("access_token",),
 }

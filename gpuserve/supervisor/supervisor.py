@@ -292,7 +292,7 @@ class Supervisor:
         lifecycle, mps = ServerLifecycle(events), MpsDaemon(settings.mps)
         self._core = ServerCore(lifecycle, live_settings, reactor, listeners, front, events, lines, mps)
         self._declared = DeclaredModels(models)
-        cores = cores_of_instances(n_processors(), settings.doors)
+        cores = cores_of_instances(n_processors(), settings.ingress_processes)
 
         def instances() -> list[InstanceSpec]:
             return self._parts.models.table.instances()

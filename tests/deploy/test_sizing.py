@@ -42,7 +42,7 @@ def test_one_core_for_the_front_and_those_of_the_instances(tmp_path: Path) -> No
 def test_doors_have_cores_and_memory(tmp_path: Path, doors: int | str, cpus: int, processes: int) -> None:
     """Those that auto stands for are of the pod's cores, wherever the manifests are written."""
     instances = [{"device": "cpu", "count": 3, "resources": {"cpus": 4}}]
-    found = sizes(tmp_path, {"instances": instances}, doors=doors)
+    found = sizes(tmp_path, {"instances": instances}, ingress_processes=doors)
     assert found.cpus.value == cpus
     shares = [one.nbytes for one in found.parts if "ingress" in one.name]
     assert sum(shares) == processes * pod_sizing.INGRESS_NBYTES

@@ -199,7 +199,7 @@ def test_only_failures_are_logged_where_no_more_is_wanted(tmp_path: Path) -> Non
 
 @pytest.mark.thorough
 def test_doors_write_the_lines_of_their_requests(tmp_path: Path) -> None:
-    with Logged(write_models(tmp_path, access_log="all", doors=2)) as server:
+    with Logged(write_models(tmp_path, access_log="all", ingress_processes=2)) as server:
         server.wait_ready()
         assert post(server, "/v2/models/echo/infer", body(), x_request_id="by-door") == (200, "by-door")
         line = server.line("by-door")

@@ -46,7 +46,9 @@ def attacks_of(table: str) -> list[str]:
         pytest.param(
             "settings,dribble,open-streams,empty-lines,made-you-reset", "1", (), marks=pytest.mark.thorough
         ),
-        pytest.param("ping,pipelined,claims-http", "1", ("--doors", "2"), marks=pytest.mark.thorough),
+        pytest.param(
+            "ping,pipelined,claims-http", "1", ("--ingress-processes", "2"), marks=pytest.mark.thorough
+        ),
         pytest.param("openai-json-none", "1", (), marks=pytest.mark.thorough),
     ],
 )

@@ -12,7 +12,7 @@ from exploring import variants
 from serving import GPUSERVE, JSON_LOG, serving
 
 CONFIG = """
-server: {{cors_origins: ["https://app.example"], doors: {doors}, access_log: all}}
+server: {{cors_origins: ["https://app.example"], ingress_processes: {ingress}, access_log: all}}
 models:
   - {{name: reverse, callable: "model.py:reverse", max_batch_size: 4,
      inputs: [{{name: file, dtype: bytes, shape: [1]}}], outputs: [{{name: file, dtype: bytes, shape: [1]}}]}}
@@ -50,7 +50,7 @@ ORIGIN = "https://app.example"
 @pytest.fixture(scope="module", params=variants(1, 2), ids=["one process", "two ingress processes"])
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("files")
-    (folder / "config.yaml").write_text(CONFIG.format(doors=request.param))
+    (folder / "config.yaml").write_text(CONFIG.format(ingress=request.param))
     (folder / "model.py").write_text(MODEL)
     with serving(GPUSERVE, "serve", str(folder / "config.yaml"), *JSON_LOG) as addresses:
         yield addresses.http

@@ -159,7 +159,7 @@ def test_too_many_pages_are_refused_and_one_that_goes_makes_room(server: Address
 @pytest.mark.parametrize("doors", variants(1, 2))
 def test_open_pages_are_no_reason_not_to_end(tmp_path: Any, doors: int) -> None:
     with contextlib.ExitStack() as pages:
-        with serve(tmp_path, doors=doors) as addresses:  # which ends with 0 on SIGINT
+        with serve(tmp_path, ingress_processes=doors) as addresses:  # which ends with 0 on SIGINT
             watched = [pages.enter_context(Watched(addresses.http)) for _ in range(3)]
             for page in watched:
                 assert page.next("sample")["server"]["ready"] is True
@@ -170,7 +170,7 @@ def test_open_pages_are_no_reason_not_to_end(tmp_path: Any, doors: int) -> None:
 
 @pytest.mark.thorough
 def test_a_page_sees_all_doors_through_any_of_them(tmp_path: Any) -> None:
-    with serve(tmp_path, doors=2) as addresses, Watched(addresses.http) as page:
+    with serve(tmp_path, ingress_processes=2) as addresses, Watched(addresses.http) as page:
         sample = page.next("sample")
         assert [one["number"] for one in sample["doors"]] == [0, 1]
         os.kill(sample["doors"][0]["pid"], 0)

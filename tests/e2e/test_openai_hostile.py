@@ -79,7 +79,7 @@ def test_without_a_model_of_openai_nothing_of_a_body_is_waited_for(tmp_path: Pat
         "inputs": [{"name": "x", **tensor}],
         "outputs": [{"name": "y", **tensor}],
     }
-    config = write_config(tmp_path, [model], host="127.0.0.1", doors=doors)
+    config = write_config(tmp_path, [model], host="127.0.0.1", ingress_processes=doors)
     with (
         serving(GPUSERVE, "serve", str(config)) as server,
         connected(server) as sock,
@@ -132,7 +132,7 @@ def test_a_long_body_is_served_like_a_short_one(client: openai.OpenAI) -> None:
 
 @pytest.mark.thorough
 def test_long_bodies_over_http_2_and_through_doors(folder: Path, tmp_path: Path) -> None:
-    config = write_config(tmp_path, [entry("talker", "Talker")], host="127.0.0.1", doors=2)
+    config = write_config(tmp_path, [entry("talker", "Talker")], host="127.0.0.1", ingress_processes=2)
     text = "\u00e9\\\"'" * MIB
 
     def answers(server: Addresses, *, http2: bool) -> list[str]:

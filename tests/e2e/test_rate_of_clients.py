@@ -199,7 +199,7 @@ def test_ingress_processes_share_the_limit(tmp_path: Path) -> None:
     """Whatever connections a client uses, all processes together serve it at the rate."""
     rate, burst, n_ingress = 40, 10, 3
     settings = {"max_requests_per_s": rate, "max_request_burst": burst}
-    with served(tmp_path, "--doors", str(n_ingress), **settings) as server:
+    with served(tmp_path, "--ingress-processes", str(n_ingress), **settings) as server:
         began, n_served, n_refused = time.monotonic(), 0, 0
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(server.client()) for _ in range(2 * n_ingress)]

@@ -79,7 +79,7 @@ def server(
         "min_ready_instances": 0,
     }
     config = write_config(tmp_path_factory.mktemp("endings"), entries(), **settings)
-    with OperatedServer(config, "--doors", request.param) as started:
+    with OperatedServer(config, "--ingress-processes", request.param) as started:
         yield started.wait_ready()
         assert started.end() == 0
 

@@ -71,7 +71,7 @@ def server(request: pytest.FixtureRequest, record: Path) -> Iterator[Addresses]:
     ]
     folder = record / str(request.param)
     folder.mkdir()
-    config = write_config(folder, models, host="127.0.0.1", doors=request.param)
+    config = write_config(folder, models, host="127.0.0.1", ingress_processes=request.param)
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
 

@@ -42,7 +42,7 @@ def server(
         {"name": one, "callable": target, "kwargs": {"record": str(tmp_path / one), "width": width}}
         for one, width in zip(MODELS, (1, 20_000), strict=True)
     ]
-    config = write_config(tmp_path, models, host="127.0.0.1", doors=request.param)
+    config = write_config(tmp_path, models, host="127.0.0.1", ingress_processes=request.param)
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
 

@@ -47,7 +47,9 @@ def server(request: pytest.FixtureRequest, record: Path) -> Iterator[Addresses]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(STAND_IN))
         patch.setenv("VLLM_RECORD", str(record))
-        config = write_config(record.parent, [entry(record.parent)], host="127.0.0.1", doors=request.param)
+        config = write_config(
+            record.parent, [entry(record.parent)], host="127.0.0.1", ingress_processes=request.param
+        )
         with serving(GPUSERVE, "serve", str(config), *JSON_LOG) as addresses:
             yield addresses
     assert record.read_text().splitlines()[-1] == "shutdown"

@@ -339,7 +339,7 @@ def test_on_a_terminal_the_status_is_drawn_over_itself(shared: OperatedServer) -
 def test_a_model_that_cannot_be_loaded_and_a_door_that_dies(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "orders")
     models = model("m", orders), model("broken", orders, "load_fails")
-    settings = {"host": "127.0.0.1", "exit_on_error": False, "doors": 2}
+    settings = {"host": "127.0.0.1", "exit_on_error": False, "ingress_processes": 2}
     with OperatedServer(config(tmp_path, *models, **settings)) as server:
         server.wait_ready()
         with following(server, "model_load_failed", "door_died", past=True) as stream:

@@ -38,7 +38,7 @@ def entry(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("doors", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_front_that_stands_still_is_replaced_and_workers_stay(tmp_path: Path, doors: int) -> None:
     path = config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S)
-    with OperatedServer(path, "--doors", str(doors)) as server:
+    with OperatedServer(path, "--ingress-processes", str(doors)) as server:
         server.wait_ready()
         front, workers = server.front, server.workers
         os.kill(front, signal.SIGSTOP)
@@ -57,7 +57,7 @@ def test_a_front_that_stands_still_is_replaced_and_workers_stay(tmp_path: Path, 
 def test_a_front_that_is_kept_busy_shows_its_stacks_and_is_replaced(tmp_path: Path) -> None:
     """By a pattern of an operator's that takes for ever, and holds the interpreter's lock meanwhile."""
     path = config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S, http_header_forward_pattern="^(x+)+$")
-    with OperatedServer(path, "--doors", "1") as server:
+    with OperatedServer(path, "--ingress-processes", "1") as server:
         server.wait_ready()
         front = server.front
         with server.client() as client:
@@ -106,7 +106,7 @@ def status(server: OperatedServer, *flags: str) -> subprocess.CompletedProcess[s
 @pytest.mark.thorough
 def test_a_door_shows_where_it_stands(tmp_path: Path) -> None:
     """As the front asks one that says nothing for ten seconds."""
-    with OperatedServer(config(tmp_path, entry(tmp_path)), "--doors", "2") as server:
+    with OperatedServer(config(tmp_path, entry(tmp_path)), "--ingress-processes", "2") as server:
         server.wait_ready()
         doors = [one for one in children(server.front) if "gpuserve.front.ingress" in command_line(one)]
         for door in doors:
@@ -173,7 +173,7 @@ def test_a_front_that_others_keep_from_the_cpu_is_not_replaced(tmp_path: Path) -
     if len(cpus) < 2:
         pytest.skip("the supervisor needs a CPU of its own")
     path = config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S)
-    with OperatedServer(path, "--doors", "1") as server, contextlib.ExitStack() as others:
+    with OperatedServer(path, "--ingress-processes", "1") as server, contextlib.ExitStack() as others:
         server.wait_ready()
         front, cpu = server.front, max(cpus)
         burning = subprocess.Popen([sys.executable, "-c", BURN], stdout=subprocess.PIPE)

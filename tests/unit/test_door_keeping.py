@@ -141,7 +141,7 @@ def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
 
 
 def test_doors_hold_together_what_one_would() -> None:
-    settings = ServerSettings(doors=3, max_unsent_nbytes=100, max_half_requests=10)
+    settings = ServerSettings(ingress_processes=3, max_unsent_nbytes=100, max_half_requests=10)
     part = ingress_share(settings)
     assert (part.max_unsent_nbytes, part.max_half_requests, part.max_streams) == (34, 4, 5462)
     assert part.max_connections == settings.max_connections
@@ -167,8 +167,8 @@ def test_auto_is_a_part_of_the_processors(tmp_path: Path, monkeypatch: pytest.Mo
     for n, doors in ((1, 1), (7, 1), (8, 2), (16, 4), (128, 8)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=n: set(range(n)))
         assert read_ingress_processes(AUTO) == doors
-        assert configured(tmp_path, doors="auto").doors == doors
-        assert Server(doors=AUTO)._settings.doors == doors
+        assert configured(tmp_path, ingress_processes="auto").ingress_processes == doors
+        assert Server(ingress_processes=AUTO)._settings.ingress_processes == doors
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,20 @@ def test_a_container_has_the_processors_of_its_quota(
 
 
 def test_a_number_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert configured(tmp_path, doors=3).doors == 3
-    assert load_file(str(tmp_path / "config.yaml"), {"GPUSERVE_SERVER__DOORS": "2"}).settings.doors == 2
+    assert configured(tmp_path, ingress_processes=3).ingress_processes == 3
+    found = load_file(str(tmp_path / "config.yaml"), {"GPUSERVE_SERVER__INGRESS_PROCESSES": "2"})
+    assert found.settings.ingress_processes == 2
+
+
+def test_the_former_name_of_the_key_is_accepted(tmp_path: Path) -> None:
+    assert configured(tmp_path, doors=3).ingress_processes == 3
+    found = load_file(str(tmp_path / "config.yaml"), {"GPUSERVE_SERVER__DOORS": "2"})
+    assert found.settings.ingress_processes == 2
+    assert Server(doors=3).settings == Server(ingress_processes=3).settings
+    with pytest.raises(TypeError, match="given by both of its names"):
+        Server(doors=3, ingress_processes=3)
+    with pytest.raises(ConfigProblems, match=r"key 'ingress_processes' is already given"):
+        configured(tmp_path, doors=3, ingress_processes=3)
 
 
 MANY = 1 << 24
@@ -209,33 +221,34 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("doors", "expected"), REFUSALS)
-def test_what_is_no_number_of_doors_is_refused(tmp_path: Path, doors: Any, expected: str) -> None:
+@pytest.mark.parametrize(("processes", "expected"), REFUSALS)
+def test_a_wrong_number_is_refused(tmp_path: Path, processes: Any, expected: str) -> None:
     with pytest.raises(ConfigProblems, match=expected):
-        configured(tmp_path, doors=doors)
-    given = True if doors == "true" else doors
+        configured(tmp_path, ingress_processes=processes)
+    given = True if processes == "true" else processes
     with pytest.raises(ConfigError, match=expected.replace("an integer", "integer")):
-        Server(doors=given)
+        Server(ingress_processes=given)
 
 
 def test_grpcio_has_its_connections_in_the_front(tmp_path: Path) -> None:
-    text = "doors: transport grpcio has no ingress processes, expected 1, got 2"
+    text = "ingress_processes: transport grpcio has none, expected 1, got 2"
     with pytest.raises(ConfigProblems, match=text):
-        configured(tmp_path, doors=2, transport=GRPCIO)
+        configured(tmp_path, ingress_processes=2, transport=GRPCIO)
     with pytest.raises(ConfigError, match=text):
-        Server(doors=2, transport=GRPCIO)
-    assert configured(tmp_path, doors=1, transport=GRPCIO).doors == 1
+        Server(ingress_processes=2, transport=GRPCIO)
+    assert configured(tmp_path, ingress_processes=1, transport=GRPCIO).ingress_processes == 1
 
 
 def test_there_may_be_as_many_as_there_are_descriptors_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
     assert ingress_processes_problem(8, "native") is None
     assert ingress_processes_problem(9, "native") == (
-        "doors: a process may have 512 open files (RLIMIT_NOFILE), of which each ingress process "
-        "takes 64: expected at most 8, got 9"
+        "ingress_processes: a process may have 512 open files (RLIMIT_NOFILE), of which each "
+        "ingress process takes 64: expected at most 8, got 9"
     )
 
 
 def test_they_cannot_change_while_the_server_runs() -> None:
-    (refusal,) = compare_settings(ServerSettings(), ServerSettings(doors=2)).refused
-    assert refusal.text == "server.doors: cannot change while the server runs: 1 stays, the file says 2"
+    (refusal,) = compare_settings(ServerSettings(), ServerSettings(ingress_processes=2)).refused
+    text = "cannot change while the server runs: 1 stays, the file says 2"
+    assert refusal.text == f"server.ingress_processes: {text}"

@@ -66,8 +66,10 @@ _TRACE: Final = "trace"
 _REMOTE: Final = (
     "with explicit also remote_control: [model-repository]; add restrictions if not all clients are trusted"
 )
-_LOOP: Final = "one event loop reads all connections of a process; doors sets the number of processes"
-_BALANCER: Final = "give each server ports of its own behind a balancer, or let one server have several doors"
+_LOOP: Final = "one event loop reads all connections of a process; ingress_processes sets their number"
+_BALANCER: Final = (
+    "give each server ports of its own behind a balancer, or let one server have several ingress_processes"
+)
 _PLATFORM: Final = "route its requests to the HTTP port by a proxy"
 _NO_PLATFORM: Final = "there is no such endpoint"
 _PINGS: Final = (

@@ -52,7 +52,7 @@ def checked_settings(settings: ServerSettings) -> ServerSettings:
         raise ConfigError("model_control='poll' follows the files of a server's models; a program has none")
     if made.model_control != EXPLICIT and made.load_at_start is not None:
         raise ConfigError("load_at_start needs model_control='explicit'; without it every model is loaded")
-    if problem := ingress_processes_problem(made.doors, made.transport):
+    if problem := ingress_processes_problem(made.ingress_processes, made.transport):
         raise ConfigError(problem)
     made = with_absolute_paths(made, lambda _: os.getcwd())
     check_tls(made)

@@ -34,7 +34,7 @@ class ServerKeywords(TypedDict, total=False):
     grpc_host: str | None
     metrics_host: str | None
     transport: Literal["native", "grpcio"]
-    doors: int | Literal["auto"]
+    ingress_processes: int | Literal["auto"]
     name: str
     compat_name: Literal["triton"] | None
     drain_timeout_s: Seconds

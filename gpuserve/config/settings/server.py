@@ -23,7 +23,7 @@ from gpuserve.config.settings.values import (
     read_token,
 )
 from gpuserve.devices.names import CPU
-from gpuserve.model.options import NBYTES, declared, option, rows
+from gpuserve.model.options import NBYTES, declared, option, rows, spelled
 
 #: The name of the trace settings that clients changed, in messages between front and supervisor.
 TRACE: Final = "trace"
@@ -157,6 +157,7 @@ class MemoryBudget:
         return {device: limit for device, limit in limits.items() if limit is not None}
 
 
+@spelled
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """All settings of a server, without its models. Times are in seconds, sizes in bytes."""
@@ -178,10 +179,10 @@ class ServerSettings:
     transport: str = option(NATIVE,
         "native, the server's own, serves both protocols on both ports; with grpcio, grpc.aio serves the "
         "gRPC port.", words=(NATIVE, GRPCIO))
-    doors: int = option(1,
+    ingress_processes: int = option(1,
         "Ingress processes, which hold the connections of HTTP and gRPC; 1: the front holds them itself. "
         "auto: one for every four processors that the server may use, 8 at most.",
-        least=1, words=(AUTO,), read=read_ingress_processes)
+        least=1, words=(AUTO,), former="doors", read=read_ingress_processes)
     name: str = option("gpuserve", "Name of the server.", some=True)
     # Triton's examples and programs derived from them fail if metadata has another name than "triton".
     compat_name: str | None = option(None,

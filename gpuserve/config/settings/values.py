@@ -94,7 +94,7 @@ class AccessRule:
 
 AUTO: Final = "auto"
 #: One ingress process for this many processors keeps a scheduler busy; more than eight brought no gain.
-_PROCESSORS_OF_DOOR: Final = 4
+_PROCESSORS_OF_INGRESS: Final = 4
 _MOST_BY_ITSELF: Final = 8
 #: File descriptors in the front for each ingress process: IPC channel, process, shared memory.
 DESCRIPTORS_PER_INGRESS: Final = 64
@@ -102,26 +102,26 @@ DESCRIPTORS_PER_INGRESS: Final = 64
 
 def read_ingress_processes(value: Any) -> Any:
     """Return the number that ``auto`` stands for on this machine; return any other value unchanged."""
-    return doors_of(n_processors()) if value == AUTO else value
+    return auto_ingress_processes(n_processors()) if value == AUTO else value
 
 
-def doors_of(processors: float) -> int:
+def auto_ingress_processes(processors: float) -> int:
     """Return the number that ``auto`` stands for with this many processors."""
-    return max(1, min(_MOST_BY_ITSELF, int(processors // _PROCESSORS_OF_DOOR)))
+    return max(1, min(_MOST_BY_ITSELF, int(processors // _PROCESSORS_OF_INGRESS)))
 
 
-def ingress_processes_problem(doors: Any, transport: Any) -> str | None:
+def ingress_processes_problem(processes: Any, transport: Any) -> str | None:
     """Return why a server cannot have this many ingress processes, or None."""
-    doors = read_ingress_processes(doors)
-    if not isinstance(doors, int) or doors <= 1:
+    processes = read_ingress_processes(processes)
+    if not isinstance(processes, int) or processes <= 1:
         return None
     if transport == "grpcio":
-        return f"doors: transport grpcio has no ingress processes, expected 1, got {doors}"
+        return f"ingress_processes: transport grpcio has none, expected 1, got {processes}"
     _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(1, most_descriptors // DESCRIPTORS_PER_INGRESS)
-    if most_descriptors != resource.RLIM_INFINITY and doors > most:
+    if most_descriptors != resource.RLIM_INFINITY and processes > most:
         return (
-            f"doors: a process may have {most_descriptors} open files (RLIMIT_NOFILE), of which each ingress "
-            f"process takes {DESCRIPTORS_PER_INGRESS}: expected at most {most}, got {doors}"
+            f"ingress_processes: a process may have {most_descriptors} open files (RLIMIT_NOFILE), of which "
+            f"each ingress process takes {DESCRIPTORS_PER_INGRESS}: expected at most {most}, got {processes}"
         )
     return None

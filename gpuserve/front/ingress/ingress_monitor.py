@@ -34,7 +34,7 @@ _END_S: Final = 2.0
 
 
 class IngressMonitor(ProtocolServer):
-    """``settings.doors`` ingress processes, which hold the connections of the listeners.
+    """``settings.ingress_processes`` ingress processes, which hold the connections of the listeners.
 
     ``listeners`` maps descriptors to whether they use TLS. ``stop`` closes them, and ends what ``requests``
     runs. ``request_start`` asks the supervisor for a process; ``ingress_up`` and ``ingress_down`` answer.
@@ -71,7 +71,7 @@ class IngressMonitor(ProtocolServer):
                 self._broadcast,
                 record_event,
             )
-            for number in range(setup.settings["doors"])
+            for number in range(setup.settings["ingress_processes"])
         ]
         self._acceptors: list[Acceptor] = []
         self._waiting: deque[monitored.AcceptedConnection] = deque()

@@ -205,7 +205,8 @@ def limits_from_settings(settings: ServerSettings) -> Limits:
 def ingress_share(settings: ServerSettings) -> ServerSettings:
     """Return the settings for one ingress process: limits divided, but for those of connections."""
     return dataclasses.replace(
-        settings, **{name: -(-getattr(settings, name) // settings.doors) for name in _DIVIDED_LIMITS}
+        settings,
+        **{name: -(-getattr(settings, name) // settings.ingress_processes) for name in _DIVIDED_LIMITS},
     )
 
 

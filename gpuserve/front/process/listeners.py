@@ -66,7 +66,7 @@ class FrontListeners:
         self._spawn = spawn
         self._notify_supervisor = notify_supervisor
         self._transports: list[ProtocolServer] = []
-        self._admission = Admission(limits_from_settings(settings), n_processes=settings.doors)
+        self._admission = Admission(limits_from_settings(settings), n_processes=settings.ingress_processes)
 
     async def open(self, listeners: dict[str, int]) -> None:
         """Accept connections on the listeners: descriptors by role ("http", "grpc", "metrics", "health")."""
@@ -169,7 +169,7 @@ def transports(
     found: list[ProtocolServer] = []
     if settings.transport == GRPCIO and grpc_port is not None:
         found.append(_grpc_aio(service, settings, grpc_port, admission))
-    if settings.doors > 1:
+    if settings.ingress_processes > 1:
         fds = {role: listeners[role] for role in ("http", "grpc") if role in listeners}
         if fds:
             found.append(_ingress_transport(service, settings, fds, admission, notify_supervisor, live))

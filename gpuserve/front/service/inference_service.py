@@ -119,7 +119,7 @@ def inference_service(
     regions = RegionTable((links or DeviceLinks()).on, models.devices, settings.shared_memory_owners)
     is_logged = settings.access_log != OFF
     # With ingress processes, these write the access log, and drivers here do not observe requests.
-    notes = AccessLogObserver() if is_logged and settings.doors == 1 else None
+    notes = AccessLogObserver() if is_logged and settings.ingress_processes == 1 else None
     trace = tracing(models, settings.trace, epoch, notify_supervisor, notes)
     watchers.watch(trace.refresh)
     supervisor_requests = SupervisorRequests(notify_supervisor)
