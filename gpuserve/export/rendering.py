@@ -8,6 +8,7 @@ import ipaddress
 import os
 import posixpath
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -217,19 +218,26 @@ _SECRETS: Final = ("kind: Secret\n", "key: authorization\n")
 
 def write_files(folder: str, files: ExportFiles) -> None:
     """Write every file below the folder, which is created; other files stay. Raise ConfigProblems if the
-    folder cannot be written; then all files are unchanged, unless renaming a written file failed.
+    folder cannot be written; then all files are unchanged, unless moving a written file failed.
     """
     if not folder:
         raise _out_problem("expected a folder, given ''")
-    staging = _StagedFiles()
+    out = Path(folder)
     try:
-        for name, text in files.items():
-            staging.add(Path(folder, name), text)
-        staging.commit()
+        for taken in (out / name for name in files if (out / name).is_dir()):
+            raise IsADirectoryError(errno.EISDIR, f"{taken.name} is a directory")
+        existing = next(one for one in (out, *out.absolute().parents) if one.is_dir())
+        with tempfile.TemporaryDirectory(prefix=".gpuserve-", dir=existing) as staging:
+            for name, text in files.items():
+                path = Path(staging, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch(_SECRET_MODE if any(mark in text for mark in _SECRETS) else _USUAL_MODE)
+                path.write_text(text, encoding="utf-8")
+            for name in files:
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
+                Path(staging, name).replace(out / name)
     except OSError as error:
         raise _out_problem(f"{folder!r} cannot be written: {_os_reason(error)}") from None
-    finally:
-        staging.clear()
 
 
 def write_stdout(text: str) -> None:
@@ -242,46 +250,6 @@ def write_stdout(text: str) -> None:
     except OSError as error:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the flush at exit must not fail again
         raise GpuserveError(f"stdout cannot be written: {_os_reason(error)}") from None
-
-
-class _StagedFiles:
-    """Temporary files beside their targets, which replace the targets when all are written."""
-
-    def __init__(self) -> None:
-        self._staged: list[tuple[Path, Path]] = []
-        self._created_folders: list[Path] = []
-
-    def add(self, path: Path, text: str) -> None:
-        self._create_folder(path.parent)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, f"{path.name} is a directory")
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        self._staged.append((temporary, path))
-        is_secret = any(mark in text for mark in _SECRETS)
-        temporary.touch(_SECRET_MODE if is_secret else _USUAL_MODE)
-        temporary.write_text(text, encoding="utf-8")
-
-    def commit(self) -> None:
-        for temporary, path in self._staged:
-            temporary.replace(path)
-        self._created_folders.clear()
-
-    def clear(self) -> None:
-        """Remove remaining temporary files, and the folders that were created for them."""
-        for temporary, _ in self._staged:
-            temporary.unlink(missing_ok=True)
-        for folder in reversed(self._created_folders):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-    def _create_folder(self, folder: Path) -> None:
-        if folder.is_dir():
-            return
-        if folder.exists():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        self._create_folder(folder.parent)
-        folder.mkdir()
-        self._created_folders.append(folder)
 
 
 def _out_problem(text: str) -> ConfigProblems:
