@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from gpuserve.config.problems import Origin, Problem, dotted
@@ -101,26 +101,18 @@ def export_name(configuration: Configuration, options: ExportOptions) -> str:
     return options.name or (names[0] if len(names) == 1 else DEFAULT_NAME)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportFinding:
-    """A problem with the key at ``path``, or with a ``flag``, before its place in the file is known."""
-
-    path: Path
-    text: str
-    flag: str = ""
+#: A problem: the path of a key in the file, or a flag, and what is wrong.
+ExportFinding: TypeAlias = "tuple[Path | str, str]"
 
 
-def flag_finding(flag: str, text: str) -> ExportFinding:
-    return ExportFinding((), text, flag)
-
-
-def problems_of(configuration: Configuration, found: Iterator[ExportFinding]) -> list[Problem]:
+def problems_of(configuration: Configuration, found: Iterable[ExportFinding]) -> list[Problem]:
     """Return the problems of findings, with their places in the file."""
-    sources, problems = configuration.sources, []
-    for one in found:
-        flag = Problem(one.flag, one.text, Origin.FLAG) if one.flag else None
-        problems.append(flag or sources.problem(one.path, f"{dotted(one.path)}: {one.text}"))
-    return problems
+    return [
+        Problem(where, text, Origin.FLAG)
+        if isinstance(where, str)
+        else configuration.sources.problem(where, f"{dotted(where)}: {text}")
+        for where, text in found
+    ]
 
 
 #: [host[:port]/]path:tag, path@sha256:…, or both; a host differs from a path by a dot, a port, or its name.
@@ -146,28 +138,28 @@ def option_violations(options: ExportOptions) -> Iterator[ExportFinding]:
     yield from _number_findings(options)
     if not is_resource_name(options.gpu_resource):
         form = "expected the resource name of a device plugin, such as nvidia.com/gpu"
-        yield flag_finding("--gpu-resource", f"{form}, given {quoted(options.gpu_resource)}")
+        yield "--gpu-resource", f"{form}, given {quoted(options.gpu_resource)}"
     if options.runtime_class and not is_secret_name(options.runtime_class):
         text = f"{quoted(options.runtime_class)} is not a valid name of a RuntimeClass"
-        yield flag_finding("--runtime-class", text)
+        yield "--runtime-class", text
     if options.gpu_product and not is_label_value(options.gpu_product):
         form = "expected the value of a node's label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3"
-        yield flag_finding("--gpu-product", f"{form}, given {quoted(options.gpu_product)}")
+        yield "--gpu-product", f"{form}, given {quoted(options.gpu_product)}"
     if options.gpu_sharing not in GPU_SHARING:
         form = f"expected {' or '.join(GPU_SHARING[1:])}"
-        yield flag_finding("--gpu-sharing", f"{form}, given {quoted(options.gpu_sharing)}")
+        yield "--gpu-sharing", f"{form}, given {quoted(options.gpu_sharing)}"
     if options.tls_secret and not is_secret_name(options.tls_secret):
-        yield flag_finding("--tls-secret", f"{quoted(options.tls_secret)} is not a valid name of a Secret")
+        yield "--tls-secret", f"{quoted(options.tls_secret)} is not a valid name of a Secret"
     if not _is_web_address(options.prometheus):
         form = "expected an address such as http://prometheus.monitoring:9090"
-        yield flag_finding("--prometheus", f"{form}, given {quoted(options.prometheus)}")
+        yield "--prometheus", f"{form}, given {quoted(options.prometheus)}"
 
 
 def namespace_violations(options: ExportOptions) -> Iterator[ExportFinding]:
     """Yield problems of the namespace, also for exports that start no pod."""
     is_label = len(options.namespace) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(options.namespace)
     if options.namespace and not is_label:
-        yield flag_finding("--namespace", f"{quoted(options.namespace)} is not a valid name of a namespace")
+        yield "--namespace", f"{quoted(options.namespace)} is not a valid name of a namespace"
 
 
 def host_violations(host: str) -> Iterator[ExportFinding]:
@@ -177,7 +169,7 @@ def host_violations(host: str) -> Iterator[ExportFinding]:
             ipaddress.ip_address(host)
             return
         form = "expected a name or an address without a port, such as models.example"
-        yield flag_finding("--host", f"{form}, given {quoted(host)}")
+        yield "--host", f"{form}, given {quoted(host)}"
 
 
 def quoted(text: str) -> str:
@@ -189,26 +181,26 @@ def image_findings(image: str) -> Iterator[ExportFinding]:
     form = "expected one with a tag or a digest, such as registry.example/gpuserve:1.2"
     if not image:
         text = f"missing: a pod runs an image, and no key of the config names it; {form}"
-        yield flag_finding("--image", text)
+        yield "--image", text
         return
     found = _IMAGE.fullmatch(image) if len(image) <= _MAX_IMAGE_LENGTH else None
     if found is None or not (found["tag"] or found["digest"]):
-        yield flag_finding("--image", f"{form}, given {quoted(image)}")
+        yield "--image", f"{form}, given {quoted(image)}"
     elif found["tag"] == "latest" and not found["digest"]:
         text = "the tag 'latest' changes its image, so a rollback would get the same one; use a version"
-        yield flag_finding("--image", text)
+        yield "--image", text
 
 
 def _number_findings(options: ExportOptions) -> Iterator[ExportFinding]:
     if options.replicas > MAX_POD_COUNT:
-        yield flag_finding("--replicas", f"expected at most {MAX_POD_COUNT}, given {options.replicas}")
+        yield "--replicas", f"expected at most {MAX_POD_COUNT}, given {options.replicas}"
     elif options.max_pods > MAX_POD_COUNT:
-        yield flag_finding("--max-replicas", f"expected at most {MAX_POD_COUNT}, given {options.max_pods}")
+        yield "--max-replicas", f"expected at most {MAX_POD_COUNT}, given {options.max_pods}"
     elif options.max_pods < options.replicas:
         text = f"expected at least --replicas {options.replicas}, given {options.max_pods}"
-        yield flag_finding("--max-replicas", text)
+        yield "--max-replicas", text
     if options.gpus_per_node is not None and options.gpus_per_node > _MAX_GPUS:
-        yield flag_finding("--gpus-per-node", f"expected at most {_MAX_GPUS}, given {options.gpus_per_node}")
+        yield "--gpus-per-node", f"expected at most {_MAX_GPUS}, given {options.gpus_per_node}"
 
 
 def _is_web_address(text: str) -> bool:

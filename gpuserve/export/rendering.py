@@ -23,7 +23,6 @@ from gpuserve.export.export_options import (
     LABEL_FORM,
     ExportFinding,
     export_name,
-    flag_finding,
     host_violations,
     image_findings,
     is_label_value,
@@ -204,7 +203,7 @@ def _base_values(configuration: Configuration, options: ExportOptions) -> dict[s
     return manifest_values.with_pod_values(values, "gpuserve", manifest_values.PORT_NAMES, values["labels"])
 
 
-def _raise_if_any(configuration: Configuration, found: Any) -> None:
+def _raise_if_any(configuration: Configuration, found: Iterator[ExportFinding]) -> None:
     if found_problems := problems_of(configuration, found):
         raise ConfigProblems(found_problems)
 
@@ -272,7 +271,7 @@ def monitoring_violations(configuration: Configuration, options: ExportOptions) 
     yield from _name_findings(configuration, options)
     if configuration.settings.metrics_port is None:
         text = "null switches off the metrics page, which an export needs"
-        yield ExportFinding(("server", "metrics_port"), text)
+        yield ("server", "metrics_port"), text
 
 
 def compose_violations(configuration: Configuration, options: ExportOptions) -> Iterator[ExportFinding]:
@@ -281,7 +280,7 @@ def compose_violations(configuration: Configuration, options: ExportOptions) -> 
     yield from image_findings(options.image)
     if configuration.settings.http_port is None:
         text = "null switches off HTTP, which the container's health check uses"
-        yield ExportFinding(("server", "http_port"), text)
+        yield ("server", "http_port"), text
     yield from _reach_findings(configuration.settings)
 
 
@@ -311,17 +310,17 @@ def cluster_violations(configuration: Configuration, options: ExportOptions) -> 
         given = getattr(settings, key)
         if given is not None and given > _LONGEST_S:
             text = f"expected at most {_LONGEST_S} s for a pod, given {given:g}"
-            yield ExportFinding(("server", key), text)
+            yield ("server", key), text
     for index, model in enumerate(configuration.entries.models):
         for position, entry in enumerate(model.instances if model.ensemble is None else ()):
             problems = (_device_problem(one, options) for one in devices_of(entry.device))
             if text := next(filter(None, problems), ""):
-                yield ExportFinding(("models", index, "instances", position, "device"), text)
+                yield ("models", index, "instances", position, "device"), text
     for key in ("trace", "log"):
         file = getattr(settings, key).file
         if file and not posixpath.normpath(posixpath.join(WORKING_FOLDER, file)).startswith(_WRITABLE):
             text = f"{file!r} cannot be written in a pod, whose root is read only; write into /tmp"
-            yield ExportFinding(("server", key, "file"), text)
+            yield ("server", key, "file"), text
 
 
 def fit_violations(
@@ -333,7 +332,7 @@ def fit_violations(
     yield from _gpu_memory_findings(configuration, options, groups)
     if options.gpu_sharing and computed.gpus.value > 1:
         text = f"a pod would get {computed.gpus.value} shares, which may be of one GPU: expected cuda:0 only"
-        yield flag_finding("--gpu-sharing", text)
+        yield "--gpu-sharing", text
 
 
 def _name_findings(configuration: Configuration, options: ExportOptions) -> Iterator[ExportFinding]:
@@ -342,10 +341,10 @@ def _name_findings(configuration: Configuration, options: ExportOptions) -> Iter
     if is_object_name(name):
         return
     if options.name:
-        yield flag_finding("--name", f"{quoted(name)} is no DNS label: {LABEL_FORM}")
+        yield "--name", f"{quoted(name)} is no DNS label: {LABEL_FORM}"
         return
     text = f"the objects of the cluster would be called {quoted(name)}, which is no DNS label ({LABEL_FORM})"
-    yield ExportFinding(("models", 0, "name"), f"{text}; give them a name with --name")
+    yield ("models", 0, "name"), f"{text}; give them a name with --name"
 
 
 def _label_findings(configuration: Configuration) -> Iterator[ExportFinding]:
@@ -354,7 +353,7 @@ def _label_findings(configuration: Configuration) -> Iterator[ExportFinding]:
         if not is_label_value(name):
             text = f"{quoted(name)} cannot be the value of a label, by which the autoscaler selects metrics: "
             text += "at most 63 characters, a letter or digit first and last"
-            yield ExportFinding(("models", names.index(name), "name"), text)
+            yield ("models", names.index(name), "name"), text
 
 
 def _network_findings(configuration: Configuration, options: ExportOptions) -> Iterator[ExportFinding]:
@@ -363,29 +362,29 @@ def _network_findings(configuration: Configuration, options: ExportOptions) -> I
     is_served = settings.http_port is not None or settings.grpc_port is not None
     if is_served and probe_port(ServerPorts.of(settings, options)) is None:
         text = "the node checks health without TLS, and every port requires TLS; set server.health_port"
-        yield ExportFinding(("server", "tls_ports"), text)
+        yield ("server", "tls_ports"), text
     restricted = "restricted_endpoints" if "health" in settings.restricted_endpoints else ""
     if any("health" in rule.groups for rule in settings.access_rules):
         restricted = restricted or "access_rules"
     if settings.health_port is None and restricted:
         text = "the node checks health without a token; set server.health_port"
-        yield ExportFinding(("server", restricted), text)
+        yield ("server", restricted), text
 
 
 def _reach_findings(settings: ServerSettings) -> Iterator[ExportFinding]:
     for key in _PORT_KEYS:
         if getattr(settings, key) == 0:
-            yield ExportFinding(("server", key), "0 picks a free port, and a Service needs a fixed one")
+            yield ("server", key), "0 picks a free port, and a Service needs a fixed one"
     if settings.http_port is None and settings.grpc_port is None:
         text = "neither HTTP nor gRPC is served, so clients cannot connect"
-        yield ExportFinding(("server", "http_port"), text)
+        yield ("server", "http_port"), text
     for key in ("host", "grpc_host", "metrics_host"):
         host = getattr(settings, key)
         with contextlib.suppress(ValueError):
             if host is None or ipaddress.ip_address(host).is_unspecified:
                 continue
         text = f"{host!r} cannot be reached from outside a pod; expected 0.0.0.0 or '::'"
-        yield ExportFinding(("server", key), text)
+        yield ("server", key), text
 
 
 def _device_problem(device: str, options: ExportOptions) -> str:
@@ -409,7 +408,7 @@ def _node_memory_findings(options: ExportOptions, computed: PodSizes) -> Iterato
     most, largest_nbytes = readable_size(computed.memory_nbytes), readable_size(largest.nbytes)
     text = f"a pod may take {most} of memory, and a node has {readable_size(node_nbytes)} (--node-memory): "
     text += f"{largest_nbytes} of it is {largest.name}"
-    yield ExportFinding(largest.path, text)
+    yield largest.path, text
 
 
 def _node_cpu_findings(
@@ -422,7 +421,7 @@ def _node_cpu_findings(
         f"a pod takes {computed.cpus.value} cores, and a node has {options.node_cpus} (--node-cpus): "
         f"{largest.processes} x {largest.resources.cpus} of them belong to these instances"
     )
-    yield ExportFinding((*largest.path, "resources", "cpus"), text)
+    yield (*largest.path, "resources", "cpus"), text
 
 
 def _gpu_memory_findings(
@@ -441,5 +440,5 @@ def _gpu_memory_findings(
             most = readable_size(options.gpu_memory_nbytes)
             text = f"cuda:{number} would hold {readable_size(total)} ({names}), and {what} has {most}"
             text += " (--gpu-memory)"
-            yield ExportFinding((*last.path, "resources", "gpu_memory_nbytes"), text)
+            yield (*last.path, "resources", "gpu_memory_nbytes"), text
             return  # the next GPU has the same models

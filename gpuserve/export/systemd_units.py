@@ -71,14 +71,12 @@ def port_findings(settings: ServerSettings) -> Iterator[ExportFinding]:
     """Yield findings for ports that a socket unit cannot keep."""
     for role, port in _ports(settings):
         if port == 0:
-            yield ExportFinding(
-                ("server", f"{role}_port"), "expected a fixed port for a socket unit, given 0"
-            )
+            yield ("server", f"{role}_port"), "expected a fixed port for a socket unit, given 0"
         try:
             _address(settings.host_of(role))
         except OSError as error:
             text = f"expected a host with an address, given {settings.host_of(role)!r}: {error.strerror}"
-            yield ExportFinding(("server", "host"), text)
+            yield ("server", "host"), text
 
 
 def _address(host: str) -> str:
