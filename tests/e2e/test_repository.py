@@ -298,15 +298,15 @@ def post(addresses: Addresses, path: str, body: Any) -> tuple[int, Any]:
             "models/simple/load",
             {"parameters": {"x": 1}},
             400,
-            "unknown load parameter 'x', expected 'config'",
+            "unrecognized load parameter 'x'.",
         ),
         (
             "models/simple/load",
             {"parameters": {"config": {}}},
             400,
-            "parameter 'config': expected a string, got an object",
+            "invalid value type for load parameter 'config', expected string_param.",
         ),
-        ("models/simple/load", {"parameters": {"file:x": "?"}}, 400, "must be a base64 string"),
+        ("models/simple/load", {"parameters": {"file:x": 1}}, 400, "expected bytes_param."),
         ("models/simple/load", "[]", 400, "must be a JSON object"),
         ("models/simple/load", {"parameters": 1}, 400, "'parameters' of a load or unload request must be"),
         (

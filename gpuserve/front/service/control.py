@@ -165,7 +165,12 @@ class RepositoryControl:
 
     def _changes(self, model: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in parameters.items():
-            _check_parameter(key, value)
+            if key != "config" and not key.startswith(_FILE):
+                raise InvalidArgument(f"unrecognized load parameter '{shown(key)}'.")
+            expected, kind = (str, "string_param") if key == "config" else (bytes, "bytes_param")
+            if not isinstance(value, expected):
+                wrong = f"invalid value type for load parameter '{shown(key)}', expected {kind}."
+                raise InvalidArgument(wrong)
         if any(key.startswith(_FILE) for key in parameters):
             logger.warning(
                 "model %s: rejected load request with files: clients cannot upload files", shown(model)
@@ -182,19 +187,6 @@ class RepositoryControl:
         except BadOverride as error:
             logger.error("Invalid config override: %s", error)
             raise InvalidArgument(f"{_cannot_poll(model)}: Invalid config override: {error}") from None
-
-
-def _check_parameter(key: str, value: Any) -> None:
-    if key == "config":
-        if not isinstance(value, str):
-            raise InvalidArgument("invalid value type for load parameter 'config', expected string_param.")
-    elif key.startswith(_FILE):
-        if not isinstance(value, bytes):
-            raise InvalidArgument(
-                f"invalid value type for load parameter '{shown(key)}', expected bytes_param."
-            )
-    else:
-        raise InvalidArgument(f"unrecognized load parameter '{shown(key)}'.")
 
 
 def _cannot_poll(model: str) -> str:
