@@ -25,8 +25,10 @@ from benchmarks.attacks.limits import Finding, Judgement, Limits, compared, keep
 from benchmarks.processes import Group, cpu_group
 
 _LOOK_S: Final = 0.2
-#: How long what was taken may be given back.
+#: How long what was taken may be given back, once the connections of the attack are closed.
 _SETTLE_S: Final = 10.0
+#: How long the server may take to close them: what was sent lies in sockets, and is worked through first.
+_BACKLOG_S: Final = 40.0
 #: How long the well-behaved client is watched when an attack is over; it asks for a MiB meanwhile.
 _AFTERWARDS_S: Final = 1.2
 #: A server that had as many descriptors in so many looks has what it needs.
@@ -141,10 +143,13 @@ def _attacked(server: Victim, bystander: Bystander, name: str, seconds: float, l
     if attacker.returncode and attacker.returncode != -signal.SIGKILL:
         judgements.append(Judgement(f"the attacker ended with {attacker.returncode}", is_good=False))
     latencies_s, errors = bystander.take()
-    end_s = time.monotonic() + _SETTLE_S
+    end_s = time.monotonic() + _BACKLOG_S
     while (after := _held(server)) and before and time.monotonic() < end_s:
+        peak = _highest(peak, after)
         if not keeps(before, after, limits) and not _held_by_requests(server):
             break
+        if after.descriptors - before.descriptors <= limits.kept_descriptors:
+            end_s = min(end_s, time.monotonic() + _SETTLE_S)
         time.sleep(_LOOK_S)
     bystander.take()
     time.sleep(_AFTERWARDS_S)

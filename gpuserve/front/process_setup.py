@@ -29,11 +29,6 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
-#: Objects that a collection of the youngest generation waits for, then collections that one of the next
-#: generation waits for. A request leaves nothing in a reference cycle and frees what it made: a hundred
-#: thousand in a row cause one young collection. A burst of objects that stay, such as open streams, causes a
-#: full one every 100,000 objects.
-_GC_THRESHOLDS: Final = (5000, 10, 1)
 #: malloc reuses request bodies up to this size. glibc's default (128 KiB, dynamic) maps and faults every 1
 #: MiB body anew, which halved the throughput of such requests. Larger bodies are returned to the kernel at
 #: once: they left holes in the heap.
@@ -115,14 +110,14 @@ def _before_imports() -> None:
 
 def _after_imports() -> None:
     """Tune the process after its imports, before the event loop runs."""
-    from gpuserve.front.ipc.heap_memory import freeze_survivors
+    from gpuserve.front.ipc.heap_memory import GC_THRESHOLDS, pause_full_collections
     from gpuserve.front.net.admission import raise_descriptor_limit
 
     raise_descriptor_limit()
     sys.setswitchinterval(_SWITCH_S)
     gc.freeze()  # modules stay, so collections need not visit them
-    gc.callbacks.append(freeze_survivors)
-    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.callbacks.append(pause_full_collections)
+    gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
 
 

@@ -78,17 +78,43 @@ def test_the_process_gives_back_what_it_has_freed() -> None:
     assert (in_use, kept) == (False, True)
 
 
-@pytest.mark.parametrize(("n_objects", "is_frozen"), [(1000, False), (500_000, True)])
-def test_a_full_collection_exempts_survivors_from_later_ones_only_if_they_are_many(
-    n_objects: int, is_frozen: bool
-) -> None:
-    program = f"""if True:
-        import gc
-        from gpuserve.front.ipc.heap_memory import freeze_survivors
-        gc.callbacks.append(freeze_survivors)
-        kept = [[] for _ in range({n_objects})]
-        gc.collect()
-        print(gc.get_freeze_count() >= {n_objects})
-    """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{is_frozen}\n"
+_PAUSES = """if True:
+    import asyncio, gc, sys, weakref
+    from gpuserve.front.ipc import heap_memory
+
+    class Cycle:
+        def __init__(self):
+            self.own = self
+
+    def full_collections(kept):  # while as many objects come as call for four
+        before = gc.get_stats()[2]["collections"]
+        kept += ([] for _ in range(400_000))
+        return gc.get_stats()[2]["collections"] - before
+
+    async def until_collected(found):
+        trimming = asyncio.create_task(heap_memory.trim_periodically(lambda: None))
+        while not found:
+            await asyncio.sleep(0.01)
+        trimming.cancel()
+
+    heap_memory.TRIM_PERIOD_S = 0.01
+    gc.callbacks.append(heap_memory.pause_full_collections)
+    gc.freeze()
+    gc.set_threshold(*heap_memory.GC_THRESHOLDS)
+    kept = []
+    first, second = full_collections(kept), full_collections(kept)
+    found, cycle = [], Cycle()
+    of_cycle = weakref.ref(cycle, found.append)
+    gc.collect(1)  # moves the cycle to the oldest generation
+    del cycle
+    kept.clear()
+    asyncio.run(until_collected(found))
+    print(first > 0, second, gc.get_threshold() == heap_memory.GC_THRESHOLDS)
+"""
+
+
+def test_full_collections_pause_while_there_are_many_objects_and_find_their_garbage_afterwards() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PAUSES], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "True 0 True\n"

@@ -142,10 +142,17 @@ class Share:
 TRIM_PERIOD_S: Final = 2.0
 #: The unused memory that malloc may keep.
 SLACK_NBYTES: Final = 32 << 20
-#: The objects of a busy process, twice those of a new one. A full collection takes 5 ms for up to as many.
+#: Objects that a collection of the youngest generation waits for, then collections that one of the next
+#: generation waits for. A request leaves nothing in a reference cycle and frees what it made: a hundred
+#: thousand in a row cause one young collection. A burst of objects that stay, such as open streams, causes a
+#: full one every 100,000 objects.
+GC_THRESHOLDS: Final = (5000, 10, 1)
+#: The objects of a busy process, twice those of a new one.
 _MANY_BLOCKS: Final = 400_000
-#: After this time survivors of a full collection are visited again, even if there are still many objects.
-_FROZEN_S: Final = 600.0
+#: The last threshold while full collections pause: no process gets there.
+_NO_FULL_COLLECTION: Final = (1 << 31) - 1
+#: The longest pause of full collections.
+_PAUSE_S: Final = 600.0
 #: The process is busy if it uses more than this part of a CPU.
 BUSY: Final = 0.5
 
@@ -219,36 +226,34 @@ def reclaim_orphans() -> None:
         logger.error("server defect: reclaimed %d x %s, which no owner released", n, kind)
 
 
-def freeze_survivors(phase: str, info: dict[str, int]) -> None:
-    """Exempt the survivors of a full collection from later ones while the process has many objects. A garbage
-    collector's callback.
+def pause_full_collections(phase: str, info: dict[str, int]) -> None:
+    """Stop full garbage collections while the process has many objects. A garbage collector's callback.
 
-    A million objects take 130 ms to visit, and the event loop waits meanwhile. ``trim_periodically`` visits
-    frozen objects again when the burst is over.
+    A million objects take 130 ms to visit, and the event loop waits meanwhile. ``trim_periodically`` resumes
+    full collections when the burst is over.
     """
     if phase == "stop" and info["generation"] == 2 and sys.getallocatedblocks() > _MANY_BLOCKS:
-        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS[:2], _NO_FULL_COLLECTION)
 
 
 async def trim_periodically(shrink_arenas: Callable[[], None]) -> None:
     """Release unused memory periodically, for ever."""
-    policy, malloc, was_crowded, collected_at = TrimPolicy(), Malloc(), False, time.monotonic()
+    policy, malloc, paused_at = TrimPolicy(), Malloc(), math.inf
     # The base line, before any burst.
     policy.is_worth_trimming(malloc.memory_use(), time.process_time(), time.monotonic())
     while True:
         await asyncio.sleep(TRIM_PERIOD_S)
         reclaim_orphans()
         shrink_arenas()
+        now = time.monotonic()
+        is_worth_it = policy.is_worth_trimming(malloc.memory_use(), time.process_time(), now)
+        is_paused = gc.get_threshold()[2] == _NO_FULL_COLLECTION
+        paused_at = min(paused_at, now) if is_paused else math.inf
         is_crowded = sys.getallocatedblocks() > _MANY_BLOCKS
-        is_worth_it = policy.is_worth_trimming(malloc.memory_use(), time.process_time(), time.monotonic())
-        # A burst may come and go between two looks: then only the memory that it left shows it.
-        is_overdue = time.monotonic() - collected_at > _FROZEN_S
-        if is_overdue if is_crowded else was_crowded or is_worth_it:
-            gc.unfreeze()
+        if now - paused_at > _PAUSE_S if is_crowded else is_paused or is_worth_it:
+            gc.set_threshold(*GC_THRESHOLDS)
             gc.collect()  # drops the lists of free objects, each of which keeps the MiB that it lies in
-            gc.freeze()
-            collected_at = time.monotonic()
-        was_crowded = is_crowded
+            paused_at = math.inf
         if is_worth_it:
             # Some 0.3 ms per MiB. The event loop goes on meanwhile, but for allocations large enough for
             # malloc.
