@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-from gpuserve.front.ipc.heap_memory import BUSY, SLACK_NBYTES, TRIM_PERIOD_S, MemoryUse, TrimPolicy
+from gpuserve.front.ipc.heap_memory import (
+    BUSY,
+    ENDED_NBYTES,
+    SLACK_NBYTES,
+    TRIM_PERIOD_S,
+    MemoryUse,
+    TrimPolicy,
+)
 
 MIB = 1 << 20
 OWN_NBYTES = 30 * MIB
@@ -42,12 +49,17 @@ def test_who_is_busy_does_not_trim() -> None:
     assert scene.look(used_nbytes=0, kept_nbytes=900 * MIB, busy=BUSY - 0.01)
 
 
-def test_what_cannot_be_given_back_is_not_asked_for_again_until_it_was() -> None:
+def test_what_cannot_be_given_back_is_asked_for_again_when_there_is_more_or_when_a_burst_has_ended() -> None:
     scene = Scene()
     scene.heap.trimmed(MemoryUse(OWN_NBYTES + 200 * MIB, 0))
     assert not scene.look(used_nbytes=0, kept_nbytes=200 * MIB)
-    assert not scene.look(used_nbytes=0, kept_nbytes=100 * MIB)
-    assert scene.look(used_nbytes=0, kept_nbytes=101 * MIB + SLACK_NBYTES)
+    assert not scene.look(used_nbytes=0, kept_nbytes=200 * MIB + SLACK_NBYTES)
+    assert scene.look(used_nbytes=0, kept_nbytes=201 * MIB + SLACK_NBYTES)
+    assert not scene.look(used_nbytes=0, kept_nbytes=200 * MIB - ENDED_NBYTES)
+    assert scene.look(used_nbytes=0, kept_nbytes=199 * MIB - ENDED_NBYTES)
+    scene.heap.trimmed(MemoryUse(OWN_NBYTES + 60 * MIB, 0))
+    assert not scene.look(used_nbytes=0, kept_nbytes=60 * MIB)
+    assert not scene.look(used_nbytes=0, kept_nbytes=SLACK_NBYTES)
 
 
 _FREES_MUCH = """

@@ -142,6 +142,8 @@ class Share:
 TRIM_PERIOD_S: Final = 2.0
 #: The unused memory that malloc may keep.
 SLACK_NBYTES: Final = 32 << 20
+#: After a burst has ended by so much since the last trimming, the trimming is repeated.
+ENDED_NBYTES: Final = 8 << 20
 #: Objects that a collection of the youngest generation waits for, then collections that one of the next
 #: generation waits for. A request leaves nothing in a reference cycle and frees what it made: a hundred
 #: thousand in a row cause one young collection. A burst of objects that stay, such as open streams, causes a
@@ -165,11 +167,17 @@ class MemoryUse(NamedTuple):
 
 
 class TrimPolicy:
-    """Decides when trimming the heap is worth it. Pure: measurements are arguments."""
+    """Decides when trimming the heap is worth it. Pure: measurements are arguments.
+
+    Memory that malloc does not have in use is unused, or full of the interpreter's small objects. So what
+    remains after a trimming during a burst says nothing about what can be released after the burst.
+    """
 
     def __init__(self) -> None:
-        #: The least unused memory so far: the interpreter's own, and memory that cannot be released.
-        self._rest_nbytes: int | None = None
+        #: The least memory not in use so far: the interpreter's own, and memory that cannot be released.
+        self._least_nbytes: int | None = None
+        #: The memory not in use that remained after the last trimming.
+        self._trimmed_nbytes = 0
         self._cpu_s = 0.0
         self._measured_at = 0.0
 
@@ -178,13 +186,16 @@ class TrimPolicy:
         is_busy = cpu_s - self._cpu_s > BUSY * (now - self._measured_at)
         self._cpu_s, self._measured_at = cpu_s, now
         rest_nbytes = use.nbytes - use.used_nbytes
-        if self._rest_nbytes is None or rest_nbytes < self._rest_nbytes:
-            self._rest_nbytes = rest_nbytes
-        return not is_busy and rest_nbytes - self._rest_nbytes > SLACK_NBYTES
+        if self._least_nbytes is None:
+            self._least_nbytes = self._trimmed_nbytes = rest_nbytes
+        self._least_nbytes = min(self._least_nbytes, rest_nbytes)
+        more_nbytes = rest_nbytes - self._trimmed_nbytes
+        has_changed = more_nbytes > SLACK_NBYTES or more_nbytes < -ENDED_NBYTES
+        return not is_busy and has_changed and rest_nbytes - self._least_nbytes > SLACK_NBYTES
 
     def trimmed(self, use: MemoryUse) -> None:
-        """Record the memory that remains after trimming, of which no more can be released."""
-        self._rest_nbytes = use.nbytes - use.used_nbytes
+        """Record the memory that remains after trimming, of which no more can be released now."""
+        self._trimmed_nbytes = use.nbytes - use.used_nbytes
 
 
 class _MallocInfo(ctypes.Structure):
