@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,7 @@ from processes import children, command_line, measured, wait_ended, wait_until
 from steady_load import message
 
 from gpuserve.front.ingress.monitored_ingress import HUNG_S, SILENT_S
+from gpuserve.front.net.server import CLOSE_TIMEOUT_S
 
 CALL = "/inference.GRPCInferenceService/"
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
@@ -217,6 +219,14 @@ def test_the_end_of_a_server_is_the_end_of_its_doors(
         assert asked.result().output("y") == [2.0]
         assert server.process.wait(TIMEOUT_S) == 0
         assert wait_ended(doors, TIMEOUT_S) == []
+
+
+def test_a_server_ends_when_its_doors_have_ended(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        began_s = time.monotonic()
+        assert server.end() == 0
+        assert time.monotonic() - began_s < CLOSE_TIMEOUT_S, "the front did not notice the end of its doors"
 
 
 def test_no_door_is_left_of_a_supervisor_that_is_killed(tmp_path: Path, orders: Orders) -> None:

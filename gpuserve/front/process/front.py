@@ -93,7 +93,6 @@ class Front:
         loop.set_exception_handler(on_callback_error("front", self._on_lost))
         loop.add_reader(self._control.fileno(), self._receive)
         await self._quit.wait()
-        loop.remove_reader(self._control.fileno())
         if self._parts is None:
             return
         # Clients with unfinished requests get an error while their connections still exist.
@@ -103,6 +102,7 @@ class Front:
         service.control.gpus.stop()
         service.health.end()
         await self._parts.front_listeners.close()
+        loop.remove_reader(self._control.fileno())
         await service.control.trace.close()
 
     # ---- messages of the supervisor --------------------------------------------------------
@@ -121,10 +121,14 @@ class Front:
             message = messages.CONTROL.decode(data)
             if self._parts is None:
                 self._set_up(message, fds)
-            elif isinstance(message, messages.InstanceUp):
-                self._parts.generations.instance_up(message, fds)
             elif isinstance(message, messages.IngressUp):
                 self._parts.front_listeners.ingress_up(message, fds)
+            elif isinstance(message, messages.IngressDown):
+                self._parts.front_listeners.ingress_down(message)
+            elif self._quit.is_set():
+                continue  # the models are closed; the listeners still wait for the end of ingress processes
+            elif isinstance(message, messages.InstanceUp):
+                self._parts.generations.instance_up(message, fds)
             else:
                 self._handlers[type(message)](message)
 
@@ -167,7 +171,6 @@ class Front:
             messages.Sleep: parts.generations.sleep,
             messages.ResidentMemory: parts.generations.on_demand.show_memory,
             messages.InstanceDown: parts.generations.instance_down,
-            messages.IngressDown: parts.front_listeners.ingress_down,
             messages.ModelStates: lambda message: models.set_states(*message),
             messages.Outcome: lambda found: control.supervisor_requests.complete(
                 found.ticket, VerbOutcome(*found[1:])
