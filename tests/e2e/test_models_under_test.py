@@ -97,9 +97,11 @@ models:
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, TestClient]]:
     """A config file's models in this process, and the same in workers."""
     folder = tmp_path_factory.mktemp("parity")
-    (folder / "parity_models.py").write_text(MODELS)
-    (folder / "config.yaml").write_text(config("parity_models"))
+    # pytest-xdist may set the fixture up twice in a process, and a file's module stays in the process.
+    name = f"{folder.name}_models"
+    (folder / f"{name}.py").write_text(MODELS)
     path = folder / "config.yaml"
+    path.write_text(config(name))
     with TestClient(path) as local, TestClient(str(path), workers=True) as served:
         served.infer("double", x=[[1.0]])  # what is opened at the first use stays for the tests of this file
         outcome(lambda: local.infer("wrong", x=[[1.0]]))
