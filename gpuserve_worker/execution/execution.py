@@ -243,8 +243,11 @@ class Execution:
         for place in inputs.in_place:
             session.regions.check(place)
         failures: Mapping[int, WireFailure | None] = inputs.failures
-        elsewhere = [one for one in run.requests if not isinstance(one, int) and (one[3] or one[5])]
-        answers = self.rules.check(result, inputs.requests, apart=apart or bool(failures or elsewhere))
+        apart = apart or bool(failures)
+        for one in run.requests:
+            if not isinstance(one, int) and (one[3] or one[5]):
+                apart = True
+        answers = self.rules.check(result, inputs.requests, apart=apart)
         if inputs.in_place:
             answers = BatchAnswers(answers.whole, answers.each, answers.parameters, inputs.in_place)
         if failures and self._model.context.decoupled:

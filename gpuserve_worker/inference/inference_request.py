@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _MARK: Final = "_gpuserve_accepts_batch"
 _NO_DETAILS: Final = payloads.RequestDetails()
+#: The fields of a ``WireRequest`` after the first three, where a request has only those.
+_NO_FIELDS: Final = payloads.WireRequest(0, {}, ())[3:]
 
 
 def accept_batch(function: Callable[..., Any]) -> None:
@@ -182,9 +184,7 @@ class Batch:
 
     def as_list(self) -> RequestBatch:
         """Return the batch as the list of requests that user code is given; its arrays are views."""
-        return RequestBatch(list(self._cut()), self.output_names, self.batching, self.ragged)
-
-    def _cut(self) -> Iterator[Request]:
+        found: list[Request] = []
         start = 0
         ragged = {}
         if self.ragged.inputs:
@@ -197,23 +197,17 @@ class Batch:
                     name: next(ragged[name]) if name in ragged else array[start:stop]
                     for name, array in data.items()
                 }
-            elif self.batching:
+            elif self.batching and len(self.requests) > 1:
                 data = {name: array[start:stop] for name, array in data.items()}
             request = Request(data, parameters, None, list(requested or self.output_names))
-            if len(more) > 1:
-                _add_optional_fields(request, *more)
-            yield request
+            _, sequence, _, details = more or _NO_FIELDS
+            if sequence is not None:
+                request.sequence = payloads.Sequence(*sequence)
+            if details is not None:
+                request.details = payloads.RequestDetails(*details)
+            found.append(request)
             start = stop
-
-
-def _add_optional_fields(
-    request: Request, placements: Any, sequence: Any, kept: Any = (), details: Any = None
-) -> None:
-    """Set the attributes that only some requests have, from the fields of a ``WireRequest``."""
-    if sequence is not None:
-        request.sequence = payloads.Sequence(*sequence)
-    if details is not None:
-        request.details = payloads.RequestDetails(*details)
+        return RequestBatch(found, self.output_names, self.batching, self.ragged)
 
 
 class BatchedOutputs(Sequence["Arrays"]):

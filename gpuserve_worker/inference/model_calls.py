@@ -196,7 +196,7 @@ class ModelCall:
         self._port = port
         self._replies: deque[CallReply] = deque()
         self._ended = False
-        self._on_reply: Callable[[], None] = _nothing
+        self._on_reply: Callable[[], None] | None = None
 
     def is_ready(self) -> bool:
         """Return whether a reply can be returned, or none will come."""
@@ -205,7 +205,8 @@ class ModelCall:
     def add(self, reply: CallReply) -> None:
         self._replies.append(reply)
         self._ended = reply.final
-        self._on_reply()
+        if self._on_reply is not None:
+            self._on_reply()
 
     def next_reply(self) -> CallReply:
         self._port.wait(self.is_ready)
@@ -228,7 +229,7 @@ class ModelCall:
         came = asyncio.Event()
         self._on_reply = came.set
         await came.wait()
-        self._on_reply = _nothing
+        self._on_reply = None
 
     def close(self) -> None:
         while self._replies:
@@ -314,6 +315,3 @@ def outputs_of(reply: CallReply, request: CallRequest) -> dict[str, NDArray[Any]
     if reply.outputs is None:
         raise ModelCallError(INTERNAL, f"model {request.model!r} gave no response")
     return reply.outputs
-
-
-def _nothing() -> None: ...

@@ -310,9 +310,9 @@ class OutputRules:
         """Return the returned values by declared name. The names in a returned request are input names, which
         mean outputs by their position if no name is declared.
         """
-        unknown = [name for name in data if name not in self._dtypes]
-        if not unknown:
+        if self._dtypes.keys() >= data.keys():
             return data
+        unknown = [name for name in data if name not in self._dtypes]
         for name in unknown:
             if not isinstance(name, str):
                 raise OutputError(f"An output of model {self._model!r} is named {name!r}: names must be str")

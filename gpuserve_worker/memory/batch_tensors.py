@@ -286,17 +286,11 @@ class OutputWriter:
     def _tensors(
         self, outputs: list[CheckedOutput], inline: Budget, taken: list[Block]
     ) -> tuple[WireTensor, ...]:
-        return tuple(
-            [
-                WireTensor(
-                    one.name,
-                    one.datatype,
-                    one.shape,
-                    as_bytes(one) if inline.consume(one.nbytes) else self._in_block(one, taken),
-                )
-                for one in outputs
-            ]
-        )
+        tensors: list[WireTensor] = []
+        for one in outputs:
+            payload = as_bytes(one) if inline.consume(one.nbytes) else self._in_block(one, taken)
+            tensors.append(WireTensor(one.name, one.datatype, one.shape, payload))
+        return tuple(tensors)
 
     def _in_block(self, output: CheckedOutput, taken: list[Block]) -> Payload:
         block = self._block(output, taken)

@@ -45,7 +45,7 @@ def test_other_data_of_the_same_request() -> None:
 
 
 def test_requests_that_travel_as_their_rows_have_all_fields_and_parameters_of_their_own() -> None:
-    told = (2, (1, {"k": 1}, ("y",), (), None), 2)
+    told = (2, (1, {"k": 1}, ("y",), (), None, (), None), 2)
     assert [tuple(one) for one in requests(told)] == [
         (2, {}, (), (), None, (), None),
         (1, {"k": 1}, ("y",), (), None, (), None),

@@ -311,11 +311,14 @@ def _output(tensor: wire.WireTensor, link: WorkerLink) -> OutputTensor:
 
 def _split(tensors: Sequence[wire.WireTensor], batch: Sequence[Any], link: WorkerLink) -> list[_Outputs]:
     """Return tensors of the whole batch, none of them in a region, as a list of tensors for each request."""
-    if len(batch) == 1 and not any(map(is_ragged, tensors)):
+    if len(batch) == 1:
         whole = []
         for one in tensors:
-            whole.append(OutputTensor(one.name, one.datatype, one.shape, _data(one, link)))  # noqa: PERF401
-        return [whole]
+            if is_ragged(one):
+                break
+            whole.append(OutputTensor(one.name, one.datatype, one.shape, _data(one, link)))
+        else:
+            return [whole]
     rows = [one.rows for one in batch]
     return split_outputs(
         [OutputTensor(one.name, one.datatype, one.shape, _data(one, link)) for one in tensors], rows

@@ -185,40 +185,36 @@ class BatchFormer:
         """Take requests; returns the number of the best size (0: none), and whether the batch is closed."""
         taken, rows, nbytes, best = self._collected, self._rows, self._nbytes, 0
         preferred, max_rows, max_elements = self._preferred, self._max_rows, self._max_elements
-        padded, max_nbytes = self._padded, self._max_nbytes
+        padded, max_nbytes, closed = self._padded, self._max_nbytes, False
         while waiting:
             request = waiting[0]
             if request.state is not _QUEUED:
                 waiting.popleft()
                 continue
-            total = rows + request.rows
-            nbytes += request.nbytes
+            total, total_nbytes = rows + request.rows, nbytes + request.nbytes
             if taken:
                 if total > self._largest_preferred and not best:
                     best = len(taken)
-                if total > max_rows or nbytes > max_nbytes or request.merge_key != taken[0].merge_key:
-                    self._keep(rows, nbytes - request.nbytes, padded)
-                    return best, True
+                if total > max_rows or total_nbytes > max_nbytes or request.merge_key != taken[0].merge_key:
+                    closed = True
+                    break
             if max_elements:
                 grown = padded.including(request)
                 if taken and total * grown.elements > max_elements:
-                    self._keep(rows, nbytes - request.nbytes, padded)
-                    return best, True
+                    closed = True
+                    break
                 padded = grown
             taken.append(waiting.popleft())
-            rows = total
+            rows, nbytes = total, total_nbytes
             if rows in preferred:
                 best = len(taken)
-        self._keep(rows, nbytes, padded)
-        return best, False
-
-    def _keep(self, rows: int, nbytes: int, padded: PaddedRow) -> None:
         self._rows, self._nbytes, self._padded = rows, nbytes, padded
+        return best, closed
 
     def _cut(self, count: int, waiting: WaitingRequests) -> list[QueuedRequest]:
         """Return the first ``count`` taken requests, and put the others back to be walked again."""
         batch, self._collected = self._collected, []
-        self._keep(0, 0, EMPTY_ROW)
+        self._rows, self._nbytes, self._padded = 0, 0, EMPTY_ROW
         if count < len(batch):
             waiting.extendleft(reversed(batch[count:]))
             del batch[count:]
