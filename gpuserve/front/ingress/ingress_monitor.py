@@ -37,7 +37,8 @@ class IngressMonitor(ProtocolServer):
     """``settings.ingress_processes`` ingress processes, which hold the connections of the listeners.
 
     ``listeners`` maps descriptors to whether they use TLS. ``stop`` closes them, and ends what ``requests``
-    runs. ``request_start`` asks the supervisor for a process; ``ingress_up`` and ``ingress_down`` answer.
+    runs. ``serve`` creates the session of a process. ``request_start`` asks the supervisor for a process;
+    ``ingress_up`` and ``ingress_down`` answer. ``record_event`` records deaths.
     """
 
     def __init__(
@@ -51,27 +52,19 @@ class IngressMonitor(ProtocolServer):
         record_event: monitored.EventRecorder,
         request_start: Callable[[int], None],
     ) -> None:
+        self.serve = serve
+        self.admission = admission
+        self.record_event = record_event
+        self.request_start = request_start
         self._listeners = listeners
         self._requests = requests
-        self._admission = admission
         self._setup = setup
         log = ServerSettings.from_wire(setup.settings).log_settings()
         self._log = messages.ChangeLogSettings(log._asdict())
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._processes = [
-            monitored.MonitoredIngress(
-                number,
-                self._first_messages,
-                serve,
-                admission,
-                request_start,
-                self._on_change,
-                self._requeue,
-                self._broadcast,
-                record_event,
-            )
-            for number in range(setup.settings["ingress_processes"])
+            monitored.MonitoredIngress(number, self) for number in range(setup.settings["ingress_processes"])
         ]
         self._acceptors: list[Acceptor] = []
         self._waiting: deque[monitored.AcceptedConnection] = deque()
@@ -168,7 +161,7 @@ class IngressMonitor(ProtocolServer):
     # ---- connections ---------------------------------------------------------------------------
 
     def _on_accepted(self, tls: bool, accepted: socket.socket, address: str | None) -> None:
-        if not self._admission.admit(address, accepted.fileno()):
+        if not self.admission.admit(address, accepted.fileno()):
             accepted.close()
             return
         self._waiting.append(
@@ -180,17 +173,17 @@ class IngressMonitor(ProtocolServer):
         up = [process for process in self._processes if process.state is IngressState.UP]
         while self._waiting and (process := monitored.choose_ingress(up, self._loop.time())) is not None:
             one = self._waiting.popleft()
-            if process.n_open < self._admission.n_descriptors:
+            if process.n_open < self.admission.n_descriptors:
                 process.assign(one)
             else:
-                n = self._admission.n_descriptors
+                n = self.admission.n_descriptors
                 text = f"every ingress process holds {n}, as many as its descriptors allow"
-                self._admission.count_refused("descriptors", f"refused a connection: {text}")
+                self.admission.count_refused("descriptors", f"refused a connection: {text}")
                 self._refuse(one)
         if self._waiting and self._expiry is None:
             self._expiry = self._loop.call_at(self._waiting[0].until_s, self._on_expiry)
 
-    def _requeue(self, accepted: Iterable[monitored.AcceptedConnection]) -> None:
+    def requeue(self, accepted: Iterable[monitored.AcceptedConnection]) -> None:
         """Queue connections of a dead process again, before all others."""
         self._waiting.extendleft(reversed(list(accepted)))
         if self._acceptors:
@@ -210,20 +203,20 @@ class IngressMonitor(ProtocolServer):
 
     def _refuse(self, one: monitored.AcceptedConnection) -> None:
         one.accepted.close()
-        self._admission.release(one.address)
+        self.admission.release(one.address)
 
     # ---- processes ------------------------------------------------------------------------------
 
-    def _first_messages(self, process: monitored.MonitoredIngress) -> Iterator[Any]:
+    def first_messages(self, process: monitored.MonitoredIngress) -> Iterator[Any]:
         yield self._setup._replace(number=process.number, counted=process.tally.counted)
         yield self._log
 
-    def _broadcast(self, sender: monitored.MonitoredIngress, message: Any) -> None:
+    def broadcast(self, sender: monitored.MonitoredIngress, message: Any) -> None:
         for process in self._processes:
             if process is not sender:
                 process.post(message)
 
-    def _on_change(self) -> None:
+    def on_change(self) -> None:
         self._changed.set()
         self._assign_waiting()
 

@@ -19,7 +19,7 @@ import signal
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from gpuserve.core.event_log import EventKind
 from gpuserve.core.states import StepTable
@@ -27,10 +27,12 @@ from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.channel_messages import IngressStatus
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.proxied_requests import IngressSession
-from gpuserve.front.net.admission import Admission
 from gpuserve.front.net.server import IngressCounts
 from gpuserve.supervisor.control.heartbeat import LoopWatchdog, cpu_times, describe_process_state
 from gpuserve_worker.protocol.stack_signals import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
+
+if TYPE_CHECKING:
+    from gpuserve.front.ingress.ingress_monitor import IngressMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -114,27 +116,12 @@ class EventRecorder(Protocol):
 
 
 class MonitoredIngress:
-    """The ingress process of one number, kept up from ``start`` to ``stop``.
-
-    ``first_messages`` are sent to each new process, and ``serve`` creates its session. Connections are
-    counted in ``admission``. ``request_start`` has the supervisor start a process, or connect the one that
-    survived the previous front; ``on_up`` or ``on_down`` is its answer. ``on_change`` is called on each
-    change of state. ``requeue`` gets connections that a dead process had not received, ``broadcast`` sends a
-    message to all other ingress processes, and ``record_event`` records deaths.
+    """The ingress process of one number, kept up from ``start`` to ``stop``. On request of ``front`` the
+    supervisor starts it, or connects the one that survived the previous front; ``on_up`` or ``on_down``
+    answers.
     """
 
-    def __init__(
-        self,
-        number: int,
-        first_messages: Callable[[MonitoredIngress], Iterable[Any]],
-        serve: Callable[[IpcChannel], IngressSession],
-        admission: Admission,
-        request_start: Callable[[int], None],
-        on_change: Callable[[], None],
-        requeue: Callable[[Iterable[AcceptedConnection]], None],
-        broadcast: Callable[[MonitoredIngress, Any], None],
-        record_event: EventRecorder,
-    ) -> None:
+    def __init__(self, number: int, front: IngressMonitor) -> None:
         self.number = number
         self.state = IngressState.DOWN
         self.n_open = 0
@@ -142,14 +129,7 @@ class MonitoredIngress:
         self.tally = IngressTally()
         #: Whether its process had a front before this one.
         self.has_survived = False
-        self._first_messages = first_messages
-        self._serve = serve
-        self._admission = admission
-        self._request_start = request_start
-        self._on_change = on_change
-        self._requeue = requeue
-        self._broadcast = broadcast
-        self._record_event = record_event
+        self._front = front
         self._running: RunningIngress | None = None
         self._backoff = RestartBackoff()
         self._loop = asyncio.get_running_loop()
@@ -169,24 +149,24 @@ class MonitoredIngress:
         if self.state is not IngressState.DOWN:
             return
         self._enter(IngressState.STARTING)
-        self._request_start(self.number)
+        self._front.request_start(self.number)
 
     def on_up(self, process: IngressHandle, sock: socket.socket, restarts: int, *, survived: bool) -> None:
         """Send the first messages to a new process, and take over its pidfd and socket."""
         self.has_survived = survived
         channel = IpcChannel(sock, self._on_message, self._on_lost)
-        running = self._running = RunningIngress(process, channel, self._serve(channel))
+        running = self._running = RunningIngress(process, channel, self._front.serve(channel))
         running.handlers = {
             **running.served.handlers,
             messages.HeldConnections: self._on_held,
             messages.IngressStatus: self._on_status,
             messages.ReceivedConnections: running.on_received,
             messages.ClosedConnections: self._on_closed,
-            messages.SpentTokens: lambda message: self._broadcast(self, message),
+            messages.SpentTokens: lambda message: self._front.broadcast(self, message),
         }
         self.tally.restarted(restarts)
         channel.open()
-        for message in self._first_messages(self):
+        for message in self._front.first_messages(self):
             channel.post(message)
         running.served.open()
         if self.state is IngressState.ENDING:  # stopped while the process started
@@ -250,7 +230,7 @@ class MonitoredIngress:
             running.process.show_stacks(forced=True)
         if silent_s >= HUNG_S:
             logger.error("killed ingress process %d: no heartbeat for %g s", self.number, HUNG_S)
-            self._record_event(EventKind.DOOR_HUNG, door=self.number, pid=self.pid, silent_s=HUNG_S)
+            self._front.record_event(EventKind.DOOR_HUNG, door=self.number, pid=self.pid, silent_s=HUNG_S)
             self.kill()
 
     # ---- what is heard ------------------------------------------------------------------------
@@ -268,7 +248,7 @@ class MonitoredIngress:
         for address in holding.addresses:
             self._running.addresses[address] += 1
             self.n_open += 1
-            self._admission.readmit(address)
+            self._front.admission.readmit(address)
 
     def _on_status(self, status: messages.IngressStatus) -> None:
         self.last_heard_at = self._loop.time()
@@ -283,7 +263,7 @@ class MonitoredIngress:
         for address in left.addresses:
             self._running.addresses[address] -= 1
             self.n_open -= 1
-            self._admission.release(address)
+            self._front.admission.release(address)
         self._running.addresses += Counter()  # drops addresses without connections
 
     def _on_lost(self) -> None:
@@ -301,26 +281,26 @@ class MonitoredIngress:
         self.tally.end()
         running.addresses -= Counter(one.address for one in running.on_their_way)
         for address in running.addresses.elements():
-            self._admission.release(address)
+            self._front.admission.release(address)
         self.n_open = 0
         if self.state is IngressState.ENDING:
             self._enter(IngressState.ENDED)
         else:
             text = f"{reason}, with {running.addresses.total()} connections"
             self._on_death(text, self._loop.time() - running.started_at)
-        self._requeue(running.on_their_way)
+        self._front.requeue(running.on_their_way)
 
     def _on_death(self, reason: str, lived_s: float) -> None:
         pause_s = self._backoff.pause_s(lived_s, came_up=self.state is IngressState.UP)
         when = f"in {pause_s:g} s" if pause_s else "at once"
         logger.error("ingress process %d ended (%s); it is started again %s", self.number, reason, when)
-        self._record_event(EventKind.DOOR_DIED, door=self.number, reason=reason, restart_in_s=pause_s)
+        self._front.record_event(EventKind.DOOR_DIED, door=self.number, reason=reason, restart_in_s=pause_s)
         self._enter(IngressState.DOWN)
         self._loop.call_later(pause_s, self.start)
 
     def _enter(self, state: IngressState) -> None:
         self.state = STEPS.step(self.state, state, self.number)
-        self._on_change()
+        self._front.on_change()
 
 
 class IngressHandle(NamedTuple):

@@ -240,7 +240,6 @@ def _read_fields(parts: Sequence[memoryview], name: str) -> dict[int, bytearray]
         for tag, _, start, end in _iterate_fields(part, budget):
             number, wire_type = tag >> 3, tag & 7
             expected, _ = _WIRE_ELEMENTS.get(number, (None, None))
-            expected, _ = _WIRE_ELEMENTS.get(number, (None, None))
             if expected is None or wire_type not in (expected, WireType.LENGTH):
                 continue  # protobuf treats this as an unknown field, too
             if start == end and number != _BYTES_NUMBER:
