@@ -13,7 +13,6 @@ from gpuserve.model.spec import ensemble_members
 from gpuserve.supervisor.reload.config_changes import (
     Action,
     ConfigModels,
-    ReloadSteps,
     actions,
     even_count,
     needs,
@@ -134,26 +133,6 @@ def test_members_come_before_and_go_after() -> None:
         "inner": {"outer"},
         "outer": set(),
     }
-
-
-def test_a_step_begins_when_those_that_it_needs_are_done() -> None:
-    steps = ReloadSteps({"e": {"a", "b"}, "a": set(), "b": set()})
-    assert steps.start_ready() == ["a", "b"]
-    steps.done("a")
-    assert steps.start_ready() == []
-    steps.done("b")
-    assert steps.start_ready() == ["e"]
-    assert not steps.is_over
-    steps.done("e")
-    assert steps.is_over
-
-
-def test_a_step_that_fails_takes_those_along_that_need_it() -> None:
-    steps = ReloadSteps({"outer": {"inner"}, "inner": {"a"}, "a": set(), "b": set()})
-    assert steps.start_ready() == ["a", "b"]
-    assert steps.failed("a") == [("inner", "a"), ("outer", "inner")]
-    steps.done("b")
-    assert steps.is_over
 
 
 # ---- the whole of it ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.config.settings.checks import SettingRefusal, compare_settings, describe_change, key_of
@@ -40,7 +41,6 @@ from gpuserve.supervisor.processes.server_core import refuse_change
 from gpuserve.supervisor.reload.config_changes import (
     Action,
     ConfigModels,
-    ReloadSteps,
     actions,
     by_name,
     even_count,
@@ -395,7 +395,11 @@ class ConfigRun:
 
     def __post_init__(self) -> None:
         self._actions: dict[str, Action] = {}
-        self._steps = ReloadSteps({})
+        #: The models that must be done before each, and their order; those that run, and those that failed.
+        self._needs: dict[str, set[str]] = {}
+        self._steps = TopologicalSorter[str]()
+        self._running: set[str] = set()
+        self._failed: set[str] = set()
         self._then = self._on_end
 
     def start(self) -> None:
@@ -415,12 +419,12 @@ class ConfigRun:
 
     def cancel(self, models: Collection[str]) -> None:
         """Cancel running operations on these models, because their files have changed again."""
-        for name in set(models).intersection(self._steps.running):
+        for name in self._running.intersection(models):
             self._work.cancel(name)
 
     def cancel_outdated(self, now: ConfigModels) -> None:
         """Cancel running operations on models whose declarations have changed again: they may never end."""
-        for name in list(self._steps.running):
+        for name in list(self._running):
             if now.declared.get(name) != self._now.declared.get(name):
                 self._work.cancel(name)
 
@@ -446,22 +450,28 @@ class ConfigRun:
     def _run_steps(self, names: Sequence[str], then: Callable[[], None]) -> None:
         chosen = {name: self._actions[name] for name in names}
         before = self._applied.snapshot()
-        self._steps = ReloadSteps(needs(chosen, before.declared, self._now.declared))
+        self._needs = needs(chosen, before.declared, self._now.declared)
+        self._steps = TopologicalSorter(self._needs)
+        self._steps.prepare()
         self._then = then
         self._continue()
 
     def _continue(self) -> None:
         """Start all steps that can start. A step that ends at once calls this method again."""
         steps = self._steps
-        while started := steps.start_ready():
-            for name in started:
+        while ready := steps.get_ready():
+            self._running.update(ready)
+            for name in ready:
                 self._start_step(name)
-        if steps.is_over and steps is self._steps:
-            self._steps = ReloadSteps({})  # so that the end is reported once
+        if steps is self._steps and not steps.is_active():
+            self._steps = TopologicalSorter()  # so that the end is reported once
             self._then()
 
     def _start_step(self, name: str) -> None:
         refusal = self._change_refusal()
+        if refusal is None and (failed := self._failed.intersection(self._needs[name])):
+            text = f"it stays as it was, because model {min(failed)}, which it needs, failed"
+            refusal = InvalidArgument(text)
         if refusal is not None:
             self._on_done(name, refusal)
             return
@@ -475,10 +485,9 @@ class ConfigRun:
         if error is None:
             self._applied.set_applied(name, self._now)
             self._report.done(self._actions[name], name)
-            self._steps.done(name)
         else:
+            self._failed.add(name)
             self._report.failed(name, str(error).strip())
-            for lost, needed in self._steps.failed(name):
-                text = f"it stays as it was, because model {needed}, which it needs, failed"
-                self._report.failed(lost, text)
+        self._running.remove(name)
+        self._steps.done(name)
         self._continue()
