@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from gpuserve.bench.level_results import LatencySummary, LevelResult
 from gpuserve.bench.load_plan import BenchOptionError, LoadKind, LoadLevel
@@ -35,11 +34,6 @@ class BenchReport:
     @property
     def failed(self) -> int:
         return sum(one.failed for one in self.levels)
-
-    @property
-    def has_streams(self) -> bool:
-        """True if any request had more than one response."""
-        return any(one.gaps.count for one in self.levels)
 
 
 def report_to_json(report: BenchReport) -> str:
@@ -76,54 +70,82 @@ def _level_result(fields: dict[str, Any]) -> LevelResult:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LevelRatios:
-    """Ratios of new to old figures of a level; None if a figure is 0."""
-
-    throughput: float | None
-    p50: float | None
-    p99: float | None
-
-
-def ratios_to_baseline(report: BenchReport, baseline: BenchReport | None) -> list[LevelRatios | None]:
-    """Return for each level its ratios to the baseline, or None if the baseline lacks the level."""
-    earlier = {one.level: one for one in baseline.levels} if baseline else {}
-    pairs = [(new, earlier.get(new.level)) for new in report.levels]
-    return [
-        None
-        if old is None
-        else LevelRatios(
-            _ratio(new.throughput, old.throughput),
-            _ratio(new.latency.p50_ms, old.latency.p50_ms),
-            _ratio(new.latency.p99_ms, old.latency.p99_ms),
-        )
-        for new, old in pairs
-    ]
-
-
-def _ratio(new: float, old: float) -> float | None:
-    return new / old if new and old else None
-
-
-_EMPTY = ""
-
-
 class ReportTable(NamedTuple):
     titles: list[str]
     rows: list[list[str]]
 
 
-CellText: TypeAlias = Callable[[LevelResult, LevelRatios | None], str]
+_CALL_COLUMNS: Final = (
+    *("load", "req/s", "req/s ratio", "responses/s", "mean ms", "p50 ms", "p50 ratio", "p90 ms", "p99 ms"),
+    *("p99 ratio", "p99.9 ms", "max ms", "first p50 ms", "first p99 ms", "between p50 ms", "between p99 ms"),
+    *("queue ms", "compute ms", "rows/batch", "client CPU", "failed"),
+)
+_STREAM_COLUMNS: Final = (
+    *("load", "req/s", "tokens/s", "tokens/s of one", "first p50 ms", "first p90 ms", "first p99 ms"),
+    *("between p50 ms", "between p90 ms", "between p99 ms", "p99 ms", "client CPU", "failed"),
+)
 
 
 def report_table(report: BenchReport, baseline: BenchReport | None) -> ReportTable:
-    ratios = ratios_to_baseline(report, baseline)
-    columns = _columns(report)
-    rows = [
-        [cell(one, ratio) for _, cell in columns] for one, ratio in zip(report.levels, ratios, strict=True)
+    earlier = _levels(baseline)
+    of_tokens = STREAM in report.settings
+    has_responses = of_tokens or any(one.gaps.count for one in report.levels)
+    rows = []
+    for one in report.levels:
+        row = _figures(one) | _ratios(one, earlier.get(one.level))
+        rows.append(row | _response_figures(one) if has_responses else row)
+    titles = [
+        title
+        for title in (_STREAM_COLUMNS if of_tokens else _CALL_COLUMNS)
+        if any(row.get(title) for row in rows) and (title != "failed" or report.failed)
     ]
-    kept = [at for at in range(len(columns)) if any(row[at] for row in rows)]
-    return ReportTable([columns[at][0] for at in kept], [[row[at] for at in kept] for row in rows])
+    return ReportTable(titles, [[row.get(title, "") for title in titles] for row in rows])
+
+
+def _levels(report: BenchReport | None) -> dict[LoadLevel, LevelResult]:
+    return {} if report is None else {one.level: one for one in report.levels}
+
+
+def _figures(one: LevelResult) -> dict[str, str]:
+    """Return the texts of a level's figures, by the titles of their columns."""
+    figures = {
+        "load": _load_text(one),
+        "req/s": _rate_text(one.throughput),
+        **_latency_figures("", one.latency),
+        "client CPU": f"{one.client_cpu:.0%}",
+        "failed": str(one.failed),
+    }
+    if (server := one.server) is not None:
+        figures["queue ms"] = _ms_text(server.queue_ms)
+        figures["compute ms"] = _ms_text(server.compute_ms)
+        figures["rows/batch"] = f"{server.rows_per_execution:.1f}"
+    return figures
+
+
+def _response_figures(one: LevelResult) -> dict[str, str]:
+    """Return the texts of the figures about several responses to a request."""
+    rate = _rate_text(one.responses_per_s)
+    figures = {"responses/s": rate, "tokens/s": rate}
+    if one.gaps.count:
+        figures["tokens/s of one"] = _rate_text(1000 / one.gaps.mean_ms)
+    return figures | _latency_figures("first ", one.first) | _latency_figures("between ", one.gaps)
+
+
+def _latency_figures(prefix: str, summary: LatencySummary) -> dict[str, str]:
+    names = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p99.9": "p999", "max": "max"}
+    return {f"{prefix}{title} ms": _ms_text(getattr(summary, f"{name}_ms")) for title, name in names.items()}
+
+
+def _ratios(new: LevelResult, old: LevelResult | None) -> dict[str, str]:
+    """Return the texts of the ratios of a level to the same level of the baseline, unless a figure is 0."""
+    if old is None:
+        return {}
+    pairs = {
+        "req/s ratio": (new.throughput, old.throughput),
+        "p50 ratio": (new.latency.p50_ms, old.latency.p50_ms),
+        "p99 ratio": (new.latency.p99_ms, old.latency.p99_ms),
+    }
+    return {title: f"{now / before:.2f}" for title, (now, before) in pairs.items() if now and before}
 
 
 #: Columns that a narrow terminal hides, in this order.
@@ -160,7 +182,7 @@ def _width(made: ReportTable) -> int:
 def report_notes(report: BenchReport, baseline: BenchReport | None = None) -> list[str]:
     """Return a sentence for each warning and failure, and for a baseline without a common level."""
     found = ["the run was interrupted: levels are missing"] if report.interrupted else []
-    if baseline is not None and report.levels and not any(ratios_to_baseline(report, baseline)):
+    if baseline is not None and report.levels and not _levels(report).keys() & _levels(baseline).keys():
         levels = ", ".join(_load_text(one) for one in baseline.levels) or "none"
         found.append(f"there are no ratios: the baseline has no level in common with this run, only {levels}")
     for one in report.levels:
@@ -172,61 +194,8 @@ def report_notes(report: BenchReport, baseline: BenchReport | None = None) -> li
     return found
 
 
-def _columns(report: BenchReport) -> list[tuple[str, CellText]]:
-    return _stream_columns(report) if STREAM in report.settings else _call_columns(report)
-
-
-def _stream_columns(report: BenchReport) -> list[tuple[str, CellText]]:
-    return [
-        ("load", lambda one, _: _load_text(one)),
-        ("req/s", lambda one, _: _rate_text(one.throughput)),
-        ("tokens/s", lambda one, _: _rate_text(one.responses_per_s)),
-        ("tokens/s of one", lambda one, _: _rate_text(1000 / one.gaps.mean_ms) if one.gaps.count else _EMPTY),
-        ("first p50 ms", lambda one, _: _ms_text(one.first.p50_ms)),
-        ("first p90 ms", lambda one, _: _ms_text(one.first.p90_ms)),
-        ("first p99 ms", lambda one, _: _ms_text(one.first.p99_ms)),
-        ("between p50 ms", lambda one, _: _ms_text(one.gaps.p50_ms)),
-        ("between p90 ms", lambda one, _: _ms_text(one.gaps.p90_ms)),
-        ("between p99 ms", lambda one, _: _ms_text(one.gaps.p99_ms)),
-        ("p99 ms", lambda one, _: _ms_text(one.latency.p99_ms)),
-        ("client CPU", lambda one, _: f"{one.client_cpu:.0%}"),
-        ("failed", lambda one, _: str(one.failed) if report.failed else _EMPTY),
-    ]
-
-
-def _call_columns(report: BenchReport) -> list[tuple[str, CellText]]:
-    streams = report.has_streams
-    return [
-        ("load", lambda one, _: _load_text(one)),
-        ("req/s", lambda one, _: _rate_text(one.throughput)),
-        ("req/s ratio", lambda _, ratio: _EMPTY if ratio is None else _ratio_text(ratio.throughput)),
-        ("responses/s", lambda one, _: _rate_text(one.responses_per_s) if streams else _EMPTY),
-        ("mean ms", lambda one, _: _ms_text(one.latency.mean_ms)),
-        ("p50 ms", lambda one, _: _ms_text(one.latency.p50_ms)),
-        ("p50 ratio", lambda _, ratio: _EMPTY if ratio is None else _ratio_text(ratio.p50)),
-        ("p90 ms", lambda one, _: _ms_text(one.latency.p90_ms)),
-        ("p99 ms", lambda one, _: _ms_text(one.latency.p99_ms)),
-        ("p99 ratio", lambda _, ratio: _EMPTY if ratio is None else _ratio_text(ratio.p99)),
-        ("p99.9 ms", lambda one, _: _ms_text(one.latency.p999_ms)),
-        ("max ms", lambda one, _: _ms_text(one.latency.max_ms)),
-        ("first p50 ms", lambda one, _: _ms_text(one.first.p50_ms) if streams else _EMPTY),
-        ("first p99 ms", lambda one, _: _ms_text(one.first.p99_ms) if streams else _EMPTY),
-        ("between p50 ms", lambda one, _: _ms_text(one.gaps.p50_ms) if streams else _EMPTY),
-        ("between p99 ms", lambda one, _: _ms_text(one.gaps.p99_ms) if streams else _EMPTY),
-        ("queue ms", lambda one, _: _server_text(one, lambda server: _ms_text(server.queue_ms))),
-        ("compute ms", lambda one, _: _server_text(one, lambda server: _ms_text(server.compute_ms))),
-        ("rows/batch", lambda one, _: _server_text(one, lambda server: f"{server.rows_per_execution:.1f}")),
-        ("client CPU", lambda one, _: f"{one.client_cpu:.0%}"),
-        ("failed", lambda one, _: str(one.failed) if report.failed else _EMPTY),
-    ]
-
-
 def _load_text(one: LevelResult) -> str:
     return str(one.level) if one.level.kind is LoadKind.RATE else f"{one.level} in flight"
-
-
-def _server_text(one: LevelResult, text: Callable[[ServerTime], str]) -> str:
-    return _EMPTY if one.server is None else text(one.server)
 
 
 def _rate_text(value: float) -> str:
@@ -237,7 +206,3 @@ def _ms_text(value: float) -> str:
     if value < 0.001:
         return "0"
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _ratio_text(ratio: float | None) -> str:
-    return _EMPTY if ratio is None else f"{ratio:.2f}"

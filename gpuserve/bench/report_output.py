@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import html
 import io
-import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -224,8 +223,6 @@ _RENDERERS: Final[dict[str, ReportRenderer]] = {
     ".html": html_page,
 }
 
-#: The most powers of ten that are all labelled.
-_MOST_DECADES = 8
 _SIZE_INCHES = (6.4, 3.6)
 _PERCENTILE_TICKS = (50, 90, 99, 99.9, 99.99)
 
@@ -291,19 +288,12 @@ def _percentiles(axes: Any, report: BenchReport) -> None:
 
 def _plain_numbers(axes: Any) -> None:
     """Label the vertical axis with plain numbers such as 0.5, few enough that labels do not overlap."""
+    from matplotlib.ticker import LogLocator
+
     low, high = axes.get_ylim()
-    axes.set_yticks([one for one in log_ticks(low, high) if low <= one <= high])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return at most about ten round numbers around ``low`` to ``high``, evenly spread on a log axis."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    decades = last - first
-    steps = (1, 1.5, 2, 3, 4, 5, 7) if decades <= 1 else (1, 2, 5) if decades <= 3 else (1,)
-    stride = max(1, math.ceil(decades / _MOST_DECADES))
-    return [step * 10.0**at for at in range(first, last + 1, stride) for step in steps]
 
 
 def _load_label(report: BenchReport) -> str:
