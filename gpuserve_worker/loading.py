@@ -167,8 +167,11 @@ def _start_hook(name: str, model: Model, reporter: Reporter, reply: Callable[[fl
             model.path.enter_concurrently()
             if model.rank is not None:
                 model.rank.wait_idle()
-            getattr(model.call, name, device_copies.drop if name == _SLEEP else device_copies.restore)()
+            own = getattr(model.call, name, None)
+            (own or (device_copies.drop if name == _SLEEP else device_copies.restore))()
             if name == _SLEEP:
+                if own is not None:
+                    device_copies.drop_unused()
                 model.path.release_memory()
         except BaseException as error:  # the user's code may raise anything
             text = f"{name} of the inference callable of model {model.name!r} raised {log_text(error)}"

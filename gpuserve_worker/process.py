@@ -57,7 +57,7 @@ def run() -> int:
 
 def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int:
     lifecycle.set_title(f"gs:{init.model}/{init.instance}")
-    supervision = SupervisorReceiver(boot)
+    supervision = SupervisorReceiver(boot, may_sleep=init.may_sleep)
     supervision.start()
     open_port(supervision)
     block_forced_signal()

@@ -489,7 +489,8 @@ class Supervisor:
             self._core.front.send(messages.Serving(tuple(parts.models.missing)))
 
     def _send_weights(self) -> None:
-        rows = [(one["name"], one["nbytes"], len(one["instances"])) for one in self._weights.document()]
+        keys = ("name", "device", "nbytes")
+        rows = [(*map(one.__getitem__, keys), len(one["instances"])) for one in self._weights.document()]
         self._core.front.send(messages.HeldWeights(tuple(rows)))
 
     def front_ready(self) -> None:

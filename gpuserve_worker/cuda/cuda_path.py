@@ -18,6 +18,7 @@ from gpuserve_worker.execution.lifecycle import Reporter
 from gpuserve_worker.execution.session import InputReader
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.inference.failure import client_text
+from gpuserve_worker.memory.device_copies import DeviceSpace, offer_spaces
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import BF16, TensorSpec
 from gpuserve_worker.protocol.wire import Init
@@ -58,6 +59,7 @@ def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
         if init.array == "cupy":
             _check_types(init, device)
         device.host.spare.make()  # no request waits yet
+        offer_spaces(partial(_open_space, device, reporter))
     except (CudaUnavailable, CudaError) as error:
         if needed:
             raise LoadError(
@@ -69,6 +71,23 @@ def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
     rows = max(1, init.max_batch_size) if init.static_inputs else 0
     staging = Staging(device, names, init.array, read_only=init.read_only_inputs, static_rows=rows)
     return CudaPath(device, staging)
+
+
+def _open_space(device: CudaDevice, reporter: Reporter, name: str) -> DeviceSpace | None:
+    """Return the shared memory of a device; None, with a warning, if it cannot be shared."""
+    from gpuserve_worker.cuda.device.shared_memory import SharedDeviceMemory  # most models share no weights
+
+    kind, _, number = name.partition(":")
+    if kind != "cuda":
+        return None
+    try:
+        return SharedDeviceMemory(device.runtime, int(number or device.number))
+    except (CudaError, AttributeError, ValueError) as error:
+        reporter.warning(
+            f"shared weights on {name} are copied for each instance, because the device's memory cannot be "
+            f"shared: {client_text(error)}"
+        )
+        return None
 
 
 def _check_types(init: Init, device: CudaDevice) -> None:

@@ -24,13 +24,14 @@ from typing import Final, NoReturn
 from gpuserve_worker.inference.running_requests import current_request_ids
 from gpuserve_worker.memory.shared_weights import SealedObject
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.protocol.sealed_memory import SealedMemory
+from gpuserve_worker.protocol.sealed_memory import DeviceMemory, SealedMemory
 from gpuserve_worker.protocol.wire import (
     Ending,
     Imported,
     LoadWeights,
     Log,
     Phase,
+    ReleaseWeights,
     Sleep,
     Stop,
     Unrecoverable,
@@ -148,8 +149,9 @@ class SupervisorReceiver:
     cannot be interrupted otherwise.
     """
 
-    def __init__(self, boot: Link) -> None:
+    def __init__(self, boot: Link, *, may_sleep: bool) -> None:
         self._boot = boot
+        self.may_sleep = may_sleep
         self._replies: deque[SealedObject | None] = deque()
         self._n_replies = threading.Semaphore(0)
         #: Held by the thread whose request for weights is not answered.
@@ -176,7 +178,9 @@ class SupervisorReceiver:
                 elif isinstance(message, LoadWeights):
                     self._on_weights(None)
                 elif isinstance(message, Weights):
-                    self._on_weights(SealedObject(SealedMemory(fds[0]), message.ranges))
+                    uuid, nbytes = message.device, message.device_nbytes
+                    device = DeviceMemory(fds[1], nbytes, uuid) if uuid else None
+                    self._on_weights(SealedObject(SealedMemory(fds[0]), message.ranges, device))
         finally:
             # Also if this thread fails: a worker that cannot be stopped must not stay alive.
             os._exit(EXIT_FAILED)
@@ -194,8 +198,14 @@ class SupervisorReceiver:
     def publish(self, key: str, weights: SealedObject | None) -> None:
         if weights is None:
             self._boot.send(WeightsFailed(key))
-        else:
+        elif weights.device is None:
             self._boot.send(Weights(key, weights.ranges), (weights.memory.fd,))
+        else:
+            message = Weights(key, weights.ranges, weights.device.uuid, weights.device.nbytes)
+            self._boot.send(message, (weights.memory.fd, weights.device.fd))
+
+    def release(self, key: str) -> None:
+        self._boot.send(ReleaseWeights(key))
 
 
 #: Delay of a report after an import, so that imports triggered by the import are reported with it.

@@ -1,69 +1,104 @@
-"""Copies of shared weights on a device. A sleeping model gives them back, and gets them again from the shared
-memory on the host, without code of the callable.
+"""The memory of devices that shared weights of this process take. A sleeping model gives it back, and gets it
+again from the shared memory on the host, without code of the callable.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
 
-#: Each tensor in shared memory, its copy, and the bytes of the copy. A worker process has one model.
-_COPIES: Final[list[tuple[Any, Any, int]]] = []
+from gpuserve_worker.protocol.sealed_memory import DeviceMemory
 
 
-def on_device(value: Any, device: str, *, remember: bool) -> Any:
-    """Return an object with copies of its torch tensors on a device: a tensor, a module, or a dict, list or
-    tuple of such objects. Other objects stay as they are. ``remember`` the copies for ``drop`` and
-    ``restore``. Raise ``TypeError`` if there is no tensor.
-    """
-    import copy
+class Source(NamedTuple):
+    """The bytes of a torch storage, and their place in the memory of a device."""
 
-    import torch
+    offset: int
+    nbytes: int
+    address: int
+    is_on_device: bool
+    storage: Any
 
-    copies: dict[tuple[Any, ...], Any] = {}
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            place = value.data_ptr(), value.dtype, value.shape, value.stride()
-            if place not in copies:  # tied weights stay tied
-                copies[place] = value, value.detach().to(device, copy=True)
-            return copies[place][1]
-        if isinstance(value, torch.nn.Module):
-            for tensor in (*value.parameters(), *value.buffers()):
-                tensor.data = moved(tensor.data)
-        elif isinstance(value, dict):
-            found = copy.copy(value)  # an OrderedDict of torch has attributes
-            found.update((name, moved(one)) for name, one in value.items())
-            return found
-        elif type(value) in {list, tuple}:
-            return type(value)(map(moved, value))
-        return value
+class DeviceSpace(Protocol):
+    """The memory of one device that processes can share. Its methods raise the device's errors."""
 
-    with torch.no_grad():
-        result = moved(value)
-    if not copies:
-        raise TypeError(f"device={device!r} of shared_weights needs torch tensors, and load returned none")
-    if remember:
-        _COPIES.extend((source, one, one.untyped_storage().nbytes()) for source, one in copies.values())
-    return result
+    uuid: str
+
+    def lay(self, sources: tuple[Source, ...], nbytes: int, address: int = 0) -> tuple[int, DeviceMemory]:
+        """Copy ``sources`` into new memory; return its address, ``address`` unless that is 0."""
+
+    def map(self, memory: DeviceMemory, address: int = 0) -> int:
+        """Map memory at an address, a new one for 0; return the address."""
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Unmap memory when the device has finished its work. Its addresses stay reserved."""
+
+    def free(self, address: int, nbytes: int) -> None:
+        """Give back addresses into which nothing is mapped."""
+
+
+#: The function that opens the memory of a device by its name, in a process with GPUs. It returns None for a
+#: device whose memory cannot be shared.
+_OPENERS: Final[list[Callable[[str], DeviceSpace | None]]] = []
+_SPACES: Final[dict[str, DeviceSpace | None]] = {}
+
+
+def offer_spaces(opener: Callable[[str], DeviceSpace | None]) -> None:
+    """Share weights on the devices that ``opener`` opens."""
+    _OPENERS[:] = [opener]
+    _SPACES.clear()
+
+
+def space_of(device: str) -> DeviceSpace | None:
+    """Return the shared memory of a device, or None if each process has a copy of its own there."""
+    if device not in _SPACES:
+        _SPACES[device] = _OPENERS[0](device) if _OPENERS else None
+    return _SPACES[device]
+
+
+class _Sleeper(Protocol):
+    """Memory of a device that is not needed while the model sleeps."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a tensor over the memory."""
+
+    def drop(self) -> None:
+        """Give the memory back."""
+
+    def restore(self) -> None:
+        """Get memory with the same content."""
+
+
+#: All such memory of this process, which has one model.
+_SLEEPERS: Final[list[_Sleeper]] = []
+
+
+def remember(sleeper: _Sleeper) -> None:
+    """Give this memory back while the model sleeps."""
+    _SLEEPERS.append(sleeper)
 
 
 def are_there() -> bool:
-    return bool(_COPIES)
+    return bool(_SLEEPERS)
 
 
 def drop() -> None:
-    """Free the memory of all copies. Tensors over them stay, and have no bytes until ``restore``."""
-    for _, one, _ in _COPIES:
-        one.untyped_storage().resize_(0)
+    """Give back the memory of all copies. Tensors over them stay, and are not valid until ``restore``."""
+    for one in _SLEEPERS:
+        one.drop()
+
+
+def drop_unused() -> None:
+    """Give back shared memory over which the callable, which sleeps by itself, has no tensor any more."""
+    unused = [one for one in _SLEEPERS if not one.is_used]
+    for one in unused:
+        _SLEEPERS.remove(one)
+        one.drop()
 
 
 def restore() -> None:
-    """Fill all copies again. Addresses on the device may be others. Raise torch's errors."""
-    import torch
-
-    with torch.inference_mode():
-        for source, one, nbytes in _COPIES:
-            one.untyped_storage().resize_(nbytes)
-            one.copy_(source, non_blocking=True)
-    if any(one.is_cuda for _, one, _ in _COPIES):
-        torch.cuda.synchronize()
+    """Fill all copies again. Raise the device's errors."""
+    for one in _SLEEPERS:
+        one.restore()

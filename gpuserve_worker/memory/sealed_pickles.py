@@ -8,7 +8,7 @@ import io
 import pickle
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -75,11 +75,16 @@ class PickledObject:
 
     def __init__(self, value: Any) -> None:
         """Pickle ``value``. Raise whatever its objects raise."""
+        self._pickle(value, SealedPickler)
+
+    def _pickle(self, value: Any, pickler_class: Callable[[Any], Any]) -> Any:
+        """Set the pickle and its buffers; return the pickler."""
         file = io.BytesIO()
-        pickler = SealedPickler(file)
+        pickler = pickler_class(file)
         pickler.dump(value)
         self.data = file.getbuffer()
-        self.buffers = pickler.buffers
+        self.buffers: list[memoryview] = pickler.buffers
+        return pickler
 
     @property
     def is_small(self) -> bool:

@@ -8,21 +8,25 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
-from gpuserve_worker.protocol.sealed_memory import Ranges, SealedMemory, split
+from gpuserve_worker.protocol.sealed_memory import DeviceMemory, Ranges, SealedMemory, split
 
 _Arguments = ParamSpec("_Arguments")
 Loaded = TypeVar("Loaded")
 
 
 class SealedObject(NamedTuple):
-    """An object in sealed memory, and the places of its parts."""
+    """An object in sealed memory, and the places of its parts; ``device`` has its tensors, if these are on a
+    device.
+    """
 
     memory: SealedMemory
     ranges: Ranges
+    device: DeviceMemory | None = None
 
     def open(self, *, writable: bool) -> Any:
         """Return the object over the mapped memory. Raise whatever its parts raise."""
@@ -31,13 +35,18 @@ class SealedObject(NamedTuple):
 
 
 class WeightsPort(Protocol):
-    """The way of a worker to its supervisor's weights."""
+    """The way of a worker to its supervisor's weights. ``may_sleep``: the model of the worker may sleep."""
+
+    may_sleep: bool
 
     def request(self, key: str) -> SealedObject | None:
         """Return a key's weights, or None if the caller loads them; wait for a loader. Raise ``OSError``."""
 
     def publish(self, key: str, weights: SealedObject | None) -> None:
         """Give the supervisor the weights that the caller was to load. None: the load failed."""
+
+    def release(self, key: str) -> None:
+        """Tell the supervisor that this process has unmapped the memory of a device, to sleep."""
 
 
 _PORTS: list[WeightsPort] = []
@@ -112,28 +121,38 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
         """
         self._n_loads += 1
         key = self._key if self._n_loads == 1 else f"{self._key}\n{self._n_loads}"
-        if not _PORTS:
-            return self._on_device(load(*args, **kwargs))
-        (port,) = _PORTS
-        shared = port.request(key)
-        if shared is None:
-            try:
-                shared = seal_object(load(*args, **kwargs))
-            except BaseException:
-                with suppress(OSError):
-                    port.publish(key, None)
-                raise
-            port.publish(key, shared)
-        opened: Loaded = shared.open(writable=self._writable)
-        return self._on_device(opened)
-
-    def _on_device(self, loaded: Loaded) -> Loaded:
+        call = partial(load, *args, **kwargs)
+        port = _PORTS[0] if _PORTS else None
         if self._device == "cpu":
-            return loaded
-        from gpuserve_worker.memory.device_copies import on_device  # most weights stay on the host
+            return call() if port is None else self._opened(port, key, call)
+        from gpuserve_worker.memory import device_copies, device_weights  # most weights stay on the host
 
-        copied: Loaded = on_device(loaded, self._device, remember=bool(_PORTS))
-        return copied
+        space = None if port is None or self._writable else device_copies.space_of(self._device)
+        if port is None or space is None:
+            loaded = call() if port is None else self._opened(port, key, call)
+            copied: Loaded = device_weights.on_device(loaded, self._device, remember=port is not None)
+            return copied
+        host = _load_once(port, key, call) if port.may_sleep else None
+        mapped: Loaded = device_weights.MappedWeights(port, space, self._device, key, host).open(call)
+        return mapped
+
+    def _opened(self, port: WeightsPort, key: str, load: Callable[[], Loaded]) -> Loaded:
+        opened: Loaded = _load_once(port, key, load).open(writable=self._writable)
+        return opened
+
+
+def _load_once(port: WeightsPort, key: str, load: Callable[[], Any]) -> SealedObject:
+    """Return the weights of a key in memory of the host; load them if this process is the first."""
+    shared = port.request(key)
+    if shared is None:
+        try:
+            shared = seal_object(load())
+        except BaseException:
+            with suppress(OSError):
+                port.publish(key, None)
+            raise
+        port.publish(key, shared)
+    return shared
 
 
 def seal_object(value: Any) -> SealedObject:

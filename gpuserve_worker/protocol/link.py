@@ -12,7 +12,8 @@ from typing import Final
 from gpuserve_worker.protocol import datagram
 from gpuserve_worker.protocol.wire import WORKER, Init, Lend, Message, Region, Segment, Weights, WireError
 
-#: Messages that carry exactly one descriptor, as does ``Init`` with ``ranges``. All others carry none.
+#: Messages that carry exactly one descriptor, as does ``Init`` with ``ranges``; ``Weights`` on a device carry
+#: two. All others carry none.
 _WITH_MEMORY: Final = frozenset({Segment, Region, Lend, Weights})
 
 
@@ -56,6 +57,7 @@ class Link:
             message, *more = WORKER.decode_all(data)
             is_sealed = isinstance(message, Init) and "ranges" in message.source
             expected = 1 if is_sealed or type(message) in _WITH_MEMORY else 0
+            expected += isinstance(message, Weights) and bool(message.device)
             if len(fds) != expected:
                 raise WireError(f"{type(message).__name__} came with {len(fds)} descriptors, not {expected}")
             if more:

@@ -50,6 +50,24 @@ class SealedMemory:
             os.close(fd)
 
 
+class DeviceMemory:
+    """A descriptor of device memory that CUDA exported. The memory exists while a descriptor or a mapping of
+    it does. ``uuid`` is that of the device. The object owns ``fd``.
+    """
+
+    __slots__ = ("fd", "nbytes", "uuid")
+
+    def __init__(self, fd: int, nbytes: int, uuid: str) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.uuid = uuid
+
+    def __del__(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 def seal(buffers: Iterable[Buffer], name: str) -> SealedMemory:
     """Return sealed memory with these contiguous buffers, each at the next multiple of ``ALIGNMENT_NBYTES``.
     Raise ``OSError`` if the kernel has no memory or descriptor left.

@@ -59,7 +59,7 @@ __all__ += ["MessageCodec", "WireError", "WireFailure", "WireRequest", "WireTens
 __all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Protocol version: incremented when a field changes its meaning or a worker must support a new message.
-PROTOCOL: Final = 14
+PROTOCOL: Final = 15
 
 #: Limit of ``Yield`` messages of one batch that clients have not received; then the worker waits for
 #: ``Credit``. The window starts at one: the front gives credit for the rest when it has sent the first
@@ -88,7 +88,8 @@ class Init(NamedTuple):
     worker reports its imported files by ``Imported``.
     ``max_active`` is the number of active requests of a stepped callable, 0 for other callables.
     ``gpu_memory_nbytes`` is the limit of the memory that the worker allocates on each of its GPUs, 0: none.
-    ``rank`` is the number of the worker among the ``ranks`` processes of its instance (``ranks.py``).
+    ``rank`` is the number of the worker among the ``ranks`` processes of its instance (``ranks.py``). If
+    ``may_sleep``, the model is loaded on demand.
     """
 
     protocol: int
@@ -120,6 +121,7 @@ class Init(NamedTuple):
     rank: int = 0
     ranks: int = 1
     locked_limit_nbytes: int = 0
+    may_sleep: bool = False
 
 
 class Stop(NamedTuple):
@@ -211,15 +213,24 @@ class LoadWeights(NamedTuple):
 
 class Weights(NamedTuple):
     """Weights in sealed memory, whose memfd is sent beside this message, from the worker that loaded them or
-    to a worker. ``ranges`` are those of ``Init``.
+    to a worker. ``ranges`` are those of ``Init``. If the tensors are on a device, ``device`` is its UUID, and
+    a second descriptor is that of ``device_nbytes`` of its memory.
     """
 
     key: str
     ranges: tuple[tuple[int, int], ...]
+    device: str = ""
+    device_nbytes: int = 0
 
 
 class WeightsFailed(NamedTuple):
     """The worker could not load these weights."""
+
+    key: str
+
+
+class ReleaseWeights(NamedTuple):
+    """The worker has unmapped the memory of these weights on a device, because its model goes to sleep."""
 
     key: str
 
@@ -568,14 +579,14 @@ Message: TypeAlias = (
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CancelCall
     | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
     | UnlendExport | DeviceMemory | Imported | WantWeights | LoadWeights | Weights | WeightsFailed | Stepped
-    | Requeue | Ending | Agreed
+    | Requeue | Ending | Agreed | ReleaseWeights
 )  # fmt: skip
 
 
 WORKER: Final = MessageCodec({
     1: Init, 2: Stop, 3: Sleep, 4: Wake, 5: Slept,
     10: Phase, 11: Ready, 12: LoadFailed, 13: Log, 14: Unrecoverable, 15: Imported, 16: WantWeights,
-    17: LoadWeights, 18: Weights, 19: WeightsFailed, 22: Ending,
+    17: LoadWeights, 18: Weights, 19: WeightsFailed, 22: Ending, 23: ReleaseWeights,
     20: Segment, 21: DropSegment,
     30: Attach, 31: Run, 32: Free, 33: Cancel, 34: Credit, 35: Region, 36: CudaRegion, 37: DropRegion,
     38: Lend, 39: Unlend,

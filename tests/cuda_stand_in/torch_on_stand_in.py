@@ -15,6 +15,7 @@ from cuda_simulation.context import current
 
 _CUDA = 2
 _real_from_dlpack = torch.from_dlpack
+_real_as_tensor = torch.as_tensor
 
 
 class DeviceTensor(torch.Tensor):
@@ -53,6 +54,18 @@ def _from_dlpack(array: Any) -> Any:
     return _real_from_dlpack(host).as_subclass(DeviceTensor)
 
 
+def _as_tensor(value: Any, *args: Any, **kwargs: Any) -> Any:
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is None or isinstance(value, torch.Tensor):
+        return _real_as_tensor(value, *args, **kwargs)
+    context, dtype = current(), np.dtype(interface["typestr"])
+    nbytes = dtype.itemsize * int(np.prod(interface["shape"]))
+    memory = context.accessible(interface["data"][0], nbytes, context.device)
+    host = _OfDevice(interface["shape"], dtype, memory)
+    host.array = value
+    return _real_from_dlpack(host).as_subclass(DeviceTensor)
+
+
 def install() -> None:
     """Have torch take arrays of the stand-in."""
-    torch.from_dlpack = _from_dlpack
+    torch.from_dlpack, torch.as_tensor = _from_dlpack, _as_tensor

@@ -14,7 +14,7 @@ _INSTANCE_HEAD: Final = (
     "MODEL", "INSTANCE", "DEVICE", "STATE", "PID", "RESTARTS", "THREADS", "MEMORY", "GPU MEMORY",
 )  # fmt: skip
 _INGRESS_HEAD: Final = ("INGRESS", "PID", "STATE", "CONNECTIONS", "REQUESTS", "CPU", "RESTARTS")
-_WEIGHTS_HEAD: Final = ("SHARED WEIGHTS", "STATE", "MEMORY", "INSTANCES")
+_WEIGHTS_HEAD: Final = ("SHARED WEIGHTS", "DEVICE", "STATE", "MEMORY", "INSTANCES")
 _MEMORY_HEAD: Final = ("MEMORY", "TAKEN", "BUDGET")
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 _SERVICE: Final = {"LEAVING": ", draining", "OUT_OF_SERVICE": ", drained"}
@@ -116,7 +116,7 @@ def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequ
 def _weights_row(weights: Mapping[str, Any]) -> Sequence[str]:
     instances = weights["instances"]
     shown = ", ".join(instances[:2]) + (f" and {len(instances) - 2} more" if len(instances) > 2 else "")
-    return (weights["name"], weights["state"], _mebibytes(weights["nbytes"]), shown)
+    return (weights["name"], weights["device"], weights["state"], _mebibytes(weights["nbytes"]), shown)
 
 
 def _duration(seconds: float) -> str:

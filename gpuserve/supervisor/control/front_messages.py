@@ -376,9 +376,9 @@ class CudaState(NamedTuple):
 
 
 class HeldWeights(NamedTuple):
-    """The memory that instances share: (name, bytes, number of instances) of each weights."""
+    """The memory that instances share: (name, device, bytes, number of instances) of each weights."""
 
-    weights: tuple[tuple[str, int, int], ...]
+    weights: tuple[tuple[str, str, int, int], ...]
 
 
 # Ingress processes are children of the supervisor; the front decides which of them run.

@@ -1,5 +1,6 @@
-"""The shared weights of a server's workers. The supervisor holds the descriptors of sealed memory and hands
-them to workers. It maps no memory and reads none, so nothing that a worker writes can harm it.
+"""The shared weights of a server's workers. The supervisor holds the descriptors of sealed memory and of device
+memory, and hands them to workers. It maps no memory and reads none, so nothing that a worker writes can harm
+it, and it does not use CUDA.
 """
 
 from __future__ import annotations
@@ -11,20 +12,31 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from gpuserve.core.states import StepTable
+from gpuserve.devices.names import CPU
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.protocol.sealed_memory import Ranges, SealedMemory
+from gpuserve_worker.protocol.sealed_memory import DeviceMemory, Ranges, SealedMemory
 
 logger = logging.getLogger(__name__)
 
 
 class WeightsState(enum.Enum):
-    """The states of weights."""
+    """The states of weights. ASLEEP: the models of all users sleep, so that the memory on the device was given
+    back; the next user that wakes lays the weights anew.
+    """
 
     LOADING = "LOADING"
     SHARED = "SHARED"
+    ASLEEP = "ASLEEP"
 
 
-WEIGHTS_STEPS: Final = StepTable("weights", {WeightsState.LOADING: {WeightsState.SHARED}})
+WEIGHTS_STEPS: Final = StepTable(
+    "weights",
+    {
+        WeightsState.LOADING: {WeightsState.SHARED},
+        WeightsState.SHARED: {WeightsState.ASLEEP},
+        WeightsState.ASLEEP: {WeightsState.LOADING},
+    },
+)
 
 
 class WeightsUser(Protocol):
@@ -41,7 +53,8 @@ class WeightsUser(Protocol):
 @dataclass(eq=False)
 class _Weights:
     """Weights of one key. ``users`` are the instances that have asked for them; when the last user leaves,
-    they are freed. ``loader`` is the instance that loads them, and ``waiting`` are the others.
+    they are freed. ``loader`` is the instance that loads them, and ``waiting`` are the others. ``awake`` are
+    the users that map ``device``, the memory of the tensors on a device, or will map it after a restart.
     """
 
     loader: WeightsUser
@@ -50,6 +63,23 @@ class _Weights:
     waiting: list[WeightsUser] = field(default_factory=list)
     memory: SealedMemory | None = None
     ranges: Ranges = ()
+    device: DeviceMemory | None = None
+    awake: set[WeightsUser] = field(default_factory=set)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensors, on a device or in memory of the host."""
+        memory = self.device or self.memory
+        return 0 if memory is None else memory.nbytes
+
+    def send(self, key: str, user: WeightsUser) -> None:
+        """Send the memory to an instance."""
+        assert self.memory is not None, "the weights are loaded"
+        if self.device is None:
+            user.send(wire.Weights(key, self.ranges), (self.memory.fd,))
+        else:
+            message = wire.Weights(key, self.ranges, self.device.uuid, self.device.nbytes)
+            user.send(message, (self.memory.fd, self.device.fd))
 
 
 class SharedWeights:
@@ -63,12 +93,15 @@ class SharedWeights:
         self._asked: dict[WeightsUser, set[str]] = {}
 
     def document(self) -> list[dict[str, Any]]:
-        """Return a row for each of the weights: name, state, bytes, and the instances that use them."""
+        """Return a row for each of the weights: name, the UUID of the device or "cpu", state, bytes, and the
+        instances that use them.
+        """
         return [
             {
                 "name": name_of(key),
+                "device": CPU if one.device is None else one.device.uuid,
                 "state": one.state.value,
-                "nbytes": 0 if one.memory is None else one.memory.nbytes,
+                "nbytes": one.nbytes,
                 "instances": sorted(user.name for user in one.users),
             }
             for key, one in self._weights.items()
@@ -79,15 +112,34 @@ class SharedWeights:
         self._asked.setdefault(user, set()).add(key)
         found = self._weights.get(key)
         if found is None:
-            self._weights[key] = _Weights(user, {user})
+            self._weights[key] = _Weights(user, {user}, awake={user})
             user.send(wire.LoadWeights(key))
             return
         found.users.add(user)
-        if found.memory is not None:
-            user.send(wire.Weights(key, found.ranges), (found.memory.fd,))
+        found.awake.add(user)
+        if found.state is WeightsState.SHARED:
+            found.send(key, user)
+        elif found.state is WeightsState.ASLEEP:
+            found.state = WEIGHTS_STEPS.step(found.state, WeightsState.LOADING, name_of(key))
+            found.loader = user
+            user.send(wire.LoadWeights(key))
         else:
             found.waiting.append(user)
         self.on_changed()
+
+    def slept(self, user: WeightsUser, key: str) -> None:
+        """Note that an instance has unmapped the device memory of a key. Free the memory if no instance maps
+        it.
+        """
+        if (found := self._weights.get(key)) is not None:
+            found.awake.discard(user)
+            self._free_unmapped(key, found)
+
+    def _free_unmapped(self, key: str, weights: _Weights) -> None:
+        if weights.device is not None and not weights.awake and weights.state is WeightsState.SHARED:
+            weights.state = WEIGHTS_STEPS.step(weights.state, WeightsState.ASLEEP, name_of(key))
+            weights.device = None  # the last reference to the memory
+            self.on_changed()
 
     def hold(self, user: WeightsUser, name: str, memory: SealedMemory) -> None:
         """Note that an instance uses memory that its callable was pickled to."""
@@ -97,15 +149,23 @@ class SharedWeights:
         held.users.add(user)
         self.on_changed()
 
-    def publish(self, user: WeightsUser, key: str, memory: SealedMemory, ranges: Ranges) -> None:
+    def publish(
+        self,
+        user: WeightsUser,
+        key: str,
+        memory: SealedMemory,
+        ranges: Ranges,
+        device: DeviceMemory | None = None,
+    ) -> None:
         """Store the weights an instance loaded and send them to those waiting; WireError if not asked."""
         found = self._loaded_by(user, key)
         found.state = WEIGHTS_STEPS.step(found.state, WeightsState.SHARED, name_of(key))
-        found.memory, found.ranges = memory, ranges
-        logger.info("shared weights %s: %s loaded %d bytes", name_of(key), user.name, memory.nbytes)
+        found.memory, found.ranges, found.device = memory, ranges, device
+        where = "" if device is None else f" on GPU {device.uuid}"
+        logger.info("shared weights %s: %s loaded %d bytes%s", name_of(key), user.name, found.nbytes, where)
         waiting, found.waiting = found.waiting, []
         for one in waiting:
-            one.send(wire.Weights(key, ranges), (memory.fd,))
+            found.send(key, one)
         self.on_changed()
 
     def failed(self, user: WeightsUser, key: str) -> None:
@@ -147,8 +207,10 @@ class SharedWeights:
         for key, one in list(self._weights.items()):
             if user in one.users and key not in kept:
                 one.users.remove(user)
+                one.awake.discard(user)
                 if not one.users:
                     del self._weights[key]  # and with it the last reference to the memory
+                self._free_unmapped(key, one)
                 self.on_changed()
 
 

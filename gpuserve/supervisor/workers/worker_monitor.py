@@ -42,7 +42,7 @@ from gpuserve.supervisor.workers.worker_watchdogs import Hang, LoadWatchdog, Slo
 from gpuserve_worker.execution.lifecycle import EXIT_DEVICE
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.datagram import close_all
-from gpuserve_worker.protocol.sealed_memory import SealedMemory
+from gpuserve_worker.protocol.sealed_memory import DeviceMemory, SealedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,9 @@ class WorkerContext:
 
 
 #: Messages that have no meaning once their worker is dead.
-_OF_THE_LIVING: Final = (wire.Ready, wire.Slept, wire.WantWeights, wire.Weights, wire.WeightsFailed)
+_OF_THE_LIVING: Final = (
+    wire.Ready, wire.Slept, wire.WantWeights, wire.Weights, wire.WeightsFailed, wire.ReleaseWeights,
+)  # fmt: skip
 #: The phases of a worker that was just started, that was asleep, and that is to sleep.
 STARTING: Final = "starting"
 _WAKING: Final = "waking"
@@ -355,7 +357,7 @@ class WorkerMonitor:
         message, fds = received
         try:
             if isinstance(message, wire.Weights) and fds:
-                self._publish_weights(rank, message, fds.pop())
+                self._publish_weights(rank, message, fds)
                 return
             self._handle(rank, message)  # an OSError of the supervisor's own work is not the worker's fault
         except wire.WireError as error:
@@ -363,13 +365,20 @@ class WorkerMonitor:
         finally:
             close_all(fds)
 
-    def _publish_weights(self, rank: RankProcess, message: wire.Weights, fd: int) -> None:
-        """Store the weights that this worker has loaded. Raise ``WireError`` if they are not sealed."""
+    def _publish_weights(self, rank: RankProcess, message: wire.Weights, fds: list[int]) -> None:
+        """Store the weights that this worker has loaded. Raise ``WireError`` if they are not sealed, or have
+        another number of descriptors than the message says.
+        """
+        match message:
+            case wire.Weights(str(key), tuple(ranges), str(uuid), int(nbytes)) if len(fds) == 1 + bool(uuid):
+                device = DeviceMemory(fds.pop(), nbytes, uuid) if uuid else None
+            case _:
+                raise wire.WireError(f"Weights with {len(fds)} descriptors")
         try:
-            memory = SealedMemory(fd)
+            memory = SealedMemory(fds.pop())
         except ValueError as error:
             raise wire.WireError(str(error)) from None
-        self._context.weights.publish(rank, message.key, memory, message.ranges)
+        self._context.weights.publish(rank, key, memory, ranges, device)
 
     def _handle(self, rank: RankProcess, message: Any) -> None:
         """Handle a message, or raise ``WireError``. Fields are checked, because the worker runs user code."""
@@ -406,6 +415,8 @@ class WorkerMonitor:
             case wire.WantWeights(str(key)) | wire.WeightsFailed(str(key)):
                 weights = self._context.weights
                 (weights.request if isinstance(message, wire.WantWeights) else weights.failed)(rank, key)
+            case wire.ReleaseWeights(str(key)):
+                self._context.weights.slept(rank, key)
             case wire.Log(int(), str(), str(), tuple()):
                 rank.log(message)
             case _:
@@ -551,4 +562,5 @@ def _init(spec: ModelSpec, instance: InstanceSpec, rank: int, context: WorkerCon
         rank,
         instance.ranks,
         settings.gpu_locked_nbytes // max(1, sharing),
+        spec.on_demand,
     )

@@ -141,6 +141,9 @@ class Runtime:
         except self._error as error:
             raise CudaError(error.status, str(error)) from None
 
+    def current_device(self) -> int:
+        return int(self._cuda.getDevice())
+
     def tolerate_captures(self) -> None:
         """Let this thread work during captures of others; else its waits and allocations break them."""
         mode = ctypes.c_int(_RELAXED)
@@ -176,16 +179,27 @@ class Runtime:
     # ---- memory ---------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        if self.limit_nbytes and self.process_nbytes() + nbytes > self.limit_nbytes:
-            text = f"no {nbytes} bytes are left of the {self.limit_nbytes} that gpu_memory_nbytes allows"
-            raise CudaError(_OUT_OF_MEMORY, text)
+        self.check_limit(nbytes)
         address = int(self._cuda.malloc(nbytes))
-        self._allocated[address] = nbytes
+        self.count(address, nbytes)
         return address
 
     def free(self, address: int) -> None:
-        self._allocated.pop(address, None)
+        self.count(address, 0)
         self._cuda.free(address)
+
+    def check_limit(self, nbytes: int) -> None:
+        """Raise ``CudaError`` if the limit of this process leaves no ``nbytes``."""
+        if self.limit_nbytes and self.process_nbytes() + nbytes > self.limit_nbytes:
+            text = f"no {nbytes} bytes are left of the {self.limit_nbytes} that gpu_memory_nbytes allows"
+            raise CudaError(_OUT_OF_MEMORY, text)
+
+    def count(self, address: int, nbytes: int) -> None:
+        """Count memory at an address in ``process_nbytes``; 0: the memory is not there any more."""
+        if nbytes:
+            self._allocated[address] = nbytes
+        else:
+            self._allocated.pop(address, None)
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Lock host pages in memory, so that copies from and to them need no staging."""

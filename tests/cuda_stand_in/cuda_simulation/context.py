@@ -30,6 +30,7 @@ from cuda_simulation.machine import (
 from cuda_simulation.memory import AddressTable, Allocation, Bytes, MemoryFiles, Origin, OwnMemory
 from cuda_simulation.scheduler import Engine, Operation, Scheduler, Turns
 from cuda_simulation.streams import Stream, Streams
+from cuda_simulation.virtual_memory import VirtualMemory
 from cuda_simulation.visible import Device, visible
 
 P = ParamSpec("P")
@@ -78,6 +79,7 @@ class Context:
         self.files = MemoryFiles(view.directory)
         self.addresses = AddressTable()
         self.memory = OwnMemory(self.files, self.addresses)
+        self.virtual_memory = VirtualMemory(self)
         self.imports = Imports(self.files, self.addresses, self._known)
         self.page_locked = PageLocked()
         self.driver_time = DriverTime()
@@ -127,10 +129,16 @@ class Context:
         """Time of the driver that the call under way takes."""
         self.driver_time.spend(seconds, keeps_lock=self.thread.keeps_lock)
 
-    def accessible(self, address: int, nbytes: int, device: Device) -> Bytes:
-        """Device memory for a kernel of a device. Raises CUDARuntimeError, which stays: it has none there."""
+    def accessible(self, address: int, nbytes: int, device: Device, *, writes: bool = False) -> Bytes:
+        """Device memory for a kernel of a device. Raises CUDARuntimeError, which stays: it has none there, or
+        must not write to it.
+        """
         found = self.addresses.around(address, nbytes)
-        if found is None or not (found.device == device or (device, found.device) in self.peers):
+        if (
+            found is None
+            or not (found.device == device or (device, found.device) in self.peers)
+            or (writes and found.address in self.addresses.read_only)
+        ):
             queue_xid(self.view.directory, device.gpu_uuid, _XID_MEMORY_FAULT)
             self.scheduler.fail(errors.ILLEGAL_ADDRESS)
             if self.view.now.mps:

@@ -76,7 +76,7 @@ def copy(
 def fill(context: Context, target: int, value: int, nbytes: int, stream: Stream) -> None:
     """Queue a memset. Raises CUDARuntimeError: the range is not inside one allocation."""
     if nbytes:
-        _check_device(context, target, nbytes)
+        _check_device(context, target, nbytes, writes=True)
         context.launch(stream, lambda: _device(context, target, nbytes).fill(value & 0xFF))
 
 
@@ -87,7 +87,7 @@ def _direction(context: Context, target: int, source: int, nbytes: int, kind: in
         raise CUDARuntimeError(errors.INVALID_VALUE)
     for address, is_device in ((target, to), (source, of)):
         if is_device:
-            _check_device(context, address, nbytes)
+            _check_device(context, address, nbytes, writes=address == target)
     return found
 
 
@@ -109,8 +109,9 @@ def _ends(
     return read, lambda content: _to_device(context, target, nbytes, content), False
 
 
-def _check_device(context: Context, address: int, nbytes: int) -> None:
-    if context.addresses.around(address, nbytes) is None:
+def _check_device(context: Context, address: int, nbytes: int, *, writes: bool) -> None:
+    found = context.addresses.around(address, nbytes)
+    if found is None or (writes and found.address in context.addresses.read_only):
         raise CUDARuntimeError(errors.INVALID_VALUE)
 
 

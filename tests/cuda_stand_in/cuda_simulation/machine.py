@@ -49,6 +49,8 @@ class Gpu:
     #: With MIG on there is at least one.
     mig: tuple[Mig, ...] = ()
     mig_capable: bool = True
+    #: Whether CUDA tells that it has virtual memory management, and handles of it that are descriptors.
+    virtual_memory: bool = True
     #: Of processes that are not simulated.
     foreign_memory: int = 0
     #: Of these, as NVML lists them.

@@ -35,6 +35,8 @@ _BASE: Final = 0x00D0_0000_0000_0000
 #: What a process gets is nowhere what another gets: an address that crossed a process is an error.
 _OF_PROCESS: Final = 1 << 34
 _GAP: Final = BLOCK_NBYTES
+#: The name of a file that belongs to whoever holds it, after that of the process that made it.
+_HELD: Final = ".held"
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -116,6 +118,28 @@ class MemoryFiles:
             with path.open("wb") as file:
                 file.truncate(nbytes)
 
+    def create_held(self, device: Device, nbytes: int, foreign: int) -> int:
+        """A descriptor of memory that exists while a descriptor or a mapping of it does: the lock of the file
+        is that of the open file, which all of these are of. Raises CUDARuntimeError as ``create``.
+        """
+        path = self._folder(device.uuid) / f"{owners.new_name()}{_HELD}"
+        with self._locked():
+            self._check_room(device, nbytes, foreign)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.ftruncate(fd, nbytes)
+        poisoned(_mapped(fd, nbytes))
+        return fd
+
+    def device_of_held(self, fd: int) -> str:
+        """The UUID of the device of such a descriptor; "" for another one."""
+        try:
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            return ""
+        is_held = path.name.endswith(_HELD) and path.parent.parent == self._directory.resolve()
+        return path.parent.name if is_held else ""
+
     def open(self, name: owners.OwnedName) -> tuple[str, Bytes] | None:
         """(device, bytes) of an allocation; None when it is gone, or its process is."""
         for path in self._directory.glob(f"*/{name}") if name.owner.alive else ():
@@ -134,13 +158,14 @@ class MemoryFiles:
         return sum(self.of_processes(device).values())
 
     def of_processes(self, device: str) -> dict[int, int]:
-        """Bytes of each live process."""
+        """Bytes of each live process; of 0, what others hold of processes that have ended."""
         found: dict[int, int] = {}
         alive = functools.cache(lambda owner: owner.alive)
         for entry in list(os.scandir(self._folder(device))):
-            owner = owners.parse(entry.name).owner
-            if alive(owner):
-                found[owner.pid] = found.get(owner.pid, 0) + _nbytes(entry)
+            owner = owners.parse(entry.name.removesuffix(_HELD)).owner
+            if _is_held(entry) if entry.name.endswith(_HELD) else alive(owner):
+                pid = owner.pid if alive(owner) else 0
+                found[pid] = found.get(pid, 0) + _nbytes(entry)
             else:
                 Path(entry.path).unlink(missing_ok=True)
         return found
@@ -159,6 +184,21 @@ class MemoryFiles:
         with (self._directory / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _is_held(entry: os.DirEntry[str]) -> bool:
+    """Whether any process has a descriptor or a mapping of a file of ``create_held``."""
+    try:
+        fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return not os.fstat(fd).st_size  # its maker is about to lock it
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
 
 
 def _nbytes(entry: os.DirEntry[str]) -> int:
@@ -191,6 +231,8 @@ class AddressTable:
         self._next = _BASE + os.getpid() * _OF_PROCESS
         self._starts: list[int] = []
         self._allocations: dict[int, Allocation] = {}
+        #: Addresses of blocks that the device must not write to.
+        self.read_only: set[int] = set()
 
     def block(self, device: Device, origin: Origin, name: owners.OwnedName, content: Bytes) -> Block:
         """A block at a new address, with nothing in it."""

@@ -35,12 +35,12 @@ class Layout:
         reach = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
         return sum(min(0, one) for one in reach), sum(max(0, one) for one in reach) + self.dtype.itemsize
 
-    def content(self, context: Context, device: Device) -> np.ndarray[Any, Any]:
+    def content(self, context: Context, device: Device, *, writes: bool = False) -> np.ndarray[Any, Any]:
         """The array, at the time of the kernel. Raises CUDARuntimeError: there is no such memory."""
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)
         first, end = self.bounds()
-        memory = context.accessible(self.address + first, end - first, device)
+        memory = context.accessible(self.address + first, end - first, device, writes=writes)
         return np.ndarray(self.shape, self.dtype, memory, -first, self.strides)
 
 
@@ -83,7 +83,7 @@ def launch_in_place(function: Callable[..., object], target: Layout, operands: S
 
     def effect() -> None:
         with np.errstate(all="ignore"):
-            function(target.content(context, device), *(one.end() for one in reads))
+            function(target.content(context, device, writes=True), *(one.end() for one in reads))
 
     context.launch(stream, effect, begin)
 

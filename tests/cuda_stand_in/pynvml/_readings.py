@@ -61,7 +61,7 @@ def nvmlDeviceGetComputeRunningProcesses(handle: Any) -> list[ProcessInfo]:
     gpu = gpu_of(handle)
     found = MemoryFiles(library.view.directory).of_processes(handle._uuid)
     more = _HOST_PIDS if library.view.now.in_container else 0
-    listed = {more + pid: nbytes for pid, nbytes in found.items()}
+    listed = {more + pid: nbytes for pid, nbytes in found.items() if pid}
     listed |= dict.fromkeys(gpu.foreign_pids, gpu.foreign_memory)
     return [ProcessInfo(pid, nbytes) for pid, nbytes in sorted(listed.items())]
 

@@ -93,13 +93,15 @@ class MetricsPage:
         self._sliced = SlicedPage(lambda: self._rendering(self._machine))
         self._sliced_open = SlicedPage(lambda: self._rendering(self._machine, open_metrics=True))
 
-    def show_weights(self, weights: Sequence[tuple[str, int, int]]) -> None:
-        """Show the memory that instances share: (name, bytes, number of instances) of each weights."""
-        nbytes, users = Counter[str](), Counter[str]()
-        for name, size, n_instances in weights:  # several versions may have one name
-            nbytes[name] += size
-            users[name] += n_instances
-        self._weights = [({"weights": name}, size, users[name]) for name, size in nbytes.items()]
+    def show_weights(self, weights: Sequence[tuple[str, str, int, int]]) -> None:
+        """Show the memory that instances share: (name, device, bytes, number of instances) of each weights."""
+        nbytes, users = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for name, device, size, n_instances in weights:  # several versions may have one name
+            nbytes[name, device] += size
+            users[name, device] += n_instances
+        self._weights = [
+            ({"weights": key[0], "device": key[1]}, size, users[key]) for key, size in nbytes.items()
+        ]
 
     def add(self, families: Callable[[], Iterable[Family]]) -> None:
         self._machine.append(families)
