@@ -92,6 +92,10 @@ class GpuMachine:
         self.queue_xid(uuid, 79)
         self.change_gpu(uuid, lost=True)
 
+    def shared_nbytes(self, uuid: str) -> list[int]:
+        """The sizes of all memory of a GPU that has left a process as a descriptor, and is there still."""
+        return simulated.held(self._directory, uuid)
+
     def queue_xid(self, uuid: str, xid: int) -> None:
         """An Xid that the driver reports."""
         simulated.queue_xid(self._directory, uuid, xid)

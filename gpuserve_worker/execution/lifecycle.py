@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
@@ -178,9 +178,7 @@ class SupervisorReceiver:
                 elif isinstance(message, LoadWeights):
                     self._on_weights(None)
                 elif isinstance(message, Weights):
-                    uuid, nbytes = message.device, message.device_nbytes
-                    device = DeviceMemory(fds[1], nbytes, uuid) if uuid else None
-                    self._on_weights(SealedObject(SealedMemory(fds[0]), message.ranges, device))
+                    self._on_weights(_sealed_object(message, fds))  # a local variable would keep the memory
         finally:
             # Also if this thread fails: a worker that cannot be stopped must not stay alive.
             os._exit(EXIT_FAILED)
@@ -206,6 +204,11 @@ class SupervisorReceiver:
 
     def release(self, key: str) -> None:
         self._boot.send(ReleaseWeights(key))
+
+
+def _sealed_object(message: Weights, fds: Sequence[int]) -> SealedObject:
+    device = DeviceMemory(fds[1], message.device_nbytes, message.device) if message.device else None
+    return SealedObject(SealedMemory(fds[0]), message.ranges, device)
 
 
 #: Delay of a report after an import, so that imports triggered by the import are reported with it.

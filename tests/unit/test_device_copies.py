@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuserve.weights import shared_weights
-from gpuserve_worker.memory import device_copies
+from gpuserve_worker.memory import device_copies, device_weights
 
 torch = pytest.importorskip("torch")
 DEVICE = "cpu:0"
@@ -24,13 +24,13 @@ class Tied(torch.nn.Module):  # type: ignore[misc]  # torch is not always there
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_copies, "_COPIES", [])
+    monkeypatch.setattr(device_copies, "_SLEEPERS", [])
 
 
 def test_dropped_copies_have_no_bytes_and_restored_ones_have_all() -> None:
     whole = torch.arange(24.0)
     given = {"a": whole, "parts": [whole[3:7], (whole.reshape(4, 6).T,)], "name": "x"}
-    copied = device_copies.on_device(given, DEVICE, remember=True)
+    copied = device_weights.on_device(given, DEVICE, remember=True)
     tensors = [copied["a"], copied["parts"][0], copied["parts"][1][0]]
     expected = [one.clone() for one in tensors]
     assert copied["name"] == "x"
@@ -44,7 +44,7 @@ def test_dropped_copies_have_no_bytes_and_restored_ones_have_all() -> None:
 
 
 def test_a_module_keeps_its_ties_and_works_again() -> None:
-    module = device_copies.on_device(Tied(), DEVICE, remember=True)
+    module = device_weights.on_device(Tied(), DEVICE, remember=True)
     row = torch.ones(8)
     before = module.second(module.first(row)) * module.scale[0]
     assert module.second.weight is module.first.weight
@@ -53,12 +53,12 @@ def test_a_module_keeps_its_ties_and_works_again() -> None:
     assert module.scale.untyped_storage().nbytes() == 0
     device_copies.restore()
     assert torch.equal(module.second(module.first(row)) * module.scale[0], before)
-    assert len(device_copies._COPIES) == 4
+    assert len(device_copies._SLEEPERS) == 4
 
 
 def test_a_state_of_a_module_keeps_its_kind() -> None:
     state = Tied().state_dict()
-    copied = device_copies.on_device(state, DEVICE, remember=False)
+    copied = device_weights.on_device(state, DEVICE, remember=False)
     assert (type(copied), copied._metadata) == (type(state), state._metadata)
     assert not device_copies.are_there()
 

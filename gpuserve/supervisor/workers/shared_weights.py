@@ -1,6 +1,6 @@
-"""The shared weights of a server's workers. The supervisor holds the descriptors of sealed memory and of device
-memory, and hands them to workers. It maps no memory and reads none, so nothing that a worker writes can harm
-it, and it does not use CUDA.
+"""The shared weights of a server's workers. The supervisor holds the descriptors of sealed memory and
+of device memory, and hands them to workers. It maps no memory and reads none, so nothing that a worker writes
+can harm it, and it does not use CUDA.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 class WeightsState(enum.Enum):
-    """The states of weights. ASLEEP: the models of all users sleep, so that the memory on the device was given
-    back; the next user that wakes lays the weights anew.
+    """The states of weights. ASLEEP: the models of all users sleep, so the memory on the device was given
+    back, and the next user that wakes lays the weights anew.
     """
 
     LOADING = "LOADING"
@@ -64,6 +64,8 @@ class _Weights:
     memory: SealedMemory | None = None
     ranges: Ranges = ()
     device: DeviceMemory | None = None
+    #: The UUID of the device that has or had the memory, or "cpu".
+    place: str = CPU
     awake: set[WeightsUser] = field(default_factory=set)
 
     @property
@@ -99,7 +101,7 @@ class SharedWeights:
         return [
             {
                 "name": name_of(key),
-                "device": CPU if one.device is None else one.device.uuid,
+                "device": one.place,
                 "state": one.state.value,
                 "nbytes": one.nbytes,
                 "instances": sorted(user.name for user in one.users),
@@ -161,8 +163,9 @@ class SharedWeights:
         found = self._loaded_by(user, key)
         found.state = WEIGHTS_STEPS.step(found.state, WeightsState.SHARED, name_of(key))
         found.memory, found.ranges, found.device = memory, ranges, device
-        where = "" if device is None else f" on GPU {device.uuid}"
-        logger.info("shared weights %s: %s loaded %d bytes%s", name_of(key), user.name, found.nbytes, where)
+        found.place = CPU if device is None else device.uuid
+        what = name_of(key), user.name, found.nbytes, found.place
+        logger.info("shared weights %s: %s loaded %d bytes on %s", *what)
         waiting, found.waiting = found.waiting, []
         for one in waiting:
             found.send(key, one)

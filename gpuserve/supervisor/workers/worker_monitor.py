@@ -412,11 +412,13 @@ class WorkerMonitor:
                 self._context.events.instance_unrecoverable(self, text)
             case wire.Imported(tuple(files)) if all(isinstance(one, str) for one in files):
                 self._context.events.instance_imported(self, files)
-            case wire.WantWeights(str(key)) | wire.WeightsFailed(str(key)):
+            case wire.WantWeights(str(key)) | wire.WeightsFailed(str(key)) | wire.ReleaseWeights(str(key)):
                 weights = self._context.weights
-                (weights.request if isinstance(message, wire.WantWeights) else weights.failed)(rank, key)
-            case wire.ReleaseWeights(str(key)):
-                self._context.weights.slept(rank, key)
+                {
+                    wire.WantWeights: weights.request,
+                    wire.WeightsFailed: weights.failed,
+                    wire.ReleaseWeights: weights.slept,
+                }[type(message)](rank, key)
             case wire.Log(int(), str(), str(), tuple()):
                 rank.log(message)
             case _:

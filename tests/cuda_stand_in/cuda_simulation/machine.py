@@ -4,6 +4,7 @@ time; the stand-ins read it again when it has changed. Knows neither CUDA nor NV
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +17,10 @@ VARIABLE: Final = "CUDA_STAND_IN"
 _FILE: Final = "machine.json"
 _XIDS: Final = "xids.jsonl"
 _MPS_FAULT: Final = "mps-fault"
+#: The folder of all memory of devices.
+MEMORY: Final = "memory"
+#: The end of the name of a file that belongs to whoever holds it.
+HELD: Final = ".held"
 
 
 @dataclass(frozen=True)
@@ -220,3 +225,24 @@ def xids(directory: Path) -> list[tuple[str, int]]:
     except FileNotFoundError:
         return []
     return [(one["gpu"], one["xid"]) for one in map(json.loads, lines)]
+
+
+def is_held(path: str | Path) -> bool:
+    """Whether any process has a descriptor or a mapping of memory that exists as long as one of these does."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return not os.fstat(fd).st_size  # its maker is about to lock it
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+
+
+def held(directory: Path, uuid: str) -> list[int]:
+    """The sizes of such memory of a device."""
+    found = (directory / MEMORY / uuid).glob(f"*{HELD}")
+    return sorted(one.stat().st_size for one in found if is_held(one))

@@ -22,6 +22,7 @@ import numpy as np
 from cuda_simulation import errors, owners
 from cuda_simulation.blocks import BLOCK_NBYTES, Layout, rounded
 from cuda_simulation.errors import CUDARuntimeError
+from cuda_simulation.machine import HELD, MEMORY, is_held
 from cuda_simulation.visible import Device
 
 #: What memory has that nobody has written to: numbers that are none, and no zeros.
@@ -35,8 +36,6 @@ _BASE: Final = 0x00D0_0000_0000_0000
 #: What a process gets is nowhere what another gets: an address that crossed a process is an error.
 _OF_PROCESS: Final = 1 << 34
 _GAP: Final = BLOCK_NBYTES
-#: The name of a file that belongs to whoever holds it, after that of the process that made it.
-_HELD: Final = ".held"
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -99,7 +98,7 @@ class MemoryFiles:
     """The files of all processes' allocations, one folder for each device."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory / "memory"
+        self._directory = directory / MEMORY
 
     def create(self, device: Device, nbytes: int, foreign: int) -> tuple[owners.OwnedName, Bytes]:
         """Raises CUDARuntimeError: the device has no ``nbytes`` left, with ``foreign`` bytes of others."""
@@ -122,7 +121,7 @@ class MemoryFiles:
         """A descriptor of memory that exists while a descriptor or a mapping of it does: the lock of the file
         is that of the open file, which all of these are of. Raises CUDARuntimeError as ``create``.
         """
-        path = self._folder(device.uuid) / f"{owners.new_name()}{_HELD}"
+        path = self._folder(device.uuid) / f"{owners.new_name()}{HELD}"
         with self._locked():
             self._check_room(device, nbytes, foreign)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
@@ -137,7 +136,7 @@ class MemoryFiles:
             path = Path(os.readlink(f"/proc/self/fd/{fd}"))
         except OSError:
             return ""
-        is_held = path.name.endswith(_HELD) and path.parent.parent == self._directory.resolve()
+        is_held = path.name.endswith(HELD) and path.parent.parent == self._directory.resolve()
         return path.parent.name if is_held else ""
 
     def open(self, name: owners.OwnedName) -> tuple[str, Bytes] | None:
@@ -162,8 +161,8 @@ class MemoryFiles:
         found: dict[int, int] = {}
         alive = functools.cache(lambda owner: owner.alive)
         for entry in list(os.scandir(self._folder(device))):
-            owner = owners.parse(entry.name.removesuffix(_HELD)).owner
-            if _is_held(entry) if entry.name.endswith(_HELD) else alive(owner):
+            owner = owners.parse(entry.name.removesuffix(HELD)).owner
+            if is_held(entry.path) if entry.name.endswith(HELD) else alive(owner):
                 pid = owner.pid if alive(owner) else 0
                 found[pid] = found.get(pid, 0) + _nbytes(entry)
             else:
@@ -184,21 +183,6 @@ class MemoryFiles:
         with (self._directory / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _is_held(entry: os.DirEntry[str]) -> bool:
-    """Whether any process has a descriptor or a mapping of a file of ``create_held``."""
-    try:
-        fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return not os.fstat(fd).st_size  # its maker is about to lock it
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
 
 
 def _nbytes(entry: os.DirEntry[str]) -> int:

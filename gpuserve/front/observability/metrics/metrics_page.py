@@ -94,7 +94,7 @@ class MetricsPage:
         self._sliced_open = SlicedPage(lambda: self._rendering(self._machine, open_metrics=True))
 
     def show_weights(self, weights: Sequence[tuple[str, str, int, int]]) -> None:
-        """Show the memory that instances share: (name, device, bytes, number of instances) of each weights."""
+        """Show the shared weights: name, device, bytes and number of instances of each."""
         nbytes, users = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for name, device, size, n_instances in weights:  # several versions may have one name
             nbytes[name, device] += size

@@ -1,0 +1,173 @@
+"""Weights that exist once on a GPU for all instances of a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import ask as operate
+from commands import status
+from gpu_machine import GPU_0, GpuMachine
+from operated import MODELS, InBackground, config
+from processes import wait_until
+from watched_gpus import QUICKLY, Watched, model
+
+pytest.importorskip("torch")
+NBYTES = 32 << 20
+UUID = GPU_0.uuid.removeprefix("GPU-")
+FOUR = [{"device": "cuda:0", "count": 4}]
+
+
+def write_weights(folder: Path, first: float) -> None:
+    weights = np.zeros(NBYTES // 4, np.float32)
+    weights[0] = first
+    np.save(folder / "new.npy", weights)
+    (folder / "new.npy").rename(folder / "weights.npy")
+
+
+@contextmanager
+def served(
+    machine: GpuMachine, folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str, **keys: Any
+) -> Iterator[Watched]:
+    for name, value in machine.environ.items():
+        monkeypatch.setenv(name, value)
+    write_weights(folder, 1.0)
+    kwargs = {"folder": str(folder), **keys.pop("kwargs", {})}
+    outputs = [{"name": name, "dtype": "int64", "shape": [1]} for name in ("pid", "calls")]
+    outputs.append({"name": "y", "dtype": "float32", "shape": [1]})
+    given = {"callable": f"{MODELS / 'shared.py'}:OnGpu", "kwargs": kwargs, "outputs": outputs}
+    memory = {"memory": keys.pop("memory")} if "memory" in keys else {}
+    models = [model(name=name, **{**given, "instances": FOUR, **keys}) for name in names]
+    with Watched(config(folder, *models, **memory), *QUICKLY) as server:
+        yield server.wait_ready()
+        assert server.end() == 0
+    assert machine.shared_nbytes(GPU_0.uuid) == []
+
+
+def loads(folder: Path) -> int:
+    return len((folder / "loads").read_text().splitlines())
+
+
+def answers(server: Watched, name: str, count: int = 4) -> dict[int, float]:
+    """What each of so many instances answers, by process."""
+    found: dict[int, float] = {}
+    while len(found) < count:
+        for one in [InBackground(server.infer, name, 1.0) for _ in range(2 * count)]:
+            answer = one.result()
+            found[answer.output("pid")[0]] = answer.output("y")[0]
+    return found
+
+
+def shared(server: Watched) -> list[dict[str, Any]]:
+    return list(status(server.addresses["HTTP"])["weights"])
+
+
+def kill(server: Watched, pids: list[int]) -> None:
+    """Kill workers, and wait until others are ready."""
+    loaded = sum("loaded in" in line for line in server.log)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    server.wait_log("loaded in", loaded + len(pids))
+
+
+def test_weights_are_once_on_the_gpu_for_all_instances_versions_and_restarts(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(stand_in, tmp_path, monkeypatch, "a", "b") as server:
+        for name in ("a", "b"):
+            assert set(answers(server, name).values()) == {1.0}
+        assert loads(tmp_path) == 1
+        (nbytes,) = stand_in.shared_nbytes(GPU_0.uuid)
+        assert NBYTES <= nbytes <= NBYTES + (2 << 20)
+        (row,) = shared(server)
+        assert (row["name"], row["device"], row["state"]) == ("numbers", UUID, "SHARED")
+        assert row["nbytes"] == nbytes
+        assert len(row["instances"]) == 8
+        labels = {"weights": "numbers", "device": UUID}
+        assert server.metric("gpuserve_shared_weights_bytes", **labels) == nbytes
+        assert server.metric("gpuserve_shared_weights_instances", **labels) == 8
+
+        kill(server, server.workers)
+        assert set(answers(server, "a").values()) == {1.0}
+        assert (loads(tmp_path), stand_in.shared_nbytes(GPU_0.uuid)) == (1, [nbytes])
+
+        write_weights(tmp_path, 2.0)
+        operate(server.addresses["HTTP"], "reload", model="a")
+        assert set(answers(server, "a").values()) == {2.0}
+        assert set(answers(server, "b").values()) == {1.0}
+        assert (loads(tmp_path), stand_in.shared_nbytes(GPU_0.uuid)) == (2, [nbytes, nbytes])
+        operate(server.addresses["HTTP"], "unload", model="b")
+        wait_until(lambda: len(shared(server)) == 1, "the earlier version is freed")
+        wait_until(lambda: stand_in.shared_nbytes(GPU_0.uuid) == [nbytes], "its memory is free")
+
+
+def test_a_loader_that_dies_half_way_leaves_nothing_and_the_next_instance_loads(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+        write_weights(tmp_path, 2.0)
+        stand_in.slow(copy_bytes_per_s=NBYTES / 10)
+        for pid in server.workers:
+            os.kill(pid, signal.SIGKILL)
+        both = [NBYTES, NBYTES]
+        wait_until(lambda: stand_in.shared_nbytes(GPU_0.uuid) == both, "the new version is being copied")
+        loader = int((tmp_path / "loads").read_text().split()[-1])
+        stand_in.slow(copy_bytes_per_s=0)
+        os.kill(loader, signal.SIGKILL)
+        server.wait_log("loaded in", 4)
+        assert set(answers(server, "a", 2).values()) == {2.0}
+        assert loads(tmp_path) == 3
+        wait_until(lambda: len(stand_in.shared_nbytes(GPU_0.uuid)) == 1, "all else is free")
+
+
+def test_an_instance_that_writes_ends_and_the_others_keep_their_weights(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+        pids = server.workers
+        server.infer("a", -5.0)
+        server.wait_log("starts again")
+        assert set(answers(server, "a", 2).values()) == {1.0}
+        assert len(set(pids) & set(server.workers)) <= 1
+        assert loads(tmp_path) == 1
+
+
+@pytest.mark.thorough
+def test_an_instance_that_may_write_has_a_copy_of_its_own(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(
+        stand_in, tmp_path, monkeypatch, "a", kwargs={"copy_on_write": True, "device": "cpu:0"}
+    ) as server:
+        (writer,) = server.infer("a", -5.0).output("pid")
+        assert {pid: first for pid, first in answers(server, "a").items() if first != 1.0} == {writer: 5.0}
+        assert stand_in.shared_nbytes(GPU_0.uuid) == []
+
+
+def test_shared_weights_leave_the_gpu_when_all_models_sleep_and_come_back(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"on_demand": True, "idle_timeout_s": 0.3, "instances": [{"device": "cuda:0", "count": 2}]}
+    with served(stand_in, tmp_path, monkeypatch, "a", "b", **keys) as server:
+
+        def residences() -> list[str]:
+            return [one["residence"] for one in status(server.addresses["HTTP"])["models"]]
+
+        assert set(answers(server, "a", 2).values()) == {1.0}
+        pids = server.workers
+        assert len(stand_in.shared_nbytes(GPU_0.uuid)) == 1
+        for _ in range(2):
+            wait_until(lambda: "ASLEEP" in residences(), "the model sleeps")
+            wait_until(lambda: stand_in.shared_nbytes(GPU_0.uuid) == [], "the memory of the GPU is free")
+            assert "ASLEEP" in {one["state"] for one in shared(server)}
+            assert set(answers(server, "a", 2).values()) == {1.0}
+            assert len(stand_in.shared_nbytes(GPU_0.uuid)) == 1
+        assert set(answers(server, "b", 2).values()) == {1.0}
+        assert set(pids) <= set(server.workers)
+        assert loads(tmp_path) == 1
