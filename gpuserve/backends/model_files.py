@@ -72,19 +72,19 @@ def threads_per_instance(instances: int) -> int:
     return threads_of_environment() or max(1, int(n_processors() / max(1, instances)))
 
 
-def load_once(load: Callable[[], Any], file: str, options: object, *, is_shared: bool, device: str) -> Any:
+def load_once(
+    load: Callable[[], Any], file: str, options: object, *, is_shared: bool, device: str = "cpu"
+) -> Any:
     """Return what ``load`` returns; with ``is_shared`` from one copy for all instances of the same file and
-    options, in memory of the host. Raise ModelFileError for an instance on another device.
+    options. If ``device`` is a GPU, the tensors of the result are then on that GPU.
     """
     if not is_shared:
         return load()
-    if device != "cpu":
-        text = f"shared_weights shares memory of the host, and the instance has device: {device}"
-        raise ModelFileError(f"{text}; remove shared_weights")
     name = os.path.basename(os.path.normpath(file))
     files = [file] if os.path.exists(file) else []  # a name on the hub is no file
-    # Libraries may write to their arrays.
-    with shared_weights(name, files=files, version=repr(options), copy_on_write=True) as weights:
+    # Libraries may write to their arrays, but models do not write to their weights.
+    writable, version = device == "cpu", repr(options)
+    with shared_weights(name, files=files, version=version, copy_on_write=writable, device=device) as weights:
         return weights.load(load)
 
 

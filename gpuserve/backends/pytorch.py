@@ -21,6 +21,7 @@ from gpuserve.backends.model_files import (
     existing_file,
     import_library,
     is_one_row_per_request,
+    load_once,
     require_trust,
     threads_per_instance,
 )
@@ -52,6 +53,7 @@ class PytorchModel:
         instances: Number of instances that share the processors, which sets the default number of threads.
         num_threads: Threads that an operator may use. 0: by ``instances``.
         trust: Whether a file may run code: every .pt2, and TorchScript that can reach files.
+        shared_weights: Whether the instances have one copy of the weights of a .pt2 file.
         states: Arguments of ``SequenceStates``, if the sequences have implicit state.
 
     Raises:
@@ -65,13 +67,14 @@ class PytorchModel:
         instances: int = 1,
         num_threads: int = 0,
         trust: bool = False,
+        shared_weights: bool = False,
         states: Mapping[str, Any] | None = None,
     ) -> None:
         torch = _import_torch(file, trust)
         torch.set_num_threads(num_threads or threads_per_instance(instances))
         self._torch = torch
         self._device = torch.device(device)
-        self._loaded = _load_program(torch, file, device, trust)
+        self._loaded = _load_program(torch, file, device, trust, is_shared=shared_weights)
         model = served_model()
         inputs = self._loaded.inputs if model is None else [one.name for one in model.inputs]
         outputs = self._loaded.outputs if model is None else [one.name for one in model.outputs]
@@ -190,20 +193,26 @@ def _import_torch(file: str, trust: bool) -> Any:
     return import_library("torch", "pytorch")
 
 
-def _load_program(torch: Any, file: str, device: str, trust: bool) -> _LoadedProgram:
-    kind = _ExportedProgram if file.lower().endswith(_EXPORTED) else _ScriptProgram
+def _load_program(
+    torch: Any, file: str, device: str, trust: bool, *, is_shared: bool = False
+) -> _LoadedProgram:
+    is_exported = file.lower().endswith(_EXPORTED)
+    if is_shared and not is_exported:
+        raise ModelFileError("shared_weights is for .pt2 files: TorchScript keeps copies of its own")
     try:
-        if kind is _ScriptProgram:
+        if not is_exported:
             _refuse_file_access(torch, file, trust)
         with _quiet():
-            return kind(torch, file, device)
+            if is_exported:
+                return _ExportedProgram(torch, file, device, is_shared=is_shared)
+            return _ScriptProgram(torch, file, device)
     except ModelFileError:
         raise
     except Exception as error:  # torch raises whatever its reader meets
         name, reason = os.path.basename(file), str(error).strip().partition("\n")[0].partition(". ")[0]
         expected = (
             "a program that torch.export.save wrote"
-            if kind is _ExportedProgram
+            if is_exported
             else "TorchScript; weights alone (torch.save) have no program: write one with torch.export.save"
         )
         raise ModelFileError(f"{name} cannot be loaded ({reason}): expected {expected}") from None
@@ -225,8 +234,16 @@ def _quiet() -> Iterator[None]:
 class _ExportedProgram:
     """A program of ``torch.export``."""
 
-    def __init__(self, torch: Any, file: str, device: str) -> None:
+    def __init__(self, torch: Any, file: str, device: str, *, is_shared: bool) -> None:
         program = torch.export.load(file)
+        if is_shared:
+            parts = program.state_dict, program.constants
+            tensors = [
+                {name: one for name, one in part.items() if isinstance(one, torch.Tensor)} for part in parts
+            ]
+            shared = load_once(lambda: tensors, file, (), is_shared=True, device=device)
+            for part, found in zip(parts, shared, strict=True):
+                part.update(found)
         if device != "cpu":
             program = import_library("torch.export.passes", "pytorch").move_to_device_pass(program, device)
         self._torch = torch

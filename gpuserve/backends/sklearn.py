@@ -66,7 +66,7 @@ class SklearnModel:
             raise ModelFileError(f"scikit-learn computes on the CPU; the instance has device: {device}")
         load = partial(load_estimator, file, trust=trust, trusted=trusted)
         options = trust, list(trusted)
-        self._estimator = load_once(load, file, options, is_shared=shared_weights, device=device)
+        self._estimator = load_once(load, file, options, is_shared=shared_weights)
         self._form = input_form(self._estimator, columns, dtype)
         model = served_model()
         declared = [] if model is None else [one.name for one in model.outputs]

@@ -75,11 +75,12 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
             version, while running instances keep theirs.
         version: any text that distinguishes versions which ``files`` do not.
         copy_on_write: whether arrays may be written. A written page is then the instance's own. Otherwise
-            numpy raises ``ValueError``; torch has no read-only tensors, so its tensors are always
-            copy-on-write.
-        device: a device such as "cuda:0" to which ``load`` copies the torch tensors of its result. A model
-            with ``on_demand`` whose callable has no ``sleep`` and ``wake`` gives these copies back while it
-            sleeps; what was written to them is lost then. "cpu": no copy.
+            numpy raises ``ValueError``; torch has no read-only tensors, so its tensors on the CPU are always
+            copy-on-write. With ``device`` each instance has a copy of its own there.
+        device: a device such as "cuda:0" on which the torch tensors of the result lie, once for all
+            instances on that device; a write to them ends the process. Where the device cannot share memory,
+            each instance has a copy. A model with ``on_demand`` whose callable has no ``sleep`` and ``wake``
+            gives the memory back while it sleeps. "cpu": the tensors stay on the host.
 
     Raises:
         OSError: one of ``files`` does not exist.

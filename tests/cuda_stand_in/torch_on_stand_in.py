@@ -16,6 +16,7 @@ from cuda_simulation.context import current
 _CUDA = 2
 _real_from_dlpack = torch.from_dlpack
 _real_as_tensor = torch.as_tensor
+_real_to = torch.Tensor.to
 
 
 class DeviceTensor(torch.Tensor):
@@ -66,6 +67,13 @@ def _as_tensor(value: Any, *args: Any, **kwargs: Any) -> Any:
     return _real_from_dlpack(host).as_subclass(DeviceTensor)
 
 
+def _to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """A copy to the GPU is one on the host, which only this process has."""
+    if args and isinstance(args[0], str | torch.device) and str(args[0]).startswith("cuda"):
+        args = ("cpu", *args[1:])
+    return _real_to(tensor, *args, **kwargs)
+
+
 def install() -> None:
     """Have torch take arrays of the stand-in."""
-    torch.from_dlpack, torch.as_tensor = _from_dlpack, _as_tensor
+    torch.from_dlpack, torch.as_tensor, torch.Tensor.to = _from_dlpack, _as_tensor, _to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -142,9 +143,7 @@ def test_an_instance_that_writes_ends_and_the_others_keep_their_weights(
 def test_an_instance_that_may_write_has_a_copy_of_its_own(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(
-        stand_in, tmp_path, monkeypatch, "a", kwargs={"copy_on_write": True, "device": "cpu:0"}
-    ) as server:
+    with served(stand_in, tmp_path, monkeypatch, "a", kwargs={"copy_on_write": True}) as server:
         (writer,) = server.infer("a", -5.0).output("pid")
         assert {pid: first for pid, first in answers(server, "a").items() if first != 1.0} == {writer: 5.0}
         assert stand_in.shared_nbytes(GPU_0.uuid) == []
@@ -153,15 +152,25 @@ def test_an_instance_that_may_write_has_a_copy_of_its_own(
 def test_shared_weights_leave_the_gpu_when_all_models_sleep_and_come_back(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {"on_demand": True, "idle_timeout_s": 0.3, "instances": [{"device": "cuda:0", "count": 2}]}
+    keys = {
+        "on_demand": True,
+        "memory": {"cuda": 4 << 30},
+        "idle_timeout_s": 3,
+        "instances": [{"device": "cuda:0", "count": 2}],
+    }
     with served(stand_in, tmp_path, monkeypatch, "a", "b", **keys) as server:
 
         def residences() -> list[str]:
             return [one["residence"] for one in status(server.addresses["HTTP"])["models"]]
 
+        def memory(name: str) -> float:
+            return server.metric("gpuserve_resident_memory_bytes", model=name, device="cuda:0")
+
         assert set(answers(server, "a", 2).values()) == {1.0}
         pids = server.workers
         assert len(stand_in.shared_nbytes(GPU_0.uuid)) == 1
+        taken = 2 * GPU_0.context_memory + NBYTES
+        wait_until(lambda: memory("a") == taken, "the weights count once")
         for _ in range(2):
             wait_until(lambda: "ASLEEP" in residences(), "the model sleeps")
             wait_until(lambda: stand_in.shared_nbytes(GPU_0.uuid) == [], "the memory of the GPU is free")
@@ -171,3 +180,47 @@ def test_shared_weights_leave_the_gpu_when_all_models_sleep_and_come_back(
         assert set(answers(server, "b", 2).values()) == {1.0}
         assert set(pids) <= set(server.workers)
         assert loads(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"failures": {"cuMemExportToShareableHandle": 801}},
+        {"gpus": (dataclasses.replace(GPU_0, virtual_memory=False),)},
+    ],
+    ids=["of the call", "of the device"],
+)
+def test_a_device_that_cannot_share_is_told_and_each_instance_has_a_copy(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: dict[str, Any]
+) -> None:
+    stand_in.change(**refusal)
+    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+        assert set(answers(server, "a", 2).values()) == {1.0}
+        server.wait_log("shared weights on cuda:0 are copied for each instance", 2)
+        assert loads(tmp_path) == 1
+        assert [one["device"] for one in shared(server)] == ["cpu"]
+
+
+def test_a_driver_without_memory_for_reading_alone_shares_all_the_same(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.change(failures={"cuMemSetAccess for reading": 801})
+    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+        assert server.infer("a", -5.0).output("y") == [5.0]
+        assert set(answers(server, "a", 2).values()) == {5.0}  # as the documentation warns
+
+
+def test_the_limit_of_an_instance_counts_the_weights_that_it_shares(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in stand_in.environ.items():
+        monkeypatch.setenv(name, value)
+    write_weights(tmp_path, 1.0)
+    given = model(
+        callable=f"{MODELS / 'shared.py'}:OnGpu",
+        kwargs={"folder": str(tmp_path)},
+        gpu_memory_nbytes=NBYTES - 1,
+    )
+    with Watched(config(tmp_path, given), *QUICKLY) as server:
+        server.wait_log(f"gpu_memory_nbytes limits this instance to {NBYTES - 1} bytes on its GPU")
+    assert stand_in.shared_nbytes(GPU_0.uuid) == []

@@ -217,11 +217,16 @@ def test_all_questions_about_sharing_and_libraries_are_answered_on_the_stand_in(
         for section in document["sections"].values()
         for name, one in section["answers"].items()
     }
-    assert len(answers) == 9
+    assert len(answers) == 10
     assert '"failed"' not in json.dumps(answers)
     assert answers["small_instances"]["beside a fault, MPS"]["the other goes on"]
     assert answers["graphs cpu"]["cupy"]["in another thread"]
     assert "4 processes, MPS" in answers["small_instances"]
+    shared = answers["shared_memory"]
+    assert shared["map, after the loader was killed"]["right"]
+    assert "cuda" in shared["write"]["a write"].lower()
+    assert (taken := shared["less is free, MiB"])["after all"] == 0
+    assert taken["held by a descriptor alone"] == 256 < taken["mapped, with a context"]
 
 
 def test_questions_for_which_there_is_no_time_are_told_and_not_asked(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a folder of Hugging Face is taken for, by its config.json, and its keyword arguments. No torch."""
+"""What a folder of Hugging Face is taken for, by its config.json, and its keyword arguments."""
 
 from __future__ import annotations
 
@@ -136,3 +136,23 @@ def test_keyword_arguments_are_checked(kwargs: dict[str, Any], said: str) -> Non
     with pytest.raises(LoadError) as refused:
         model_settings(kwargs)
     assert said in str(refused.value)
+
+
+@needs("transformers", "torch")
+@pytest.mark.thorough
+def test_a_pipeline_with_shared_weights_has_its_model_on_the_device(tmp_path: Path) -> None:
+    """A second name of the CPU stands for a GPU."""
+    import tiny_models
+    import torch
+
+    from gpuserve.backends.huggingface.model_folders import ModelSettings, load_pipeline
+
+    tiny_models.text_classifier(tmp_path / "mood")
+    plain, shared = (
+        load_pipeline(ModelSettings(str(tmp_path / "mood"), **kwargs), "text-classification")
+        for kwargs in ({}, {"device": "cpu:0", "shared_weights": True})
+    )
+    assert shared.device == torch.device("cpu:0")
+    (answer,), (expected,) = shared("good"), plain("good")
+    assert answer["label"] == expected["label"]
+    assert answer["score"] == pytest.approx(expected["score"], abs=1e-5)

@@ -54,7 +54,7 @@ def scripted(folder: Path, model: torch.nn.Module) -> str:
 
 
 def served(
-    file: str, inputs: Sequence[TensorSpec], outputs: Sequence[str], max_batch_size: int = 8
+    file: str, inputs: Sequence[TensorSpec], outputs: Sequence[str], max_batch_size: int = 8, **kwargs: Any
 ) -> PytorchModel:
     """The model as a worker makes it, for what a config declares."""
     specs = tuple(TensorSpec(name, "FP32", (-1,)) for name in outputs)
@@ -62,7 +62,7 @@ def served(
 
     def make() -> PytorchModel:
         enter_model(context)
-        return PytorchModel(file, trust=True)
+        return PytorchModel(file, trust=True, **kwargs)
 
     threads = torch.get_num_threads()
     try:
@@ -98,6 +98,33 @@ def test_an_exported_program_tells_its_tensors(tmp_path: Path) -> None:
     request = Request({"bias": np.zeros(4, np.float32), "x": rows[0]})
     (answer,) = single(RequestBatch([request], ["sum"], batching=False))
     assert answer["sum"].tolist() == rows[0].sum()
+
+
+class Constants(torch.nn.Module):
+    """Weights of every kind: a parameter, buffers that are saved or not, and a constant of the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 4)
+        self.register_buffer("saved", torch.full((4,), 2.0))
+        self.register_buffer("made", torch.full((4,), 3.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.saved + self.made + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def test_an_exported_program_computes_with_shared_weights_and_torchscript_has_none(tmp_path: Path) -> None:
+    module = Constants()
+    file = exported(tmp_path, module, torch.ones(3, 8), shapes=({0: DYNAMIC},))
+    rows = np.arange(16, dtype=np.float32).reshape(2, 8)
+    expected = module(torch.from_numpy(rows)).detach().numpy()
+    # Copies on a device stand for memory that is shared there.
+    for kwargs in ({"shared_weights": True}, {"shared_weights": True, "device": "cpu:0"}):
+        model = served(file, [spec("x", 8)], ["OUTPUT__0"], **kwargs)
+        (answer,) = model([Request({"x": rows})])
+        assert np.allclose(answer["OUTPUT__0"], expected)
+    with pytest.raises(ModelFileError, match="TorchScript keeps copies of its own"):
+        served(scripted(tmp_path, Pair()), [spec("a", 8), spec("b", 8)], ["OUTPUT__0"], shared_weights=True)
 
 
 @pytest.mark.parametrize(

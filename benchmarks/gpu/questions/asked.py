@@ -23,7 +23,8 @@ QUESTIONS: Final[tuple[Callable[..., Answer], ...]] = (
 )  # fmt: skip
 #: About processes that share the GPU, and the host's memory.
 SHARING: Final[tuple[Callable[..., Answer], ...]] = (
-    sharing.host_pointers, sharing.two_processes, sharing.small_instances, sharing.bad_host_pointer,
+    sharing.host_pointers, sharing.two_processes, sharing.small_instances, sharing.shared_memory,
+    sharing.bad_host_pointer,
 )  # fmt: skip
 FRAMEWORKS: Final[tuple[Callable[..., Answer], ...]] = (
     frameworks.strided, frameworks.graphs, frameworks.onnx, frameworks.compiled,

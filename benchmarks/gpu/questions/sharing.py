@@ -8,6 +8,7 @@ import importlib
 import json
 import mmap
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -173,10 +174,16 @@ def two_processes() -> Answer:
 
 
 def _listed_pids() -> set[int]:
+    return set(_listed_nbytes())
+
+
+def _listed_nbytes() -> dict[int, int]:
+    """The bytes of each process that NVML lists."""
     library = importlib.import_module("pynvml")
     library.nvmlInit()
     gpu = library.nvmlDeviceGetHandleByIndex(0)
-    return {int(one.pid) for one in library.nvmlDeviceGetComputeRunningProcesses(gpu)}
+    listed = library.nvmlDeviceGetComputeRunningProcesses(gpu)
+    return {int(one.pid): int(one.usedGpuMemory or 0) for one in listed}
 
 
 def small_instances() -> Answer:
@@ -211,6 +218,108 @@ def _rates(count: int, environment: Mapping[str, str]) -> Answer:
         "rounds/s, all": round(sum(one["rounds/s"] for one in seen)),
         "p99_ms, worst": max(one["p99_ms"] for one in seen),
     }
+
+
+#: A process that lays memory and sends its descriptor, maps a descriptor that it inherits, or uses no more
+#: than the context of the device. It prints what it saw, and waits for a line before it ends.
+_SHARES: Final = """
+import json, os, socket, sys, time
+import numpy as np
+from gpuserve_worker.cuda.device.runtime import Copy, CudaError, load_runtime
+from gpuserve_worker.cuda.device.shared_memory import SharedDeviceMemory
+from gpuserve_worker.memory.device_copies import Source
+from gpuserve_worker.protocol.sealed_memory import DeviceMemory
+role, nbytes, fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+runtime = load_runtime()
+runtime.use_device(0)
+space = SharedDeviceMemory(runtime, 0)
+values = np.arange(nbytes // 4, dtype=np.uint32)
+found = {}
+class device_bytes:
+    def __init__(self, address, nbytes):
+        data = {"data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", **data}
+def sees(address):
+    seen = np.zeros_like(values)
+    runtime.copy(seen.ctypes.data, address, nbytes, Copy.DEVICE_TO_HOST, 0)
+    runtime.synchronize()
+    return bool((seen == values).all())
+began = time.perf_counter()
+if role == "lay":
+    address, memory = space.lay([Source(0, nbytes, values.ctypes.data, False, values)], nbytes)
+    socket.send_fds(socket.socket(fileno=fd), [b"."], [memory.fd])
+elif role != "nothing":
+    memory = DeviceMemory(fd, nbytes, space.uuid)
+    address = space.map(memory)
+found["ms"] = round(1e3 * (time.perf_counter() - began), 2)
+if role == "map":
+    found["right"] = sees(address)
+    space.unmap(address, nbytes)
+    found["the same address again, right"] = space.map(memory, address) == address and sees(address)
+    try:
+        import torch
+        if torch.cuda.is_available():
+            storage = torch.as_tensor(device_bytes(address, nbytes), device="cuda:0").untyped_storage()
+            found["a tensor of torch lies there"] = storage.data_ptr() == address
+    except ImportError:
+        pass
+    del memory
+if role == "write":
+    try:
+        runtime.clear(address, 4096, 0)
+        runtime.synchronize()
+        found["a write"] = "was done"
+    except CudaError as error:
+        found["a write"] = str(error)
+else:
+    found["free_nbytes"] = runtime.memory_nbytes()[0]
+print(json.dumps(found), flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def shared_memory() -> Answer:
+    """Whether memory of the device outlives its process as a descriptor of a process without CUDA, what other
+    processes map by the descriptor, whether they can write, and when the memory is free.
+    """
+    nbytes, found = 256 * MIB, dict[str, Any]()
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there, ExitStack() as stack:
+
+        def started(role: str, fd: int = -1) -> tuple[subprocess.Popen[str], Answer]:
+            command = [sys.executable, "-c", _SHARES, role, str(nbytes), str(fd)]
+            fds, pipe = [fd] if fd >= 0 else [], subprocess.PIPE
+            process = subprocess.Popen(command, text=True, pass_fds=fds, stdin=pipe, stdout=pipe)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            return process, json.loads(process.stdout.readline() or '{"failed": "the process ended"}')
+
+        def seen(role: str, fd: int = -1) -> Answer:
+            process, answer = started(role, fd)
+            process.kill()
+            process.wait()
+            return answer
+
+        def taken_mib() -> int:
+            return int(free_nbytes - seen("nothing")["free_nbytes"]) // MIB
+
+        free_nbytes = seen("nothing")["free_nbytes"]
+        found["lay"] = seen("lay", there.fileno())
+        if "failed" in found["lay"]:
+            return {"failed": "memory cannot be shared, see the log"}
+        _, (fd, *_), _, _ = socket.recv_fds(here, 1, 1)
+        taken = {"held by a descriptor alone": taken_mib()}
+        mapper, found["map, after the loader was killed"] = started("map", fd)
+        found["write"] = seen("write", fd)
+        os.close(fd)
+        taken["mapped, with a context"] = taken_mib()
+        found["NVML counts for who maps, MiB"] = _listed_nbytes().get(mapper.pid, 0) // MIB
+        mapper.kill()
+        mapper.wait()
+        taken["after all"] = taken_mib()
+    return {**found, "less is free, MiB": taken}
 
 
 _FAULTS: Final = """

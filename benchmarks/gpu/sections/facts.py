@@ -207,6 +207,16 @@ def _of_small_instances(answer: dict[str, Any]) -> Iterator[str]:
         yield f"{count} of small kernels compute {mps / plain:.2f} times as much with MPS as without"
 
 
+def _of_shared_memory(answer: dict[str, Any]) -> Iterator[str]:
+    mapped, less = answer["map, after the loader was killed"], answer["less is free, MiB"]
+    if not (mapped.get("right") and mapped.get("the same address again, right")):
+        yield f"Shared memory of the device is not what the loader laid there: {mapped}"
+    if less["held by a descriptor alone"] < 256 or less["after all"] > 128:
+        yield f"Shared memory does not live as long as its descriptors and mappings: {less}"
+    if answer["write"].get("a write") == "was done":
+        yield "The driver maps no memory for reading alone: a callable that writes changes the weights of all"
+
+
 def _of_strided(answer: dict[str, Any]) -> Iterator[str]:
     slow = [name for name, one in answer.items() if isinstance(one, dict) and one["first_s"] > 0.2]
     if slow:
@@ -254,6 +264,7 @@ _NOTES: Final[dict[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
     "bad_host_pointer": _of_bad_host_pointer,
     "two_processes": _of_two_processes,
     "small_instances": _of_small_instances,
+    "shared_memory": _of_shared_memory,
     "strided": _of_strided,
     "graphs": _of_graphs,
     "onnx": _of_onnx,

@@ -207,17 +207,17 @@ def load_pipeline(settings: ModelSettings, task: str, **components: Any) -> Any:
     transformers.logging.set_verbosity_error()
     if settings.device == "cpu":
         torch.set_num_threads(threads_per_instance(settings.instances))
+    is_shared, device = settings.shared_weights, settings.device
     load = partial(
         transformers.pipeline,
         task,
         model=transformers_name(settings.file),
-        device=settings.device,
+        device="cpu" if is_shared else device,  # shared weights go to the device by themselves
         dtype=settings.dtype,
         trust_remote_code=settings.trust_remote_code is True,  # None would ask at the terminal
         **components,
     )
     options = task, settings.dtype, sorted(components)
-    is_shared, device = settings.shared_weights, settings.device
     try:
         pipeline = load_once(load, settings.file, options, is_shared=is_shared, device=device)
     except ModelFileError:
@@ -227,6 +227,7 @@ def load_pipeline(settings: ModelSettings, task: str, **components: Any) -> Any:
         raise ModelFileError(
             f"{shown_name(settings.file)!r} cannot be loaded for {task}: {type(error).__name__}: {first}"
         ) from error
+    pipeline.device = torch.device(device)
     pipeline.model.eval()
     if pipeline.tokenizer is not None:
         longest = getattr(pipeline.model.config, "max_position_embeddings", None)

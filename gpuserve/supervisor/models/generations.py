@@ -14,6 +14,7 @@ from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.models.declared_models import Repository
 from gpuserve.supervisor.processes.front_monitor import FrontMonitor
 from gpuserve.supervisor.processes.lifecycle import InstanceState
+from gpuserve.supervisor.workers.shared_weights import DeviceWeights
 from gpuserve.supervisor.workers.worker_group import WorkerGroup
 from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerMonitor
 
@@ -188,6 +189,15 @@ class GenerationTable:
     def shared_weights(self) -> list[dict[str, Any]]:
         """Return a row for each memory that workers share."""
         return self._context.weights.document()
+
+    def weights_on(self, worker: WorkerMonitor, device: str) -> list[DeviceWeights]:
+        """Return the shared weights on a device that an instance uses."""
+        uuids = dict(zip(worker.instance.devices, worker.instance.placement.gpu_uuids, strict=False))
+        return [
+            one
+            for one in self._context.weights.on_devices()
+            if uuids.get(device, "").endswith(one.uuid) and not one.users.isdisjoint(worker.ranks)
+        ]
 
     def get(self, number: int) -> Generation | None:
         return self._generations.get(number)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from gpuserve.devices.names import CPU
 from gpuserve.supervisor.models.generations import Generation, GenerationTable, Residence
 from gpuserve.supervisor.models.memory_policy import Nbytes
 from gpuserve.supervisor.processes.lifecycle import InstanceState, LiveSettings
+from gpuserve.supervisor.workers.worker_monitor import WorkerMonitor
 
 #: The memory of a GPU that a sleeping process has left, a CUDA context, before it was measured.
 CONTEXT_NBYTES: Final = 512 << 20
@@ -31,6 +32,8 @@ class ModelMemory:
         #: The measured memory of an instance of each version of a model, awake and asleep.
         self._measured: dict[tuple[str, int], Nbytes] = {}
         self._asleep: dict[tuple[str, int], Nbytes] = {}
+        #: The memory that all instances share on GPUs, which is not in that of an instance.
+        self._shared: dict[tuple[str, int], Nbytes] = {}
         #: The memory of the largest instance that was measured awake, by device.
         self._largest = Counter[str]()
 
@@ -85,11 +88,12 @@ class ModelMemory:
             CPU: len(spec.instances),
         }
         known = self._measured.get((spec.name, spec.version), {})
+        shared = self._shared.get((spec.name, spec.version), {})
         largest = Counter[str]() if any(declared.values()) else self._largest
         return {
             device: max(
                 declared.get(device, 0),
-                counts.get(device, 0) * known.get(device, largest[device]),
+                counts.get(device, 0) * known.get(device, largest[device]) + shared.get(device, 0),
             )
             for device in limits
         }
@@ -106,6 +110,7 @@ class ModelMemory:
         present = {(spec.name, spec.version) for spec in self._table.specs()}
         self._measured = {key: one for key, one in self._measured.items() if key in present}
         self._asleep = {key: one for key, one in self._asleep.items() if key in present}
+        self._shared = {key: one for key, one in self._shared.items() if key in present}
         # The front polls the GPUs: its figure may be older than a change of residence.
         settled_at = time.monotonic() - 2 * self._settings.current.gpu_health_interval_s
         for one in self._table:
@@ -114,29 +119,41 @@ class ModelMemory:
                 continue
             state = InstanceState.ASLEEP if is_asleep else InstanceState.READY
             lives = [
-                (worker.instance.devices, [child.process.pid for child in worker.children])
+                (worker, [child.process.pid for child in worker.children])
                 for worker in one.group.workers
                 if worker.lifecycle.state is state
             ]
             # A worker thread has no process of its own.
-            alive = [(devices, pids) for devices, pids in lives if pids and pids != [os.getpid()]]
+            alive = [(worker, pids) for worker, pids in lives if pids and pids != [os.getpid()]]
             if not alive:
                 continue
             found = {CPU: host_nbytes(pid for _, pids in alive for pid in pids) // len(alive)}
-            used = {device for devices, _ in alive for device in devices} - {CPU}
+            used = {device for worker, _ in alive for device in worker.instance.devices} - {CPU}
+            shared: dict[str, int] = {}
             for device in used if one.moved_at <= settled_at else ():
                 on_device = [
-                    sum(gpu_memory.get(pid, 0) for pid in pids) // len(devices)
-                    for devices, pids in alive
-                    if device in devices
+                    self._own_nbytes(worker, device, [gpu_memory.get(pid, 0) for pid in pids])
+                    for worker, pids in alive
+                    if device in worker.instance.devices
                 ]
                 if any(on_device):
                     found[device] = max(on_device)
+                weights = [each for worker, _ in alive for each in self._table.weights_on(worker, device)]
+                shared[device] = sum({each.key: each.nbytes for each in weights}.values())
+            if shared and not is_asleep:
+                self._shared[one.spec.name, one.spec.version] = shared
             key, measured = (one.spec.name, one.spec.version), self._asleep if is_asleep else self._measured
             measured[key] = {**measured.get(key, {}), **found}
         self._largest = Counter[str]()
-        for nbytes in self._measured.values():
-            self._largest |= Counter(nbytes)
+        for key, nbytes in self._measured.items():
+            self._largest |= Counter(nbytes) + Counter(self._shared.get(key, {}))
+
+    def _own_nbytes(self, worker: WorkerMonitor, device: str, taken: Sequence[int]) -> int:
+        """Return the memory of an instance on a GPU, without the shared weights that the driver counts as
+        memory of its processes, which have ``taken`` bytes on all GPUs of the instance.
+        """
+        owned = [one.nbytes for one in self._table.weights_on(worker, device) if one.owner in worker.ranks]
+        return max(0, sum(taken) // len(worker.instance.devices) - sum(owned))
 
 
 def host_nbytes(pids: Iterable[int]) -> int:

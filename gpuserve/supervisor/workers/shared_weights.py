@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gpuserve.core.states import StepTable
 from gpuserve.devices.names import CPU
@@ -67,6 +67,8 @@ class _Weights:
     #: The UUID of the device that has or had the memory, or "cpu".
     place: str = CPU
     awake: set[WeightsUser] = field(default_factory=set)
+    #: Whether the process that loaded the weights lives: the driver counts the device memory as its own.
+    loader_lives: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -82,6 +84,18 @@ class _Weights:
         else:
             message = wire.Weights(key, self.ranges, self.device.uuid, self.device.nbytes)
             user.send(message, (self.memory.fd, self.device.fd))
+
+
+class DeviceWeights(NamedTuple):
+    """Weights in memory of the device with this UUID, and their users. The driver counts the memory as that
+    of the process of ``owner``, or of no process.
+    """
+
+    key: str
+    uuid: str
+    nbytes: int
+    users: Set[WeightsUser]
+    owner: WeightsUser | None
 
 
 class SharedWeights:
@@ -107,6 +121,14 @@ class SharedWeights:
                 "instances": sorted(user.name for user in one.users),
             }
             for key, one in self._weights.items()
+        ]
+
+    def on_devices(self) -> list[DeviceWeights]:
+        """Return the weights that are in memory of a device now."""
+        return [
+            DeviceWeights(key, one.place, one.nbytes, one.users, one.loader if one.loader_lives else None)
+            for key, one in self._weights.items()
+            if one.device is not None
         ]
 
     def request(self, user: WeightsUser, key: str) -> None:
@@ -162,7 +184,7 @@ class SharedWeights:
         """Store the weights an instance loaded and send them to those waiting; WireError if not asked."""
         found = self._loaded_by(user, key)
         found.state = WEIGHTS_STEPS.step(found.state, WeightsState.SHARED, name_of(key))
-        found.memory, found.ranges, found.device = memory, ranges, device
+        found.memory, found.ranges, found.device, found.loader_lives = memory, ranges, device, True
         found.place = CPU if device is None else device.uuid
         what = name_of(key), user.name, found.nbytes, found.place
         logger.info("shared weights %s: %s loaded %d bytes on %s", *what)
@@ -194,7 +216,10 @@ class SharedWeights:
         self._asked.pop(user, None)
         for key, one in list(self._weights.items()):
             one.waiting = [waiting for waiting in one.waiting if waiting is not user]
-            if one.state is WeightsState.LOADING and one.loader is user:
+            if one.loader is not user:
+                continue
+            one.loader_lives = False
+            if one.state is WeightsState.LOADING:
                 self._replace_loader(key, one)
 
     def worker_ready(self, user: WeightsUser) -> None:

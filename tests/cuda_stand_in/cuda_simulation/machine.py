@@ -228,7 +228,7 @@ def xids(directory: Path) -> list[tuple[str, int]]:
 
 
 def is_held(path: str | Path) -> bool:
-    """Whether any process has a descriptor or a mapping of memory that exists as long as one of these does."""
+    """Whether any process has a descriptor or a mapping of memory that exists as long as these do."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
