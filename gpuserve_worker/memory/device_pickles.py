@@ -23,7 +23,7 @@ class _DevicePickler(SealedPickler):
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
-        self.sources: dict[int, Source] = {}
+        self.sources: dict[tuple[int, int], Source] = {}
         self.end = 0
 
     def persistent_id(self, value: Any) -> tuple[int, int] | None:
@@ -33,10 +33,11 @@ class _DevicePickler(SealedPickler):
         address, nbytes = value.data_ptr(), value.nbytes()
         if not nbytes:
             return 0, 0
-        if address not in self.sources:
-            self.sources[address] = Source(self.end, nbytes, address, value.device.type != "cpu", value)
+        key = address, nbytes
+        if key not in self.sources:
+            self.sources[key] = Source(self.end, nbytes, address, value.device.type != "cpu", value)
             self.end += -(-nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
-        return self.sources[address].offset, nbytes
+        return self.sources[key].offset, nbytes
 
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
