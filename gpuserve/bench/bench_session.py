@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from gpuserve.bench import loader_messages, preparation
 from gpuserve.bench.level_results import WINDOW_S, LevelResult, LevelTally, Window, histogram_type, is_stable
@@ -56,7 +56,9 @@ def run_bench(
         if run.only_streams and not model.decoupled:
             text = f"model {run.target.model!r} gives one response to a request; expected a decoupled model"
             raise BenchOptionError("--stream", text)
-        preparation.require_memory_support(run.target, model, run.memory)
+        if run.memory is not SharedMemory.NONE and model.decoupled and not run.target.is_grpc:
+            text = "a stream over HTTP carries its tensors; use --protocol grpc"
+            raise BenchOptionError("--shared-memory", text)
         requests = [Tensors(arrays) for arrays in preparation.request_arrays(model, run.data)]
         if run.memory is not SharedMemory.NONE:
             regions = stack.enter_context(SharedRegions(run.memory, control))
@@ -81,8 +83,8 @@ _END_TIMEOUT_S: Final = 5.0
 _READ_NBYTES: Final = 1 << 18
 
 
-class BenchObserver(Protocol):
-    """A receiver of the progress of a run."""
+class BenchObserver:
+    """A receiver of the progress of a run, which does nothing by itself."""
 
     def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
         """Handle the start of a level's warm-up."""

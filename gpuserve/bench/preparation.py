@@ -31,46 +31,24 @@ _MAX_OUTPUT_NBYTES: Final = 1 << 30
 
 @dataclass(frozen=True)
 class RequestData:
-    """The content of requests' tensors; generated if ``file`` is None."""
+    """The content of requests' tensors: ``source`` is a ``TensorFill`` or the name of a file."""
 
-    file: str | None = None
-    fill: TensorFill = TensorFill.RANDOM
-    shapes: dict[str, tuple[int, ...]] | None = None
+    source: str
+    shapes: dict[str, tuple[int, ...]]
     batch_size: int = 1
     string_length: int = 32
     seed: int = 0
 
-    @classmethod
-    def of(
-        cls,
-        text: str,
-        shapes: dict[str, tuple[int, ...]],
-        batch_size: int,
-        string_length: int = 32,
-        seed: int = 0,
-    ) -> RequestData:
-        """Return the data for ``random``, ``zero`` or the name of a file."""
-        fills = {fill.value: fill for fill in TensorFill}
-        file = None if text in fills else text
-        return cls(file, fills.get(text, TensorFill.RANDOM), shapes, batch_size, string_length, seed)
-
 
 def request_arrays(model: TargetModel, data: RequestData) -> list[dict[str, Array]]:
     """Return the tensors of requests, sent in turn. Raise BenchOptionError if they are unfit."""
-    if data.file is None:
-        shapes = tensors_of.request_shapes(model, data.shapes or {}, data.batch_size)
-        return [tensors_of.generated_tensors(model, shapes, data.fill, data.string_length, data.seed)]
+    if data.source in {fill.value for fill in TensorFill}:
+        shapes, fill = tensors_of.request_shapes(model, data.shapes, data.batch_size), TensorFill(data.source)
+        return [tensors_of.generated_tensors(model, shapes, fill, data.string_length, data.seed)]
     if data.shapes:
         raise BenchOptionError("--shape", "does not go with a file as --data, which has shapes of its own")
-    given = tensors_of.read_requests(data.file)
+    given = tensors_of.read_requests(data.source)
     return [tensors_of.fitted_tensors(model, one, data.batch_size, DATA_OPTION) for one in given]
-
-
-def require_memory_support(target: Target, model: TargetModel, memory: SharedMemory) -> None:
-    """Raise BenchOptionError if the tensors cannot be in this kind of memory over this protocol."""
-    if memory is not SharedMemory.NONE and model.decoupled and not target.is_grpc:
-        text = "a stream over HTTP carries its tensors; use --protocol grpc"
-        raise BenchOptionError("--shared-memory", text)
 
 
 def place_tensors(

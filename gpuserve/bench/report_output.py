@@ -31,22 +31,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-class BenchLines:
+class BenchLines(BenchObserver):
     """An observer that writes a line for each level, for output that is no terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-
-    def level_started(self, level: LoadLevel, position: int, levels: int) -> None: ...
-
-    def progressed(self, elapsed_s: float, window: Window, failed: int) -> None: ...
 
     def level_ended(self, result: LevelResult) -> None:
         self._stream.write(f"{_level_line(result)}\n")
         self._stream.flush()
 
 
-class BenchProgress:
+class BenchProgress(BenchObserver):
     """An observer that draws a progress bar for the current level, with figures of its last second."""
 
     def __init__(self, progress: Progress, plan: LoadPlan) -> None:

@@ -137,7 +137,7 @@ def _bench_run(given: dict[str, Any]) -> BenchRun:
     from gpuserve.bench.request_tensors import parse_shapes
 
     shapes = parse_shapes(given["shapes"] or ())
-    data = RequestData.of(given["data"], shapes, given["batch_size"], given["string_length"], given["seed"])
+    data = RequestData(given["data"], shapes, given["batch_size"], given["string_length"], given["seed"])
     memory = _parse_choice(SharedMemory, "--shared-memory", given["shared_memory"])
     return BenchRun(_bench_target(given), data, _load_plan(given), memory, given["stream"])
 

@@ -79,10 +79,8 @@ def _run_tune(given: dict[str, Any]) -> int:
 
     histogram_type()
     from gpuserve.bench.tune.settings_search import LatencyLimit, parse_limit
-    from gpuserve.bench.tune.tuning import SearchGoal
 
     limit = LatencyLimit() if given["latency_limit"] is None else parse_limit(given["latency_limit"])
-    goal = SearchGoal(limit, given["trials"], given["time_budget_s"])
     path = given["output"]
     if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
         raise BenchOptionError("--output", f"there is no folder {os.path.dirname(path)!r}")
@@ -90,16 +88,16 @@ def _run_tune(given: dict[str, Any]) -> int:
         raise MissingPackage("ruamel.yaml")  # before the search, which may take long
     configuration = load_file(given["config"], os.environ)
     tuned_models = [_tuned_model(given, configuration, name) for name in _model_names(given, configuration)]
-    deadline_s = time.monotonic() + goal.budget_s
+    deadline_s = time.monotonic() + given["time_budget_s"]
     chosen: dict[Path, Any] = {}
     values: dict[Path, Any] = {}
     found = missed = False
     for model in tuned_models:
         sys.stderr.write(f"{model.name}\n")
-        view = TrialView(model.axes, goal.limit, sys.stderr)
-        tuning = Tuning(model, goal, view, dict(values))
+        view = TrialView(model.axes, limit, sys.stderr)
+        tuning = Tuning(model, limit, given["trials"], view, dict(values))
         tuning.run(deadline_s)
-        print_front(model.name, model.axes, tuning.points, goal.limit, sys.stdout)
+        print_front(model.name, model.axes, tuning.points, limit, sys.stdout)
         best = tuning.best
         if best is None:
             missed = True
@@ -153,7 +151,7 @@ def _request_data(given: dict[str, Any], inputs: set[str]) -> RequestData:
 
     shapes = parse_shapes(given["shapes"] or ())
     own = {name: shape for name, shape in shapes.items() if name in inputs}
-    return RequestData.of(given["data"], own, given["batch_size"])
+    return RequestData(given["data"], own, given["batch_size"])
 
 
 def _load_plan(given: dict[str, Any]) -> Any:

@@ -16,7 +16,6 @@ from gpuserve.bench.tune.settings_search import (
     LatencyLimit,
     MeasuredPoint,
     Position,
-    RequestedValues,
     best_point,
     coordinate_search,
     is_better,
@@ -123,11 +122,11 @@ def spec(**more: object) -> ModelSpec:
 def test_ragged_inputs_have_axes_for_elements_and_one_boundary() -> None:
     tensors = [{"name": "x", "dtype": "float32", "shape": [-1], "ragged": True}]
     model = spec(max_batch_size=8, inputs=tensors, outputs=tensors, batching={"max_batch_elements": 400})
-    axes = {one.option: one for one in tunable_axes(model, [1], 1, 1, RequestedValues())}
+    axes = {one.option: one for one in tunable_axes(model, [1], 1, 1, parse_requested({}))}
     assert axes["--batch-elements"].values == (100, 200, 400, 800, 1600)
     boundaries = axes["--bucket-boundaries"]
     assert [boundaries.setting(one) for one in boundaries.values[:3]] == [[], [32], [64]]
-    requested = RequestedValues(bucket_boundaries=(7, 70))
+    requested = parse_requested({"bucket_boundaries": "7,70"})
     axes = {one.option: one for one in tunable_axes(model, [1], 1, 1, requested)}
     assert axes["--bucket-boundaries"].values == (7, 70)
     assert "--batch-elements" not in {
@@ -137,7 +136,7 @@ def test_ragged_inputs_have_axes_for_elements_and_one_boundary() -> None:
 
 def test_axes_are_around_the_files_values() -> None:
     model = spec(max_batch_size=8, batching={"max_queue_delay_us": 300})
-    axes = {one.option: one for one in tunable_axes(model, [3], 4, 1, RequestedValues())}
+    axes = {one.option: one for one in tunable_axes(model, [3], 4, 1, parse_requested({}))}
     assert axes["--max-batch-sizes"].values == (2, 4, 8, 16, 32)
     assert axes["--delays-us"].values == (0, 100, 300, 500, 1000, 2000, 5000)
     assert axes["--instances"].values == (1, 2, 3, 4)
@@ -157,7 +156,7 @@ def test_axes_that_are_named() -> None:
 
 
 def test_a_model_without_batches_or_with_several_devices() -> None:
-    assert [one.option for one in tunable_axes(spec(), [1, 1], 2, 1, RequestedValues())] == ["--prefetch"]
+    assert [one.option for one in tunable_axes(spec(), [1, 1], 2, 1, parse_requested({}))] == ["--prefetch"]
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,-2", "1.5"])

@@ -50,59 +50,56 @@ class Axis:
         return self.option.removeprefix("--").replace("-", " ")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedValues:
-    """Values that the user requested; None means values around the file's own."""
-
-    max_batch_sizes: tuple[int, ...] | None = None
-    delays_us: tuple[int, ...] | None = None
-    instances: tuple[int, ...] | None = None
-    prefetch: tuple[int, ...] | None = None
-    batch_elements: tuple[int, ...] | None = None
-    bucket_boundaries: tuple[int, ...] | None = None
+#: The least and the most value of the axes that the user may request, by the name of the option.
+_BOUNDS: Final = {
+    "max_batch_sizes": (1, 1 << 20),
+    "delays_us": (0, 60_000_000),
+    "instances": (1, MAX_INSTANCES),
+    "prefetch": (0, _MAX_PREFETCH),
+    "batch_elements": (1, 1 << 40),
+    "bucket_boundaries": (0, 1 << 30),
+}
+#: The values that the user requested for each axis; None means values around the file's own.
+RequestedValues: TypeAlias = Mapping[str, tuple[int, ...] | None]
 
 
 def tunable_axes(
     model: ModelSpec, counts: Sequence[int], cores: int, least_batch: int, requested: RequestedValues
 ) -> list[Axis]:
-    """Return the axes of a model with more than one value. ``counts`` are those of the entries of
-    ``instances``, an axis if there is one entry; ``least_batch`` is the rows of a request.
+    """Return the axes of a model on which there is anything to try: the file's own value is tried unless the
+    user requested values. ``counts`` are those of the entries of ``instances``, an axis if there is one;
+    ``least_batch`` is the rows of a request.
     """
-    batch, delay = model.max_batch_size, model.batching.max_queue_delay_us
-    found = []
-    if batch:
-        wanted = requested.max_batch_sizes
-        sizes = [one for one in wanted or _values_around(batch) if one >= least_batch]
-        found.append(_make_axis("--max-batch-sizes", ("max_batch_size",), sizes, batch, wanted))
-        keys, wanted = ("batching", "max_queue_delay_us"), requested.delays_us
-        found.append(_make_axis("--delays-us", keys, wanted or _DELAYS_US, delay, wanted))
+    found: list[Axis] = []
+
+    def add(name: str, keys: tuple[str | int, ...], around: Sequence[int], own: int, least: int = 0) -> None:
+        wanted = requested[name]
+        values = {value for value in wanted or around if value >= least}
+        if not (wanted and values):
+            values.add(own)
+        if values != {own}:
+            found.append(Axis(_option(name), keys, tuple(sorted(values)), own))
+
+    batching = model.batching
+    if batch := model.max_batch_size:
+        add("max_batch_sizes", ("max_batch_size",), _values_around(batch), batch, least_batch)
+        keys = ("batching", "max_queue_delay_us")
+        add("delays_us", keys, _DELAYS_US, batching.max_queue_delay_us)
     if any(one.ragged for one in model.inputs):
-        elements, boundaries = model.batching.max_batch_elements, model.batching.bucket_boundaries
-        keys, wanted = ("batching", "max_batch_elements"), requested.batch_elements
-        around = wanted or (_ELEMENTS if elements == RAGGED_BATCH_ELEMENTS else _values_around(elements))
-        found.append(_make_axis("--batch-elements", keys, around, elements, wanted))
-        keys, wanted = ("batching", "bucket_boundaries"), requested.bucket_boundaries
-        if len(boundaries) < 2 or wanted:
-            first = boundaries[0] if boundaries else 0
-            found.append(_make_axis("--bucket-boundaries", keys, wanted or _BOUNDARIES, first, wanted))
+        elements, boundaries = batching.max_batch_elements, batching.bucket_boundaries
+        around = _ELEMENTS if elements == RAGGED_BATCH_ELEMENTS else _values_around(elements)
+        add("batch_elements", ("batching", "max_batch_elements"), around, elements)
+        if len(boundaries) < 2 or requested["bucket_boundaries"]:
+            keys, first = ("batching", "bucket_boundaries"), boundaries[0] if boundaries else 0
+            add("bucket_boundaries", keys, _BOUNDARIES, first)
     if len(counts) == 1:
-        numbers, wanted = requested.instances or _instances(counts[0], cores), requested.instances
-        found.append(_make_axis("--instances", ("instances", 0, "count"), numbers, counts[0], wanted))
-    depths = requested.prefetch or _PREFETCH
-    found.append(_make_axis("--prefetch", ("prefetch",), depths, model.prefetch, requested.prefetch))
-    return [axis for axis in found if axis.values != (axis.start,)]
+        add("instances", ("instances", 0, "count"), _instances(counts[0], cores), counts[0])
+    add("prefetch", ("prefetch",), _PREFETCH, model.prefetch)
+    return found
 
 
-def _make_axis(
-    option: str,
-    keys: tuple[str | int, ...],
-    values: Sequence[int],
-    configured: int,
-    requested: tuple[int, ...] | None,
-) -> Axis:
-    """Return an axis; the file's own value is among its values unless the user requested values."""
-    tried = {*values} if requested and values else {*values, configured}
-    return Axis(option, keys, tuple(sorted(tried)), configured)
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def parse_values(option: str, text: str | None, least: int, most: int) -> tuple[int, ...] | None:
@@ -121,17 +118,10 @@ def parse_values(option: str, text: str | None, least: int, most: int) -> tuple[
 
 def parse_requested(texts: Mapping[str, str | None]) -> RequestedValues:
     """Return the values of the options of the axes; raise BenchOptionError for another form."""
-    bounds = {
-        "max_batch_sizes": (1, 1 << 20),
-        "delays_us": (0, 60_000_000),
-        "instances": (1, MAX_INSTANCES),
-        "prefetch": (0, _MAX_PREFETCH),
-        "batch_elements": (1, 1 << 40),
-        "bucket_boundaries": (0, 1 << 30),
+    return {
+        name: parse_values(_option(name), texts.get(name), least, most)
+        for name, (least, most) in _BOUNDS.items()
     }
-    options = {name: f"--{name.replace('_', '-')}" for name in bounds}
-    found = {name: parse_values(options[name], texts.get(name), *bound) for name, bound in bounds.items()}
-    return RequestedValues(**found)
 
 
 def _values_around(value: int) -> tuple[int, ...]:

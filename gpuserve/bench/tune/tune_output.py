@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from gpuserve.bench.bench_session import BenchObserver
-from gpuserve.bench.level_results import LevelResult, Window
+from gpuserve.bench.level_results import Window
 from gpuserve.bench.load_plan import LoadLevel, MissingPackage
 from gpuserve.bench.tune import settings_search as search
 from gpuserve.bench.tune.settings_search import Axis, LatencyLimit, MeasuredPoint, Settings
@@ -16,7 +16,7 @@ from gpuserve.config.schema import canonical_key
 from gpuserve.config.yaml_document import Path
 
 
-class TrialView:
+class TrialView(BenchObserver):
     """An observer that writes a line for each trial, and on a terminal the current level."""
 
     def __init__(self, axes: Sequence[Axis], limit: LatencyLimit, stream: TextIO) -> None:
@@ -46,8 +46,6 @@ class TrialView:
     def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
         figures = f"{window.throughput:,.0f} req/s, p99 {window.p99_ms:.3g} ms"
         self._show_transient(f"{self._number:>3}  {figures} …")
-
-    def level_ended(self, result: LevelResult) -> None: ...
 
     def _show_transient(self, text: str) -> None:
         if self._stream.isatty():

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final
 
 from gpuserve.bench.bench_session import BenchObserver, BenchRun, run_bench
 from gpuserve.bench.level_results import LevelResult
@@ -32,6 +32,7 @@ from gpuserve.bench.tune.settings_search import (
     points_of,
     score_of,
 )
+from gpuserve.bench.tune.tune_output import TrialView
 from gpuserve.client.client_settings import ServerUrl
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.precedence import Override
@@ -40,15 +41,6 @@ from gpuserve.config.yaml_document import Path
 
 #: Throughput has stopped growing if a level exceeds the best level before by less than this factor.
 _GROWTH: Final = 1.02
-
-
-@dataclass(frozen=True)
-class SearchGoal:
-    """The latency limit, and the bounds of the search."""
-
-    limit: LatencyLimit
-    trials: int
-    budget_s: float
 
 
 @dataclass(frozen=True)
@@ -82,23 +74,14 @@ class TunedModel:
         }
 
 
-class TuningObserver(Protocol):
-    """A receiver of the progress of a search."""
-
-    def trial_started(self, number: int, settings: Settings) -> BenchObserver:
-        """Handle the start of a trial's server, and return the observer of its levels."""
-
-    def trial_ended(self, settings: Settings, points: Sequence[MeasuredPoint], failure: str) -> None:
-        """Handle the end of a trial; ``failure`` is the reason for missing points, or empty."""
-
-
 @dataclass
 class Tuning:
-    """A search over one model: measured ``points``; ``earlier_values`` of models tuned before."""
+    """A search over one model, with ``max_trials``; ``earlier_values`` are those of models tuned before."""
 
     model: TunedModel
-    goal: SearchGoal
-    observer: TuningObserver
+    limit: LatencyLimit
+    max_trials: int
+    observer: TrialView
     earlier_values: Mapping[Path, Any] = field(default_factory=dict)
     points: list[MeasuredPoint] = field(default_factory=list)
     trials: int = 0
@@ -106,7 +89,7 @@ class Tuning:
 
     @property
     def best(self) -> MeasuredPoint | None:
-        return best_point(self.points, self.goal.limit)
+        return best_point(self.points, self.limit)
 
     def run(self, deadline_s: float) -> None:
         """Search until done, out of trials or time, or Ctrl-C; raise BenchError if the first trial fails."""
@@ -120,7 +103,7 @@ class Tuning:
         try:
             while True:
                 found = self._run_trial(position)
-                if self.interrupted or self.trials >= self.goal.trials or time.monotonic() > deadline_s:
+                if self.interrupted or self.trials >= self.max_trials or time.monotonic() > deadline_s:
                     return
                 position = search.send(found)
         except StopIteration:
@@ -142,7 +125,7 @@ class Tuning:
             failure = str(error)
         self.points += points
         self.observer.trial_ended(settings, points, failure)
-        return score_of(points, self.goal.limit)
+        return score_of(points, self.limit)
 
     def _measure_settings(self, settings: Settings, observer: BenchObserver) -> list[MeasuredPoint]:
         model = self.model
@@ -157,12 +140,12 @@ class Tuning:
             if one.failed:
                 kind, (_, text) = next(iter(one.failures.items()))
                 raise TrialFailed(f"{one.failed} requests failed: {kind} {text}")
-        return points_of(settings, outcome.levels, self.goal.limit)
+        return points_of(settings, outcome.levels, self.limit)
 
     def _is_past_maximum(self, levels: Sequence[LevelResult]) -> bool:
         """Return whether more requests in flight are useless: over the limit, or no faster than before."""
         last = levels[-1]
-        if last.failed or not self.goal.limit.is_met(last.latency):
+        if last.failed or not self.limit.is_met(last.latency):
             return True
         if len(levels) < 3:
             return False
