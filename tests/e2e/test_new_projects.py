@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gpuserve.cli.app import build_app
 from gpuserve.cli.new import new_command
-from gpuserve.cli.new.new_command import KINDS, Project, ProjectError, ProjectKind
+from gpuserve.cli.new.new_command import KINDS, ProjectError, ProjectKind, create_project
 
 PLUGIN = "gpuserve.testing.pytest_plugin"
 #: Named here only where the installation is older than the entry point.
@@ -46,9 +46,7 @@ def ask(command: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_project_is_whole(kind: str, tmp_path: Path) -> None:
-    project = Project(str(tmp_path / "my model"), KINDS[kind])
-    made = project.create()
-    assert project.model == "my_model"
+    made = create_project(str(tmp_path / "my model"), kind)
     assert {"README.md", ".gitignore", "test_model.py"} < set(made)
     texts = {one: (tmp_path / "my model" / one).read_text() for one in made if not one.endswith(".onnx")}
     assert [one for one, text in texts.items() if re.search("@[A-Z]+@", text)] == []
@@ -74,9 +72,8 @@ def test_what_to_do_next_is_said_in_three_lines(tmp_path: Path, monkeypatch: pyt
         0,
         ["Next:", "  cd 'my demo'", "  gpuserve dev config.yaml", "  pytest"],
     )
-    monkeypatch.setitem(
-        new_command.KINDS, "torch", ProjectKind("torch", "", library=("no_such_module", "pytorch"))
-    )
+    absent = ProjectKind("", library="no_such_module", extra="pytorch")
+    monkeypatch.setitem(new_command.KINDS, "torch", absent)
     status, text = run("other", "--kind", "torch")
     assert text.splitlines()[-1].endswith("not installed: pip install 'gpuserve[pytorch]'")
 
@@ -90,7 +87,7 @@ def test_nothing_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run("demo", "--kind", "triton") == (-1, text)
     (tmp_path / "file").touch()
     with pytest.raises(ProjectError, match=r"file: expected a new or an empty folder, not a directory"):
-        Project("file", KINDS["batch"]).create()
+        create_project("file", "batch")
     assert (tmp_path / "demo" / "config.yaml").read_text() == config
     status, text = run("more", "--kind", "tensorflow")
     assert (status, "given 'tensorflow'" in text, (tmp_path / "more").exists()) == (2, True, False)
@@ -99,8 +96,8 @@ def test_nothing_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_project_runs_as_it_is(kind: str, tmp_path: Path) -> None:
-    if KINDS[kind].missing_extra():
-        pytest.skip(f"{KINDS[kind].library[0]} is not installed")
+    if not KINDS[kind].is_installed():
+        pytest.skip(f"{KINDS[kind].library} is not installed")
     folder = tmp_path / "my-model"
     subprocess.run([GPUSERVE, "new", "my-model", "--kind", kind], cwd=tmp_path, check=True, timeout=TIMEOUT_S)
     with DevTerminal(folder, KINDS[kind].target) as dev:
@@ -121,7 +118,7 @@ def test_a_project_runs_as_it_is(kind: str, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_the_onnx_file_is_what_its_script_writes(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    Project(str(tmp_path / "demo"), KINDS["onnx"]).create()
+    create_project(str(tmp_path / "demo"), "onnx")
     before = (tmp_path / "demo" / "model.onnx").read_bytes()
     subprocess.run([sys.executable, "make_model.py"], cwd=tmp_path / "demo", check=True, timeout=TIMEOUT_S)
     assert (tmp_path / "demo" / "model.onnx").read_bytes() == before
