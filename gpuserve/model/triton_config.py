@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -17,7 +18,6 @@ from gpuserve.model.spec import (
     InstanceSpec,
     ModelSpec,
     PolicySpec,
-    RateLimiter,
     SequenceControl,
 )
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec
@@ -45,19 +45,10 @@ def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
     files = {one.output: one.filename for one in spec.labels}
     config = _of_repository(spec)
     config.name = spec.name
-    _set_tensors(config.input, [_input(one) for one in spec.inputs])
     _set_tensors(
-        config.output,
-        [
-            pb.ModelOutput(
-                name=one.name,
-                data_type=_data_type(one.datatype),
-                dims=one.shape,
-                label_filename=files.get(one.name, ""),
-            )
-            for one in spec.outputs
-        ],
+        config.input, spec.inputs, lambda one: {"allow_ragged_batch": one.ragged, "optional": one.optional}
     )
+    _set_tensors(config.output, spec.outputs, lambda one: {"label_filename": files.get(one.name)})
     config.instance_group.extend(_instance_groups(spec.name, spec.instances))
     if not config.HasField("version_policy"):
         config.version_policy.specific.versions.extend(versions or (spec.version,))
@@ -66,21 +57,20 @@ def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
     if spec.max_active and rows:  # iterative sequences: requests have one row, and batches more
         config.max_batch_size = rows
     if spec.is_ensemble:
-        config.ensemble_scheduling.step.extend(
-            pb.ModelEnsembling.Step(
-                model_name=one.model,
-                model_version=one.version or _LATEST,
-                input_map=dict(one.inputs),
-                output_map=dict(one.outputs),
+        for step in spec.steps:
+            maps = {"input_map": dict(step.inputs), "output_map": dict(step.outputs)}
+            config.ensemble_scheduling.step.add(
+                model_name=step.model, model_version=step.version or _LATEST, **maps
             )
-            for one in spec.steps
-        )
     elif spec.in_sequences:
         states = list(config.sequence_batching.state)
         config.sequence_batching.CopyFrom(_sequence_batching(spec))
         config.sequence_batching.state.extend(states)
     elif spec.max_batch_size > 0 and spec.batching.merge:
-        config.dynamic_batching.CopyFrom(_dynamic_batching(spec))
+        fill(config.dynamic_batching, spec.batching)
+        fill(config.dynamic_batching, spec.queue)
+        if not spec.batching.preferred_batch_sizes:
+            config.dynamic_batching.preferred_batch_size.append(spec.max_batch_size)
     return config
 
 
@@ -92,14 +82,15 @@ def _of_repository(spec: ModelSpec) -> Any:
     return pb.ModelConfig(platform=platform, backend=backend)
 
 
-def _set_tensors(field: Any, tensors: Sequence[Any]) -> None:
+def _set_tensors(
+    field: Any, tensors: Sequence[TensorSpec], further: Callable[[TensorSpec], Mapping[str, Any]]
+) -> None:
     """Replace the tensors of a field; tensors of the same name keep their reshape."""
     reshapes = {one.name: one.reshape for one in field if one.HasField("reshape")}
     del field[:]
     for one in tensors:
-        if one.name in reshapes:
-            one.reshape.CopyFrom(reshapes[one.name])
-        field.append(one)
+        more = {"reshape": reshapes.get(one.name), **further(one)}
+        field.add(name=one.name, data_type=_data_type(one.datatype), dims=one.shape, **more)
 
 
 def kept_config(config: Any) -> bytes:
@@ -145,49 +136,24 @@ def _plain_value(field: Any, value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _data_type(datatype: str) -> int:
-    number: int = pb.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")
-    return number
+def _data_type(datatype: str) -> str:
+    return "TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}"
 
 
-def _input(spec: TensorSpec) -> Any:
-    data_type = _data_type(spec.datatype)
-    return pb.ModelInput(
-        name=spec.name,
-        data_type=data_type,
-        dims=spec.shape,
-        optional=spec.optional,
-        allow_ragged_batch=spec.ragged,
-    )
-
-
-def _instance_groups(model_name: str, instances: tuple[InstanceSpec, ...]) -> list[Any]:
-    """Return one group for each device and rate; several groups are numbered."""
-    counts: dict[tuple[str, RateLimiter], int] = {}
-    for one in instances:
-        counts[one.device, one.rate] = counts.get((one.device, one.rate), 0) + 1
-    groups = []
+def _instance_groups(model_name: str, instances: tuple[InstanceSpec, ...]) -> Iterator[Any]:
+    """Yield one group for each device and rate; several groups are numbered."""
+    counts = Counter((one.device, one.rate) for one in instances)
     for number, ((device, rate), count) in enumerate(counts.items()):
         name = model_name if len(counts) == 1 else f"{model_name}_{number}"
-        group = pb.ModelInstanceGroup(name=name, count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
-        if device.startswith(_CUDA):
-            gpus = devices_of(device)
-            together = len(gpus) > 1
-            group.kind = getattr(pb.ModelInstanceGroup, "KIND_MODEL" if together else "KIND_GPU")
-            group.gpus.extend(int(gpu.removeprefix(_CUDA)) for gpu in gpus)
+        gpus = (
+            [int(gpu.removeprefix(_CUDA)) for gpu in devices_of(device)] if device.startswith(_CUDA) else []
+        )
+        kind = "KIND_MODEL" if len(gpus) > 1 else "KIND_GPU" if gpus else "KIND_CPU"
+        group = pb.ModelInstanceGroup(name=name, count=count, kind=kind, gpus=gpus)
         if rate != NO_RATE:
-            group.rate_limiter.CopyFrom(_rate_limiter(rate))
-        groups.append(group)
-    return groups
-
-
-def _dynamic_batching(spec: ModelSpec) -> Any:
-    batching = pb.ModelDynamicBatching()
-    fill(batching, spec.batching)
-    fill(batching, spec.queue)
-    if not batching.preferred_batch_size:
-        batching.preferred_batch_size.append(spec.max_batch_size)
-    return batching
+            needs = [{"name": one.name, "count": one.count, "global": one.shared} for one in rate.resources]
+            group.rate_limiter.CopyFrom(pb.ModelRateLimiter(resources=needs, priority=rate.priority))
+        yield group
 
 
 def fill(message: Any, table: Any) -> None:
@@ -214,22 +180,23 @@ def fill(message: Any, table: Any) -> None:
 
 
 def options_of(message: Any, table: type) -> dict[str, Any]:
-    """Return the options of a table that a message sets, as plain data by field names."""
+    """Return the options of a table that a message sets to other values than the field's default."""
     found: dict[str, Any] = {}
     for row in rows(table).values():
         field = message.DESCRIPTOR.fields_by_name.get(row.option.triton)
-        if field is None:
+        value = None if field is None else getattr(message, field.name)
+        if not value:
             continue
-        value = getattr(message, field.name)
         if field.enum_type is not None:
             value = field.enum_type.values_by_number[value].name.lower()
         elif (pair := key_and_value(row.hint)) is not None:
-            value = {key: options_of(one, pair[1]) for key, one in sorted(value.items())}
+            value = {str(key): options_of(one, pair[1]) for key, one in sorted(value.items())}
         elif hasattr(value, "DESCRIPTOR"):
             value = options_of(value, row.hint)
         elif not isinstance(value, bool | int | float | str):  # repeated
             value = list(value)
-        found[field.name] = value
+        if value:
+            found[row.name] = value
     return found
 
 
@@ -248,21 +215,11 @@ def _sequence_batching(spec: ModelSpec) -> Any:
     return config
 
 
-def _rate_limiter(rate: RateLimiter) -> Any:
-    resources = []
-    for one in rate.resources:
-        resource = pb.ModelRateLimiter.Resource(name=one.name, count=one.count)
-        setattr(resource, "global", one.shared)
-        resources.append(resource)
-    return pb.ModelRateLimiter(resources=resources, priority=rate.priority)
-
-
-def _control(control: SequenceControl) -> Any:
-    kind = pb.ModelSequenceBatching.Control.Kind.Value(f"CONTROL_SEQUENCE_{control.kind.upper()}")
-    control_message = pb.ModelSequenceBatching.Control(kind=kind)
-    if control.kind == CORRID:
-        datatype = "STRING" if control.dtype == BYTES else control.dtype
-        control_message.data_type = pb.DataType.Value(f"TYPE_{datatype}")
-    else:
-        getattr(control_message, _FALSE_TRUE[control.dtype]).extend(control.false_true)
-    return pb.ModelSequenceBatching.ControlInput(name=control.name, control=[control_message])
+def _control(control: SequenceControl) -> dict[str, Any]:
+    values: dict[str, Any] = {"data_type": _data_type(control.dtype)}
+    if control.kind != CORRID:
+        values = {_FALSE_TRUE[control.dtype]: control.false_true}
+    return {
+        "name": control.name,
+        "control": [{"kind": f"CONTROL_SEQUENCE_{control.kind.upper()}", **values}],
+    }

@@ -5,7 +5,7 @@ the rules of config files (schema, rules, ``ModelSpec``) apply to model folders 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from gpuserve.config.triton.folders import ModelFolder, versions_served
 from gpuserve.config.triton.pbtxt import EntryDraft, Pbtxt, Treatment, findings, listed
 from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU, EVERY_GPU, TOGETHER, gpu_name
-from gpuserve.model.options import key_and_value, rows
+from gpuserve.model.options import rows
 from gpuserve.model.spec import CORRID, DIRECT, OLDEST, BatchingSpec, QueueSpec, SequenceBatching
 from gpuserve.model.triton_config import options_of, plain
 
@@ -184,25 +184,9 @@ def _without_batches(draft: EntryDraft, origin: Path) -> None:
 
 
 def _options(draft: EntryDraft, message: Any, table: type, into: Path, origin: Path) -> dict[str, Any]:
-    found = _own_names(options_of(message, table), table)
-    for row in rows(table).values():
-        if row.name in found:
-            draft.record_origin((*into, row.name), (*origin, row.option.triton))
-    return found
-
-
-def _own_names(values: Mapping[str, Any], table: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for row in rows(table).values():
-        value = values.get(row.option.triton)
-        if (pair := key_and_value(row.hint)) is not None:
-            value = {str(key): _own_names(one, pair[1]) for key, one in (value or {}).items()}
-        elif isinstance(value, Mapping):
-            value = _own_names(value, row.hint)
-        if value:
-            found[row.name] = value
-    if found.get("timeout_action") == "reject":
-        del found["timeout_action"]  # the default of a message was not written in the file
+    found = options_of(message, table)
+    for name in found:
+        draft.record_origin((*into, name), (*origin, rows(table)[name].option.triton))
     return found
 
 
