@@ -18,7 +18,8 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
 from gpuserve.config.yaml_document import Path, Span
-from gpuserve.model.options import nearest
+from gpuserve.model.options import nearest, rows
+from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec, SequenceBatching
 
 _START: Final = Span(1, 1, 1)
 _ENDS: Final = frozenset({"}", ">"})
@@ -353,6 +354,20 @@ class Remark(NamedTuple):
     text: str
 
 
+#: Triton's names of keys of an entry.
+_FIELD_NAMES: Final[dict[str | int, str]] = {
+    **{"dtype": "data_type", "shape": "dims", "ragged": "allow_ragged_batch", "controls": "control_input"},
+    **{"model": "model_name", "version": "model_version"},
+    **{"inputs": "input_map", "outputs": "output_map"},
+    **{
+        row.name: row.option.triton
+        for table in (BatchingSpec, QueueSpec, PolicySpec, SequenceBatching)
+        for row in rows(table).values()
+        if row.option.triton
+    },
+}
+
+
 class EntryDraft:
     """The entry of a config file that a model folder stands for, under construction.
 
@@ -378,7 +393,9 @@ class EntryDraft:
         self.record_origin((key,), origin)
 
     def record_origin(self, path: Path, origin: Path) -> None:
-        """Record the field that the value at a path of the entry comes from."""
+        """Record the field that the value at a path of the entry comes from. Values inside the value come
+        from the fields of the same or of Triton's name inside the field.
+        """
         self._origins[path] = origin
 
     def add_fault(self, path: Path, text: str) -> None:
@@ -388,13 +405,18 @@ class EntryDraft:
         self.notes.append(Remark(path, text))
 
     def origin(self, path: Path) -> Path:
-        """Return the field of the value at a path of the entry, or of a value around it; () if there is
-        none.
-        """
+        """Return the field of the value at a path of the entry, or of a value around it; () if none."""
         for length in range(len(path), 0, -1):
-            if path[:length] in self._origins:
-                found = self._origins[path[:length]]
-                return (*found, *path[length:]) if self.pbtxt.has(*found, *path[length:]) else found
+            if (found := self._origins.get(path[:length])) is None:
+                continue
+            for step in path[length:]:
+                for name in (_FIELD_NAMES.get(step, step), step):
+                    if self.pbtxt.has(*found, name):
+                        found = (*found, name)
+                        break
+                else:
+                    break
+            return found
         return ()
 
 

@@ -5,7 +5,7 @@ the rules of config files (schema, rules, ``ModelSpec``) apply to model folders 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,6 @@ from gpuserve.config.triton.folders import ModelFolder, versions_served
 from gpuserve.config.triton.pbtxt import EntryDraft, Pbtxt, Treatment, findings, listed
 from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU, EVERY_GPU, TOGETHER, gpu_name
-from gpuserve.model.options import rows
 from gpuserve.model.spec import CORRID, DIRECT, OLDEST, BatchingSpec, QueueSpec, SequenceBatching
 from gpuserve.model.triton_config import options_of, plain
 
@@ -52,8 +51,17 @@ def place_instances(draft: EntryDraft, has_gpu: Callable[[], bool]) -> None:
             draft.record_origin(into, origin)
             device_origin = (*origin, "gpus", place) if group.gpus else (*origin, "kind")
             draft.record_origin((*into, "device"), device_origin)
-            draft.record_origin((*into, "count"), (*origin, "count"))
-            instances.append(_instance(group, device))
+            entry: dict[str, Any] = {"device": device, "count": group.count or 1}
+            if group.HasField("rate_limiter"):
+                limiter = group.rate_limiter
+                entry["rate_limiter"] = {
+                    "priority": limiter.priority,
+                    "resources": [
+                        {"name": one.name, "count": one.count or 1, "shared": getattr(one, "global")}
+                        for one in limiter.resources
+                    ],
+                }
+            instances.append(entry)
     draft.set_value("instances", instances, "instance_group")
 
 
@@ -70,49 +78,32 @@ def _devices(draft: EntryDraft, group: Any, origin: Path, has_gpu: Callable[[], 
     return [gpu_name(one) for one in group.gpus] or [EVERY_GPU]
 
 
-def _instance(group: Any, device: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"device": device, "count": group.count or 1}
-    if group.HasField("rate_limiter"):
-        given = group.rate_limiter
-        fields = [(one.name, one.count or 1, getattr(one, "global")) for one in given.resources]
-        resources = [{"name": name, "count": count, "shared": shared} for name, count, shared in fields]
-        entry["rate_limiter"] = {"priority": given.priority, "resources": resources}
-    return entry
-
-
 #: The folder of a model with the files of its warm-ups.
 _FOLDER: Final = "warmup"
 
 
 def warm_up(draft: EntryDraft, folder: ModelFolder) -> None:
-    warmups = []
-    for number, one in enumerate(draft.message.model_warmup):
-        origin, into = ("model_warmup", number), ("warmup", number)
-        draft.record_origin(into, origin)
-        for key in ("name", "batch_size", "count"):
-            draft.record_origin((*into, key), (*origin, key))
-        _check_warmup(draft, one, origin)
-        inputs = {}
-        for name, given in sorted(one.inputs.items()):
-            at = (*origin, "inputs", name)
-            draft.record_origin((*into, "inputs", name), at)
-            inputs[name] = _input(draft, given, at, folder)
+    config, warmups = draft.message, []
+    for number, one in enumerate(config.model_warmup):
+        origin = ("model_warmup", number)
+        if config.max_batch_size == 0 and draft.pbtxt.has("max_batch_size") and one.batch_size > 1:
+            text = f"expected batch_size 1 for a model that does not batch, given {one.batch_size}"
+            draft.add_fault((*origin, "batch_size"), text)
+        if missing := [
+            each.name for each in config.input if not each.optional and each.name not in one.inputs
+        ]:
+            draft.add_fault(origin, f"the warm-up lacks inputs of the model: {listed(missing)}")
+        inputs = {
+            name: _warmup_input(draft, given, (*origin, "inputs", name), folder)
+            for name, given in sorted(one.inputs.items())
+        }
         about = {"name": one.name or f"warmup {number}", "batch_size": one.batch_size or 1}
         warmups.append({**about, "inputs": inputs, "count": one.count or 1})
     if warmups:
         draft.set_value("warmup", warmups, "model_warmup")
 
 
-def _check_warmup(draft: EntryDraft, given: Any, origin: Path) -> None:
-    config = draft.message
-    if config.max_batch_size == 0 and draft.pbtxt.has("max_batch_size") and given.batch_size > 1:
-        text = f"expected batch_size 1 for a model that does not batch, given {given.batch_size}"
-        draft.add_fault((*origin, "batch_size"), text)
-    if missing := [one.name for one in config.input if not one.optional and one.name not in given.inputs]:
-        draft.add_fault(origin, f"the warm-up lacks inputs of the model: {listed(missing)}")
-
-
-def _input(draft: EntryDraft, given: Any, origin: Path, folder: ModelFolder) -> dict[str, Any]:
+def _warmup_input(draft: EntryDraft, given: Any, origin: Path, folder: ModelFolder) -> dict[str, Any]:
     entry: dict[str, Any] = {"shape": list(given.dims)}
     if given.data_type == pb.TYPE_INVALID:
         draft.add_fault(
@@ -154,7 +145,17 @@ def schedule(draft: EntryDraft) -> None:
         case "sequence_batching":
             _sequences(draft)
         case "ensemble_scheduling":
-            _ensemble(draft)
+            steps = [
+                {
+                    "model": one.model_name,
+                    "inputs": dict(sorted(one.input_map.items())),
+                    "outputs": dict(sorted(one.output_map.items())),
+                    **({} if one.model_version in {_LATEST, 0} else {"version": one.model_version}),
+                }
+                for one in draft.message.ensemble_scheduling.step
+            ]
+            draft.set_value("ensemble", {"steps": steps}, "ensemble_scheduling")
+            draft.record_origin(("ensemble", "steps"), ("ensemble_scheduling", "step"))
         case _:
             if "max_batch_size" in draft.entry and draft.message.max_batch_size > 0:
                 draft.set_value("batching", {"merge": False}, "max_batch_size")
@@ -169,7 +170,7 @@ def _dynamic(draft: EntryDraft) -> None:
                 given.ClearField(field)
                 draft.add_note((*origin, field), f"{field} has no effect without priority_levels")
     for key, table in (("batching", BatchingSpec), ("queue", QueueSpec)):
-        draft.set_value(key, _options(draft, given, table, (key,), origin), *origin)
+        draft.set_value(key, options_of(given, table), *origin)
     _without_batches(draft, origin)
 
 
@@ -183,16 +184,8 @@ def _without_batches(draft: EntryDraft, origin: Path) -> None:
             draft.add_note(origin, f"{origin[0]} merges nothing, because max_batch_size is 0")
 
 
-def _options(draft: EntryDraft, message: Any, table: type, into: Path, origin: Path) -> dict[str, Any]:
-    found = options_of(message, table)
-    for name in found:
-        draft.record_origin((*into, name), (*origin, rows(table)[name].option.triton))
-    return found
-
-
 def _sequences(draft: EntryDraft) -> None:
     given, origin = draft.message.sequence_batching, ("sequence_batching",)
-    into = origin
     controls = [
         _control(draft, one, (*origin, "control_input", number), number)
         for number, one in enumerate(given.control_input)
@@ -200,19 +193,15 @@ def _sequences(draft: EntryDraft) -> None:
     if slots := iterative_slots(plain(draft.message)):
         _iterate(draft, slots, [one["kind"] for one in controls])
         return
-    sequence = _options(draft, given, SequenceBatching, into, origin)
     strategy = given.WhichOneof("strategy_choice") or DIRECT
-    sequence["strategy"] = strategy
+    sequence = {**options_of(given, SequenceBatching), "strategy": strategy, "controls": controls}
     chosen = getattr(given, strategy)
-    batching = _options(draft, chosen, BatchingSpec, ("batching",), (*origin, strategy))
-    batching.pop("merge", None)
     key = "max_candidate_sequences" if strategy == OLDEST else "minimum_slot_utilization"
     if getattr(chosen, key):
         sequence[key] = _rounded(getattr(chosen, key))
-        draft.record_origin((*into, key), (*origin, strategy, key))
-    sequence["controls"] = controls
+        draft.record_origin((*origin, key), (*origin, strategy, key))
     draft.set_value("sequence_batching", sequence, *origin)
-    draft.set_value("batching", batching, *origin, strategy)
+    draft.set_value("batching", options_of(chosen, BatchingSpec), *origin, strategy)
     _without_batches(draft, (*origin, strategy))
 
 
@@ -242,8 +231,6 @@ def _rounded(value: float) -> float:
 
 
 def _control(draft: EntryDraft, given: Any, origin: Path, number: int) -> dict[str, Any]:
-    path: Path = ("sequence_batching", "controls", number)
-    draft.record_origin(path, origin)
     if len(given.control) != 1:
         count = len(given.control)
         draft.add_fault(origin, f"control_input {given.name!r} has {count} controls, expected one")
@@ -265,7 +252,7 @@ def _control(draft: EntryDraft, given: Any, origin: Path, number: int) -> dict[s
         text = f"control_input {given.name!r} must have one of {', '.join(_FLAGS)}, given {listed(given_as)}"
         draft.add_fault(at, text)
     for field in given_as:
-        draft.record_origin((*path, "false_true"), (*at, field))
+        draft.record_origin(("sequence_batching", "controls", number, "false_true"), (*at, field))
         values = [_rounded(one) for one in getattr(control, field)]
         entry |= {"dtype": _FLAGS[field], "false_true": values}
     return entry
@@ -275,33 +262,6 @@ def datatype(number: int) -> str:
     """Return the v2 datatype of a ``DataType``."""
     name: str = pb.DataType.Name(number).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
-
-
-def _ensemble(draft: EntryDraft) -> None:
-    origin: Path = ("ensemble_scheduling",)
-    draft.record_origin(("ensemble", "steps"), (*origin, "step"))
-    steps = []
-    for number, one in enumerate(draft.message.ensemble_scheduling.step):
-        at, into = (*origin, "step", number), ("ensemble", "steps", number)
-        draft.record_origin(into, at)
-        names = {"model": "model_name", "version": "model_version", "inputs": "input_map"}
-        for ours, theirs in (names | {"outputs": "output_map"}).items():
-            draft.record_origin((*into, ours), (*at, theirs))
-        steps.append(_step(one))
-        for ours, theirs in (("inputs", "input_map"), ("outputs", "output_map")):
-            for name in steps[-1][ours]:
-                draft.record_origin((*into, ours, name), (*at, theirs, name))
-    draft.set_value("ensemble", {"steps": steps}, *origin)
-
-
-def _step(given: Any) -> dict[str, Any]:
-    version = {} if given.model_version in {_LATEST, 0} else {"version": given.model_version}
-    return {
-        "model": given.model_name,
-        "inputs": dict(sorted(given.input_map.items())),
-        "outputs": dict(sorted(given.output_map.items())),
-        **version,
-    }
 
 
 #: The version of an ensemble without a version folder: an ensemble has no file to put into the folder.
@@ -349,8 +309,12 @@ def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -
         return Translation(folder, draft, ())
     asks = backend is not None and not (config.input and config.output)
     _write(draft, backend, asks, folder, has_gpu)
-    entries = tuple(_entries(draft, backend, folder, versions))
-    return Translation(folder, draft, () if draft.faults else entries, asks, normalized(draft, backend))
+    entries = [
+        draft.entry | {"version": one} | ({} if backend is None else callable_of(draft, backend, folder, one))
+        for one in versions
+    ]
+    kept = () if draft.faults else tuple(entries)
+    return Translation(folder, draft, kept, asks, normalized(draft, backend))
 
 
 def _write(
@@ -361,11 +325,8 @@ def _write(
         draft.set_value("max_batch_size", config.max_batch_size, "max_batch_size")
     for key, field in _TENSORS.items():
         if not asks or getattr(config, field):
-            tensors = [
-                _tensor(draft, one, (key, number), (field, number), folder)
-                for number, one in enumerate(getattr(config, field))
-            ]
-            draft.set_value(key, tensors, field)
+            given = enumerate(getattr(config, field))
+            draft.set_value(key, [_tensor(draft, one, (field, at), folder) for at, one in given], field)
     schedule(draft)
     if config.model_transaction_policy.decoupled:
         draft.set_value("decoupled", True, "model_transaction_policy", "decoupled")
@@ -379,10 +340,7 @@ def _write(
         draft.add_fault(("instance_group",), text)
 
 
-def _tensor(draft: EntryDraft, given: Any, into: Path, origin: Path, folder: ModelFolder) -> dict[str, Any]:
-    for ours, theirs in (("name", "name"), ("dtype", "data_type"), ("shape", "dims")):
-        draft.record_origin((*into, ours), (*origin, theirs))
-    draft.record_origin(into, origin)
+def _tensor(draft: EntryDraft, given: Any, origin: Path, folder: ModelFolder) -> dict[str, Any]:
     if given.data_type == pb.TYPE_INVALID:
         expected = "expected one such as TYPE_FP32 or TYPE_STRING"
         draft.add_fault(origin, f"tensor {given.name!r} has no data_type; {expected}")
@@ -397,20 +355,19 @@ def _tensor(draft: EntryDraft, given: Any, into: Path, origin: Path, folder: Mod
     entry: dict[str, Any] = {"name": given.name, "dtype": datatype(given.data_type), "shape": shape}
     if given.HasField("reshape"):
         _check_reshape(draft, given, (*origin, "reshape"))
-    if into[0] == "inputs" and given.optional:
+    if origin[0] == "output":
+        if given.label_filename:
+            entry["label_filename"] = os.path.join(os.path.abspath(folder.path), given.label_filename)
+        return entry
+    if given.optional:
         entry["optional"] = True
-    if into[0] == "inputs" and given.format != pb.ModelInput.FORMAT_NONE and len(shape) != _IMAGE_DIMS:
-        text = f"format needs {_IMAGE_DIMS} dims, given {shape}"
-        draft.add_fault((*origin, "format"), text)
+    if given.format != pb.ModelInput.FORMAT_NONE and len(shape) != _IMAGE_DIMS:
+        draft.add_fault((*origin, "format"), f"format needs {_IMAGE_DIMS} dims, given {shape}")
     merges = draft.message.max_batch_size > 0 or not draft.pbtxt.has("max_batch_size")
-    if into[0] == "inputs" and given.allow_ragged_batch and merges:
+    if given.allow_ragged_batch and merges:
         entry["ragged"] = True
-        draft.record_origin((*into, "ragged"), (*origin, "allow_ragged_batch"))
         if given.HasField("reshape"):
             draft.add_fault((*origin, "reshape"), "reshape does not go with allow_ragged_batch")
-    if into[0] == "outputs" and given.label_filename:
-        entry["label_filename"] = os.path.join(os.path.abspath(folder.path), given.label_filename)
-        draft.record_origin((*into, "label_filename"), (*origin, "label_filename"))
     return entry
 
 
@@ -461,11 +418,3 @@ def _versions(draft: EntryDraft, folder: ModelFolder) -> list[int]:
         text = f"version_policy names versions that are not there ({listed(missing)}); {there}"
         draft.add_note(origin, text)
     return versions
-
-
-def _entries(
-    draft: EntryDraft, backend: Backend | None, folder: ModelFolder, versions: list[int]
-) -> Iterator[dict[str, Any]]:
-    for version in versions:
-        callable_ = {} if backend is None else callable_of(draft, backend, folder, version)
-        yield draft.entry | {"version": version} | callable_
