@@ -122,8 +122,8 @@ def _for_openai(
 
 
 def check_new(spec: ModelSpec, bound: Iterable[ModelSpec], *, one_version: bool = False) -> None:
-    """Raise DuplicateModel if a model of this name and version, or with ``one_version`` any version of the
-    name, is bound already. Case is ignored.
+    """Raise DuplicateModel if a model of this name and version (``one_version``: any) is bound. Case is
+    ignored.
     """
     for one in bound:
         if one.name.lower() != spec.name.lower():

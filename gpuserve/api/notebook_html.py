@@ -17,13 +17,11 @@ _NAMED: Final = {"grpc": "gRPC {}", "health": "health {}"}
 
 
 def server_text(kind: str, models: Sequence[ModelSpec], addresses: Mapping[str, str]) -> str:
-    """Return one line with the models and the addresses of a server."""
     names = [one.name if one.version == 1 else f"{one.name} {one.version}" for one in models]
     return f"<{kind}: {', '.join(names) or 'no models'}; {where(addresses)}>"
 
 
 def server_html(kind: str, models: Iterable[ModelSpec], addresses: Mapping[str, str]) -> str:
-    """Return a small table with the models, their tensors, and the addresses of a server."""
     return line(kind, where(addresses)) + table(_MODEL_HEAD, map(_model_row, models))
 
 
@@ -63,7 +61,6 @@ _CHARACTERS: Final = 40
 
 
 def arrays_html(arrays: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> str:
-    """Return a table with a row for each array, and a line with the parameters, if any."""
     rows = []
     for name, array in arrays.items():
         shown = [repr(one) for one in array.ravel()[:_ELEMENTS].tolist()]

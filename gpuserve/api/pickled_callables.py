@@ -104,7 +104,6 @@ def find_fault(whole: Any) -> PicklingFault:
 
 
 def can_be_pickled(value: Any) -> bool:
-    """Return whether cloudpickle can pickle a value."""
     from gpuserve_worker.memory.sealed_pickles import SealedPickler
 
     try:
@@ -225,9 +224,7 @@ class SharedObjects:
         self._models: dict[Key, tuple[bool, list[_Reference]]] = {}
 
     def bind(self, model: Key, callables: Any, *, is_copied: bool) -> list[tuple[Key, str]]:
-        """Add the callables of a model. Return the models that share an object with them while one of the two
-        has a copy, each with the type of the object.
-        """
+        """Add a model's callables; return models that share an object with them of which one has a copy."""
         states = {id(one): one for infer_func in callables for one in mutable_objects(infer_func)}
         self._models.pop(model, None)
         shared = []

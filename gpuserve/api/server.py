@@ -105,20 +105,12 @@ class Server(ModelHost):
 
     @property
     def settings(self) -> ServerSettings:
-        """The settings of the server."""
         return self._settings
 
     @classmethod
     def attach(cls, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> AttachedServer:
-        """Attach to a server that another program of this user runs on this machine; see ``AttachedServer``.
-
-        Args:
-            url: one of the server's ports: "localhost:8000", "http://localhost:8000" or
-                "grpc://localhost:8001".
-            timeout_s: how long to wait for it to come up, in seconds.
-
-        Raises:
-            AttachError: the url is wrong, or no server accepts this program in time.
+        """Attach to a server of another program, as ``AttachedServer`` with these arguments, and return when
+        it has accepted this program; raise AttachError.
         """
         attached = AttachedServer(url, timeout_s=timeout_s)
         attached.run()

@@ -355,7 +355,6 @@ _TABLE_HEAD: Final = ("", "name", "datatype", "shape")
 
 
 def client_text(kind: str, settings: ClientSettings) -> str:
-    """Return one line that names the client's model and server."""
     return f"<{kind} of {settings.shown} at {settings.url}>"
 
 

@@ -47,11 +47,7 @@ class ClientSettings:
         inference_timeout_s: float | None,
         access_token: str | None,
     ) -> ClientSettings:
-        """Check a constructor's arguments and return the settings. None is the default.
-
-        Raises:
-            ClientValueError: if an argument is wrong; ClientInvalidUrlError if it is the URL.
-        """
+        """Check a constructor's arguments, of which None is the default; raise ClientValueError."""
         if not isinstance(model_name, str) or not model_name:
             raise ClientValueError(f"model_name must be a non-empty string, got {model_name!r}")
         return cls(
@@ -87,11 +83,7 @@ def _checked_timeout(name: str, given: float | None, default: float) -> float:
 
 
 def create_auth_headers(access_token: str | None, protocol: str) -> dict[str, str]:
-    """Return the header with the access token.
-
-    Raises:
-        ValueError: if there is no token, or the protocol is neither "http" nor "grpc" (in any case).
-    """
+    """Return the header with the access token; raise ValueError without a token or protocol."""
     if not access_token:
         raise ValueError("access_token cannot be None or empty")
     if protocol.lower() not in HEADERS:
@@ -100,11 +92,7 @@ def create_auth_headers(access_token: str | None, protocol: str) -> dict[str, st
 
 
 def extract_access_token_from_headers(headers: Mapping[str, str] | None) -> str | None:
-    """Return the access token in the headers of either protocol, or None.
-
-    Raises:
-        ValueError: if both headers are present and differ.
-    """
+    """Return the access token in the headers, or None; raise ValueError if two headers differ."""
     lower = {key.lower(): value for key, value in (headers or {}).items()}
     found = {lower[name] for name in HEADERS.values() if name in lower}
     if len(found) > 1:
@@ -122,11 +110,7 @@ class ServerUrl(NamedTuple):
 
     @classmethod
     def parse(cls, url: object) -> ServerUrl:
-        """Parse ``[http|https|grpc|grpcs://]host[:port]``, HTTP without a scheme. A path is ignored.
-
-        Raises:
-            ClientInvalidUrlError: if the URL has another form.
-        """
+        """Parse ``[http|https|grpc|grpcs://]host[:port]``, HTTP by default; raise ClientInvalidUrlError."""
         if not isinstance(url, str):
             raise _invalid_url(url, f"expected a string, got {type(url).__name__}")
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")

@@ -208,12 +208,7 @@ class AsyncioDecoupledModelClient(AsyncioClient):
             await _finish_stream(stream)
 
     async def _next_result(self, stream: Any) -> Any:
-        """Return the next result, or None at the end of the stream.
-
-        Raises:
-            ClientTimeoutError: if the result does not come in time.
-            ClientInferenceServerError: if the result is an error.
-        """
+        """Return the next result, or None at the end; raise ClientTimeoutError if it is late."""
         timeout_s = self._response_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -250,7 +245,6 @@ def is_final(result: Any) -> bool:
 
 
 def is_empty(result: Any) -> bool:
-    """Return whether a response has no outputs. An empty final response only marks the end."""
     return not result.get_response().outputs
 
 

@@ -69,12 +69,10 @@ def inference_error(error: Exception, timeout_s: float | None) -> ClientError:
 
 
 def server_not_ready(error: Exception | None) -> ClientError:
-    """Return the error after the wait for a server. ``error`` is the failure of the last poll, if any."""
     return ClientTimeoutError("Waiting for server to be ready timed out." + _message(error))
 
 
 def model_not_ready(shown: str, error: Exception | None) -> ClientError:
-    """Return the error after the wait for a model. ``error`` is the last failure, if any."""
     if error is not None and (status(error) in _NOT_FOUND or "unknown model" in error_text(error)):
         return ClientModelUnavailableError(
             f"Model {shown} is unavailable: the server has no such model. Message: {error_text(error)}"

@@ -67,7 +67,6 @@ class FuturesModelClient(AnyClient):
 
     @classmethod
     def from_existing_client(cls, existing_client: AnyClient) -> Self:
-        """Return a client of the same model and known configuration, with own connections."""
         limits = existing_client._limits if isinstance(existing_client, FuturesModelClient) else {}
         return cls(**existing_client.same_arguments(), **limits)
 
@@ -189,11 +188,7 @@ class ResourcePool(Generic[Resource]):
         self._closed = False
 
     def submit(self, call: Callable[[Resource], Any], timeout_s: float) -> Future[Any]:
-        """Run ``call`` in a thread. Wait up to ``timeout_s`` for room in the queue.
-
-        Raises:
-            PoolFull, PoolClosed: if the call will not run.
-        """
+        """Run ``call`` in a thread. Wait ``timeout_s`` for room; raise PoolFull or PoolClosed."""
         work = _PoolCall(Future(), call)
         deadline = time.monotonic() + timeout_s
         with self._lock:

@@ -57,11 +57,7 @@ class SyncClient(ModelClientBase):
         return run_blocking(self._request_builder()).batches
 
     def wait_for_server(self, timeout_s: float) -> None:
-        """Wait until the server is ready.
-
-        Raises:
-            ClientTimeoutError: if the server is not ready in time.
-        """
+        """Wait until the server is ready; raise ClientTimeoutError if it is not ready in time."""
         run_blocking(self._wait_for_server(timeout_s))
 
     def wait_for_model(self, timeout_s: float) -> None:
@@ -139,10 +135,8 @@ class ModelClient(SyncClient):
         return run_blocking(self._infer(inputs, named_inputs, parameters, headers, sample=False))
 
     def create_client_from_url(self, url: str, network_timeout_s: float | None = None) -> Any:
-        """Return a tritonclient of the server at ``url``. The caller closes the client.
-
-        Raises:
-            ClientInvalidUrlError: if the URL names no server.
+        """Return a tritonclient of the server at ``url``, which the caller closes; raise
+        ClientInvalidUrlError.
         """
         timeout_s = self.settings.inference_timeout_s if network_timeout_s is None else network_timeout_s
         address = ServerUrl.parse(url)
@@ -184,28 +178,15 @@ class AsyncioClient(ModelClientBase):
 
     @property
     def model_config(self) -> Awaitable[ClientModelConfig]:
-        """The model's configuration, as an awaitable. The first access waits for the model.
-
-        Raises:
-            ClientTimeoutError, ClientModelUnavailableError: as ``wait_for_model``.
-        """
+        """The model's configuration, as an awaitable; otherwise as ``ModelClient.model_config``."""
         return self._config()
 
     async def wait_for_server(self, timeout_s: float) -> None:
-        """Wait until the server is ready.
-
-        Raises:
-            ClientTimeoutError: if the server is not ready in time.
-        """
+        """Wait until the server is ready, as ``ModelClient.wait_for_server``."""
         await self._wait_for_server(timeout_s)
 
     async def wait_for_model(self, timeout_s: float) -> None:
-        """Wait until the model is ready.
-
-        Raises:
-            ClientTimeoutError: if the model is not ready in time.
-            ClientModelUnavailableError: if the server answers and has no such model.
-        """
+        """Wait until the model is ready, as ``ModelClient.wait_for_model``."""
         await self._wait_for_model(timeout_s)
 
     async def _config(self) -> ClientModelConfig:
@@ -230,7 +211,7 @@ class AsyncioModelClient(AsyncioClient):
     async def infer_sample(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Arrays:
-        """Infer one sample, as ``ModelClient.infer_sample``."""
+        """As ``ModelClient.infer_sample``."""
         return await self._infer(inputs, named_inputs, parameters, headers, sample=True)
 
     async def infer_batch(

@@ -24,13 +24,9 @@ _ARGUMENTS: Final[tuple[str, ...]] = ("priority", "timeout", "sequence_id", "seq
 
 
 def infer_options(parameters: Mapping[str, Any] | None, *, reserved: bool) -> dict[str, Any]:
-    """Return the parameters of a request as arguments of tritonclient.
-
-    ``priority``, ``timeout`` (microseconds) and ``sequence_*`` are the protocol's. All others reach the
-    model. If the protocol's names are ``reserved``, they stay parameters, which tritonclient refuses.
-
-    Raises:
-        ClientValueError: unless these are a mapping of strings to strings, integers, floats or booleans.
+    """Return the parameters of a request as arguments of tritonclient; raise ClientValueError if one is
+    wrong. ``priority``, ``timeout`` (microseconds) and ``sequence_*`` are the protocol's. All others reach
+    the model. If the protocol's names are ``reserved``, they stay parameters, which tritonclient refuses.
     """
     if parameters is None:
         return {}
@@ -46,11 +42,7 @@ def infer_options(parameters: Mapping[str, Any] | None, *, reserved: bool) -> di
 
 
 def check_values(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return parameters or headers that may be sent. ``what`` is their name in messages.
-
-    Raises:
-        ClientValueError: unless these are a mapping of strings to strings, integers, floats or booleans.
-    """
+    """Return parameters or headers, called ``what``; raise ClientValueError unless they may be sent."""
     if not isinstance(given, Mapping):
         raise ClientValueError(f"{what} must be a dictionary, got {type(given).__name__}")
     for key, value in given.items():
@@ -72,11 +64,8 @@ class Arrays(dict[str, NDArray[Any]]):
 def arrays_by_name(
     model_name: str, declared: Sequence[TensorSpec] | None, given: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the inputs by name. Positional inputs are the declared ones in order; the last may be missing.
-
-    Raises:
-        ClientValueError: if inputs are given both ways, if none is given to a model that has some, or if
-            there are too many.
+    """Return the inputs by name; raise ClientValueError. Positional inputs are the declared ones in order;
+    the last may be missing.
     """
     if given and named:
         raise ClientValueError("Inputs are given either by position or by name, not both ways in one call")
@@ -91,12 +80,7 @@ def arrays_by_name(
 
 
 def datatype_of_input(name: str, array: Any) -> str:
-    """Return the v2 datatype of an input.
-
-    Raises:
-        ClientValueError: if the input is no array, or the protocol has no such type.
-        ClientEncodingError: if the input is an array of text, or of objects other than ``bytes``.
-    """
+    """Return the v2 datatype of an input; raise ClientValueError if the protocol has none."""
     if not isinstance(array, np.ndarray):
         raise ClientValueError(f"Input {name} is not a numpy array. Got {type(array)} instead.")
     kind = array.dtype.kind
@@ -154,13 +138,8 @@ class RequestBuilder:
         decoupled: bool,
         sample: bool,
     ) -> dict[str, Any]:
-        """Return the arguments of tritonclient's ``infer``, with the headers.
-
-        Raises:
-            ClientValueError: if the inputs, parameters or headers are wrong.
-            ClientInferenceServerError: if the model is decoupled and this client is not, or the other way
-                round.
-            ClientModelDoesntSupportBatchingError: for a batch if the model does not batch.
+        """Return the arguments of tritonclient's ``infer``; raise ClientError if the model takes no such
+        request.
         """
         name = self.config.model_name
         if self.config.decoupled != decoupled:

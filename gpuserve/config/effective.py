@@ -23,8 +23,8 @@ _LOOKS_SECRET: Final = re.compile(r"token|secret|passw|credential|api_?key|priva
 
 @dataclass(frozen=True)
 class EffectiveValue:
-    """The value of a key, masked if it is secret. ``origin`` is None for a default. ``where`` names the
-    source of the value, and ``line`` the line in it.
+    """The value of a key, masked if secret. ``origin`` is None for a default; ``where`` and ``line`` are its
+    source.
     """
 
     path: Path

@@ -402,7 +402,6 @@ FILLED: Final = Scalar(str, Option("", some=True))
 
 
 def read_model_name(name: str) -> str:
-    """Return the name of a model; raise ValueError if no model may have it."""
     try:
         return check_model_name(name)
     except BindError as error:

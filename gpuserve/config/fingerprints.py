@@ -47,7 +47,6 @@ def _files(
 
 
 def shallow_fingerprint(folder: str) -> Hashable:
-    """Return the fingerprint of the files directly in a folder."""
     there = [one for one in _entries(folder) if one.name not in _PASSED_OVER and not one.name.startswith(".")]
     return tuple(sorted((one.path, _FOLDER if one.is_dir() else file_fingerprint(one.path)) for one in there))
 

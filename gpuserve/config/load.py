@@ -92,9 +92,7 @@ def described_overrides(
     data: Any,
     sources: Sources,
 ) -> list[Override]:
-    """Return, as overrides, the values that callables declare beyond the ``data`` of the configuration. Raise
-    ConfigProblems if a callable cannot be asked, or does not declare its tensors.
-    """
+    """Return, as overrides, the values that callables declare beyond the ``data``; raise ConfigProblems."""
     answers = [one.answer for one in descriptions]
     problems = list(import_problems(models, indices, answers, sources))
     values: list[Override] = []
@@ -200,16 +198,10 @@ def load_file(
     known: Iterable[ModelDescription] = (),
     stale: Iterable[ModelDescription] = (),
 ) -> Configuration:
-    """Return the configuration of a file, under an environment and flags, or raise ConfigProblems with all
-    mistakes.
-
-    Args:
-        path: The config file.
-        environ: The environment variables.
-        flags: The overrides of the command line.
-        served_here: Whether this machine serves the configuration. If not, TLS files are not checked.
-        known: Earlier answers of callables that are not asked again.
-        stale: Earlier answers that replace problems; the model of such a problem is ``broken``.
+    """Return the configuration of a file, under an environment and flags; raise ConfigProblems with all
+    mistakes. TLS files are not checked unless the configuration is ``served_here``. ``known`` are answers of
+    callables that are not asked again; ``stale`` ones replace problems, and the model of such a problem is
+    ``broken``.
     """
     try:
         document = positions.parse(_file_text(path), schema.canonical_key)
@@ -258,8 +250,8 @@ def resolve(
     known: Iterable[ModelDescription] = (),
     stale: Iterable[ModelDescription] = (),
 ) -> Configuration:
-    """Apply overrides, check schema and rules, and convert. Raise ConfigProblems with ``problems``, the
-    mistakes found while reading, and all mistakes in the data, the variables and the flags.
+    """Apply overrides, check schema and rules, and convert. Raise ConfigProblems with ``problems`` and all
+    others.
     """
     if data is None:
         data = {}

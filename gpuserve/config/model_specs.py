@@ -199,7 +199,6 @@ def _label_violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[
 
 
 def _labels(output: OutputEntry, base_dir: str) -> tuple[str, ...]:
-    """Return the labels of an output. Raise OSError or ValueError if the file is unusable."""
     if output.label_filename is None:
         return labels_from(output.labels or ())
     with open(os.path.join(base_dir, output.label_filename), encoding="utf-8") as file:

@@ -54,7 +54,6 @@ def variable_name(path: Path) -> str:
 def from_environment(
     environ: Mapping[str, str], model_names: Sequence[str]
 ) -> tuple[list[Override], list[Problem]]:
-    """Return the overrides of an environment, and the problems of unknown variables."""
     overrides: list[Override] = []
     problems: list[Problem] = []
     for name in sorted(environ):
@@ -173,8 +172,8 @@ SECRET: Final[tuple[Path, ...]] = (("server", "access_token"), ("server", "acces
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of the values of a configuration: a file (unless ``document`` is None), variables, flags, a
-    callable. A mistake is reported at the source of the value.
+    """The sources of values: a file (unless ``document`` is None), variables, flags, a callable; for
+    mistakes.
     """
 
     name: str

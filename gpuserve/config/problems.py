@@ -37,8 +37,8 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake, ready to print. ``label`` names the file, or another source of the value. ``model`` is the
-    model of a repository that the mistake concerns; the other models are still served.
+    """One mistake, ready to print. ``label`` names the source. ``model``: of a repository, which still serves
+    others.
     """
 
     label: str
@@ -118,7 +118,6 @@ def describe(value: Any) -> str:
 
 
 def sentence(mistake: Mistake) -> str:
-    """Return a mistake that the schema found as a sentence."""
     path = mistake.path
     if mistake.kind == UNKNOWN:
         known, word = mistake.known, str(path[-1])

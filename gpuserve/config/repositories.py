@@ -67,7 +67,6 @@ def is_python_file(target: str) -> bool:
 def load_callable(
     target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
 ) -> Configuration:
-    """Return the configuration of one callable in the current directory, or raise ConfigProblems."""
     base_dir = os.getcwd()
     overrides = _overrides(flags)
     # The file existed when the target was recognized.
@@ -193,9 +192,7 @@ class FileRepository:
         return configuration
 
     def fingerprints(self) -> Mapping[Hashable, Hashable]:
-        """Return the fingerprints of the config and, by model, of the files that its callable and arguments
-        name. May be called from any thread.
-        """
+        """Return the fingerprints of the config and of each model's files; may be called from any thread."""
         return {WHOLE: file_fingerprint(self.path), **fingerprints_of(self._files)}
 
     def folders(self) -> Collection[str]:
@@ -220,7 +217,6 @@ def named_files(
 
 
 def fingerprints_of(files: Mapping[str, Sequence[str]]) -> dict[Hashable, Hashable]:
-    """Return the fingerprint of the files of each model."""
     found: dict[Hashable, Hashable] = {}
     for model, paths in files.items():
         kinds = [folder_fingerprint if os.path.isdir(path) else file_fingerprint for path in paths]
@@ -229,7 +225,6 @@ def fingerprints_of(files: Mapping[str, Sequence[str]]) -> dict[Hashable, Hashab
 
 
 def folders_of(files: Mapping[str, Iterable[str]]) -> set[str]:
-    """Return the folders in which changes of these files appear."""
     found: set[str] = set()
     for path in (path for paths in files.values() for path in paths):
         found.add(os.path.dirname(path))

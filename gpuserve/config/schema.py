@@ -173,7 +173,6 @@ def kind_at(path: Path) -> Kind | None:
 
 
 def key_at(path: Path) -> Key:
-    """Return the key at the end of a path of the schema."""
     kind = kind_at(path[:-1])
     assert isinstance(kind, EntryOf)
     return kind.entry.keys[str(path[-1])]

@@ -248,7 +248,6 @@ class _Builder:
 
 
 def _converted(kind: str, text: str) -> Any:
-    """Return the value of a scalar. Raise ValueError if the text is none of this kind."""
     text = text.lower()
     if kind == "null":
         return None

@@ -44,11 +44,7 @@ def on_host(array: Any) -> Any:
 
 
 def concatenated(arrays: Sequence[Any]) -> Any:
-    """Return one array of the same library with the rows of all arrays.
-
-    Raises:
-        ValueError: The shapes do not fit, or the arrays are of several libraries.
-    """
+    """Return one array of the same library with all rows; raise ValueError if the arrays do not fit."""
     libraries = {library_of(one) for one in arrays}
     if libraries == {"numpy"}:
         return np.concatenate(arrays)
@@ -70,11 +66,7 @@ def repeated(row: Any, times: int) -> Any:
 
 
 def as_inputs_of(model: ModelContext, spec: TensorSpec, value: Any) -> Any:
-    """Return a numpy array in the form in which the model receives this input: its library and its device.
-
-    Raises:
-        BatchError: The library does not support the array.
-    """
+    """Return a numpy array in the library and on the device of an input of the model; raise BatchError."""
     if value.dtype.kind == "O" or model.array == "numpy":
         return value
     there = spec.memory == "gpu" and model.device != "cpu"
@@ -92,12 +84,7 @@ Group: TypeAlias = list[int]
 
 
 def split_arguments(args: tuple[Any, ...], decorator: str) -> tuple[tuple[Any, ...], Any]:
-    """Return the positional arguments before the requests, and the requests.
-
-    Raises:
-        TypeError: The last argument is no list of requests, as in a function below ``batch``, which receives
-            arrays.
-    """
+    """Return the positional arguments before the requests, and the requests; raise TypeError without any."""
     if args and is_request_list(args[-1]):
         return args[:-1], args[-1]
     raise not_requests(decorator, *args[-1:])
@@ -118,17 +105,11 @@ def is_request_list(value: Any) -> bool:
 
 
 def is_batching(requests: Any) -> bool:
-    """Return whether the arrays of the requests have a batch axis; True without a server."""
     return bool(getattr(requests, "batching", True))
 
 
 def join_requests(requests: Any, decorator: str) -> Batch:
-    """Return the requests as one batch.
-
-    Raises:
-        TypeError: The argument is no list of requests.
-        BatchError: The requests have different inputs, or inputs of different shapes.
-    """
+    """Return the requests as one batch; raise TypeError, or BatchError if they do not go together."""
     if not is_request_list(requests):
         raise not_requests(decorator, requests)
     data = [data_of(one) for one in requests]
@@ -150,7 +131,6 @@ def changed(requests: Any, change: Callable[[Data], dict[str, Any]]) -> Any:
 
 
 def select_requests(requests: Sequence[Any], positions: Sequence[int]) -> Any:
-    """Return the requests at the positions, as a list of the same kind."""
     return _like(requests, [requests[position] for position in positions])
 
 
@@ -163,10 +143,8 @@ def grouped(labels: Iterable[Hashable]) -> list[Group]:
 
 
 def restore_order(groups: Sequence[Group], answers: Sequence[Any], count: int, decorator: str) -> list[Any]:
-    """Return the responses of the groups in the order of the requests; None for requests without a group.
-
-    Raises:
-        BatchError: A group has not one response for each of its requests.
+    """Return the responses of the groups in the order of the requests, None for requests without a group;
+    raise BatchError unless a group has one response for each request.
     """
     responses: list[Any] = [None] * count
     for group, answer in zip(groups, answers, strict=True):
@@ -195,11 +173,7 @@ def row_count(data: Data) -> int:
 
 
 def join_data(data: Sequence[Data]) -> dict[str, Any]:
-    """Return each input with the rows of all requests.
-
-    Raises:
-        BatchError: The requests have different inputs, or inputs of different shapes.
-    """
+    """Return each input with the rows of all requests; raise BatchError if they do not go together."""
     if len(data) < 2:
         return dict(data[0]) if data else {}
     names = data[0].keys()
@@ -228,18 +202,13 @@ def _listed(names: Any) -> str:
 
 
 class SomeRows(NamedTuple):
-    """Outputs for some rows of the batch; ``positions`` are the rows. The other rows have no output this
-    time.
-
-    ``group_by_values`` yields them over a generator.
-    """
+    """Outputs for some rows of the batch, which ``group_by_values`` yields over a generator."""
 
     arrays: dict[str, Any]
     positions: Sequence[int]
 
 
 def named(result: Any, output_names: Sequence[str]) -> Mapping[str, Any]:
-    """Return outputs by name, as ``named_outputs``. Raise BatchError in place of ``OutputError``."""
     if type(result) is dict:
         return result
     try:
@@ -269,11 +238,7 @@ def each_changed(result: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def per_request(answer: SomeRows, rows: Sequence[int]) -> list[dict[str, Any] | BatchError | None]:
-    """Return a response for each request that has all its rows in the answer, and None for a request without
-    rows.
-
-    A request with only some of its rows gets an error as its response.
-    """
+    """Return each request's outputs, None without rows, or an error with only some rows."""
     places = {position: place for place, position in enumerate(answer.positions)}
     responses: list[dict[str, Any] | BatchError | None] = []
     stop = 0

@@ -99,7 +99,7 @@ class RequestedParameter(NamedTuple):
     default: Any
 
     def value(self, parameters: Mapping[str, Any]) -> Any:
-        """Return the value of the parameter in a request; raise ParameterError if it is wrong or missing."""
+        """Return the parameter's value in a request; raise ParameterError if it is wrong or missing."""
         types_, word = _KINDS[self.kind]
         if self.name not in parameters:
             if self.default is inspect.Parameter.empty:
@@ -133,7 +133,6 @@ def requested_parameters(function: Any) -> dict[str, RequestedParameter]:
 def without(
     asked: Mapping[str, RequestedParameter], given: Mapping[str, Any]
 ) -> dict[str, RequestedParameter]:
-    """Return the parameters that are not given already, as by a partial."""
     return {name: one for name, one in asked.items() if name not in given}
 
 

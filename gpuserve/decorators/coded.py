@@ -110,9 +110,7 @@ class Coding(NamedTuple):
         }
 
     def encode(self, result: Any, named: Callable[[Any], Mapping[str, Any]], *, batched: bool) -> Any:
-        """Return outputs with arrays in the place of objects. ``named`` returns the outputs in a result by
-        name.
-        """
+        """Return outputs with arrays in the place of objects; ``named`` returns outputs by name."""
         if self.output is not None:
             return [_array(self.output, result, batched)]
         if not self.outputs:
@@ -148,7 +146,6 @@ def coding_of(function: Any) -> Coding | None:
 
 
 def _optional(hint: Any) -> Any:
-    """Return ``X`` of ``X | None``, else the annotation."""
     others = [one for one in typing.get_args(hint) if one is not type(None)]
     is_optional = len(others) == 1 < len(typing.get_args(hint)) and not hasattr(hint, "__metadata__")
     return others[0] if is_optional else hint

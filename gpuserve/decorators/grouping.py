@@ -131,7 +131,6 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
 
 
 def _is_present(key: str, inputs: Mapping[str, Any]) -> bool:
-    """Return whether an input is present; raise StackError without inputs, BatchError if it is required."""
     if not inputs:
         raise StackError(
             "@group_by_values must be below @batch: it works on the arrays of a batch, but was called without"
@@ -251,12 +250,8 @@ class ConstantPadder:
         self.pad_value = pad_value
 
     def __call__(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the outputs, one mapping for each group, with equal shapes except for the first axis.
-
-        Outputs on a GPU are copied to the host.
-
-        Raises:
-            ValuesError: An output differs in its number of axes, or in its dtype.
+        """Return the outputs, one mapping for each group, with equal shapes except for the first axis; raise
+        ValuesError for other numbers of axes or dtypes. Outputs on a GPU are copied to the host.
         """
         groups = [{name: on_host(value) for name, value in group.items()} for group in groups]
         names = {name for group in groups for name in group}
@@ -287,9 +282,7 @@ class ConstantPadder:
         return whole
 
     def _pad_value(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> Any:
-        """Return the padding value: an empty string for strings. The type of objects may follow from any
-        group.
-        """
+        """Return the padding value: an empty string for strings, also in an array of objects."""
         if dtype.kind in "SU":
             return dtype.type()
         elements = [array.flat[0] for array in arrays if array.size] if dtype.kind == "O" else []

@@ -72,7 +72,6 @@ class Padding(NamedTuple):
         return size if self.max_length is None else max(longest, min(size, self.max_length))
 
     def lengths_argument(self, name: str, *, is_first: bool) -> str | None:
-        """Return the name of the argument with the lengths of an input, or None if there is none."""
         if isinstance(self.lengths, Mapping):
             return self.lengths.get(name)
         return self.lengths if is_first else None
@@ -134,13 +133,8 @@ def refusals(batch: Batch, padding: Padding | None) -> list[RequestError | None]
 
 
 def join_ragged(requests: Any, padding: Padding | None) -> Batch:
-    """Return a list of requests as one batch, which may have ragged inputs.
-
-    Outside a server, the padded inputs are those that ``lengths`` names, or those whose shapes differ, or the
-    first.
-
-    Raises:
-        BatchError: The requests have different inputs, or shapes that do not go together.
+    """Return a list of requests as one batch, which may have ragged inputs; raise BatchError. Outside a
+    server, the padded inputs are those that ``lengths`` names, or those whose shapes differ, or the first.
     """
     ragged: RaggedNames = getattr(requests, "ragged", NOTHING_RAGGED)
     axes: Mapping[str, Axes | None] = ragged.inputs
@@ -169,10 +163,8 @@ def join_ragged(requests: Any, padding: Padding | None) -> Batch:
 
 
 def ragged_input(name: str, arrays: Sequence[Any], axes: Axes | None) -> RaggedTensor:
-    """Return the arrays ``[rows, …]`` of requests as a ragged input; by default, axes that differ vary.
-
-    Raises:
-        BatchError: The arrays differ in their number of axes, or have the batch axis only.
+    """Return the arrays ``[rows, …]`` of requests as a ragged input; by default, axes that differ vary. Raise
+    BatchError for other numbers of axes.
     """
     shapes = [tuple(one.shape) for one in arrays]
     inner = [shape[1:] for shape in shapes]
@@ -262,11 +254,8 @@ def _assigned_rows(given: RaggedTensor, target: Sequence[int], padding: Padding)
 def cut_outputs(
     outputs: Mapping[str, Any], rows: Sequence[int], ragged: Mapping[str, Axes], lengths: Sequence[Lengths]
 ) -> Sequence[Any]:
-    """Return the outputs of each request. A ragged output is a list with one array for each row, or a padded
-    array, which is cut to the lengths of the input that was padded to its sizes.
-
-    Raises:
-        BatchError: An output has not one entry for each row, or sizes that no padded input has.
+    """Return the outputs of each request; raise BatchError. A ragged output is a list with one array for each
+    row, or a padded array, which is cut to the lengths of the input that was padded to its sizes.
     """
     total = sum(rows)
     columns: dict[str, Any] = {}
@@ -340,7 +329,6 @@ def _cut_bytes(value: Any, lengths: Lengths, rows: Sequence[int]) -> RaggedTenso
 
 
 def _own_rows(name: str, rows: Any) -> Any:
-    """Return the rows of one request as one array."""
     if not isinstance(rows, list | tuple):
         return rows
     arrays = [one if hasattr(one, "shape") else np.asarray(one) for one in rows]

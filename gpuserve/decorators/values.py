@@ -162,9 +162,7 @@ def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
 
 
 def _first_elsewhere(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
-    """Return the first row of an array of another library; it stays in the library unless it becomes a
-    scalar.
-    """
+    """Return the first row; it stays in its library unless it becomes a scalar."""
     values = on_host(array if strict else array[:1])
     first = _first(name, values, squeeze=squeeze, strict=strict)
     return first if isinstance(first, np.generic) else array[0]
@@ -180,11 +178,6 @@ def _check_arrays(defaults: Mapping[str, Any]) -> None:
 
 
 def _checked(defaults: Mapping[str, Any], model: ModelContext) -> dict[str, Any]:
-    """Return the defaults as arrays in the form of requests.
-
-    Raises:
-        DefaultsError: A default does not fit the input of its name, or there is no such input.
-    """
     inputs = {spec.name: spec for spec in model.inputs}
     for name in defaults:
         if name not in inputs:

@@ -77,7 +77,6 @@ def served_model() -> ModelContext | None:
 
 
 def model_of(decorator: str) -> ModelContext:
-    """Return the served model; raise NoModelError if the callable is called directly."""
     model = served_model()
     if model is None:
         raise NoModelError(
@@ -87,7 +86,6 @@ def model_of(decorator: str) -> ModelContext:
 
 
 def check_model_batches(decorator: str) -> None:
-    """Raise BatchError if the served model does not batch."""
     model = served_model()
     if model is not None and not model.batching:
         raise not_batching(decorator)
@@ -146,7 +144,6 @@ def check_names(names: tuple[Any, ...], decorator: str) -> None:
 
 
 def check_below_batch(function: Any, decorator: str) -> None:
-    """Raise StackError if a decorator over arrays is above ``batch``."""
     if accepts_batch(function):
         raise StackError(
             f"{decorator} works on the arrays that @batch makes of requests: put it below @batch, "
@@ -204,7 +201,6 @@ def is_misfit(error: TypeError) -> bool:
 
 
 def is_own_code(code: CodeType) -> bool:
-    """Return whether a decorator of this package has the code."""
     return code.co_filename.startswith(_OWN_DIRECTORY)
 
 

@@ -237,14 +237,11 @@ def _batcher(config: ModelConfig, queue: QueueSpec) -> tuple[BatchingSpec, Queue
 def batching_and_queue(
     given: Mapping[str, Any], written: Mapping[type, type] | None = None
 ) -> tuple[BatchingSpec, QueueSpec]:
-    """Return the options that a ``DynamicBatcher``'s values set, by its names; raise ValueError for an
-    invalid value.
-    """
+    """Return the options that a ``DynamicBatcher``'s values set; raise ValueError if a value is invalid."""
     return declared(BatchingSpec, given, "", written), declared(QueueSpec, given, "", written)
 
 
 def sequence_options(given: Any) -> SequenceBatching:
-    """Return the options of ``ModelConfig.sequence_batching``; raise BadModelConfig for an invalid value."""
     if given is None:
         return NO_SEQUENCES
     with value_errors_as_bad_config():
@@ -253,7 +250,6 @@ def sequence_options(given: Any) -> SequenceBatching:
 
 
 def rate_options(given: Any) -> RateLimiter:
-    """Return the options of ``ModelConfig.rate_limiter``; raise BadModelConfig for an invalid value."""
     with value_errors_as_bad_config():
         return NO_RATE if given is None else _written(RateLimiter, given, "rate_limiter")
 
@@ -273,13 +269,8 @@ def build_model_spec(
     warmup: Sequence[ModelWarmup] | None = None,
     **options: Any,
 ) -> ModelSpec:
-    """Return a model, and derive the values that follow from other parts of the declaration.
-
-    Derived are the array library and the prefetch, if ``given`` leaves them out, the retries, and the control
-    inputs of the warm-ups.
-
-    Raises:
-        BindError: A value is invalid, so the model cannot be served.
+    """Return a model, and derive what follows from other parts of the declaration: the array library and the
+    prefetch, if ``given`` leaves them out, the retries, and the control inputs of warm-ups. Raise BindError.
     """
     input_specs, output_specs = tensor_specs(inputs, "INPUT", given["array"]), tensor_specs(outputs, "OUTPUT")
     with value_errors_as_bad_config():

@@ -257,15 +257,8 @@ def input_memory(memory: str | None, datatype: str, array: str | None) -> str:
 
 
 def tensor_specs(tensors: Sequence[Tensor], prefix: str, array: str | None = None) -> tuple[TensorSpec, ...]:
-    """Return the declared tensors with names and v2 datatypes.
-
-    Args:
-        tensors: The declared tensors.
-        prefix: "INPUT" or "OUTPUT".
-        array: The ``array`` of the model, for inputs.
-
-    Raises:
-        BindError: No sequence of tensors, a bad name, dtype, shape or memory, or two tensors of one name.
+    """Return the declared tensors with names and v2 datatypes; raise BindError. ``prefix`` is "INPUT" or
+    "OUTPUT"; ``array`` is that of the model, for inputs.
     """
     is_list = isinstance(tensors, Sequence) and not isinstance(tensors, str | bytes)
     if not is_list or not all(isinstance(one, Tensor) for one in tensors):
@@ -339,10 +332,8 @@ def labels_in(text: str) -> tuple[str, ...]:
 
 
 def label_specs(outputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[LabelSpec, ...]:
-    """Return the labels of the outputs that have any; ``specs`` are the ``tensor_specs`` of the outputs.
-
-    Raises:
-        BindError: The labels are no list of texts.
+    """Return the labels of the outputs that have any; ``specs`` are the outputs' ``tensor_specs``; raise
+    BindError.
     """
     found = []
     for tensor, spec in zip(outputs, specs, strict=True):

@@ -61,7 +61,6 @@ def _is_data(one: Any) -> bool:
 
 
 def _is_meant_to_be_served(one: Any) -> bool:
-    """Return whether a callable is meant to be served: decorated, or with a declaration."""
     called = one.__call__ if isinstance(one, type) else one
     has_declaration = isinstance(one, type) and callable(getattr(one, "declare", None))
     if argument_form_of(called) is not None or has_declaration or is_stepped(one):

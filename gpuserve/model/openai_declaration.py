@@ -48,11 +48,9 @@ def with_openai_tensors(data: Any) -> Any:
 
 
 def with_own_tensors(declared: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a model file with ``openai: true``: those of OpenAI's requests, and its own; also
-    the options of its engine.
-
-    A request has the inputs of one kind, so all are optional. Without batches of the server the file's own
-    tensors have their batch axis.
+    """Return the tensors of a model file with ``openai: true``, OpenAI's and its own, and its engine's
+    options. All inputs are optional. Without batches of the server the file's own tensors have their batch
+    axis.
     """
     axis = [-1] if declared.get("max_batch_size") and not entry.get("max_batch_size") else []
     own = {key: [{**one, "shape": [*axis, *one["shape"]]} for one in declared[key]] for key in _TENSOR_KEYS}

@@ -187,15 +187,13 @@ def _other_name(name: str) -> property:
 
 @typing.dataclass_transform(kw_only_default=True)
 def by_keyword(table: type[_Table]) -> type[_Table]:
-    """Make a frozen keyword-only dataclass that type checkers regard as mutable.
-
-    Type checkers then accept the table as the base of a class that ``mutable_options`` makes.
+    """Make a frozen keyword-only dataclass that type checkers regard as mutable, as the class of
+    ``mutable_options``.
     """
     return dataclass(frozen=True, slots=True, kw_only=True)(table)
 
 
 def mutable_options(table: type) -> Any:
-    """Return a mutable class with the options of a table, all of them keyword-only."""
     made = [
         (one.name, one.type, field(default=None if one.metadata[_KEY].nullable else one.default))
         for one in dataclasses.fields(table)
@@ -216,15 +214,7 @@ class UnfitValue(ValueError):
 
 def fitted(hint: Any, option: Option, value: Any) -> Any:
     """Return the value of a scalar option in the form of the table: the one check for programs and files.
-
-    Args:
-        hint: The type of the option: bool, int, float, or str and any other type for texts.
-        option: The bounds, words and reader of the option.
-        value: The given value.
-
-    Raises:
-        UnfitValue: The option cannot have the value.
-        ValueError: The reader of the option refuses the value; the text is a whole sentence.
+    Raise UnfitValue, or ValueError with a whole sentence if the option's reader refuses the value.
     """
     if hint is bool:
         if not isinstance(value, bool):
@@ -320,19 +310,10 @@ def _given(value: Any) -> str:
 def declared(
     table: type[_Table], given: Any, where: str = "", written: Mapping[type, type] | None = None
 ) -> _Table:
-    """Return a table with the checked values of an object or a mapping.
-
-    Lists become tuples, mappings become tuples of pairs, and objects become tables. Other keys of ``given``
-    are ignored: one object may fill several tables.
-
-    Args:
-        table: The class of the table.
-        given: An object of the table's class or of the class in ``written``, or a mapping.
-        where: A prefix for the name of an option in a message.
-        written: The classes that programs write in place of tables.
-
-    Raises:
-        ValueError: An option cannot have its value; the text names the option as ``given`` does.
+    """Return a table with the checked values of an object or a mapping; raise ValueError, which names the
+    option as ``given`` does after ``where``. Lists become tuples, mappings tuples of pairs, and objects
+    tables. Other keys of ``given`` are ignored: one object may fill several tables. ``written`` are the
+    classes that programs write in place of tables.
     """
     written = written or {}
     values = _values(table, given, where, written)
@@ -488,10 +469,8 @@ def nearest(word: str, known: Iterable[str], places: Mapping[str, str] | None = 
 
 
 def from_plain(kind: Any, plain: Any) -> Any:
-    """Return a value of a type from plain data that ``dataclasses.astuple`` made in another process.
-
-    Raises:
-        ValueError, TypeError: The number of values differs from that of the table or tuple.
+    """Return a value of a type from plain data that ``dataclasses.astuple`` made in another process; raise
+    ValueError or TypeError if the data has another form.
     """
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind).values()
@@ -564,7 +543,6 @@ def parse_duration(text: str, unit: str = SECONDS) -> float:
 
 
 def whole_microseconds(value: float, unit: str) -> float | int:
-    """Return the value in the form of an option of that unit: microseconds are whole numbers."""
     return round(value) if unit == MICROSECONDS else value
 
 

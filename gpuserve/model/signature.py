@@ -83,13 +83,9 @@ class Signature:
 
 
 def signature_of(target: Any, name: str) -> Signature | None:
-    """Return the declaration in the types of ``target``, or None if the types have no tensor.
-
-    Of a class, the types of ``__call__`` count; of a stepped callable, the parameters of ``admit`` and the
-    return type of ``step``. ``name`` stands for the target in messages.
-
-    Raises:
-        SignatureError: The types cannot be those of a model.
+    """Return the declaration in the types of ``target``, or None if the types have no tensor; raise
+    SignatureError. Of a class, the types of ``__call__`` count; of a stepped callable, the parameters of
+    ``admit`` and the return type of ``step``. ``name`` stands for the target in messages.
     """
     stepped = is_stepped(target)
     called = target.admit if stepped else target.__call__ if isinstance(target, type) else target

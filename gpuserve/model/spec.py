@@ -217,14 +217,11 @@ class SequenceBatching:
         return self.max_candidate_sequences or rows if self.strategy == OLDEST else rows
 
     def control(self, kind: str) -> SequenceControl | None:
-        """Return the control input of a kind, or None."""
         return next((one for one in self.controls if one.kind == kind), None)
 
     @property
     def keeps_rows(self) -> bool:
-        """Return whether a sequence has the same row in every batch; idle sequences are then in the batch,
-        not ready.
-        """
+        """Return whether a sequence has the same row in every batch; idle sequences are not ready."""
         return self.strategy == DIRECT and self.control(READY) is not None
 
 
@@ -507,9 +504,7 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
         return bool(self.sequence.strategy)
 
     def takes_requests_of(self, other: ModelSpec) -> bool:
-        """Return whether every valid request of another spec is valid for this one and has the same form of
-        response.
-        """
+        """Return whether every valid request of another spec is valid and has the same response here."""
         return all(getattr(self, name) == getattr(other, name) for name in _OF_REQUESTS)
 
     def to_wire(self) -> dict[str, Any]:

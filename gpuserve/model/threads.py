@@ -22,9 +22,7 @@ def cores_of_instances(processors: float, ingress_processes: int) -> float:
 
 
 def n_threads(instance: InstanceSpec, instances: Sequence[InstanceSpec], cores: float) -> int:
-    """Return the threads of each process of an instance: of the config, of the environment, or an equal share
-    of ``cores``.
-    """
+    """Return the threads of an instance's process: of the config, the environment or a share of ``cores``."""
     if instance.threads or (from_environment := threads_of_environment()):
         return instance.threads or from_environment
     sharing = [one for one in instances if not one.threads]

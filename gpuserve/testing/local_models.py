@@ -218,7 +218,6 @@ class LocalModel:
             yield from require_outputs([one])
 
     def answers(self, requests: Sequence[LocalRequest]) -> list[Outputs | ModelCallError | None]:
-        """Return the answer to each request of a batch, or its error."""
         if self.spec.max_active and not self.spec.decoupled:
             return next(self._stepped(requests))
         batch, described = worker_batch(self.spec, self._check, requests)
@@ -231,7 +230,6 @@ class LocalModel:
         return self._checked_answers(result, described)
 
     def steps(self, requests: Sequence[LocalRequest]) -> Iterator[list[Outputs | ModelCallError | None]]:
-        """Yield the steps of a decoupled model: the response to each request, or None."""
         if self.spec.max_active:
             yield from self._stepped(requests)
             return
@@ -240,7 +238,6 @@ class LocalModel:
             yield self._checked_answers(one, described)
 
     def answer_call(self, request: CallRequest) -> list[CallReply]:
-        """Answer a call of another local model."""
         local = request_of_call(request)
         if not self.spec.decoupled:
             return call_replies(self.answers([local]), request)
@@ -342,7 +339,6 @@ def require_outputs(answers: Sequence[Outputs | ModelCallError | None]) -> list[
 
 
 def request_of_call(call: CallRequest) -> LocalRequest:
-    """Return the local request of a call of another model."""
     arrays = {name: np.asarray(value) for name, value in call.inputs.items()}
     return LocalRequest(
         arrays, call.parameters, call.requested_outputs, call.request_id, call.timeout_s, call.sequence
@@ -394,15 +390,12 @@ class LocalEnsemble:
         """Do nothing, because an ensemble has no resources."""
 
     def answers(self, requests: Sequence[LocalRequest]) -> list[Outputs | ModelCallError | None]:
-        """Return the answer to each request. Raise ModelCallError if one is refused."""
         return [self._answer(one) for one in requests]
 
     def responses(self, request: LocalRequest) -> Iterator[Outputs]:
-        """Yield the one response to a request. Raise as ``answers``."""
         yield self._answer(request)
 
     def answer_call(self, request: CallRequest) -> list[CallReply]:
-        """Answer a call of a local model."""
         return call_replies(self.answers([request_of_call(request)]), request)
 
     def _answer(self, request: LocalRequest) -> Outputs:

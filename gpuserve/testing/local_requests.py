@@ -66,7 +66,6 @@ def input_arrays(spec: ModelSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
 def worker_batch(
     spec: ModelSpec, check: ModelCheck, requests: Sequence[LocalRequest]
 ) -> tuple[Batch, list[WireRequest]]:
-    """Return the batch that a worker receives, and its requests; raise ModelCallError or WrongCall."""
     arrays, checked = zip(*(checked_arrays(spec, check, one) for one in requests), strict=True)
     rows = [one.rows for one in checked]
     if len(requests) > 1 and not spec.max_batch_size:
@@ -191,7 +190,6 @@ def _requested_outputs(
 
 
 def _request_arrays(output: CheckedOutput, rows: Sequence[int]) -> list[Any]:
-    """Return the part of each request of an output of the whole batch."""
     if output.shape and not isinstance(output.shape[0], int):
         flat = np.concatenate([np.asarray(part, dtype=output.dtype).reshape(-1) for part in output.parts])
         return list(RaggedTensor(flat, output.shape, ()))

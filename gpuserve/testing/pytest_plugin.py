@@ -40,7 +40,6 @@ class OpenClients:
         self._clients: dict[str, TestClient] = {}
 
     def get(self, target: Any, *, workers: bool, **options: Any) -> TestClient:
-        """Return the client of a target. Raise as ``TestClient`` and its ``open``."""
         from gpuserve.testing.testing_client import TestClient
 
         key = repr((target, workers, sorted(options.items())))

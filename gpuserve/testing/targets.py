@@ -62,7 +62,7 @@ def target_models(
 
 
 def callable_model_name(target: Served) -> str:
-    """Return the model name of a callable: its own name, if that is a valid model name."""
+    """Return the name of a callable if it is a valid model name."""
     name = getattr(target, "__name__", type(target).__name__)
     try:
         check_model_name(name)
@@ -79,7 +79,6 @@ def callable_spec(
     *,
     pickled: bool = False,
 ) -> ModelSpec:
-    """Return the model spec of an inference callable. Raise as ``open_callable``."""
     declarations = declaration(target, name, kwargs)
     entry = {"name": name, "callable": "the.test:callable"}
     entry |= {**declarations, **_plain_declarations(declared, name)}

@@ -22,7 +22,7 @@ class TestedModels(Protocol):
         """Load every model. Raise the first error."""
 
     def close(self) -> None:
-        """Close every model and its processes."""
+        """Close the models."""
 
     def infer(self, model: str, version: str, requests: Sequence[LocalRequest]) -> list[Outputs]:
         """Answer requests that come together."""

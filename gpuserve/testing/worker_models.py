@@ -63,7 +63,6 @@ class WorkerModels:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The server's addresses by "http", "grpc" and "metrics"."""
         return self._server.addresses
 
     def open(self) -> None:
@@ -72,7 +71,6 @@ class WorkerModels:
         self._client = self._connect()
 
     def close(self) -> None:
-        """Stop the server and all of its processes."""
         if self._client is not None:
             self._client.close()
             self._client = None

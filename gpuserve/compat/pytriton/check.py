@@ -35,7 +35,6 @@ def find_free_port() -> int:
 
 
 def search_warning_on_too_verbose_log_level(logs: str) -> re.Match[str] | None:
-    """Return the match of Triton's warning about verbose logs, or None."""
     return _TOO_VERBOSE.search(logs)
 
 
@@ -46,9 +45,7 @@ def get_current_container_version() -> str | None:
 
 
 def verify_docker_image_in_readme_same_as_tested(readme_path: str, image_name_with_version: str) -> None:
-    """Check that a text names an image only by the given version. Raise AssertionError if the text names
-    another version.
-    """
+    """Raise AssertionError if a text names an image by another version."""
     framework = image_name_with_version.partition(":")[0].rpartition("/")[2]
     for named in re.finditer(rf"[\w/.\-:]+/{framework}:[\w.-]+", Path(readme_path).read_text()):
         if named[0] != image_name_with_version:
@@ -111,7 +108,6 @@ class TestMonitoringContext:
 
     @staticmethod
     def extend_args(parser: argparse.ArgumentParser) -> None:
-        """Add the options of the context to a parser."""
         for flag in ("--verbose", "--compress-logs", "--enable-fault-handler"):
             parser.add_argument(flag, action="store_true")
         parser.add_argument("--log-path")

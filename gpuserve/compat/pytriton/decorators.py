@@ -105,25 +105,19 @@ def triton_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_triton_context(wrapped: Any, instance: Any) -> TritonContext:
-    """Return the context of the server that calls the inference callable. Raise PyTritonValidationError if no
-    server does.
-    """
+    """Return the context of the server that calls; raise PyTritonValidationError if none does."""
     return TritonContext(_ServedConfig(_model_config(_served_model()), wrapped))
 
 
 def get_model_config(wrapped: Any, instance: Any) -> ClientModelConfig:
-    """Return the configuration of the model whose inference callable is called. Raise PyTritonValidationError
-    if no server calls it.
-    """
+    """Return the called model's configuration; raise PyTritonValidationError if no server calls."""
     return _model_config(_served_model())
 
 
 def convert_output(
     outputs: Any, wrapped: Any = None, instance: Any = None, model_config: ClientModelConfig | None = None
 ) -> InferenceResult:
-    """Return outputs by name. A list has the model's outputs in order. Raise PyTritonValidationError if the
-    number of outputs differs from the model's, or if these are no outputs.
-    """
+    """Return outputs by name, of which a list has the model's in order; raise PyTritonValidationError."""
     if isinstance(outputs, dict):
         return outputs
     config = get_model_config(wrapped, instance) if model_config is None else model_config
@@ -134,7 +128,6 @@ def convert_output(
 
 
 def get_inference_request_batch_size(inference_request: Any) -> int:
-    """Return the number of rows of a request."""
     first = next(iter(inference_request.values()))
     return int(first.shape[0])
 

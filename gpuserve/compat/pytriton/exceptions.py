@@ -22,7 +22,6 @@ class PyTritonError(Exception):
 
     @property
     def message(self) -> str:
-        """The text of the error."""
         return str(self._message)
 
 
@@ -63,7 +62,6 @@ ERROR_TABLE: Final[tuple[tuple[type[errors.GpuserveError], type[Exception]], ...
 
 
 def to_pytriton_error(error: errors.GpuserveError) -> Exception:
-    """Convert an error of gpuserve to PyTriton's, with the same text."""
     return next(theirs for ours, theirs in ERROR_TABLE if isinstance(error, ours))(str(error))
 
 

@@ -42,9 +42,7 @@ _INPUT = "input"
 
 
 def generate_warmup_data(warmup_input: WarmupInput, batch_size: int) -> Any:
-    """Return the array ``[batch_size, *shape]`` of one input of a warm-up. Raise PyTritonBadParameterError if
-    the input has no values.
-    """
+    """Return the array ``[batch_size, *shape]`` of a warm-up's input; raise PyTritonBadParameterError."""
     (request,) = generate_warmup_requests([ModelWarmup("warmup", batch_size, {_INPUT: warmup_input}, 1)])
     return request[_INPUT]
 
@@ -54,11 +52,8 @@ def generate_warmup_requests(
     input_specs: Sequence[Any] = (),
     outputs_specs: Sequence[Any] = (),
 ) -> list[dict[str, Any]]:
-    """Return the arrays by name of each request of the warm-ups, ``count`` requests each, as instances
-    receive them.
-
-    The warm-ups themselves describe the tensors. The specs are accepted and ignored. Raise
-    PyTritonBadParameterError if a warm-up has an invalid value.
+    """Return the arrays by name of each request, ``count`` for each warm-up; raise PyTritonBadParameterError.
+    The specs are ignored: warm-ups describe their tensors themselves.
     """
     return [request.data for one in model_warmup or () for request in _requests(one)]
 
@@ -87,18 +82,14 @@ class ModelConfigGenerator:
         self._config = config
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration as protobuf's own JSON. Raise PyTritonModelConfigError or
-        PyTritonBadParameterError if a value is invalid.
-        """
+        """Return the configuration as protobuf's own JSON; raise PyTritonModelConfigError."""
         from google.protobuf import json_format  # type: ignore[import-untyped]
 
         document: dict[str, Any] = json_format.MessageToDict(self._message())
         return document
 
     def to_file(self, config_path: str | Path) -> str:
-        """Write a ``config.pbtxt`` and return its text. Raise PyTritonModelConfigError or
-        PyTritonBadParameterError if a value is invalid.
-        """
+        """Write a ``config.pbtxt`` and return its text; raise PyTritonModelConfigError."""
         from google.protobuf import text_format
 
         text: str = text_format.MessageToString(self._message())
@@ -156,9 +147,7 @@ class ModelConfigParser:
 
     @classmethod
     def from_dict(cls, model_config_dict: Mapping[str, Any]) -> ClientModelConfig:
-        """Return the configuration in a server's JSON. Raise PyTritonModelConfigError if a value is missing
-        or invalid.
-        """
+        """Return the configuration in a server's JSON; raise PyTritonModelConfigError."""
         try:
             return parse_model_config(model_config_dict)
         except KeyError as error:
@@ -168,9 +157,7 @@ class ModelConfigParser:
 
     @classmethod
     def from_file(cls, *, config_path: Path) -> ClientModelConfig:
-        """Return the configuration in a ``config.pbtxt``. Raise PyTritonModelConfigError if the file cannot
-        be read.
-        """
+        """Return the configuration in a ``config.pbtxt``; raise PyTritonModelConfigError."""
         from google.protobuf import json_format, text_format
         from tritonclient.grpc import model_config_pb2
 

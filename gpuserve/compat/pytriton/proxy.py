@@ -44,7 +44,6 @@ def set_telemetry_tracer(tracer: Any) -> None:
 
 
 def get_telemetry_tracer() -> Any:
-    """Return the tracer, or None."""
     return _tracer
 
 

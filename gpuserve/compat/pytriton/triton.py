@@ -248,9 +248,7 @@ class Triton(TritonBase):
         self._warn_verbose()
 
     def connect(self) -> None:
-        """Wait until the server that another thread starts is ready. Raise TimeoutError if the server was not
-        started.
-        """
+        """Wait until the server that another thread starts is ready; raise TimeoutError if none does."""
         if not self._host.is_alive():
             text = "Triton Inference Server is not ready: it was not started; call run() or serve()"
             raise TimeoutError(text)
@@ -321,9 +319,7 @@ class RemoteTriton(TritonBase):
         return self
 
     def connect(self) -> None:
-        """Attach to the server, and wait until it has this program's models. Raise TimeoutError if there is
-        no server, or the server does not accept this program.
-        """
+        """Attach to the server with this program's models; raise TimeoutError if no server accepts them."""
         with pytriton_errors():
             self._host.run()
         self._stop_at_exit()

@@ -114,10 +114,8 @@ class TritonConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Return the options in a dictionary. Values are converted to the types of their options.
-
-        Unknown options are logged and ignored. Raise PyTritonValidationError if a value is not of its
-        option's type.
+        """Return the options in a dictionary, converted to their types; raise PyTritonValidationError if a
+        value has another. Unknown options are logged and ignored.
         """
         known = _option_types()
         unknown = [name for name in config if name not in known]
@@ -128,10 +126,8 @@ class TritonConfig:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Return the options in the environment, such as ``PYTRITON_TRITON_CONFIG_HTTP_PORT``.
-
-        The items of a list are numbered, as ``…_TRACE_CONFIG_0``, or one item has no number. Raise
-        PyTritonValidationError if a value is not of its option's type.
+        """Return the options in variables such as ``PYTRITON_TRITON_CONFIG_HTTP_PORT``; raise as
+        ``from_dict``. The items of a list are numbered, as ``…_TRACE_CONFIG_0``, or one item has no number.
         """
         variables = os.environ if environ is None else environ
         return cls.from_dict(_options_in_environment(variables))
@@ -210,11 +206,8 @@ _TOKEN_NBYTES: Final = 32
 
 @dataclass
 class TritonSecurityConfig:
-    """The endpoints that need ``access_token``.
-
-    By default these are the endpoints that change or watch the server, and the token is random. An empty list
-    restricts no endpoint. Raise PyTritonValidationError if a name is no group of endpoints, or no header can
-    carry the token.
+    """The endpoints that need ``access_token``: by default those that change or watch the server, with a
+    random token. Raise PyTritonValidationError for unknown endpoints and tokens that no header can carry.
     """
 
     access_token: str | None = None

@@ -33,7 +33,6 @@ class Workspace:
 
     @property
     def path(self) -> Path:
-        """The absolute path of the workspace's folder."""
         return self._path.absolute()
 
     @property
@@ -42,7 +41,6 @@ class Workspace:
         return self.path / "model-store"
 
     def exists(self) -> bool:
-        """Return whether the folder exists."""
         return self.path.exists()
 
     def is_empty(self) -> bool:

@@ -26,7 +26,6 @@ class CommandLine(NamedTuple):
 
 
 def spelled(name: str) -> str:
-    """Return a flag as it is written on a command line."""
     return f"--{name}"
 
 
@@ -128,7 +127,6 @@ def help_text() -> str:
 
 
 def described(flag: TritonFlag) -> str:
-    """Return what becomes of a flag, as a line."""
     if flag.fate is FlagFate.NO_EFFECT:
         return f"makes no difference: {flag.text}"
     if flag.fate is FlagFate.REFUSED:

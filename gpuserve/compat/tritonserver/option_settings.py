@@ -32,7 +32,6 @@ class TritonOptions:
         return self._values.get(name, default)
 
     def of(self, fate: FlagFate) -> list[tuple[TritonFlag, Any]]:
-        """Return the given options with this fate."""
         return [(flag, self._values[flag.name]) for flag in self._flags if flag.fate is fate]
 
     def spelled(self, names: Sequence[str], last: str = "and") -> str:

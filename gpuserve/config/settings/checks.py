@@ -39,9 +39,7 @@ _TRACES: Final = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "open
 
 
 def checked_settings(settings: ServerSettings) -> ServerSettings:
-    """Return valid settings, with lists as tuples and absolute paths. Raise ConfigError, without any token,
-    if a value is invalid, settings do not go together, or a TLS file cannot be used.
-    """
+    """Return valid settings, with tuples and absolute paths; raise ConfigError, without any token."""
     try:
         made = declared(ServerSettings, settings)
     except ValueError as error:
@@ -175,9 +173,7 @@ def resource_limits(settings: ServerSettings) -> tuple[ResourceLimit, ...] | Non
 
 
 def check_memory(spec: ModelSpec, settings: ServerSettings) -> None:
-    """Raise StartupError if a model on demand declares more memory than a budget has, or a model more than
-    its own limit on a GPU.
-    """
+    """Raise StartupError if a model declares more memory than a budget, or its own limit on a GPU, allows."""
     limit_nbytes, on_gpu = spec.gpu_memory_nbytes, any(one.device != CPU for one in spec.instances)
     if on_gpu and 0 < limit_nbytes < spec.memory_nbytes:
         raise StartupError(
@@ -196,9 +192,7 @@ def check_memory(spec: ModelSpec, settings: ServerSettings) -> None:
 
 
 def check_rates(specs: Iterable[ModelSpec], settings: ServerSettings) -> None:
-    """Raise StartupError unless every instance of the models can execute: a limit may be too low, or a
-    resource may be shared for one instance and per device for another.
-    """
+    """Raise StartupError unless the limits and the kinds of resources let every instance execute."""
     limits = resource_limits(settings)
     if limits is None:
         return

@@ -211,7 +211,6 @@ class LogStream(logging.Handler):
             self.handleError(record)
 
     def write(self, text: str) -> None:
-        """Write text that consists of whole lines."""
         stream, own = self._stream or sys.stderr, sys.__stderr__
         if own is not None and stream is own:
             if self._writer is None:
@@ -312,9 +311,8 @@ def formatted(record: logging.LogRecord) -> str | None:
 
 
 def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
-    """Return one line of a child's output as a line of this log, without a line end. In JSON a line that is a
-    log object stays unchanged, and any other line becomes the ``msg`` of an object. In text the name of the
-    child, from ``fields`` (model, instance, device), is prefixed.
+    """Return one line of a child's output as a line of this log, without a line end: in JSON a log object
+    unchanged or an object with the line as ``msg``, in text the line behind the child's name in ``fields``.
     """
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     if configured_format() != "json":
@@ -333,7 +331,6 @@ def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
 
 
 def configured_format() -> str:
-    """Return the format that the CLI configured, or "text"."""
     handler = _configured()
     return "text" if handler is None else handler.log_format
 
@@ -384,7 +381,6 @@ def _is_log_object(text: str) -> bool:
 def log_with_text(
     logger: logging.Logger, level: int, text: str, more: str, fields: Mapping[str, object]
 ) -> None:
-    """Log a line with a text of several lines below it, in the place of a traceback."""
     if not logger.isEnabledFor(level):
         return
     record = logger.makeRecord(logger.name, level, "", 0, text, (), None, extra=dict(fields))
@@ -397,9 +393,7 @@ _PERIOD_S: Final = 10.0
 
 
 class RateLimitedLog:
-    """A logger of one kind of warnings that clients can cause, limited to one line in ten seconds, with the
-    number of warnings since the last line.
-    """
+    """A logger of warnings that clients can cause: one line in ten seconds, with the number since."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger

@@ -84,7 +84,6 @@ class ResourceLimit:
 
 
 def read_resource(text: Any) -> str:
-    """Return the text of a ``ResourceLimit``; raise ValueError if it has another form."""
     ResourceLimit.parse(str(text))
     return str(text)
 

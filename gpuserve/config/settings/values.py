@@ -40,9 +40,8 @@ _CASE_COUNTS: Final = "(?-i)"
 
 
 def header_pattern(text: str) -> re.Pattern[str]:
-    """Return the pattern of a ``…_header_forward_pattern``, which is searched in header names in lower case.
-    It ignores case unless it begins with ``(?-i)``, which Python would refuse there. Raise ValueError if the
-    text is no regular expression.
+    """Return the pattern of a ``…_header_forward_pattern`` over lower-case names, which ignores case unless
+    it begins with ``(?-i)``; raise ValueError for no regular expression.
     """
     try:
         if text.startswith(_CASE_COUNTS):
@@ -106,7 +105,6 @@ def read_ingress_processes(value: Any) -> Any:
 
 
 def auto_ingress_processes(processors: float) -> int:
-    """Return the number that ``auto`` stands for with this many processors."""
     return max(1, min(_MOST_BY_ITSELF, int(processors // _PROCESSORS_OF_INGRESS)))
 
 

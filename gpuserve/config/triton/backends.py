@@ -161,7 +161,6 @@ def backend_name(config: Any, files: Collection[str]) -> str:
 
 
 def triton_backend_of(name: str) -> Backend:
-    """Return a backend by name; raise UnknownBackend if this server does not have it."""
     if name in BACKENDS:
         return BACKENDS[name]
     known = f"this server has {', '.join(BACKENDS)} and {ENSEMBLE}"

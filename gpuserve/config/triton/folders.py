@@ -49,13 +49,12 @@ class ModelFolder:
         return self.path if self.config is None and not self.problem else self.config_path
 
     def file(self, version: int, name: str) -> str:
-        """Return the absolute path of a file of a version."""
         return os.path.join(os.path.abspath(self.path), str(version), name)
 
 
 def model_folders(repository: str) -> list[ModelFolder]:
-    """Return the model folders of a repository, sorted by name. Raise RepositoryError if the repository
-    cannot be read or is none, or its subclass EmptyRepository if it has no models.
+    """Return the model folders of a repository by name; raise RepositoryError, or EmptyRepository without
+    models.
     """
     try:
         names = _names(repository)
@@ -105,7 +104,6 @@ def _versions(path: str) -> Iterator[tuple[int, frozenset[str]]]:
 
 
 def _listed(path: str) -> list[str]:
-    """Return the names in a folder, or [] if the folder cannot be read or was removed meanwhile."""
     try:
         return sorted(os.listdir(path))
     except OSError as error:

@@ -71,7 +71,6 @@ class RepositorySources(Sources):
 
 
 def problem_at(folder: ModelFolder, draft: EntryDraft, remark: Remark, *, at_name: bool = False) -> Problem:
-    """Return a problem at the position of a field in a config.pbtxt."""
     text = remark.text
     if folder.config is None:
         return Problem(folder.label, text, Origin.FILE, model=folder.name)
@@ -161,8 +160,8 @@ def _under(given: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
 def with_repository_values(
     configuration: Configuration, translations: Sequence[Translation], broken: Mapping[str, Sequence[Problem]]
 ) -> Configuration:
-    """Return the configuration with the values that only models of a repository have: the fingerprint of each
-    version's files, so that a reload uses new code and weights, and the names of label files for clients.
+    """Return the configuration with a fingerprint of each version's files, so that a reload uses new ones,
+    and with the names of label files.
     """
     known = {one.folder.name: one for one in translations}
     models = tuple(_finished(one, known[one.name]) for one in configuration.models)
@@ -209,9 +208,8 @@ def load_repository(
     flags: Sequence[Override] = (),
     devices: ServerDevices | None = None,
 ) -> Configuration:
-    """Return the configuration of model repositories, under an environment and flags. Models that cannot be
-    served are ``broken``. Raise ConfigProblems if a repository is missing or has no model that can be served,
-    or a variable or a flag is wrong.
+    """Return the configuration of model repositories, with those that cannot be served ``broken``; raise
+    ConfigProblems for a wrong repository, variable or flag.
     """
     return RepositoryLoader(paths, environ, flags, devices or ServerDevices()).load()
 
@@ -404,8 +402,8 @@ class TritonRepository:
         return [one for one in configuration.models if one.name == model]
 
     def read_all(self, changed: Collection[str] | None = None) -> Configuration:
-        """Return the current configuration of all folders, ``changed`` or not; models that cannot be served
-        are ``broken``. Raise ConfigProblems if there is no other, or tracing needs a missing package.
+        """Return the configuration of all folders, with ``broken`` models; raise ConfigProblems without any
+        other.
         """
         configuration = self._loader.load()
         problem = missing(configuration.settings.trace.mode)
@@ -425,9 +423,8 @@ def load_target(
     server: Sequence[Override] = (),
     model: CallableFlags | None = None,
 ) -> Configuration:
-    """Return the configuration of a target: a config file, a callable, a model file, or a model repository,
-    with overrides of ``server`` settings and the flags of a callable ``model``. Raise ConfigError if it is
-    wrong.
+    """Return the configuration of a config file, a callable, a model file, or a repository; raise
+    ConfigError. ``server`` are overrides of settings, ``model`` the flags of a callable.
     """
     if is_callable_path(target):
         return load_callable(target, model or CallableFlags(), server, environ)

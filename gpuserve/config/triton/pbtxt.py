@@ -73,7 +73,6 @@ class Pbtxt:
 
 
 def parse(text: str) -> Pbtxt:
-    """Parse the text of a config.pbtxt; raise PbtxtError if it is no ``ModelConfig``."""
     lines = text.split("\n")
     message = pb.ModelConfig()
     try:
@@ -115,9 +114,8 @@ def _inner(name: str) -> Any:
 
 
 class _Walk:
-    """One pass over text that protobuf has accepted, which finds the position of each field by its path.
-
-    A repeated field is found with and without its number.
+    """One pass over text that protobuf has accepted, which finds each field by path, with and without its
+    number.
     """
 
     def __init__(self, lines: Sequence[str]) -> None:
@@ -369,10 +367,8 @@ _FIELD_NAMES: Final[dict[str | int, str]] = {
 
 
 class EntryDraft:
-    """The entry of a config file that a model folder stands for, under construction.
-
-    The parts of the translation write values, the fields that the values come from, faults, and notes for the
-    log. ``entry`` has the values that all versions share.
+    """The entry of a config file that a model folder stands for, under construction, with its faults and
+    notes. ``entry`` has the values that all versions share.
     """
 
     def __init__(self, name: str, pbtxt: Pbtxt) -> None:

@@ -259,7 +259,6 @@ def _control(draft: EntryDraft, given: Any, origin: Path, number: int) -> dict[s
 
 
 def datatype(number: int) -> str:
-    """Return the v2 datatype of a ``DataType``."""
     name: str = pb.DataType.Name(number).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 

@@ -47,27 +47,21 @@ class TritonUrl(NamedTuple):
 
     @classmethod
     def from_url(cls, url: str) -> TritonUrl:
-        """Return the parts of ``[grpc|http]://host[:port]``. Raise PyTritonClientInvalidUrlError if the URL
-        has another form.
-        """
+        """Return the parts of ``[grpc|http]://host[:port]``; raise PyTritonClientInvalidUrlError."""
         parsed = ServerUrl.parse(url)
         return cls(parsed.protocol, parsed.host, parsed.port)
 
     @property
     def with_scheme(self) -> str:
-        """The URL as ``scheme://host:port``."""
         return f"{self.scheme}://{self.without_scheme}"
 
     @property
     def without_scheme(self) -> str:
-        """The URL as ``host:port``, without a scheme."""
         return ServerUrl(self.scheme, self.hostname, self.port).address
 
 
 def create_client_from_url(url: str, network_timeout_s: float | None = None) -> Any:
-    """Return a tritonclient of the server at ``url``. The caller closes the client. Raise
-    PyTritonClientInvalidUrlError if the URL names no server.
-    """
+    """Return a tritonclient of the server, which the caller closes; raise PyTritonClientInvalidUrlError."""
     address = ServerUrl.parse(url)
     timeout_s = DEFAULT_INFERENCE_TIMEOUT_S if network_timeout_s is None else network_timeout_s
     return tritonclient_library(address).connect(address, timeout_s)
@@ -76,9 +70,7 @@ def create_client_from_url(url: str, network_timeout_s: float | None = None) -> 
 def wait_for_server_ready(
     client: Any, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Wait until the server is ready, 60 seconds if ``timeout_s`` is None. Raise PyTritonClientTimeoutError
-    if the server is not ready in time.
-    """
+    """Wait, 60 seconds by default, until the server is ready; raise PyTritonClientTimeoutError."""
     poll = partial(client.is_server_ready, headers=headers)
     _wait(poll, timeout_s or DEFAULT_SERVER_TIMEOUT_S, server_not_ready)
 
@@ -90,9 +82,7 @@ def wait_for_model_ready(
     timeout_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Wait until a model is ready, 300 seconds if ``timeout_s`` is None. Raise PyTritonClientTimeoutError if
-    the model is not ready in time.
-    """
+    """Wait, 300 seconds by default, until a model is ready; raise PyTritonClientTimeoutError."""
     poll = partial(client.is_model_ready, model_name, model_version or "", headers=headers)
     _wait(poll, timeout_s or DEFAULT_MODEL_TIMEOUT_S, _not_ready_error(model_name, model_version))
 
@@ -115,9 +105,7 @@ def get_model_config(
     timeout_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> ClientModelConfig:
-    """Wait until a model is ready and return its configuration. Raise PyTritonClientTimeoutError if the model
-    is not ready in time.
-    """
+    """Return a ready model's configuration; raise PyTritonClientTimeoutError."""
     wait_for_model_ready(client, model_name, model_version, timeout_s, headers)
     answer = client.get_model_config(model_name, model_version or "", headers=headers)
     return parse_config(answer, model_version)
@@ -126,16 +114,14 @@ def get_model_config(
 async def asyncio_get_model_state(
     client: Any, model_name: str, model_version: str | None = None
 ) -> ModelState:
-    """Return the state of a model in the server's index, UNAVAILABLE if the model is not in the index."""
+    """As ``get_model_state``."""
     return state_in(parse_index(await client.get_model_repository_index()), model_name, model_version)
 
 
 async def asyncio_get_model_config(
     client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
 ) -> ClientModelConfig:
-    """Wait until a model is ready and return its configuration. Raise PyTritonClientTimeoutError if the model
-    is not ready in time.
-    """
+    """Return a ready model's configuration; raise PyTritonClientTimeoutError."""
     await asyncio_wait_for_model_ready(client, model_name, model_version, timeout_s)
     return parse_config(await client.get_model_config(model_name, model_version or ""), model_version)
 
@@ -143,15 +129,8 @@ async def asyncio_get_model_config(
 async def asyncio_wait_for_server_ready(
     asyncio_client: Any, sleep_time_s: float | None = None, timeout_s: float | None = None
 ) -> None:
-    """Wait until the server is ready.
-
-    Args:
-        asyncio_client: An asyncio tritonclient.
-        sleep_time_s: Accepted and ignored; the intervals between polls grow from 20 ms to 1 s.
-        timeout_s: Seconds to wait, 60 if None.
-
-    Raises:
-        PyTritonClientTimeoutError: if the server is not ready in time.
+    """Wait, 60 seconds by default, until the server is ready; raise PyTritonClientTimeoutError.
+    ``sleep_time_s`` is ignored; the intervals between polls grow from 20 ms to 1 s.
     """
     await _wait_in_loop(asyncio_client.is_server_ready, timeout_s, server_not_ready)
 
@@ -163,17 +142,8 @@ async def asyncio_wait_for_model_status_loaded(
     model_version: str | None = None,
     timeout_s: float | None = None,
 ) -> None:
-    """Wait until the server's index has a model as READY.
-
-    Args:
-        asyncio_client: An asyncio tritonclient.
-        model_name: Name of the model.
-        sleep_time_s: Accepted and ignored; the intervals between polls grow from 20 ms to 1 s.
-        model_version: Version of the model, the highest if None.
-        timeout_s: Seconds to wait, 60 if None.
-
-    Raises:
-        PyTritonClientTimeoutError: if the model is not READY in time.
+    """Wait, 60 seconds by default, until the index has a model as READY; raise PyTritonClientTimeoutError.
+    ``sleep_time_s`` is ignored; the intervals between polls grow from 20 ms to 1 s.
     """
 
     async def is_loaded() -> bool:
@@ -185,9 +155,7 @@ async def asyncio_wait_for_model_status_loaded(
 async def asyncio_wait_for_model_ready(
     asyncio_client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
 ) -> None:
-    """Wait until a model is ready, 60 seconds if ``timeout_s`` is None. Raise PyTritonClientTimeoutError if
-    the model is not ready in time.
-    """
+    """Wait, 60 seconds by default, until a model is ready; raise PyTritonClientTimeoutError."""
     poll = partial(asyncio_client.is_model_ready, model_name, model_version or "")
     await _wait_in_loop(poll, timeout_s, _not_ready_error(model_name, model_version))
 
@@ -203,7 +171,6 @@ def parse_grpc_response(models: Iterable[Any]) -> dict[tuple[str, str], ModelSta
 
 
 def _not_ready_error(model_name: str, model_version: str | None) -> NotReady:
-    """Return a function that makes the error for a model that is not ready in time."""
     return partial(model_not_ready, f"{model_name}/{model_version or LATEST_MODEL_VERSION}")
 
 
