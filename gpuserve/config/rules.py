@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuserve.backends.registry import FILE_SUFFIXES, VLLM, is_model_path
-from gpuserve.config.settings.checks import NO_FILE, lacks_trace_file
-from gpuserve.config.settings.server import EXPLICIT, NO_CONTROL, ServerSettings, TraceSettings
-from gpuserve.config.settings.tls import FILE_KEYS, tls_pairing_problem
-from gpuserve.config.settings.values import NO_TOKEN, ingress_processes_problem
+from gpuserve.config.settings.checks import server_faults
+from gpuserve.config.settings.server import EXPLICIT, NO_CONTROL, ServerSettings
 from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU
 from gpuserve.model import openai_declaration as openai
@@ -23,6 +21,23 @@ _PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
 _ENSEMBLE_KEYS: Final = frozenset(
     {"name", "version", "inputs", "outputs", "max_batch_size", "ensemble", "decoupled"}
 )
+# fmt: off
+#: Rules between keys of a model: the key at fault, whether the model breaks the rule, and the sentence.
+_MODEL_RULES: Final[Sequence[tuple[str, Callable[[Mapping[str, Any]], Any], str]]] = (
+    ("idle_timeout_s", lambda one: one.get("idle_timeout_s") and not one.get("on_demand"),
+        "idle_timeout_s has no effect without on_demand: true"),
+    ("decoupled", lambda one: openai.is_openai(one) and one.get("decoupled") is False, openai.NOT_DECOUPLED),
+    ("sequence_batching", lambda one: openai.is_openai(one) and one.get("sequence_batching") is not None,
+        "sequence_batching does not go with openai"),
+    ("openai_names", lambda one: one.get("openai_names") and not openai.is_openai(one),
+        "openai_names has no effect without openai: true"),
+    ("response_cache", lambda one: one.get("response_cache") is one.get("decoupled") is True,
+        "response_cache does not go with decoupled"),
+    ("retry_on_worker_death", lambda one: one.get("retry_on_worker_death") is one.get("decoupled") is True
+        and not one.get("max_active"),
+        "retry_on_worker_death does not go with decoupled: some responses may have been sent already"),
+)
+# fmt: on
 
 
 class Violation(NamedTuple):
@@ -42,15 +57,7 @@ def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
     """Yield the broken rules in plain data; ``others`` are models that are declared elsewhere."""
     server = mapping(mapping(data).get("server"))
     yield from _ports(server)
-    if server.get("restricted_endpoints") and server.get("access_token") is None:
-        yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
-    if tls_problem := tls_pairing_problem(*(server.get(key) for key in FILE_KEYS)):
-        yield Violation(("server", tls_problem[0]), tls_problem[1])
-    if problem := ingress_processes_problem(server.get("ingress_processes"), server.get("transport")):
-        yield Violation(("server", "ingress_processes"), problem)
-    trace, defaults = mapping(server.get("trace")), TraceSettings()
-    if lacks_trace_file(*(trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file"))):
-        yield Violation(("server", "trace"), NO_FILE)
+    yield from (Violation(("server", key), text) for key, text in server_faults(server))
     models = entries(mapping(data).get("models"))
     yield from _repeated_models(models)
     yield from _load_at_start(server, models, others)
@@ -59,12 +66,13 @@ def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
         yield from _ensemble_keys(model, path)
         for place, text in (*batching_faults(model), *ragged_faults(model)):
             yield Violation((*path, *place), text)
-        if model.get("idle_timeout_s") and not model.get("on_demand"):
-            text = "idle_timeout_s has no effect without on_demand: true"
-            yield Violation((*path, "idle_timeout_s"), text)
-        yield from _openai(model, path)
+        for key, is_broken, text in _MODEL_RULES:
+            if is_broken(model):
+                yield Violation((*path, key), text)
+        for key in ("inputs", "outputs") if openai.is_openai(model) else ():
+            if problem := openai.tensors_problem(key, model.get(key)):
+                yield Violation((*path, key), problem)
         yield from _runtime(model, path)
-        yield from _answers(model, path)
         yield from _memories(model, path)
         yield from _devices(model, path)
         for key in ("inputs", "outputs"):
@@ -86,30 +94,16 @@ def _ensemble_keys(model: dict[str, Any], path: Path) -> Iterator[Violation]:
             yield Violation((*path, key), text)
 
 
-def _openai(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    """Yield keys that do not go with ``openai: true``."""
-    if not openai.is_openai(model):
-        return
-    for key in ("inputs", "outputs"):
-        if problem := openai.tensors_problem(key, model.get(key)):
-            yield Violation((*path, key), problem)
-    if model.get("decoupled") is False:
-        yield Violation((*path, "decoupled"), openai.NOT_DECOUPLED)
-    if model.get("sequence_batching") is not None:
-        yield Violation((*path, "sequence_batching"), "sequence_batching does not go with openai")
-
-
 def _runtime(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    """Yield a runtime of a model that is no folder, and names for OpenAI's clients who are not served."""
-    if model.get("runtime") is not None:
-        given = str(model.get("callable"))
-        if not is_model_path(given) or given.lower().endswith(FILE_SUFFIXES):
-            text = f"runtime goes with a folder of Hugging Face, and the callable is {given!r}"
-            yield Violation((*path, "runtime"), text)
-        elif model["runtime"] == VLLM and not openai.is_openai(model):
-            yield Violation((*path, "runtime"), "runtime vllm serves OpenAI's clients: expected openai: true")
-    if model.get("openai_names") and not openai.is_openai(model):
-        yield Violation((*path, "openai_names"), "openai_names has no effect without openai: true")
+    """Yield a runtime of a model that is no folder, or has no clients of the runtime."""
+    if model.get("runtime") is None:
+        return
+    given = str(model.get("callable"))
+    if not is_model_path(given) or given.lower().endswith(FILE_SUFFIXES):
+        text = f"runtime goes with a folder of Hugging Face, and the callable is {given!r}"
+        yield Violation((*path, "runtime"), text)
+    elif model["runtime"] == VLLM and not openai.is_openai(model):
+        yield Violation((*path, "runtime"), "runtime vllm serves OpenAI's clients: expected openai: true")
 
 
 def _ports(server: Mapping[str, Any]) -> Iterator[Violation]:
@@ -166,17 +160,6 @@ def _load_at_start(
             yield Violation(path, f"load_at_start names {name!r}, which is no model of this server")
 
 
-def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    """Yield options that do not go with ``decoupled``."""
-    if model.get("decoupled") is not True:
-        return
-    if model.get("response_cache") is True:
-        yield Violation((*path, "response_cache"), "response_cache does not go with decoupled")
-    if model.get("retry_on_worker_death") is True and not model.get("max_active"):
-        text = "retry_on_worker_death does not go with decoupled: some responses may have been sent already"
-        yield Violation((*path, "retry_on_worker_death"), text)
-
-
 def _memories(model: dict[str, Any], path: Path) -> Iterator[Violation]:
     """Yield inputs whose memory does not go with their dtype, with ``array`` or with an ensemble."""
     for index, entry in entries(model.get("inputs")):
@@ -199,19 +182,16 @@ def _devices(model: dict[str, Any], path: Path) -> Iterator[Violation]:
         return
     inputs = entries(model.get("inputs"))
     array = array_library(model.get("array"), [entry.get("memory") for _, entry in inputs])
-    for key, device in _declared_devices(model, inputs):
-        if problem := device_problem(array, [device]):
-            yield Violation((*path, *key), problem)
-            return
-
-
-def _declared_devices(
-    model: dict[str, Any], inputs: list[tuple[int, dict[str, Any]]]
-) -> Iterator[tuple[Path, Any]]:
-    """Yield each device with its path; without instances the CPU, at the key that needs a GPU."""
-    if "instances" in model:
-        for index, entry in entries(model["instances"]):
-            yield ("instances", index, *(["device"] if "device" in entry else [])), entry.get("device", CPU)
-        return
     on_gpu = [index for index, entry in inputs if entry.get("memory") == GPU]
-    yield ("array",) if model.get("array") == CUPY else ("inputs", *on_gpu[:1], "memory"), CPU
+    # Without instances there is one on the CPU: the fault is at the key that needs a GPU.
+    needing: Path = ("array",) if model.get("array") == CUPY else ("inputs", *on_gpu[:1], "memory")
+    devices: list[tuple[Path, Any]] = [(needing, CPU)]
+    if "instances" in model:
+        devices = [
+            (("instances", index, *(["device"] if "device" in one else [])), one.get("device", CPU))
+            for index, one in entries(model["instances"])
+        ]
+    for place, device in devices:
+        if problem := device_problem(array, [device]):
+            yield Violation((*path, *place), problem)
+            return

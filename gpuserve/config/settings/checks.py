@@ -9,7 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpuserve.config.settings.server import (
@@ -23,11 +23,12 @@ from gpuserve.config.settings.server import (
     TraceSettings,
     live_settings,
 )
-from gpuserve.config.settings.tls import check_tls, with_absolute_paths
+from gpuserve.config.settings.tls import FILE_KEYS, check_tls, tls_pairing_problem, with_absolute_paths
 from gpuserve.config.settings.values import NO_TOKEN, ingress_processes_problem, mask_userinfo
 from gpuserve.core.errors import ConfigError, StartupError
 from gpuserve.devices.names import CPU
 from gpuserve.model.options import declared
+from gpuserve.model.rules import mapping
 from gpuserve.model.spec import DeviceResource, ModelSpec
 
 NO_FILE: Final = "a trace level needs a file to write to in mode 'triton': give file, or mode 'opentelemetry'"
@@ -44,27 +45,34 @@ def checked_settings(settings: ServerSettings) -> ServerSettings:
         made = declared(ServerSettings, settings)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if made.restricted_endpoints and made.access_token is None:
-        raise ConfigError(NO_TOKEN)
+    for key, text in server_faults(made.to_wire()):
+        raise ConfigError(f"trace: {text}" if key == "trace" else text)
     if made.model_control == POLL:
         raise ConfigError("model_control='poll' follows the files of a server's models; a program has none")
     if made.model_control != EXPLICIT and made.load_at_start is not None:
         raise ConfigError("load_at_start needs model_control='explicit'; without it every model is loaded")
-    if problem := ingress_processes_problem(made.ingress_processes, made.transport):
-        raise ConfigError(problem)
     made = with_absolute_paths(made, lambda _: os.getcwd())
     check_tls(made)
     check_trace(made.trace)
     return made
 
 
+def server_faults(server: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the key and a sentence of each broken rule between settings, which are plain data."""
+    if server.get("restricted_endpoints") and server.get("access_token") is None:
+        yield "restricted_endpoints", NO_TOKEN
+    if pairing := tls_pairing_problem(*(server.get(key) for key in FILE_KEYS)):
+        yield pairing
+    if problem := ingress_processes_problem(server.get("ingress_processes"), server.get("transport")):
+        yield "ingress_processes", problem
+    trace, defaults = mapping(server.get("trace")), TraceSettings()
+    if lacks_trace_file(*(trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file"))):
+        yield "trace", NO_FILE
+
+
 def check_trace(settings: TraceSettings) -> None:
     """Raise ConfigError if a trace setting is invalid, or needs a package that is missing."""
     try:
-        if not isinstance(settings, TraceSettings):
-            raise ValueError(
-                f"trace must be a TraceSettings, got an object of type {type(settings).__name__}"
-            )
         settings = declared(TraceSettings, settings, "trace.")
     except ValueError as error:
         raise ConfigError(str(error)) from None

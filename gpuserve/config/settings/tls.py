@@ -79,15 +79,10 @@ def tls_pairing_problem(certfile: object, keyfile: object, client_ca: object) ->
 
 
 def check_tls(settings: ServerSettings) -> None:
-    """Raise ConfigError unless TLS is off, or the settings go together and the files can be used."""
-    problem = tls_pairing_problem(settings.tls_certfile, settings.tls_keyfile, settings.tls_client_ca)
-    if problem is not None:
-        raise ConfigError(problem[1])
-    files = tls_files(settings)
-    if files is None:
-        return
+    """Raise ConfigError unless TLS is off, or the files can be used."""
     try:
-        check_files(files)
+        if files := tls_files(settings):
+            check_files(files)
     except TlsFileError as error:
         raise ConfigError(f"{error.key}: {error}") from None
 
